@@ -17,11 +17,12 @@ import structlog
 
 from gateway.app.config_watch import watch_config
 from gateway.app.errors import StartError
+from gateway.app.parts import LeadingParts
 from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
-from gateway.migration.cutover.controller import CutoverController
+from gateway.registry import settings
 from gateway.telemetry.reload_metrics import APPLIED, FAILED, REJECTED, ReloadMetrics
 
 log = structlog.get_logger(__name__)
@@ -37,10 +38,7 @@ _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("workers",),
     ("admin",),
     ("security",),
-    ("capture",),
-    ("migrations",),
     ("state",),
-    ("stock",),
     ("telemetry", "log", "format"),
     ("telemetry", "metrics"),
     ("telemetry", "otlp"),
@@ -93,7 +91,7 @@ class Reloader:
         loaded: The configuration in force.
         apply: Puts another configuration in force.
         clock: Seconds since the epoch.
-        cutovers: Refuses changes of a cut-over that is under way; None without cut-overs.
+        leading: The parts of extensions, which may refuse a configuration; None for none.
 
     Attributes:
         metrics: Counts the reloads.
@@ -106,9 +104,9 @@ class Reloader:
         apply: Apply,
         *,
         clock: Callable[[], float] = time.time,  # noqa: TID251  # a time that operators read
-        cutovers: CutoverController | None = None,
+        leading: LeadingParts | None = None,
     ) -> None:
-        self._cutovers = cutovers
+        self._leading = leading
         self._load = load
         self._loaded = loaded
         self._apply = apply
@@ -142,7 +140,11 @@ class Reloader:
         """
         async with self._lock:
             changes = change(self._runtime_changes, self._loaded.config)
-            await self._apply(changes.apply(self._loaded), changes.drained)
+            changes.check(self._loaded)
+            loaded = changes.apply(self._loaded)
+            await self._apply(loaded, changes.drained)
+            if self._leading is not None:
+                await self._leading.change(loaded)
             self._runtime_changes = changes
         log.info("runtime changes", **changes.document())
 
@@ -198,13 +200,14 @@ class Reloader:
         old = self._loaded
         try:
             loaded = await asyncio.to_thread(self._load)
-            if self._cutovers is not None:
-                self._cutovers.check(loaded)
+            if self._leading is not None:
+                self._leading.check_reload(loaded)
             check_restart(old.config, loaded)
             runtime = self._runtime_changes
-            changes = await self._apply(runtime.apply(loaded), runtime.drained)
-            if self._cutovers is not None:
-                await self._cutovers.change(loaded)
+            changed = runtime.apply(loaded)
+            changes = await self._apply(changed, runtime.drained)
+            if self._leading is not None:
+                await self._leading.change(changed)
         except ConfigError as error:
             problems = tuple(error.problems)
             return ReloadResult(REJECTED, old.source, old.sha256, problems=problems)
@@ -231,7 +234,8 @@ def check_restart(old: Config, loaded: LoadedConfig) -> None:
 
 
 def _fixed_findings(old: Config, new: Config) -> Iterator[Finding]:
-    for path in _FIXED_KEYS:
+    own = ((each.key,) for each in settings() if each.needs_restart and "top" in each.places)
+    for path in (*_FIXED_KEYS, *own):
         if _value(old, path) != _value(new, path):
             yield path, _NEEDS_RESTART
     before = {listener.name: listener for listener in old.listeners}

@@ -18,7 +18,6 @@ from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.telemetry import TelemetryConfig
 from gateway.ir.context import TRITON_PREFIX
-from gateway.migration.settings import CaptureConfig, MigrationConfig, StateConfig, StockConfig
 from gateway.settings.fields import (
     AdminToken,
     CallKey,
@@ -531,6 +530,13 @@ class LifecycleConfig(Model):
     pages belong to the other gateway. Default: `false`."""
 
 
+class StateConfig(Model):
+    """Files that the gateway keeps across restarts."""
+
+    directory: Text
+    """Directory of the files, relative to the configuration file. Each gateway needs its own."""
+
+
 class Config(Model):
     """The configuration file of Tensor Gateway."""
 
@@ -564,12 +570,6 @@ class Config(Model):
     """How the gateway starts and stops."""
     state: StateConfig | None = None
     """Files that the gateway keeps across restarts. Default: none."""
-    stock: StockConfig | None = None
-    """Counts of who calls what. `{}` switches them on. Default: off."""
-    capture: CaptureConfig | None = None
-    """Recording of inferences. Default: nothing is recorded."""
-    migrations: Mapping[Name, MigrationConfig] = Field(default_factory=dict)
-    """Migrations from an old to a new server, by a name of your choice. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
     arrived counts, not what was announced. Responses, and requests of

@@ -1,4 +1,4 @@
-"""Recording and comparison in the configuration file: `capture` and `migrations`."""
+"""The keys of the migration kit in the configuration file: `stock`, `capture` and `migrations`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from gateway.settings.fields import STICKY, Duration, Name, Names, Share, Size, Text
 from gateway.settings.model import Model
+from gateway.settings.setting import Setting
 
 PayloadChoice = Literal["none", "hash", "full"]
 
@@ -75,13 +76,6 @@ class MigrationCaptureConfig(RecordingConfig):
     Default: `captures/NAME` in `state.directory`."""
     wire: bool = False
     """Write the messages of clients too. Needs `payload: full`. Default: `false`."""
-
-
-class StateConfig(Model):
-    """Files that the gateway keeps across restarts."""
-
-    directory: Text
-    """Directory of the files, relative to the configuration file. Each gateway needs its own."""
 
 
 class StockConfig(Model):
@@ -314,3 +308,29 @@ class MigrationConfig(Model):
         elif self.old == self.new:
             raise ValueError(f"'old' and 'new' are the same target {self.old!r}")
         return self
+
+
+STOCK: Final = Setting[StockConfig | None](
+    key="stock",
+    type=StockConfig | None,
+    default=None,
+    help="Counts of who calls what. `{}` switches them on. Default: off.",
+    places=("top",),
+    needs_restart=True,
+)
+CAPTURE: Final = Setting[CaptureConfig | None](
+    key="capture",
+    type=CaptureConfig | None,
+    default=None,
+    help="Recording of inferences. Default: nothing is recorded.",
+    places=("top",),
+    needs_restart=True,
+)
+MIGRATIONS: Final = Setting[Mapping[str, MigrationConfig]](
+    key="migrations",
+    type=Mapping[Name, MigrationConfig],
+    default={},
+    help="Migrations from an old to a new server, by a name of your choice. Default: none.",
+    places=("top",),
+    needs_restart=True,
+)

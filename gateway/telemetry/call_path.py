@@ -51,6 +51,11 @@ class CallPath(msgspec.Struct, gc=False):
         else:
             self.questions += 1
 
+    @property
+    def requests(self) -> int:
+        """How many requests were sent to upstreams for the call."""
+        return self.attempts + self.questions
+
     def attempts_of(self, kind: str) -> int:
         """Return how often the client's call, of this *kind*, was sent to an upstream."""
         return self.attempts if kind in INFERENCES else self.questions

@@ -12,6 +12,7 @@ import structlog
 from prometheus_client.core import Metric
 
 from gateway import __version__
+from gateway.api.extension import Reports
 from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import control_of
@@ -21,7 +22,8 @@ from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import log_extensions
-from gateway.app.processes.channel import WorkerSetup
+from gateway.app.parts import LeadingParts
+from gateway.app.processes.channel import PartDescriptors, WorkerSetup
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.reload import Changes, Load, Reloader
@@ -31,11 +33,6 @@ from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import LifecycleConfig
-from gateway.migration.cutover.controller import CutoverController
-from gateway.migration.cutover.leader import Reports
-from gateway.migration.cutover.shifts import ShiftWeights
-from gateway.migration.mirror.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
-from gateway.migration.mirror.lost_samples import with_lost_samples
 from gateway.telemetry import logs
 from gateway.telemetry.aggregation import MetricsAggregator, counter, gauge, total_of, write_page
 from gateway.transports.contract import Server
@@ -61,10 +58,9 @@ class Supervisor:
         sockets: Descriptors of the unix sockets that the workers share, by address.
         restart_policy: The backoff between restarts.
         clock: Monotonic seconds; the event loop's clock by default.
-        shadow: Keeps the shadow process running; None if the configuration needs none.
 
     Attributes:
-        cutovers: Decides about the cut-overs; None for none.
+        leading: The parts of extensions in this process; None for none.
     """
 
     def __init__(
@@ -76,10 +72,8 @@ class Supervisor:
         sockets: Mapping[str, int] = MappingProxyType({}),
         restart_policy: RestartPolicy | None = None,
         clock: Callable[[], float] | None = None,
-        shadow: ShadowKeeper | None = None,
     ) -> None:
-        self.cutovers: CutoverController | None = None
-        self._shadow = shadow
+        self.leading: LeadingParts | None = None
         self._loaded = loaded
         self._launch = launch
         self._sockets = dict(sockets)
@@ -105,6 +99,11 @@ class Supervisor:
         """The number of workers."""
         return len(self._slots)
 
+    @property
+    def config(self) -> LoadedConfig:
+        """The configuration in force."""
+        return self._loaded
+
     async def start(self) -> Mapping[str, str]:
         """Start all workers, and return their addresses when each of them listens.
 
@@ -113,8 +112,8 @@ class Supervisor:
         Raises:
             StartError: A worker cannot start; the others are killed.
         """
-        if self._shadow is not None:
-            await self._shadow.start()
+        if self.leading is not None:
+            await self.leading.start()
         tasks = [
             asyncio.ensure_future(self._start_worker(slot, is_first=True)) for slot in self._slots
         ]
@@ -129,8 +128,8 @@ class Supervisor:
                 self._supervise(*(self._run_worker(slot) for slot in self._slots))
             else:
                 await self._kill_all()
-                if self._shadow is not None:
-                    await self._shadow.stop()
+                if self.leading is not None:
+                    await self.leading.stop()
             raise
         self._is_started = True
         self._supervise(*(self._run_worker(slot) for slot in self._slots), self._poll_metrics())
@@ -176,8 +175,6 @@ class Supervisor:
                 await asyncio.gather(*(self._restore(each) for each in reloaded))
                 raise StartError(f"worker {number}: {error}") from error
             reloaded.append(worker)
-        if self._shadow is not None:
-            self._shadow.change(new)
         return changes
 
     async def _restore(self, worker: WorkerProcess) -> None:
@@ -188,10 +185,10 @@ class Supervisor:
             log.warning("worker restarts after a failed reload", pid=worker.pid, reason=str(error))
             worker.stop()
 
-    async def exchange_weights(self, weights: ShiftWeights) -> Reports:
-        """Put weights of cut-overs in force in all workers; return their reports by process."""
+    async def exchange(self, part: str, document: Mapping[str, Any], /) -> Reports:
+        """Send a document to the part of an extension in all workers; return their replies."""
         workers = list(self._workers.values())
-        found = await asyncio.gather(*(worker.exchange_weights(weights) for worker in workers))
+        found = await asyncio.gather(*(worker.exchange(part, document) for worker in workers))
         return {str(worker.pid): report for worker, report in zip(workers, found, strict=True)}
 
     def publish(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -217,8 +214,8 @@ class Supervisor:
             worker.stop()
         lifecycle = self.lifecycle
         await self._wait_all(lifecycle.pre_stop + lifecycle.drain + _GRACE_S)
-        if self._shadow is not None:
-            await self._shadow.stop()
+        if self.leading is not None:
+            await self.leading.stop()
         return self._status
 
     def kill(self) -> None:
@@ -300,8 +297,7 @@ class Supervisor:
             StartError: The worker cannot start.
         """
         # Every worker would log the same warnings about the configuration: one of them does.
-        ends = {} if self._shadow is None else self._shadow.serving_ends(slot.number)
-        shadow = {name: end.fileno() for name, end in ends.items()}
+        setups = {} if self.leading is None else self.leading.setups(slot.number)
         is_first = is_first and slot.number == 1
         setup = WorkerSetup(
             self._loaded,
@@ -309,16 +305,15 @@ class Supervisor:
             is_first,
             self._sockets,
             self._drained,
-            shadow=shadow,
-            weights={} if self.cutovers is None else self.cutovers.weights(),
+            parts={name: PartDescriptors.of(each) for name, each in setups.items()},
         )
         try:
             worker = await self._launch(setup)
         except OSError as error:  # no memory, no descriptors, no more processes
             raise StartError(f"cannot start a worker process: {reason_of(error)}") from error
         self._workers[slot.number] = worker
-        if self.cutovers is not None:
-            worker.on_trip = self.cutovers.wake
+        if self.leading is not None:
+            worker.on_notice = self.leading.on_notice
         if self._stopping.is_set():
             worker.stop()
         addresses = await worker.wait_started()
@@ -370,7 +365,10 @@ class Supervisor:
         killed_early = status == -signal.SIGTERM and slot.number not in self._serving
         self._serving.discard(slot.number)
         self._past_requests[slot.number] = self._request_count(slot.number)
-        self._totals.update(worker, with_lost_samples(worker.metrics))
+        metrics = worker.metrics
+        if self.leading is not None:
+            metrics = self.leading.on_process_ended(metrics)
+        self._totals.update(worker, metrics)
         self._totals.process_ended(worker)
         del self._workers[slot.number]
         if self._stopping.is_set() and status != 0 and not killed_early:
@@ -455,22 +453,17 @@ async def _run(
     restart_policy: RestartPolicy | None,
     load: Load,
 ) -> int:
-    shadow = ShadowKeeper(loaded, count) if shadow_channels(loaded) else None
-    cutovers = CutoverController(loaded)
     supervisor = Supervisor(
         sockets.loaded,
         count,
         launch,
         sockets=sockets.sockets,
         restart_policy=restart_policy,
-        shadow=shadow,
     )
-    supervisor.cutovers = cutovers
-    supervisor.publish(cutovers.collect)
-    if shadow is not None:
-        supervisor.publish(shadow.collect)
+    supervisor.leading = leading = LeadingParts(supervisor)
+    supervisor.publish(leading.collect)
     stop = stop_event(supervisor.kill)
-    reloader = Reloader(load, loaded, supervisor.reload, cutovers=cutovers)
+    reloader = Reloader(load, loaded, supervisor.reload, leading=leading)
     reloader.handle_signal()
     supervisor.publish(reloader.metrics.collect)
     try:
@@ -478,8 +471,7 @@ async def _run(
         if export is not None:
             export.start_metrics(supervisor.metrics)
         control = control_of(loaded.config, reloader)
-        evidence = None if shadow is None else EvidenceDocuments(shadow)
-        sources = AdminSources(supervisor.status, supervisor.metrics, control, evidence, cutovers)
+        sources = AdminSources.of(supervisor.status, supervisor.metrics, control, leading)
         pages = await start_pages(
             loaded.config.admin,
             supervisor.page,
@@ -491,12 +483,12 @@ async def _run(
         )
     except REASONS as error:
         raise StartError(reason_of(error)) from error
-    cutovers.start(supervisor, shadow)
+    leading.lead()
     try:
         async with reloader:
             return await _serve(supervisor, sockets, stop, pages)
     finally:
-        await cutovers.stop()
+        await leading.stop()
         if export is not None:
             await export.close()
         for page in pages.values():

@@ -10,7 +10,7 @@ from gateway.cli.output import WRONG_USAGE, fail
 from gateway.config.load import ConfigError, load_file
 from gateway.migration.compare.conditions import Condition, parse_fail_if, parse_fail_unless
 from gateway.migration.evidence.guards import GuardVerdict, Standing
-from gateway.migration.settings import MigrationConfig
+from gateway.migration.settings import MIGRATIONS, MigrationConfig
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -55,9 +55,9 @@ def load_migration(source: str | None) -> MigrationConfig:
         fail(f"the configuration is invalid:\n{error}", WRONG_USAGE)
     except OSError as error:
         fail(f"cannot read {file}: {error.strerror}", WRONG_USAGE)
-    migration = config.migrations.get(name)
+    migration = MIGRATIONS.of(config).get(name)
     if migration is None:
-        names = ", ".join(config.migrations) or "none"
+        names = ", ".join(MIGRATIONS.of(config)) or "none"
         fail(f"{file} has no migration {name!r}; its migrations are {names}", WRONG_USAGE)
     return migration
 

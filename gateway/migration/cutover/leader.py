@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import structlog
 
+from gateway.api.extension import Reports
 from gateway.app.errors import reason_of
 from gateway.migration.cutover.files import PendingRollback, StateConflict, UnusableState
 from gateway.migration.cutover.interfaces import EvidenceKeeper, ReplicaReports, StateStore
@@ -34,9 +35,6 @@ from gateway.migration.cutover.steps import (
 from gateway.migration.evidence.guards import GuardVerdict, Standing
 
 log = structlog.get_logger(__name__)
-
-Reports = Mapping[str, Mapping[str, Any] | None]
-"""The reports of the serving processes, by process; None of one that did not reply."""
 
 # Evidence comes once a second.
 _CURRENT_S: Final = 5.0

@@ -8,6 +8,7 @@ from gateway.config.models import Config
 from gateway.config.routes import TargetConfig
 from gateway.migration.cutover.steps import CutoverPlan
 from gateway.migration.evidence.guards import Guards
+from gateway.migration.settings import MIGRATIONS
 from gateway.migration.targets import LiveMigration, live_migrations
 
 _FOLDER = "cutover"
@@ -24,7 +25,7 @@ def cutover_plans(config: Config) -> dict[str, CutoverPlan]:
 
 def cutover_directory(loaded: LoadedConfig, migration: str) -> Path:
     """Return the directory of the files of a cut-over."""
-    cutover, state = loaded.config.migrations[migration].cutover, loaded.config.state
+    cutover, state = MIGRATIONS.of(loaded.config)[migration].cutover, loaded.config.state
     if cutover is not None and cutover.directory is not None:
         return loaded.directory / cutover.directory
     assert state is not None  # noqa: S101  # `check_migrations` refuses a cut-over without it

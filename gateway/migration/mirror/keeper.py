@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import StartError, reason_of
-from gateway.app.processes.channel import WorkerSetup
+from gateway.app.processes.channel import PartDescriptors, WorkerSetup
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.worker_slot import WorkerSlot
@@ -33,7 +33,12 @@ from gateway.migration.targets import live_migrations
 
 log = structlog.get_logger(__name__)
 
-Launch = Callable[[WorkerSetup], Awaitable[WorkerProcess]]
+Launch = Callable[[WorkerSetup, str], Awaitable[WorkerProcess]]
+
+NAME: Final = "migration"
+"""The name of the extension."""
+MODULE: Final = "gateway.migration.mirror.process"
+"""The main module of the shadow process."""
 
 # A shadow process may write this long after the last call.
 _STOP_S: Final = 10.0
@@ -151,7 +156,9 @@ class ShadowKeeper(Collector):
         """Return a kept sample of a migration as JSON values; None if there is none."""
         if self._process is None:
             return None
-        return await self._process.sample(migration, sample_id)
+        reply = await self._process.exchange(NAME, {"migration": migration, "id": sample_id})
+        found: Mapping[str, Any] | None = None if reply is None else reply.get("sample")
+        return found
 
     def change(self, loaded: LoadedConfig) -> None:
         """Follow another configuration with the same channels.
@@ -206,12 +213,14 @@ class ShadowKeeper(Collector):
 
     async def _start_process(self) -> None:
         ends = {
-            name: {number: pair[1].fileno() for number, pair in pairs.items()}
+            f"{number}/{name}": pair[1].fileno()
             for name, pairs in self._pairs.items()
+            for number, pair in pairs.items()
         }
-        setup = WorkerSetup(self._loaded, self._slot, should_log_warnings=False, serving=ends)
+        parts = {NAME: PartDescriptors({}, ends)}
+        setup = WorkerSetup(self._loaded, self._slot, should_log_warnings=False, parts=parts)
         try:
-            self._process = await self._launch(setup)
+            self._process = await self._launch(setup, MODULE)
         except OSError as error:
             raise StartError(f"cannot start the shadow process: {reason_of(error)}") from error
         try:
@@ -220,7 +229,7 @@ class ShadowKeeper(Collector):
             await self._process.wait()
             self._process = None
             raise
-        self._process.on_evidence = self._keep_evidence
+        self._process.on_document = self._keep_evidence
         for name, kept in self._evidence.items():
             self._earlier[name] = kept.document["resume"]
         if self._earlier:

@@ -137,7 +137,7 @@ class Mirroring:
 
     def _send_documents(self) -> None:
         documents = {name: mirror.document() for name, mirror in self._mirrors.items()}
-        self._send({"evidence": documents})
+        self._send({"document": documents})
 
     async def _send_evidence(self) -> None:
         """Send the evidence every second, and sooner after replies that differ."""

@@ -15,6 +15,7 @@ from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.evidence.counts import MigrationEvidence, ShadowedCall, UnusableEvidence
 from gateway.migration.evidence.guards import evidence_of
+from gateway.migration.settings import MIGRATIONS
 
 FILE = """version: 1
 listeners: [{http: 0}]
@@ -25,7 +26,7 @@ START_US = 1_700_000_000_000_000 // MINUTE_US * MINUTE_US
 
 
 def evidence(*, has_noise: bool = False) -> MigrationEvidence:
-    guards = load_text(FILE).config.migrations["m"].guards
+    guards = MIGRATIONS.of(load_text(FILE).config)["m"].guards
     return MigrationEvidence("m", guards, START_US, has_noise=has_noise)
 
 

@@ -14,14 +14,14 @@ from gateway.ir.errors import ErrorCode
 from gateway.migration.compare.replies import Comparison, Result
 from gateway.migration.compare.tensors import Outcome
 from gateway.migration.evidence.guards import Evidence, Guards, Standing, evidence_of, verdict_text
-from gateway.migration.settings import GuardsConfig
+from gateway.migration.settings import MIGRATIONS, GuardsConfig
 
 OK = Result(((),))
 BASE = "version: 1\nlisteners: [{http: 8000}]\nmigrations: {m: {cutover: {guards: {%s}}}}\n"
 
 
 def guards_of(text: str) -> GuardsConfig:
-    return load_text(BASE % text).config.migrations["m"].guards
+    return MIGRATIONS.of(load_text(BASE % text).config)["m"].guards
 
 
 def evidence(

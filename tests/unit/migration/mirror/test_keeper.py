@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Mapping
 from typing import cast
 
 import pytest
@@ -49,10 +50,14 @@ class Launcher:
         self.started: list[FakeProcess] = []
         self.failures: list[str] = []
 
-    async def launch(self, setup: WorkerSetup) -> WorkerProcess:
+    async def launch(self, setup: WorkerSetup, _module: str) -> WorkerProcess:
         failure = self.failures.pop(0) if self.failures else ""
         self.started.append(FakeProcess(setup, failure))
         return cast("WorkerProcess", self.started[-1])
+
+
+def sockets_of(setup: WorkerSetup) -> Mapping[str, int]:
+    return setup.parts["migration"].sockets
 
 
 def keeper(launcher: Launcher, count: int = 2) -> ShadowKeeper:
@@ -70,10 +75,10 @@ async def test_the_process_gets_a_socket_to_each_worker() -> None:
     ends = [shadow_keeper.serving_ends(number)[""].fileno() for number in (1, 2)]
     await shadow_keeper.start()
     setup = launcher.started[0].setup
-    assert (setup.slot.role, sorted(setup.serving[""])) == ("shadow", [1, 2])
+    assert (setup.slot.role, sorted(sockets_of(setup))) == ("shadow", ["1/", "2/"])
     launcher.started[0].over.set_result(-signal.SIGKILL)
     await settle()
-    assert launcher.started[1].setup.serving == setup.serving
+    assert sockets_of(launcher.started[1].setup) == sockets_of(setup)
     assert [shadow_keeper.serving_ends(number)[""].fileno() for number in (1, 2)] == ends
     assert metrics(shadow_keeper)["gateway_shadow_restarts_total"] == 1
     await shadow_keeper.stop()
@@ -139,7 +144,7 @@ async def test_changed_targets_replace_the_process_of_a_migration() -> None:
         for _ in range(10):
             await settle()
     assert len(launcher.started) == 2
-    assert launcher.started[1].setup.serving == launcher.started[0].setup.serving
+    assert sockets_of(launcher.started[1].setup) == sockets_of(launcher.started[0].setup)
     assert [each["event"] for each in logs] == ["shadow process started"]
     assert metrics(shadow_keeper)["gateway_shadow_restarts_total"] == 0
     await shadow_keeper.stop()
