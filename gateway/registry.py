@@ -7,7 +7,7 @@ import importlib
 from importlib.metadata import entry_points
 from typing import Any
 
-from gateway.wire.codec import ProtocolSpec
+from gateway.api.protocol import ProtocolSpec
 
 PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",

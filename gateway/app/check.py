@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any, Final
 
-from gateway.app.capture_options import check_captures
 from gateway.app.exposure import forbid_exposure
-from gateway.app.migration.targets import check_migrations
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
@@ -15,9 +13,11 @@ from gateway.config.load import LoadedConfig
 from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
-from gateway.config.units import Address, StreamAddress
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
+from gateway.migration.options import check_captures
+from gateway.migration.targets import check_migrations
 from gateway.registry import PROTOCOLS, backend, protocol
+from gateway.settings.units import Address, StreamAddress
 
 _NOT_ON_ONE_PORT: Final = (
     "'transport: reference' cannot serve HTTP and gRPC on one port: aiohttp has no HTTP/2, and "

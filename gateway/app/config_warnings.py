@@ -13,9 +13,9 @@ from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.routes import MatchConfig
 from gateway.config.tls import TlsConfig
-from gateway.config.units import Url
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
 from gateway.registry import PROTOCOLS, protocol
+from gateway.settings.units import Url
 
 _STREAM: Final = "stream"
 

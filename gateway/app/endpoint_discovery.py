@@ -15,9 +15,9 @@ from typing import Final
 import structlog
 
 from gateway.app.server_identity import ServerIdentity
-from gateway.config.units import Url
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
+from gateway.settings.units import Url
 from gateway.transports.contract import HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.host_addresses import HostAddress, HostAddresses, LookUp

@@ -15,34 +15,34 @@ import structlog
 from prometheus_client.core import Metric
 
 from gateway import __version__
-from gateway.app.admin import PAGE_DRAIN_S, start_pages
-from gateway.app.admin_api.api import AdminApi, AdminSources, CutoverSource
+from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
+from gateway.app.admin.api import AdminApi, AdminSources, CutoverSource
+from gateway.app.admin.control import Control
+from gateway.app.admin.status import Document, gauge_entries
 from gateway.app.announce import log_addresses, log_models
 from gateway.app.certificates import CERTIFICATES, Certificates
 from gateway.app.check import check
-from gateway.app.control import Control
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
-from gateway.app.migration.shifts import NO_WEIGHTS, ServingShifts, ShiftWeights
 from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
-from gateway.app.recording import StockKeeper
 from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ProcessParts, ServiceGraph
-from gateway.app.shadow.client import ShadowClient
-from gateway.app.shadow.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
-from gateway.app.status import Document, gauge_entries
 from gateway.app.upstreams import max_connections
 from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
+from gateway.migration.cutover.shifts import NO_WEIGHTS, ServingShifts, ShiftWeights
+from gateway.migration.mirror.capture_tap import StockKeeper
+from gateway.migration.mirror.client import ShadowClient
+from gateway.migration.mirror.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.routing.finish_sequences import FinishSequences
 from gateway.service import Service
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path

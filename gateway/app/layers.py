@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from gateway.api.protocol import Codec
 from gateway.app.signatures import Signatures
 from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
-from gateway.config.units import Url
 from gateway.ir.context import Need
 from gateway.ir.errors import GatewayError
 from gateway.policies.batch.normalize import NormalizeOutputs
@@ -34,19 +34,19 @@ from gateway.policies.limits.shed_load import ShedLoad
 from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.policies.observe import Observe, Recorder
 from gateway.policies.reject_sequences import RejectSequences
-from gateway.policies.sample import RouteTap, SampleCalls
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
 from gateway.policies.take_stock import CountCall, TakeStock
+from gateway.policies.tap import RouteTap, SampleCalls
 from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.server_status import ServerStatusLayer
-from gateway.routing.upstream_questions import RefreshModelIndex
+from gateway.routing.upstream_queries import RefreshModelIndex
 from gateway.service import Service, entry_of, inference_entry_of
+from gateway.settings.units import Url
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.model_usage import Usage
 from gateway.transports.admission import CLIENT_MEMORY
-from gateway.wire.codec import Codec
 
 _TENSORS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 

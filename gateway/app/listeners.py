@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import structlog
 
+from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
@@ -22,21 +23,23 @@ from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.config.models import ListenerConfig, StreamConfig
-from gateway.config.units import UNIX, Address, StreamAddress
-from gateway.frontend import (
+from gateway.frontend.frontend import (
     Frontend,
     attach_grpc_request_id,
     attach_http_request_id,
     grpc_request_id,
     http_request_id,
 )
+from gateway.frontend.tapped import Tap, TappedFrontend
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
+from gateway.protocols.trtis.request_numbers import OPTION as REQUEST_IDS
+from gateway.protocols.trtis.request_numbers import RequestIds
 from gateway.registry import PROTOCOLS, protocol
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
 from gateway.service import Service
-from gateway.tapped_frontend import Tap, TappedFrontend
+from gateway.settings.units import UNIX, Address, StreamAddress
 from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
@@ -55,9 +58,6 @@ from gateway.transports.http2.frames import may_be_http2
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
-from gateway.wire.codec import HttpBinding, Options, ProtocolSpec
-from gateway.wire.request_ids import OPTION as REQUEST_IDS
-from gateway.wire.request_ids import RequestIds
 
 log = structlog.get_logger(__name__)
 

@@ -18,11 +18,11 @@ import structlog
 from gateway.app.certificates import check_tls_files
 from gateway.app.config_watch import watch_config
 from gateway.app.errors import StartError
-from gateway.app.migration.controller import CutoverController
 from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
+from gateway.migration.cutover.controller import CutoverController
 from gateway.telemetry.reload_metrics import APPLIED, FAILED, REJECTED, ReloadMetrics
 
 log = structlog.get_logger(__name__)

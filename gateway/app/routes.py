@@ -12,7 +12,6 @@ from typing import Final
 
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import RouteParts, build_chain
-from gateway.app.migration.shifts import ServingShift
 from gateway.app.route_rules import RuledRoute, own_models, target_name
 from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config
@@ -23,7 +22,7 @@ from gateway.config.routes import (
     ShareConfig,
     TargetConfig,
 )
-from gateway.config.units import parse_duration
+from gateway.migration.cutover.shifts import ServingShift
 from gateway.pipelines.pipeline import Pipeline
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.fair_share import CallRate, FairShare
@@ -31,13 +30,14 @@ from gateway.policies.limits.hedge import Hedge, HedgeRules
 from gateway.policies.limits.retry import RetryBudget, RetryRules
 from gateway.policies.prioritize import Prioritize
 from gateway.policies.rename import Rename
-from gateway.policies.sample import RouteTap
+from gateway.policies.tap import RouteTap
 from gateway.routing.balance import Balance, Readiness, Target
 from gateway.routing.load_balancing import key_of
 from gateway.routing.model_discovery import Discover
 from gateway.routing.router import Route
 from gateway.routing.sequence_affinity import SequenceAffinity
 from gateway.service import Service
+from gateway.settings.units import parse_duration
 from gateway.telemetry.metrics import Metrics
 
 Ready = Callable[[], bool]

@@ -4,14 +4,14 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 
-from gateway.app.control import control_of
+from gateway.app.admin.control import control_of
 from gateway.app.gateway import Gateway, memory_budget
-from gateway.app.migration.controller import CutoverController, OnlyProcess
 from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
 from gateway.app.reload import Load, Reloader
 from gateway.config.load import LoadedConfig
+from gateway.migration.cutover.controller import CutoverController, OnlyProcess
 from gateway.schema.pool import require_fast_runtime
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from gateway.transports.net.sockets import raise_descriptor_limit
 
 

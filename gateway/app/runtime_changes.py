@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.app.capture_options import privacy_of
-from gateway.app.migration.targets import live_migrations
 from gateway.app.route_rules import ruled_routes, target_name
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, UpstreamConfig
 from gateway.config.routes import RouteConfig
+from gateway.migration.options import privacy_of
+from gateway.migration.targets import live_migrations
 from gateway.routing.endpoints import ALL
 
 Weights = Mapping[str, int]

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import structlog
 
 from gateway import __version__
+from gateway.app.admin.status import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import ListenerParts, Tracing, build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
-from gateway.app.migration.shifts import ServingShift, ServingShifts
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process import memory_bound
@@ -33,15 +33,14 @@ from gateway.app.routes import (
     ready_unless_unloaded,
     route_state,
 )
-from gateway.app.status import route_entries, upstream_entries
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.ir.metadata import ServerMetadata, Trend
+from gateway.migration.cutover.shifts import ServingShift, ServingShifts
 from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
 from gateway.policies.observe import Recorder
-from gateway.policies.sample import RouteTap
 from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
 from gateway.policies.shared_memory.policy import (
     CopyRegions,
@@ -50,14 +49,15 @@ from gateway.policies.shared_memory.policy import (
 )
 from gateway.policies.shared_memory.regions import Regions
 from gateway.policies.take_stock import CountCall
+from gateway.policies.tap import RouteTap
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher
 from gateway.routing.model_keys import ModelKeyIndex
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
-from gateway.routing.upstream_questions import UpstreamQuestions
+from gateway.routing.upstream_queries import UpstreamQuestions
 from gateway.service import Service
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.log_settings import LogSettings

@@ -10,6 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, cast
 
+from gateway.api.protocol import (
+    Codec,
+    GrpcBinding,
+    HttpBinding,
+    Options,
+    ProtocolSpec,
+    StreamBinding,
+)
 from gateway.app.certificates import upstream_tls
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, Wrap, build_chain
@@ -21,24 +29,25 @@ from gateway.config.models import (
     OutlierDetectionConfig,
     UpstreamConfig,
 )
-from gateway.config.signatures import Model, SignatureConfig
+from gateway.config.signatures import SignatureConfig
 from gateway.config.tls import TlsConfig
-from gateway.config.units import UNIX, Address, Url
 from gateway.ir.context import Need
 from gateway.ir.errors import ErrorCode
 from gateway.ir.limits import MessageLimits
+from gateway.model_info.sequence_ids import SequenceIdTypes
 from gateway.policies.forward_headers import QuestionHeaders
 from gateway.policies.known_models import KnownModels
-from gateway.policies.limits.adaptive_concurrency import AdaptiveConcurrency, AdaptiveRules
-from gateway.policies.limits.overload_limit import OverloadLimit
+from gateway.policies.limits.adaptive.latency import AdaptiveConcurrency, AdaptiveRules
+from gateway.policies.limits.adaptive.overload import OverloadLimit
 from gateway.registry import protocol
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, key_of
 from gateway.routing.outlier_detection import OFF, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S
-from gateway.routing.sequence_ids import SequenceIdTypes
 from gateway.service import Service
+from gateway.settings.model import Model
+from gateway.settings.units import UNIX, Address, Url
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import EndpointAttempts
@@ -49,7 +58,6 @@ from gateway.transports.net.host_addresses import HAS_DNS, is_service, look_up_a
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.stream.client import StreamClient
 from gateway.upstream import DialectDetectingUpstream, Upstream
-from gateway.wire.codec import Codec, GrpcBinding, HttpBinding, Options, ProtocolSpec, StreamBinding
 
 Close = Callable[[], Awaitable[None]]
 

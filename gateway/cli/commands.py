@@ -13,7 +13,7 @@ from gateway.accelerator import BUILD
 
 COMMANDS = {
     "serve": "gateway.cli.serve",
-    "demo": "gateway.cli.demo",
+    "demo": "gateway.cli.demo.command",
     "init": "gateway.cli.init",
     "validate": "gateway.cli.configuration",
     "explain": "gateway.cli.configuration",
@@ -26,15 +26,15 @@ COMMANDS = {
     "reload": "gateway.cli.admin",
     "upstream": "gateway.cli.admin",
     "route": "gateway.cli.admin",
-    "capture": "gateway.cli.capture",
-    "stock": "gateway.cli.stock",
-    "advise": "gateway.cli.advise",
-    "import": "gateway.cli.import_command",
-    "convert": "gateway.cli.convert",
-    "replay": "gateway.cli.replay",
-    "diff": "gateway.cli.replay",
-    "report": "gateway.cli.report",
-    "cutover": "gateway.cli.cutover",
+    "capture": "gateway.migration.commands.capture",
+    "stock": "gateway.migration.commands.stock",
+    "advise": "gateway.migration.commands.advise",
+    "import": "gateway.migration.commands.import_command",
+    "convert": "gateway.migration.commands.convert",
+    "replay": "gateway.migration.commands.replay",
+    "diff": "gateway.migration.commands.replay",
+    "report": "gateway.migration.commands.report",
+    "cutover": "gateway.migration.commands.cutover",
 }
 
 

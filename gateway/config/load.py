@@ -13,10 +13,10 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.fields import FORMS
 from gateway.config.models import Config
-from gateway.config.signatures import Model
 from gateway.config.yaml_tree import KeyPath, Problem, YamlTree, path_text, read_tree
+from gateway.settings.fields import FORMS
+from gateway.settings.model import Model
 
 
 class ConfigError(ValueError):

@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from gateway.config.fields import (
+from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
+from gateway.config.pipelines import PipelineConfig
+from gateway.config.routes import PoliciesConfig, RouteConfig
+from gateway.config.signatures import SignatureConfig
+from gateway.config.telemetry import TelemetryConfig
+from gateway.config.tls import TlsConfig
+from gateway.ir.context import TRITON_PREFIX
+from gateway.migration.settings import CaptureConfig, MigrationConfig, StateConfig, StockConfig
+from gateway.settings.fields import (
     AdminToken,
     CallKey,
     Duration,
@@ -28,15 +36,8 @@ from gateway.config.fields import (
     UpstreamUrl,
     WorkerCount,
 )
-from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
-from gateway.config.migration import CaptureConfig, MigrationConfig, StateConfig, StockConfig
-from gateway.config.pipelines import PipelineConfig
-from gateway.config.routes import PoliciesConfig, RouteConfig
-from gateway.config.signatures import Model, SignatureConfig
-from gateway.config.telemetry import TelemetryConfig
-from gateway.config.tls import TlsConfig
-from gateway.config.units import UNIX, Address, Url
-from gateway.ir.context import TRITON_PREFIX
+from gateway.settings.model import Model
+from gateway.settings.units import UNIX, Address, Url
 
 
 class StreamConfig(Model):

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema, WithDefaultSchema
 
-from gateway.config.fields import DURATION, SIZE
 from gateway.config.models import Config
-from gateway.config.units import Address, size_text
+from gateway.settings.fields import DURATION, SIZE
+from gateway.settings.units import Address, size_text
 
 
 class _Schema(GenerateJsonSchema):

@@ -3,12 +3,19 @@
 See `gateway.config.models`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.config.fields import LineFormat, Text
-from gateway.config.signatures import Model
+from gateway.settings.fields import Text, field_schema, text_parser
+from gateway.settings.model import Model
+from gateway.telemetry.access_log import check_format
+
+LineFormat = Annotated[
+    str,
+    text_parser(check_format, str),
+    field_schema("`json` or a format", "string", "{code} {model} {ms}"),
+]
 
 
 class AccessLogConfig(Model):

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from ssl import TLSVersion
 from typing import Literal
 
-from gateway.config.fields import Text
-from gateway.config.signatures import Model
 from gateway.config.yaml_tree import KeyPath
+from gateway.settings.fields import Text
+from gateway.settings.model import Model
 
 
 class CertificateConfig(Model):

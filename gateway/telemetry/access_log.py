@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 import structlog
 
-from gateway.telemetry.log import cut_values
+from gateway.telemetry.logs import cut_values
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from tests.integration.grpc_echo import MAKES
 from tests.integration.http_kit import HTTP_MAKES
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.http.codec import HttpCodec

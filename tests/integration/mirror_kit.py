@@ -16,11 +16,11 @@ import numpy.typing as npt
 import yaml
 
 from gateway.app import Gateway, complete_service, connect
-from gateway.config.units import parse_url
-from gateway.demo.config import demo_config
+from gateway.cli.demo.config import demo_config
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, running, urls
 
 NAME = "digits"

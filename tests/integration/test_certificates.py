@@ -17,7 +17,7 @@ import structlog
 import trustme
 
 from gateway.app import Gateway
-from gateway.app.control import reload_document
+from gateway.app.admin.control import reload_document
 from gateway.app.reload import Reloader
 from gateway.config.load import load_text
 from tests.integration.asking_kit import running

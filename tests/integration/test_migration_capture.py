@@ -11,11 +11,11 @@ import yaml
 from sklearn.datasets import load_digits
 
 from gateway.app import Gateway
-from gateway.captures.capture import Capture
-from gateway.captures.records import RecordedCall
-from gateway.captures.sampling import draw
 from gateway.ir.tensor import as_raw
-from gateway.migration.sampling import SHADOW_HEADER
+from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.records import RecordedCall
+from gateway.migration.captures.sampling import draw
+from gateway.migration.mirror.sampling import SHADOW_HEADER
 from tests.integration import mirror_kit as kit
 from tests.integration.asking_kit import ask, running, urls
 

@@ -2,5 +2,5 @@
 
 Read `worker_process.py` first: the process as its parent sees it. `channel.py` has the messages
 between both, and `restart_policy.py` says when a process that died is started again. What the
-processes do is in `gateway.app.workers` and `gateway.app.shadow`.
+processes do is in `gateway.app.workers` and `gateway.migration.mirror`.
 """

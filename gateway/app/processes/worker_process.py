@@ -23,7 +23,10 @@ from gateway.app.processes.channel import (
 from gateway.config.load import LoadedConfig
 from gateway.telemetry.aggregation import Snapshot
 
-MODULES: Final = {"serving": "gateway.app.workers.worker", "shadow": "gateway.app.shadow.process"}
+MODULES: Final = {
+    "serving": "gateway.app.workers.worker",
+    "shadow": "gateway.migration.mirror.process",
+}
 """The main module of a process, by its role."""
 _REPLY_TIMEOUT_S: Final = 1.0
 

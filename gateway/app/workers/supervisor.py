@@ -12,32 +12,32 @@ import structlog
 from prometheus_client.core import Metric
 
 from gateway import __version__
-from gateway.app.admin import PAGE_DRAIN_S, start_pages
-from gateway.app.admin_api.api import AdminApi, AdminSources
+from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
+from gateway.app.admin.api import AdminApi, AdminSources
+from gateway.app.admin.control import control_of
+from gateway.app.admin.status import Document
 from gateway.app.announce import log_addresses
 from gateway.app.certificates import CERTIFICATES
 from gateway.app.check import check
-from gateway.app.control import control_of
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import log_extensions
-from gateway.app.migration.controller import CutoverController
-from gateway.app.migration.leader import Reports
-from gateway.app.migration.shifts import ShiftWeights
 from gateway.app.processes.channel import WorkerSetup
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.reload import Changes, Load, Reloader
 from gateway.app.run import stop_event
-from gateway.app.shadow.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
-from gateway.app.shadow.lost_samples import with_lost_samples
-from gateway.app.status import Document
 from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import LifecycleConfig
-from gateway.telemetry import log as logs
+from gateway.migration.cutover.controller import CutoverController
+from gateway.migration.cutover.leader import Reports
+from gateway.migration.cutover.shifts import ShiftWeights
+from gateway.migration.mirror.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
+from gateway.migration.mirror.lost_samples import with_lost_samples
+from gateway.telemetry import logs
 from gateway.telemetry.aggregation import MetricsAggregator, counter, gauge, total_of, write_page
 from gateway.transports.contract import Server
 

@@ -26,7 +26,7 @@ from gateway.app.processes.channel import (
 )
 from gateway.app.run import loop_factory, prepare
 from gateway.config.load import ConfigError
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from gateway.telemetry.aggregation import snapshot
 
 log = structlog.get_logger(__name__)

@@ -7,12 +7,12 @@ import socket
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.admin import start_pages
+from gateway.app.admin.admin import start_pages
 from gateway.app.announce import example_command, log_models
 from gateway.config.load import load_text
 from gateway.config.models import AdminConfig, ListenerConfig
-from gateway.config.units import Address
 from gateway.ir.metadata import ModelState, RepositoryEntry
+from gateway.settings.units import Address
 from tests.fakes import ScriptedService
 
 UP = "upstreams: {up: {url: 'grpc://h:1'}}\n"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.cli.sidecar import sidecar_config
 from gateway.config.load import LoadedConfig, load_text
-from gateway.config.sidecar import sidecar_config
 from gateway.config.starter import FoundServer, starter_text
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
