@@ -201,6 +201,8 @@ class AdminConfig(Model):
     """Names of this gateway in the `host` header of requests to the same pages, besides IP
     addresses, `localhost` and the host of `address`. Other names are refused, because a web page
     can point its own name at this machine. Default: `[]`."""
+    tls: TlsConfig | None = None
+    """TLS of both addresses. With `ca`, clients need a certificate. Default: no TLS."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)
     """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
     Default: `127.0.0.1:8002`, if the port is free."""
