@@ -112,7 +112,7 @@ async def test_a_dead_process_is_restarted() -> None:
 
 async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that misses its polls is down, and is killed and started again after the timeout."""
-    monkeypatch.setattr("gateway.app.shadow.keeper.POLL_S", 0.0)
+    monkeypatch.setattr("gateway.migration.mirror.keeper.POLL_S", 0.0)
     launcher = Launcher()
     shadow_keeper = keeper(launcher)
     await shadow_keeper.start()
