@@ -12,13 +12,8 @@ from gateway.compare.conditions import Condition, parse_fail_if, parse_fail_unle
 from gateway.compare.summary import Summary
 from gateway.config.load import ConfigError, load_file
 from gateway.config.migration import MigrationConfig
-from gateway.migration.guards import (
-    Guards,
-    GuardVerdict,
-    Standing,
-    unjudged_calls,
-    verdict_text,
-)
+from gateway.migration.guards import Guards
+from gateway.migration.verdicts import GuardVerdict, Standing, unjudged_calls, verdict_text
 
 T = TypeVar("T")
 V = TypeVar("V")

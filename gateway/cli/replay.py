@@ -52,7 +52,7 @@ from gateway.config.migration import MigrationConfig
 from gateway.config.units import Url, parse_duration, parse_url
 from gateway.ir.limits import MessageLimits
 from gateway.migration.differences import compare_captures
-from gateway.migration.guards import Guards, GuardVerdict
+from gateway.migration.guards import Guards
 from gateway.migration.output_rules import rules_of
 from gateway.migration.replay import (
     LATE_S,
@@ -63,6 +63,7 @@ from gateway.migration.replay import (
     replayed_call,
 )
 from gateway.migration.selection import Selection, parse_models, parse_selection
+from gateway.migration.verdicts import GuardVerdict
 from gateway.migration.wire_replay import RecordedRequests
 from gateway.registry import protocol
 from gateway.wire.codec import Codec

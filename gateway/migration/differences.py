@@ -12,8 +12,8 @@ from gateway.compare.replies import Comparison, Result
 from gateway.compare.rules import OutputRules
 from gateway.compare.summary import Summary
 from gateway.ir.errors import GatewayError
-from gateway.migration.guards import Evidence, evidence_of
 from gateway.migration.replay import compare, recorded_result
+from gateway.migration.verdicts import Evidence, evidence_of
 
 
 @dataclass(frozen=True, slots=True)

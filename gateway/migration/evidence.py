@@ -16,7 +16,8 @@ from gateway.compare.statistics import ratio_bounds
 from gateway.compare.summary import OutputSummary, percentile
 from gateway.compare.tensors import Outcome
 from gateway.config.migration import GuardsConfig
-from gateway.migration.guards import Evidence, Guards
+from gateway.migration.guards import Guards
+from gateway.migration.verdicts import Evidence
 
 _MINUTE_US: Final = 60_000_000
 _MINUTES: Final = 1_440

@@ -32,7 +32,8 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError, Unsupported
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import Tensor
-from gateway.migration.guards import Guards, evidence_of
+from gateway.migration.guards import Guards
+from gateway.migration.verdicts import evidence_of
 from gateway.migration.wire_replay import recorded_message, with_recorded_types
 from gateway.service import Service
 from gateway.wire.codec import Codec

@@ -22,7 +22,6 @@ from gateway.compare.statistics import (
 from gateway.compare.summary import Summary, percentile
 from gateway.compare.tensors import Outcome
 from gateway.migration.differences import ComparedCall
-from gateway.migration.guards import GuardVerdict
 from gateway.migration.report_blocks import Block, Plot, Section, TextTable
 from gateway.migration.report_plots import (
     AgreementPoint,
@@ -30,6 +29,7 @@ from gateway.migration.report_plots import (
     histogram_plot,
 )
 from gateway.migration.report_samples import sample_section
+from gateway.migration.verdicts import GuardVerdict
 
 _SAMPLES: Final = 10
 _POINTS: Final = 40
@@ -312,8 +312,9 @@ def _method_blocks(facts: ReportFacts) -> Iterator[Block]:
     yield (
         "Requests are counted, not rows. Rates have the interval of Wilson (1927), looked at once. "
         "Guards hold by a confidence sequence (Robbins 1970; Howard et al. 2021), valid at every "
-        "number of calls, and trip by an e-detector (Shin, Ramdas, Rinaldo 2023). The excess of "
-        "errors has the interval of Newcombe (1998). Bounds of latency are order statistics, "
+        "number of calls, and trip by an e-detector (Shin, Ramdas, Rinaldo 2023). An excess of "
+        "errors holds by two such sequences, joined as by Newcombe (1998), and trips by the "
+        "likelihood ratio of the latest calls (Lai 1995). Bounds of latency are order statistics, "
         "without an assumed distribution."
     )
 

@@ -21,7 +21,7 @@ from gateway.app.migration.targets import live_migrations
 from gateway.app.route_rules import ruled_routes, target_name
 from gateway.app.status import Document, Status
 from gateway.config.models import Config
-from gateway.migration.guards import Standing
+from gateway.migration.verdicts import Standing
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 COMMANDS: Final = ("start", "pause", "resume", "approve", "rollback", "reset")

@@ -24,7 +24,7 @@ from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.migration.cutover import IDLE_PHASES, CutoverPlan, Phase
 from gateway.migration.cutover_files import CutoverFiles, PendingRollback
-from gateway.migration.guards import Standing
+from gateway.migration.verdicts import Standing
 
 if TYPE_CHECKING:
     from gateway.app.migration.kubernetes_replicas import ApiServer, ClusterReplicas

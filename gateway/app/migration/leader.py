@@ -32,7 +32,7 @@ from gateway.migration.cutover import (
     verdicts,
 )
 from gateway.migration.cutover_files import PendingRollback, StateConflict, UnusableState
-from gateway.migration.guards import GuardVerdict, Standing
+from gateway.migration.verdicts import GuardVerdict, Standing
 
 log = structlog.get_logger(__name__)
 

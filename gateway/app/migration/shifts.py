@@ -10,8 +10,8 @@ import structlog
 from gateway.app.migration.targets import LiveMigration, live_migrations
 from gateway.config.models import Config
 from gateway.ir.errors import ErrorCode
-from gateway.migration.guards import GuardVerdict, Standing
 from gateway.migration.local_errors import LocalErrors
+from gateway.migration.verdicts import GuardVerdict, Standing
 from gateway.policies.watch_target import WatchTarget
 from gateway.routing.balance import Target
 from gateway.routing.load_balancing import Key, key_of

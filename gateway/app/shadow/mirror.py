@@ -29,12 +29,12 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.metadata import ModelMetadata
 from gateway.migration.evidence import MigrationEvidence, ShadowedCall
-from gateway.migration.guards import evidence_of
 from gateway.migration.kept_samples import KeptSamples, kept_sample
 from gateway.migration.metadata_differences import metadata_differences, model_identity
 from gateway.migration.output_rules import rules_of
 from gateway.migration.replay import ReplayOutcome, ask, recorded_result
 from gateway.migration.sampling import sequence_key
+from gateway.migration.verdicts import evidence_of
 from gateway.service import Service
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 

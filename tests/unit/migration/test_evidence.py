@@ -14,7 +14,7 @@ from gateway.config.load import load_text
 from gateway.ir.errors import ErrorCode
 from gateway.ir.tensor import array_tensor
 from gateway.migration.evidence import MigrationEvidence, ShadowedCall, UnusableEvidence
-from gateway.migration.guards import evidence_of
+from gateway.migration.verdicts import evidence_of
 
 FILE = """version: 1
 listeners: [{http: 0}]
@@ -176,7 +176,7 @@ def test_guards_resume_earlier_counts() -> None:
         add(each, 1.0, 2.0)
     verdict = again.document(START_US)["guards"][0]
     assert ("mismatch.below", "trips") == (verdict["guard"], verdict["verdict"])
-    assert "4 of 4" in verdict["evidence"]
+    assert "4 of the last 4," in verdict["evidence"]
     assert "trips" == whole.document(START_US)["guards"][0]["verdict"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.app.admin_api.api import weights_in_force
 from gateway.config.load import load_text
-from gateway.migration.guards import Standing
+from gateway.migration.verdicts import Standing
 
 CONFIG = """version: 1
 listeners: [{http: 127.0.0.1:0}]

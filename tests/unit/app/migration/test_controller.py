@@ -20,7 +20,7 @@ from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.load import ConfigError, LoadedConfig, load_text
 from gateway.ir.errors import ErrorCode
 from gateway.migration.cutover import CommandRefused
-from gateway.migration.guards import Standing
+from gateway.migration.verdicts import Standing
 from tests.fakes import FakeClock
 
 TEXT = """
@@ -235,7 +235,7 @@ async def test_a_trip_in_one_process_applies_to_all_processes(leader: Leader) ->
     assert ("rolled_back", 1, 0.0) == leader.at
     document = leader.controller.document("m")
     assert document is not None
-    assert "errors.below tripped: 4 of 4 calls, limit 1.000%" == document["reason"]
+    assert "errors.below tripped: 4 of the last 4 calls, limit 1.000%" == document["reason"]
     assert {"error"} == {
         line["log_level"] for line in lines if line["event"] == "cutover tripped" and "step" in line
     }
