@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.concurrency.limiter import CLIENT_MEMORY, Share
+
 
 # It holds text and numbers only, so the garbage collector has nothing to find in it.
 class CallPath(msgspec.Struct, gc=False):
@@ -81,9 +83,14 @@ def record_target(name: str) -> None:
 
 
 def queue_group() -> tuple[str, str]:
-    """Return the route and model of the current call: such groups take turns in queues."""
+    """Return the route and model of the current call."""
     path = CALL_PATH.get()
     return ("", "") if path is None else (path.route, path.model)
+
+
+def queue_turn() -> tuple[str, str, Share | None]:
+    """Return the route, model and client of the current call: such groups take turns in queues."""
+    return (*queue_group(), CLIENT_MEMORY.get())
 
 
 def queue_priority() -> int:

@@ -158,4 +158,4 @@ def _timeout_s(route: str, config: Config) -> float | None:
     times = [config.policies.timeout if own is None else own]
     if retry is not None and retry.per_try_timeout is not None:
         times.append(retry.per_try_timeout)
-    return min(times)
+    return min([each for each in times if each], default=None)
