@@ -18,7 +18,7 @@ import structlog
 from gateway.app.config_watch import watch_config
 from gateway.app.errors import StartError
 from gateway.app.parts import LeadingParts
-from gateway.app.runtime_changes import RuntimeChanges
+from gateway.app.runtime_changes import RuntimeChanges, differences
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
@@ -66,6 +66,7 @@ class ReloadResult:
         source: The file.
         sha256: The hash of the configuration that is in force afterwards.
         changes: What an applied configuration changed.
+        runtime: Changes of an operator that hold against the file; see `differences`.
         problems: The errors of a rejected one.
         reason: Why a correct configuration could not be applied; "" for no failure.
     """
@@ -76,6 +77,7 @@ class ReloadResult:
     changes: Changes = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     reason: str = ""
+    runtime: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def error(self) -> str:
@@ -192,6 +194,8 @@ class Reloader:
                 sha256=result.sha256,
                 **result.changes,
             )
+            if result.runtime:
+                log.warning("runtime changes hold against the file", **result.runtime)
         else:
             log.error("configuration not reloaded", source=result.source, error=result.error)
         return result
@@ -218,7 +222,8 @@ class Reloader:
             reason = f"internal error: {type(error).__name__}"
             return ReloadResult(FAILED, old.source, old.sha256, reason=reason)
         self._loaded = loaded
-        return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes)
+        held = differences(runtime, loaded.config)
+        return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes, runtime=held)
 
 
 def check_restart(old: Config, loaded: LoadedConfig) -> None:

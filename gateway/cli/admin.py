@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gateway.cli.output import WRONG_USAGE, fail, print_json
+from gateway.cli.output import WRONG_USAGE, fail, print_json, print_note
 
 DEFAULT_ADMIN = "127.0.0.1:9901"
 TOKEN_VARIABLE = "GATEWAY_ADMIN_TOKEN"  # noqa: S105  # its name
@@ -45,7 +45,10 @@ def reload(admin: AdminOption = DEFAULT_ADMIN) -> None:
 
     Exit status: 0 applied, 1 refused, with the errors of the file; 2 usage error.
     """
-    post_change(admin, "/reload", {})
+    document = post_document(admin, "/reload", {})
+    print_json(document["changes"])
+    for line in document.get("runtime", {}).get("lines", ()):
+        print_note(f"still changed at run time: {line}")
 
 
 def upstream(

@@ -8,7 +8,7 @@ import msgspec
 from gateway.app.admin.access import AdminAccess, AdminNeed, access_of
 from gateway.app.errors import StartError
 from gateway.app.reload import Reloader, ReloadResult
-from gateway.app.runtime_changes import RuntimeChanges
+from gateway.app.runtime_changes import RuntimeChanges, differences, runtime_document
 from gateway.config.models import AdminConfig, Config
 from gateway.migration.callers.inventory import merged_rows
 from gateway.migration.settings import CAPTURE, STOCK
@@ -112,6 +112,11 @@ class Control:
         """Return the configuration with the changes that were made at run time."""
         return self._reloader.runtime_changes.apply(self._reloader.loaded).config
 
+    def runtime(self) -> Document:
+        """Return the changes that were made at run time, and hold against the file."""
+        reloader = self._reloader
+        return runtime_document(differences(reloader.runtime_changes, reloader.loaded.config))
+
     async def _change(self, wire: HttpRequest) -> tuple[int, Document]:
         try:
             await self._reloader.change(_read_change(wire))
@@ -171,6 +176,9 @@ def reload_document(result: ReloadResult) -> tuple[int, Document]:
         "sha256": result.sha256,
     }
     if result.outcome == APPLIED:
-        return 200, document | {"changes": result.changes}
+        return 200, document | {
+            "changes": result.changes,
+            "runtime": runtime_document(result.runtime),
+        }
     problems = [problem.entry() for problem in result.problems]
     return 422, document | {"error": result.error, "problems": problems}
