@@ -8,7 +8,7 @@ of services (SRV) also tell the ranks and weights of the endpoints.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
 
@@ -211,7 +211,7 @@ class EndpointDiscovery:
         found: dict[tuple[str, int], tuple[_Key, HostAddress]] = {}
         for url, addresses in self._found.items():
             for each in addresses.found:
-                key = (Url(url.protocol, url.carrier, each.host, each.port, url.path), each.address)
+                key = (replace(url, host=each.host, port=each.port), each.address)
                 server = (each.address, each.port)
                 if server not in found or each.rank < found[server][1].rank:
                     found[server] = (key, each)

@@ -20,6 +20,7 @@ from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import Control
 from gateway.app.admin.status import Document, gauge_entries
 from gateway.app.announce import log_addresses, log_models
+from gateway.app.certificates import CERTIFICATES, Certificates
 from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
@@ -47,6 +48,7 @@ from gateway.telemetry.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
+from gateway.transports.net.tls_files import TlsFiles
 
 log = structlog.get_logger(__name__)
 
@@ -175,10 +177,17 @@ class Gateway:
             build_listener(listener, self._entries[listener.name], self.ready, shared)
             for listener in config.listeners
         ]
+        self._certificates = Certificates(self._tls_files, should_warn=self._slot.number == 1)
+        self.metrics.registry.register(self._certificates)
         self._data_servers: dict[str, Server] = {}
         for built in self._listeners:
             self._data_servers |= built.servers
         self._admin_servers: dict[str, Server] = {}
+
+    def _tls_files(self) -> list[TlsFiles]:
+        """Return the TLS files of the listeners and of the upstreams in force."""
+        listeners = [each.tls for each in self._listeners if each.tls is not None]
+        return [*listeners, *self._graph.tls_files()]
 
     @property
     def service(self) -> Service:
@@ -218,7 +227,7 @@ class Gateway:
                 "in_flight_bytes_limit": self._budget.limit_bytes,
                 **gauge_entries(self.metrics.gauges),
             },
-            "warnings": logs.recent_warnings(),
+            "warnings": self._certificates.with_warnings(logs.recent_warnings()),
         }
 
     def _api(self, control: Control | None) -> AdminApi | None:
@@ -251,6 +260,7 @@ class Gateway:
             await self._graph.start()
             for server in self._data_servers.values():
                 await server.start()
+            self._certificates.start()
             self._trimmer.start()
             self._loop_lag.start()
             if self._export is not None:
@@ -320,6 +330,9 @@ class Gateway:
     ) -> dict[str, list[str]]:
         """Replace the configuration of everything but the listeners; return what changed.
 
+        TLS files that have changed are used, also those of listeners. Those that are broken now
+        leave the earlier ones in force.
+
         Calls that begin from now on use the new configuration. Calls in progress finish with the
         old one. The method waits a second for them; the rest has until `lifecycle.drain`.
 
@@ -348,7 +361,9 @@ class Gateway:
         graph.drain_endpoints(drained)
         self.parts.change(loaded)
         await self._replace_graph(graph)
-        return graph.parts.changes()
+        await self._certificates.renew()
+        replaced = self._certificates.take_replaced()
+        return graph.parts.changes() | ({CERTIFICATES: replaced} if replaced else {})
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph
@@ -407,6 +422,7 @@ class Gateway:
         self._load.measure(lag_s)
 
     async def _close(self) -> None:
+        await self._certificates.stop()
         for server in self._servers.values():
             await server.stop()
         await self._retirements.finish(0)

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 import structlog
 
+from gateway.app.certificates import check_tls_files
 from gateway.app.config_watch import watch_config
 from gateway.app.errors import RELOAD_LATE, StartError
 from gateway.app.parts import LeadingParts
@@ -37,7 +38,6 @@ Apply = Callable[[LoadedConfig, AbstractSet[str]], Awaitable[Changes]]
 
 _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("workers",),
-    ("admin",),
     ("security",),
     ("state",),
     ("telemetry", "log", "format"),
@@ -66,7 +66,8 @@ class ReloadResult:
         outcome: "applied", "rejected" or "failed".
         source: The file.
         sha256: The hash of the configuration that is in force afterwards.
-        changes: What an applied configuration changed.
+        changes: What an applied configuration changed, and `certificates`: the sockets whose TLS
+            files were replaced since the reload before.
         problems: The errors of a rejected one.
         reason: Why a correct configuration could not be applied; "" for no failure.
     """
@@ -96,6 +97,7 @@ class Reloader:
 
     Attributes:
         metrics: Counts the reloads.
+        on_applied: Called with each configuration that was put in force.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Reloader:
         clock: Callable[[], float] = time.time,  # noqa: TID251  # a time that operators read
         leading: LeadingParts | None = None,
     ) -> None:
+        self.on_applied: Callable[[Config], None] = lambda _config: None
         self._leading = leading
         self._load = load
         self._loaded = loaded
@@ -204,6 +207,7 @@ class Reloader:
             if self._leading is not None:
                 self._leading.check_reload(loaded)
             check_restart(old.config, loaded)
+            await asyncio.to_thread(check_tls_files, loaded.config, loaded.directory)
             runtime = self._runtime_changes
             changed = runtime.apply(loaded)
             changes = await self._apply(changed, runtime.drained)
@@ -219,6 +223,7 @@ class Reloader:
             reason = f"internal error: {type(error).__name__}"
             return ReloadResult(FAILED, old.source, old.sha256, reason=reason)
         self._loaded = loaded
+        self.on_applied(loaded.config)
         return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes)
 
     async def _read(self, timeout_s: float) -> LoadedConfig:
@@ -255,6 +260,8 @@ def _fixed_findings(old: Config, new: Config) -> Iterator[Finding]:
     for path in (*_FIXED_KEYS, *own):
         if _value(old, path) != _value(new, path):
             yield path, _NEEDS_RESTART
+    if _admin_addresses(old) != _admin_addresses(new):
+        yield ("admin",), _NEEDS_RESTART
     before = {listener.name: listener for listener in old.listeners}
     for index, listener in enumerate(new.listeners):
         at: KeyPath = ("listeners", index)
@@ -270,6 +277,13 @@ def _listener_findings(at: KeyPath, old: ListenerConfig, new: ListenerConfig) ->
     for key in type(new).model_fields:
         if getattr(old, key) != getattr(new, key):
             yield (*at, key), _NEEDS_RESTART
+
+
+def _admin_addresses(config: Config) -> dict[str, Any] | None:
+    """Return the keys of `admin` but those that decide about each request."""
+    if config.admin is None:
+        return None
+    return config.admin.model_dump(exclude={"token", "hosts", "remote_changes"})
 
 
 def _value(config: Any, path: KeyPath) -> Any:

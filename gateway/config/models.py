@@ -17,6 +17,7 @@ from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.telemetry import TelemetryConfig
+from gateway.config.tls import TlsConfig
 from gateway.ir.context import TRITON_PREFIX
 from gateway.settings.fields import (
     AdminToken,
@@ -36,20 +37,6 @@ from gateway.settings.fields import (
 )
 from gateway.settings.model import Model
 from gateway.settings.units import UNIX, Address, Url
-
-
-class TlsConfig(Model):
-    """TLS files of a listener or an upstream. Paths are relative to the configuration file."""
-
-    cert: Text | None = None
-    """PEM file with the certificate chain. A listener requires it. An upstream sends it as client
-    certificate. Default: no certificate."""
-    key: Text | None = None
-    """PEM file with the private key of `cert`. Default: no key."""
-    ca: Text | None = None
-    """PEM file with the trusted certificate authorities. With it, a listener requires client
-    certificates (mutual TLS). Default: no client certificates for a listener, and the authorities
-    of the system for an upstream."""
 
 
 class StreamConfig(Model):
@@ -324,7 +311,8 @@ class UpstreamConfig(Model):
     url: UpstreamUrl | None = None
     """Address and protocol of the server: `oip+http`, `oip+grpc`, `trtis+http`, `trtis+grpc`,
     `graphpipe+http`, `graphpipe+tcp`, `graphpipe+unix`, `grps+http`, `grps+grpc` or `grps+brpc`,
-    followed by `://HOST:PORT`. `http` and `grpc` alone mean Open Inference. Default: none."""
+    followed by `://HOST:PORT`. `https`, `grpcs`, `brpcs` and, for `tcp`, `tls` stand for the same
+    with TLS. `http`, `https`, `grpc` and `grpcs` alone mean Open Inference. Default: none."""
     urls: tuple[UpstreamUrl, ...] = ()
     """Addresses of equivalent servers of the same protocol. Each is probed, and used while it is
     ready. Default: `[]`."""
@@ -336,8 +324,9 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Names that begin with `triton_` are refused, because they can end a Triton server.
-    Tracing headers are always forwarded, and HTTP servers get the request id. Default: `[]`."""
+    `x-`. Values of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that
+    begin with `triton_` are refused, because they can end a Triton server. Tracing headers are
+    always forwarded, and HTTP servers get the request id. Default: `[]`."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
@@ -383,8 +372,8 @@ class UpstreamConfig(Model):
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None
-    """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: no
-    TLS."""
+    """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: that
+    for a URL with TLS, such as `https://`, and else no TLS."""
     limits: ClientLimitsConfig = ClientLimitsConfig()
     """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -409,11 +398,16 @@ class UpstreamConfig(Model):
             raise ValueError("'resolve: all' is for host names, and the carrier is 'unix'")
         if self.cancellation == "withhold" and carrier != "grpc":
             raise ValueError(f"cancellation 'withhold' is for gRPC, and the carrier is {carrier!r}")
-        kinds = {f"{url.protocol}+{url.carrier}" for url in self.urls}
+        kinds = {url.scheme for url in self.urls}
         if len(kinds) > 1:
             found = ", ".join(sorted(kinds))
             raise ValueError(f"the urls of one upstream need the same protocol, found {found}")
         return self
+
+    @property
+    def server_tls(self) -> TlsConfig | None:
+        """TLS to the server: `tls`, or the default of a URL with TLS, such as `https://`."""
+        return TlsConfig() if self.tls is None and self.all_urls[0].tls else self.tls
 
     @property
     def all_urls(self) -> tuple[Url, ...]:

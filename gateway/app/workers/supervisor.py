@@ -18,6 +18,7 @@ from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import control_of
 from gateway.app.admin.status import Document
 from gateway.app.announce import log_addresses
+from gateway.app.certificates import CERTIFICATES
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
@@ -170,6 +171,7 @@ class Supervisor:
         self._loaded = new = loaded.changed(listeners=old.config.listeners)
         self._drained = frozenset(drained)
         changes: Changes = {}
+        certificates: set[str] = set()
         before = list(self._workers.values())
         reloaded: list[WorkerProcess] = []
         for number in sorted(self._serving):
@@ -190,7 +192,8 @@ class Supervisor:
                 await asyncio.gather(*(self._restore(each) for each in reloaded))
                 raise StartError(f"worker {number}: {error}") from error
             reloaded.append(worker)
-        return changes
+            certificates.update(changes.get(CERTIFICATES, ()))
+        return {**changes, CERTIFICATES: sorted(certificates)} if certificates else changes
 
     async def _restore(self, worker: WorkerProcess) -> None:
         """Give a worker the configuration in force again, or restart the worker."""

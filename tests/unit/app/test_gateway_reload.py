@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -100,6 +101,23 @@ async def test_offline_state_survives_a_reload() -> None:
         assert await gateway.ready() is False
     finally:
         await gateway.stop()
+
+
+async def test_a_reload_reads_the_file_of_a_header_again(tmp_path: Path) -> None:
+    """An upstream whose key is in a file is replaced when the key is another one."""
+    key = tmp_path / "key"
+    key.write_text("old")
+    text = TEXT.replace('127.0.0.1:1"', '127.0.0.1:1", headers: {x-key: "${file:key}"}')
+    gateway = Gateway(load_text(text, directory=tmp_path))
+    await gateway.start()
+    try:
+        unchanged = await gateway.reload(load_text(text, directory=tmp_path))
+        key.write_text("new")
+        changes = await gateway.reload(load_text(text, directory=tmp_path))
+    finally:
+        await gateway.stop()
+    assert [] == unchanged["replaced"]
+    assert "upstream behind" in changes["replaced"]
 
 
 async def test_a_reload_ends_with_its_timeout() -> None:

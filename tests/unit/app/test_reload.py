@@ -73,6 +73,7 @@ def test_changes_that_need_a_restart_are_rejected(old: str, new: str, expected: 
         ("calls_per_second: 5", "calls_per_second: 6"),
         ("drain: 5s", "drain: 6s"),
         ("version: 1", "version: 1\npolicies: {timeout: 5s}"),
+        ("address: 9901", "address: 9901, token: 0123456789abcdef, hosts: [gateway.example]"),
     ],
 )
 def test_other_changes_need_no_restart(old: str, new: str) -> None:
