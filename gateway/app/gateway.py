@@ -291,6 +291,12 @@ class Gateway:
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)
 
+    def reopen_logs(self) -> None:
+        """Open the file of the access log again, as after logrotate."""
+        self._call_log.reopen()
+        if self._slot.is_single:
+            log.info("log files reopened")
+
     async def announce(self) -> None:
         """Log the models that clients can reach, and a command to try."""
         graph = self._graph

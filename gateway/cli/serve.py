@@ -158,8 +158,9 @@ def serve(  # noqa: PLR0913  # one for each flag
 ) -> None:
     """Serve: `serve CONFIG.yaml`, `serve --upstream URL`, or `serve --demo`.
 
-    SIGTERM and SIGINT stop it, after the calls in flight. Exit status: 0 stopped, 1 could not
-    start or a worker keeps dying, 2 usage or configuration error.
+    SIGTERM and SIGINT stop it, after the calls in flight. SIGUSR1 opens log files again.
+    Exit status: 0 stopped, 1 could not start or a worker keeps dying, 2 usage or configuration
+    error.
     """
     path = config_path(config, config_option)
     if (path is not None) + bool(upstream) + demo != 1:
