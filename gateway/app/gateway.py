@@ -17,7 +17,7 @@ from prometheus_client.core import Metric
 from gateway import __version__
 from gateway.app.admin import PAGE_DRAIN_S, start_pages
 from gateway.app.admin_api.api import AdminApi, AdminSources, CutoverSource
-from gateway.app.announce import log_addresses, log_models
+from gateway.app.announce import log_addresses, log_default_timeout, log_models
 from gateway.app.check import check
 from gateway.app.control import Control
 from gateway.app.errors import REASONS, StartError, reason_of
@@ -300,6 +300,7 @@ class Gateway:
             raise StartError(reason_of(error)) from error
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
+            log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)
 
