@@ -124,6 +124,14 @@ def serve(  # noqa: PLR0913  # one for each flag
             help="Name and version in server metadata: gateway or upstream. Default gateway.",
         ),
     ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Longest time until the response, or until the first one of a stream, such as "
+            "30s. Default: as long as the client allows.",
+        ),
+    ] = None,
     no_passthrough: Annotated[
         bool,
         typer.Option(
@@ -170,6 +178,7 @@ def serve(  # noqa: PLR0913  # one for each flag
         "--default-model": default_model,
         "--enable": enable or None,
         "--identity": identity,
+        "--timeout": timeout,
         "--no-passthrough": no_passthrough or None,
     }
     streams = {"--graphpipe-tcp": graphpipe_tcp, "--graphpipe-unix": graphpipe_unix}
@@ -208,6 +217,7 @@ def serve(  # noqa: PLR0913  # one for each flag
                     default_model=default_model,
                     enable=enable or (),
                     identity=identity,
+                    timeout=timeout,
                     passthrough=not no_passthrough,
                 ),
                 **_stock_config(stock),

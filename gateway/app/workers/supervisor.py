@@ -17,7 +17,7 @@ from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import control_of
 from gateway.app.admin.status import Document
-from gateway.app.announce import log_addresses
+from gateway.app.announce import log_addresses, log_default_timeout
 from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
@@ -578,6 +578,7 @@ async def _serve(
         return await supervisor.stop()
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
     log_extensions(sockets.loaded.config.listeners)
+    log_default_timeout(sockets.loaded.config.policies)
     log_addresses(addresses)
     log.info("started", version=__version__, workers=supervisor.count, **addresses)
     await _wait_first(asyncio.create_task(supervisor.wait_failed()), stop.wait())
