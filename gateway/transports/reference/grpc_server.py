@@ -43,7 +43,6 @@ from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 # Calls that need no slot, such as health checks, are served while all slots are in use.
 _SPARE_CALLS = 64
 _UNBOUNDED = 1 << 62
-_AGE_GRACE_MS = 30_000
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000
@@ -150,7 +149,6 @@ def _options(limits: ServerLimits, *, reuse_port: bool) -> list[tuple[str, Any]]
         ("grpc.absolute_max_metadata_size", limits.grpc_metadata_bytes),
         ("grpc.max_concurrent_streams", limits.h2_streams),
         ("grpc.max_connection_age_ms", _ms(limits.connection_age_s)),
-        ("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS),
         ("grpc.max_connection_idle_ms", _ms(limits.keepalive_s)),
         ("grpc.server_handshake_timeout_ms", _ms(limits.tls_handshake_s)),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
