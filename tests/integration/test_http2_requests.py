@@ -394,6 +394,7 @@ async def test_tls_negotiates_the_version(offered: list[str] | None) -> None:
     """ALPN selects HTTP/2 where the client offers it, and HTTP/1 otherwise."""
     authority = trustme.CA()
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.set_alpn_protocols(["h2", "http/1.1"])
     authority.issue_cert("127.0.0.1").configure_cert(server_side)
     client_side = ssl.create_default_context()
     authority.configure_trust(client_side)

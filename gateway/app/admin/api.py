@@ -300,8 +300,12 @@ def _parts(response: HttpResponse) -> Iterable[HttpResponse]:
 
 
 def guards_of(migration: Document) -> list[Document]:
-    """Return the guards of a migration's evidence."""
-    guards: list[Document] = (migration["evidence"] or {}).get("guards", [])
+    """Return the guards of a migration: those of its cut-over, or else of its evidence.
+
+    A cut-over has `errors.clients`, too, which comparisons do not know.
+    """
+    cutover, evidence = migration["cutover"] or {}, migration["evidence"] or {}
+    guards: list[Document] = cutover.get("guards") or evidence.get("guards", [])
     return guards
 
 
@@ -372,8 +376,8 @@ def weights_in_force(config: Config, cutover: CutoverSource | None) -> dict[str,
 
 def _summary(document: Document) -> Document:
     evidence, cutover = document["evidence"] or {}, document["cutover"] or {}
-    outcomes = evidence.get("outcomes", {})
-    compared = evidence.get("compared", 0)
+    compared = evidence.get("replies_compared", evidence.get("compared", 0))
+    differ = sum(evidence.get("outcomes", {}).get(each, 0) for each in ("mismatch", "structure"))
     return {
         "name": document["name"],
         "state": cutover.get("state", "mirroring" if evidence else "idle"),
@@ -381,5 +385,6 @@ def _summary(document: Document) -> Document:
         "verdict": verdict_of(guards_of(document)),
         "sampled": evidence.get("sampled", 0),
         "compared": compared,
-        "agreement": outcomes.get("match", 0) / compared if compared else None,
+        "failed": evidence.get("failed", 0),
+        "agreement": 1 - differ / compared if compared else None,
     }

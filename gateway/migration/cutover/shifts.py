@@ -37,7 +37,7 @@ class ServingShift(CutoverShift):
         self._name = live.name
         self._old_name = live.old_name
         self._on_trip = on_trip
-        self._errors = LocalErrors(cutover.guards.errors)
+        self._errors = LocalErrors(cutover.guards.error_limits)
 
     @property
     def watched(self) -> frozenset[str]:
@@ -77,6 +77,7 @@ class ServingShift(CutoverShift):
             "attempt": self.attempt,
             "calls": self._errors.calls,
             "failures": self._errors.failures,
+            "unanswered": self._errors.unanswered,
             "tripped": None if tripped is None else tripped.document(),
         }
 

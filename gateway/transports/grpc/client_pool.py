@@ -7,7 +7,6 @@ one only when all are full.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
@@ -29,7 +28,8 @@ from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.resolver import UNIX, UpstreamConnector
-from gateway.transports.net.tls import MAYBE_TLS, TLS_ALERT, connect_failure_text
+from gateway.transports.net.tls import MAYBE_TLS, NEEDS_TLS, TLS_ALERT, connect_failure_text
+from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
@@ -148,7 +148,7 @@ class GrpcClientConnection(Http2Protocol):
                 "it serves HTTP/1 on this port; for HTTP use a URL such as oip+http://"
             )
         elif data.startswith(TLS_ALERT):
-            self._closing_reason = "it needs TLS on this port; add `tls: {}` to the upstream"
+            self._closing_reason = NEEDS_TLS
         else:
             return False
         self.abort()
@@ -289,7 +289,7 @@ class GrpcConnectionPool:
         name: The name of the upstream, for errors.
         upstream: Resolves and connects to its address.
         limits: The limits of the upstream.
-        tls: For TLS; None for plain text.
+        tls: The context of handshakes; None for plain text.
         budget: The memory budget for responses.
 
     Attributes:
@@ -303,7 +303,7 @@ class GrpcConnectionPool:
         name: str,
         upstream: UpstreamConnector,
         limits: ClientLimits,
-        tls: ssl.SSLContext | None,
+        tls: TlsContext | None,
         budget: MemoryBudget,
     ) -> None:
         self.authority = "localhost" if name.startswith(UNIX) else name
@@ -315,6 +315,8 @@ class GrpcConnectionPool:
         self._limits = limits
         self._age_s = limits.connection_age_s
         self._tls = tls
+        if tls is not None:
+            tls.add_user(self)
         self._connections: list[GrpcClientConnection] = []
         self._all: set[GrpcClientConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
@@ -325,6 +327,12 @@ class GrpcConnectionPool:
     def reservation(self) -> Reservation:
         """Return a reservation for a response, in the share of the client that called."""
         return Reservation(self._budget, self._limits.memory_wait_s, CLIENT_MEMORY.get())
+
+    def tls_renewed(self, _authorities: Authorities | None) -> None:
+        """Close each connection after its last call."""
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.retire()
 
     def find(self, now: float) -> GrpcClientConnection | None:
         """Return a connection that can carry one more call, if there is one."""
@@ -432,8 +440,7 @@ class GrpcConnectionPool:
     async def _connect(self) -> None:
         options: dict[str, Any] = {}
         if self._tls is not None:
-            self._tls.set_alpn_protocols(["h2"])
-            options["ssl"] = self._tls
+            options["ssl"] = self._tls.current
         connection: GrpcClientConnection | None = None
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):

@@ -10,6 +10,7 @@ from grpc import aio
 
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.silence import ACKNOWLEDGED_WITHIN_S, SILENT_S
+from gateway.transports.net.tls_files import Authorities, TlsFiles, grpc_channel_credentials
 from gateway.transports.reference.grpc_quirks import keep_log_quiet
 
 # What servers allow on one connection (RELIABILITY.md D1); more would wait in the C core unseen.
@@ -78,18 +79,18 @@ class GrpcChannelPool:
     that a change of address is noticed.
     """
 
-    def __init__(
-        self, target: str, limits: ClientLimits, credentials: grpc.ChannelCredentials | None
-    ) -> None:
+    def __init__(self, target: str, limits: ClientLimits, tls: TlsFiles | None) -> None:
         self._target = target
         self._limits = limits
-        self._credentials = credentials
+        self._tls = tls
+        if tls is not None:
+            tls.add_user(self)
         self._channels: list[PooledChannel] = []
         self._closing: set[asyncio.Task[None]] = set()
 
     def acquire(self) -> PooledChannel:
         """Return a channel for one call; `release` returns it."""
-        self._retire()
+        self._retire(monotonic() - self._limits.connection_age_s)
         for channel in self._channels:
             if channel.users < _STREAMS:
                 break
@@ -121,9 +122,12 @@ class GrpcChannelPool:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _retire(self) -> None:
-        """Remove channels that are too old."""
-        oldest = monotonic() - self._limits.connection_age_s
+    def tls_renewed(self, _authorities: Authorities | None) -> None:
+        """Close each channel after its last call."""
+        self._retire(monotonic())
+
+    def _retire(self, oldest: float) -> None:
+        """Remove channels that were opened before *oldest*."""
         if not self._channels or self._channels[0].born >= oldest:  # the first is the oldest
             return
         for channel in [each for each in self._channels if each.born < oldest]:
@@ -136,10 +140,11 @@ class GrpcChannelPool:
             return min(self._channels, key=lambda channel: channel.users)
         keep_log_quiet()
         options = _options(self._limits)
-        if self._credentials is None:
+        if self._tls is None:
             opened = aio.insecure_channel(self._target, options=options)
         else:
-            opened = aio.secure_channel(self._target, self._credentials, options=options)
+            credentials = grpc_channel_credentials(self._tls)
+            opened = aio.secure_channel(self._target, credentials, options=options)
         channel = PooledChannel(opened)
         self._channels.append(channel)
         return channel

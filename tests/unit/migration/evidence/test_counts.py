@@ -90,6 +90,27 @@ def test_the_document_has_outputs_timeline_and_latency() -> None:
     assert found["latency"]["median_difference"] == pytest.approx(0.01)
 
 
+def test_failed_calls_are_no_agreement() -> None:
+    """They are in no minute and under no output; the document says how many failed, and why."""
+    made = evidence(has_noise=True)
+    for number in range(5):
+        add(made, 1.0, ErrorCode.INVALID_ARGUMENT, START_US + number)
+        refused = result(ErrorCode.UNAVAILABLE)
+        made.add_noise(compare_results(refused, refused, OutputRules()))
+    add(made, 1.0, 1.0)
+    found = made.document(START_US)
+    assert (6, 1, 5) == tuple(found[key] for key in ("compared", "replies_compared", "failed"))
+    assert [{"minute_us": START_US, "compared": 1, "mismatched": 0}] == found["timeline"]
+    assert [1] == [each["compared"] for each in found["outputs"]]
+    assert 0 == found["noise"]["compared"]
+    (reason,) = found["reasons"]
+    assert ("new_error", "invalid_argument", 5) == (
+        reason["outcome"],
+        reason["code"],
+        reason["count"],
+    )
+
+
 def test_the_timeline_has_the_minutes_of_a_day() -> None:
     """Older minutes leave the timeline, but stay in the counts."""
     made = evidence()
