@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.concurrency.limiter import CLIENT_MEMORY, Share
+
 INFERENCES: Final = frozenset({"InferRequest", "StreamInferRequest"})
 """The kinds of calls that are inferences."""
 
@@ -102,9 +104,14 @@ def record_target(name: str) -> None:
 
 
 def queue_group() -> tuple[str, str]:
-    """Return the route and model of the current call: such groups take turns in queues."""
+    """Return the route and model of the current call."""
     path = CALL_PATH.get()
     return ("", "") if path is None else (path.route, path.model)
+
+
+def queue_turn() -> tuple[str, str, Share | None]:
+    """Return the route, model and client of the current call: such groups take turns in queues."""
+    return (*queue_group(), CLIENT_MEMORY.get())
 
 
 def queue_priority() -> int:

@@ -18,7 +18,7 @@ from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import control_of
 from gateway.app.admin.status import Document
 from gateway.app.announce import log_addresses
-from gateway.app.certificates import CERTIFICATES
+from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
@@ -509,7 +509,17 @@ async def _run(
     supervisor.leading = leading = LeadingParts(supervisor)
     supervisor.publish(leading.collect)
     stop = stop_event(supervisor.kill)
-    reloader = Reloader(load, loaded, supervisor.reload, leading=leading)
+    try:
+        tls = admin_tls(loaded.config.admin, loaded.directory)
+    except REASONS as error:
+        raise StartError(f"admin: {reason_of(error)}") from error
+    certificates = Certificates(lambda: () if tls is None else (tls,))
+    supervisor.publish(certificates.collect)
+
+    async def apply(loaded: LoadedConfig, drained: AbstractSet[str]) -> Changes:
+        return await certificates.renewed(await supervisor.reload(loaded, drained))
+
+    reloader = Reloader(load, loaded, apply, leading=leading)
     reloader.handle_signal()
     supervisor.publish(reloader.metrics.collect)
     try:
@@ -525,15 +535,18 @@ async def _run(
             control,
             supervisor.status,
             AdminApi(sources, control.access),
+            tls=tls,
             reuse_port=loaded.config.lifecycle.hand_over,
         )
     except REASONS as error:
         raise StartError(reason_of(error)) from error
     leading.lead()
+    certificates.start()
     try:
         async with reloader:
             return await _serve(supervisor, sockets, stop, pages)
     finally:
+        await certificates.stop()
         await leading.stop()
         if export is not None:
             await export.close()

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
-from gateway.transports.admission import CLIENT_MEMORY, MemoryBudget, Reservation
+from gateway.transports.admission import MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import (
@@ -409,7 +410,7 @@ class GrpcConnectionPool:
 
     async def _wait_for_connection(self) -> None:
         """Wait for a new connection, or for the end of a call on another. Raises NotSent."""
-        if len(self._connections) >= self._limits.connections:
+        if len(self._connections) >= self._limits.most_connections:
             future = asyncio.get_running_loop().create_future()
             self.waiting.add(future)
             try:
