@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
+from gateway.api.protocol import Codec, CutThroughCodec, FramingCodec
 from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, queue_timeout_us
 from gateway.concurrency.offload import ON_LOOP, off_loop, wherever
 from gateway.ir import errors
@@ -35,7 +36,6 @@ from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
 from gateway.telemetry.upstream_metrics import EndpointAttempts
-from gateway.wire.codec import Codec, CutThroughCodec, FramingCodec
 
 log = structlog.get_logger(__name__)
 

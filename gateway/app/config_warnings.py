@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.load import LoadedConfig
-from gateway.config.models import Config, ListenerConfig, TlsConfig
+from gateway.config.models import Config, ListenerConfig
 from gateway.config.routes import MatchConfig
-from gateway.config.units import Url
+from gateway.config.tls import TlsConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
-from gateway.registry import PROTOCOLS, protocol
+from gateway.registry import PROTOCOLS, extensions, protocol
+from gateway.settings.units import Url
 
 _STREAM: Final = "stream"
 
@@ -28,8 +29,9 @@ def warnings(loaded: LoadedConfig) -> list[Problem]:
         *_unknown_protocols(config),
         *_missing_files(config, directory),
         *_loops(config),
-        *_unguarded_cutovers(config),
     ]
+    for extension in extensions().values():
+        findings += extension.warnings(loaded)
     return [loaded.problem(path, message) for path, message in findings]
 
 
@@ -95,10 +97,9 @@ def _missing_files(config: Config, directory: Path) -> Iterator[Finding]:
 
 
 def _missing_tls(at: KeyPath, tls: TlsConfig | None, directory: Path) -> Iterator[Finding]:
-    for key in ("cert", "key", "ca"):
-        found = None if tls is None else getattr(tls, key)
-        if found is not None and not (directory / found).exists():
-            yield (*at, key), _no_file(directory / found)
+    for path, name in () if tls is None else tls.files():
+        if not (directory / name).exists():
+            yield (*at, *path), _no_file(directory / name)
 
 
 def _no_file(path: Path) -> str:
@@ -126,12 +127,3 @@ def _ports(listener: ListenerConfig) -> Iterator[int]:
 
 def _is_own(url: Url, ports: set[int]) -> bool:
     return url.is_loopback and url.port in ports
-
-
-def _unguarded_cutovers(config: Config) -> Iterator[Finding]:
-    """Yield the cut-overs that nothing stops before a server that fails all calls."""
-    for name, migration in config.migrations.items():
-        cutover = migration.cutover
-        if cutover is not None and cutover.guards.error_limits is None:
-            path: KeyPath = ("migrations", name, "cutover", "guards", "errors")
-            yield path, "no guard watches errors: calls move on to a server that fails them"

@@ -45,7 +45,8 @@ def reload(admin: AdminOption = DEFAULT_ADMIN) -> None:
 
     Exit status: 0 applied, 1 refused, with the errors of the file; 2 usage error.
     """
-    post_change(admin, "/reload", {})
+    found = post_document(admin, "/reload", {})
+    print_json(found["changes"] | {"certificates": found["certificates"]})
 
 
 def upstream(

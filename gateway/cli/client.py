@@ -21,7 +21,6 @@ from gateway.cli.output import (
     print_text,
 )
 from gateway.cli.tensors import json_of, read_value, tensor_of
-from gateway.config.units import Url, parse_duration, parse_url
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
@@ -37,6 +36,7 @@ from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies.complete.policy import Complete
 from gateway.service import Service
+from gateway.settings.units import Url, parse_duration, parse_url
 
 DEFAULT_URL = "oip+http://127.0.0.1:8000"
 

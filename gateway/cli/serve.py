@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.configuration import ConfigArgument, ConfigOption, config_path, load_checked
+from gateway.cli.demo.config import demo_config
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.cli.run import run_loaded, run_mapping
-from gateway.config.sidecar import sidecar_config
-from gateway.config.units import parse_workers
-from gateway.demo.config import demo_config
+from gateway.cli.sidecar import sidecar_config
+from gateway.settings.units import parse_workers
 
 HttpOption = Annotated[
     str | None,

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from gateway.config.fields import Duration, Size
-from gateway.config.signatures import Model
+from gateway.settings.fields import Duration, Size
+from gateway.settings.model import Model
 
 
 class ServerLimitsConfig(Model):

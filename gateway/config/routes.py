@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.config.fields import (
+from gateway.settings.fields import (
     HEADER_KEY,
     HEDGE_AFTER,
     MEMORY,
@@ -23,8 +23,8 @@ from gateway.config.fields import (
     Scalar,
     Text,
 )
-from gateway.config.signatures import Model
-from gateway.config.units import parse_size
+from gateway.settings.model import Model
+from gateway.settings.units import parse_size
 
 
 class MatchConfig(Model):

@@ -8,13 +8,13 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import structlog
 
+from gateway.api.extension import TrafficShift
 from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.load_balancing import Key
 from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
-from gateway.routing.traffic_shift import TrafficShift
 from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_path import current_path, record_target
 

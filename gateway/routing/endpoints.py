@@ -32,11 +32,11 @@ from gateway.ir.errors import ErrorCode, GatewayError, NotSent, Unavailable
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.streams import on_stream_end
+from gateway.model_info.sequence_ids import SequenceIdTypes
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, PeakEwma
 from gateway.routing.outlier_detection import DEFAULT, EndpointHealth, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
-from gateway.routing.sequence_ids import SequenceIdTypes
 from gateway.service import ReplyCoroutine, Service, entry_of
 
 log = structlog.get_logger(__name__)

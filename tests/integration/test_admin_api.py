@@ -14,11 +14,11 @@ import aiohttp
 import pytest
 
 from gateway.app import Gateway
-from gateway.app.admin import AdminFrontend
-from gateway.app.admin_api.access import AdminAccess
-from gateway.app.admin_api.api import AdminApi, AdminSources
-from gateway.app.admin_api.events import MAX_LISTENERS
-from gateway.app.control import Control, control_of
+from gateway.app.admin.access import AdminAccess
+from gateway.app.admin.admin import AdminFrontend
+from gateway.app.admin.api import AdminApi, AdminSources
+from gateway.app.admin.control import Control, control_of
+from gateway.app.admin.events import MAX_LISTENERS
 from gateway.app.reload import Reloader
 from gateway.app.transports import TransportImplementation, http_server_class
 from gateway.config.load import LoadedConfig, load_text

@@ -18,17 +18,17 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner, Result
 
 from gateway.app import Gateway, complete_service, connect
-from gateway.captures.capture import Capture
 from gateway.cli.commands import command_line
-from gateway.compare.replies import Comparison
-from gateway.compare.rules import EXACT, OutputRule, OutputRules
-from gateway.compare.tensors import Outcome
-from gateway.config.units import parse_url
-from gateway.demo.config import demo_config
+from gateway.cli.demo.config import demo_config
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import array_tensor
-from gateway.migration.replay import Replay, ReplayOptions, ReplayOutcome
+from gateway.migration.captures.capture import Capture
+from gateway.migration.compare.replies import Comparison
+from gateway.migration.compare.rules import EXACT, OutputRule, OutputRules
+from gateway.migration.compare.tensors import Outcome
+from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayOutcome
+from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, running, urls
 from tests.integration.cli_kit import gateway as gateway_command
 

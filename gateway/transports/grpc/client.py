@@ -5,7 +5,6 @@ transport are raised.
 """
 
 import asyncio
-import ssl
 from collections.abc import AsyncGenerator
 from time import monotonic
 from types import CoroutineType
@@ -19,6 +18,7 @@ from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.client_pool import GrpcConnectionPool
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.resolver import upstream_of
+from gateway.transports.net.tls_files import TlsContext
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 
 # A lookup of an Enum member costs as much as a function call.
@@ -33,7 +33,7 @@ class GrpcClient:
     Args:
         target: "host:port" or "unix:/path".
         limits: The limits of this upstream.
-        ssl_context: From `tls.client_context`; None for plain text.
+        tls: The context of handshakes; None for plain text.
         withheld: Decides whether calls without a waiting client are cancelled.
         budget: The memory budget for responses.
         address: IP address of the host; "" to look it up.
@@ -49,14 +49,14 @@ class GrpcClient:
         target: str,
         limits: ClientLimits,
         *,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         withheld: WithheldCalls | None = None,
         budget: MemoryBudget = UNLIMITED,
         address: str = "",
     ) -> None:
         self._target = target
         upstream = upstream_of(target, limits.resolve_floor_s, address)
-        self._pool = GrpcConnectionPool(target, upstream, limits, ssl_context, budget)
+        self._pool = GrpcConnectionPool(target, upstream, limits, tls, budget)
         self._slots = upstream_slots("in_flight", limits.in_flight, limits)
         self._wheel = TimerWheel()
         self._withheld = WithheldCalls() if withheld is None else withheld

@@ -8,6 +8,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from math import inf
 from time import monotonic
 from types import CoroutineType
 from typing import Any
@@ -28,6 +29,7 @@ from gateway.transports.http1.response_reader import ResponseHeadCache, Response
 from gateway.transports.net.resolver import UpstreamConnector
 from gateway.transports.net.sockets import UNSEEN_S
 from gateway.transports.net.tls import connect_failure_text
+from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.write_drain import deadline_scope
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
@@ -45,7 +47,7 @@ class HttpClient:
     Args:
         url: "http://host:port", or https.  A path becomes the prefix of the path of each request.
         limits: The limits of the upstream.
-        ssl_context: For https; None to trust what the system trusts.
+        tls: The context of handshakes of https; None to trust what the system trusts.
         budget: The memory budget for responses.
         address: IP address of the host; "" to look it up.
 
@@ -60,7 +62,7 @@ class HttpClient:
         url: str,
         limits: ClientLimits,
         *,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         budget: MemoryBudget = UNLIMITED,
         address: str = "",
     ) -> None:
@@ -74,9 +76,10 @@ class HttpClient:
         self._upstream = UpstreamConnector(
             parts.hostname, port, floor_s=limits.resolve_floor_s, address=address
         )
-        self._tls: dict[str, Any] = {}
+        self._tls: TlsContext | None = None
         if parts.scheme == "https":
-            self._tls = {"ssl": ssl_context or ssl.create_default_context()}
+            self._tls = tls or TlsContext(ssl.create_default_context())
+            self._tls.add_user(self)
         self._limits = limits
         most = min(limits.connections, limits.in_flight)
         self._slots = upstream_slots("pending", most, limits)
@@ -343,6 +346,13 @@ class HttpClient:
             and (now - connection.last_used_at < UNSEEN_S or not connection.has_ended())
         )
 
+    def tls_renewed(self, _authorities: Authorities | None) -> None:
+        """Close each connection after its last request."""
+        for connection in self._open:
+            connection.created_at = -inf  # too old for another request
+        while self._idle:
+            self._cut(self._idle.pop())
+
     async def _connect(self) -> Http1ClientConnection:
         """Open a connection.
 
@@ -357,7 +367,8 @@ class HttpClient:
         scope = asyncio.timeout(timeout_s)
         try:
             async with scope:
-                connection = await self._upstream.connect(make, self._tls)
+                options = {} if self._tls is None else {"ssl": self._tls.current}
+                connection = await self._upstream.connect(make, options)
         except TimeoutError as error:
             if not scope.expired():
                 raise self._peer.unreached(error) from error

@@ -9,10 +9,6 @@ from gateway.transports.http1.server_connection import Http1ServerProtocol
 class HttpServer(HttpListener):
     """A listener for HTTP/1 and HTTP/2 with native connections."""
 
-    @property
-    def _serves_http2(self) -> bool:
-        return True
-
     def _make(
         self, listener: ListenerState, count: ConnectionCount, *, reserve: bool
     ) -> Http1ServerProtocol:

@@ -6,7 +6,6 @@ or in pieces, within the limits.  There are no redirects, cookies, proxies or fi
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,6 +30,7 @@ from gateway.transports.http.client_rules import (
 )
 from gateway.transports.http.content_coding import coding_of
 from gateway.transports.net.sockets import reset_when_closed
+from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.net.write_drain import deadline_scope
 from gateway.transports.reference.http_pool import ATTEMPT, Attempt, HttpConnectionPool
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
@@ -46,7 +46,7 @@ class HttpClient:
     Args:
         url: "http://host:port", or https.  A path becomes the prefix of the path of each request.
         limits: The limits of the upstream.
-        ssl_context: For https; None to trust what the system trusts.
+        tls: The context of handshakes of https; None to trust what the system trusts.
         budget: The memory budget for responses.
 
     Raises:
@@ -58,7 +58,7 @@ class HttpClient:
         url: str,
         limits: ClientLimits,
         *,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         budget: MemoryBudget = UNLIMITED,
     ) -> None:
         base = URL(url)
@@ -67,7 +67,7 @@ class HttpClient:
         self._peer = UpstreamErrors(f"{base.host}:{base.port}", base.host, limits, budget)
         self._prefix = f"{base.scheme}://{base.raw_authority}{base.raw_path.rstrip('/')}"
         self._limits = limits
-        self._ssl = ssl_context
+        self._tls = tls
         most = min(limits.connections, limits.in_flight)
         self._slots = upstream_slots("pending", most, limits)
         self._session: aiohttp.ClientSession | None = None
@@ -176,6 +176,8 @@ class HttpClient:
                 headers=header_fields(wire, deadline),
                 data=_Body(wire.body, attempt) if size_of(wire.body) else None,
                 allow_redirects=False,
+                # aiohttp uses a connection only for requests with the context that it has.
+                ssl=True if self._tls is None else self._tls.current,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._forget_addresses()
@@ -192,9 +194,7 @@ class HttpClient:
             raise self._peer.closed()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=HttpConnectionPool(
-                    self._limits, ssl=self._ssl if self._ssl is not None else True
-                ),
+                connector=HttpConnectionPool(self._limits),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 auto_decompress=False,

@@ -19,10 +19,6 @@ from gateway.transports.reference.http_request import ReferenceHttpRequest, Sent
 class HttpServer(HttpListener):
     """A listener for HTTP/1 whose connections are aiohttp's, which has no HTTP/2."""
 
-    @property
-    def _serves_http2(self) -> bool:
-        return False
-
     def _make(self, listener: ListenerState, count: ConnectionCount, *, reserve: bool) -> _Manager:
         return _Manager(listener, count, reserve=reserve)
 

@@ -24,6 +24,11 @@ from gateway.wire.stream import Framer
 class FramedConnection(Protocol):
     """A connection, as its listener sees it."""
 
+    @property
+    def transport(self) -> Any:
+        """That of asyncio; None before and after."""
+        ...
+
     def drain(self) -> None:
         """Close when idle, or after the last pending response."""
         ...

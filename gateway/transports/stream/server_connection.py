@@ -97,6 +97,11 @@ class StreamConnection(asyncio.Protocol):
         """Frames taken and not yet answered."""
         return len(self._queue) + len(self._running)
 
+    @property
+    def transport(self) -> Any:
+        """That of asyncio; None before and after."""
+        return self._transport
+
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config.fields import DURATION, SIZE
 from gateway.config.schema import json_schema
-from gateway.config.units import parse_duration, parse_size
 from gateway.ir.limits import MessageLimits
+from gateway.settings.fields import DURATION, SIZE
+from gateway.settings.units import parse_duration, parse_size
 from gateway.transports.contract import ClientLimits, ServerLimits
 
 SCHEMA = json_schema()
