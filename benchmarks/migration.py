@@ -45,7 +45,7 @@ from gateway.migration.captures.transfer import (
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.mirror.keeper import ShadowKeeper
 from gateway.migration.mirror.outbox import Outbox
-from gateway.migration.options import CAPTURE
+from gateway.migration.options import CAPTURE_CHANNEL
 from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
 from gateway.settings.units import parse_url
 
@@ -132,7 +132,7 @@ async def _recording_by_socket(directory: Path) -> Row:
     await keeper.start()
     assert keeper.pid is not None
     sampler = CaptureSampler(CaptureOptions(directory=directory, privacy=privacy))
-    outbox = Outbox(keeper.serving_ends(1)[CAPTURE], sampler)
+    outbox = Outbox(keeper.serving_ends(1)[CAPTURE_CHANNEL], sampler)
     outbox.start()
     started, cpu = time.perf_counter(), _cpu_s(keeper.pid)
     for _ in range(_LARGE_CALLS):

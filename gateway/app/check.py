@@ -15,9 +15,7 @@ from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
-from gateway.migration.options import check_captures
-from gateway.migration.targets import check_migrations
-from gateway.registry import PROTOCOLS, backend, protocol
+from gateway.registry import PROTOCOLS, backend, extensions, protocol
 from gateway.settings.units import Address, StreamAddress
 
 _NOT_ON_ONE_PORT: Final = (
@@ -28,7 +26,10 @@ _NOT_ON_ONE_PORT: Final = (
 
 def check(loaded: LoadedConfig) -> list[Problem]:
     """Return every problem of a configuration that matches the schema."""
-    return [loaded.problem(path, message) for path, message in _findings(loaded.config)]
+    found = [*_findings(loaded.config)]
+    for extension in extensions().values():
+        found += extension.check(loaded)
+    return [loaded.problem(path, message) for path, message in found]
 
 
 def _findings(config: Config) -> Iterator[Finding]:
@@ -53,18 +54,14 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from _check_requirements(config)
     yield from _repeated_ports(config)
     yield from check_graphs(config)
-    yield from check_migrations(config)
     yield from check_workers(config)
     yield from check_tls(config)
 
 
 def _check_requirements(config: Config) -> Iterator[Finding]:
     """Yield the keys that need another key, a package or other values."""
-    if config.stock is not None and config.state is None:
-        yield ("stock",), "needs 'state: {directory: DIR}', where the counts are kept"
     if config.telemetry.otlp.is_on and find_spec("opentelemetry") is None:
         yield ("telemetry", "otlp"), "needs OpenTelemetry: pip install 'tensor-gateway[otel]'"
-    yield from check_captures(config)
 
 
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from gateway.config.models import Config, ListenerConfig
 from gateway.config.routes import MatchConfig
 from gateway.config.tls import TlsConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
-from gateway.registry import PROTOCOLS, protocol
+from gateway.registry import PROTOCOLS, extensions, protocol
 from gateway.settings.units import Url
 
 _STREAM: Final = "stream"
@@ -30,6 +30,8 @@ def warnings(loaded: LoadedConfig) -> list[Problem]:
         *_missing_files(config, directory),
         *_loops(config),
     ]
+    for extension in extensions().values():
+        findings += extension.warnings(loaded)
     return [loaded.problem(path, message) for path, message in findings]
 
 

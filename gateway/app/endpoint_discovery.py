@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from gateway.app.server_identity import ServerIdentity
+from gateway.concurrency.background import start_background
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.settings.units import Url
@@ -246,7 +247,7 @@ class EndpointDiscovery:
                 self._on_removed(name)
 
     def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+        task = start_background(work, f"endpoints of {self._upstream}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -4,12 +4,13 @@
 `gateway explain --layers` prints it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.api.protocol import Codec
+from gateway.api.tap import CountCall, RouteTap
 from gateway.app.signatures import Signatures
 from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
@@ -35,8 +36,7 @@ from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.policies.observe import Observe, Recorder
 from gateway.policies.reject_sequences import RejectSequences
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
-from gateway.policies.take_stock import CountCall, TakeStock
-from gateway.policies.tap import RouteTap, SampleCalls
+from gateway.policies.tap import SampleCalls
 from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.server_status import ServerStatusLayer
@@ -132,7 +132,7 @@ class ListenerParts:
     memory: SharedMemoryMode
     shed: Callable[[Service], ShedLoad] | None = None
     new_path: Callable[..., CallPath] = CallPath
-    stock: CountCall | None = None
+    on_call: CountCall | None = None
     trace: Wrap | None = None
 
 
@@ -151,7 +151,7 @@ class RouteParts:
     sequences_per_client: int | None = None
     client_header: str = ""
     sequence_idle_s: float = IDLE_S
-    tap: RouteTap | None = None
+    taps: Sequence[RouteTap] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +199,12 @@ class EndpointParts:
     trace: Wrap | None = None
 
 
+def _sample(inner: Service, taps: Sequence[RouteTap]) -> Service:
+    for tap in taps:
+        inner = SampleCalls(inner, tap)
+    return inner
+
+
 # fmt: off
 _TENSOR_LAYERS: Final = (
     Layer("BufferBody", "waits for the whole body of a request",
@@ -222,13 +228,10 @@ _SHARING: Final = (
 
 LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     "listener": (
-        Layer("TakeStock", "counts who calls what, if `stock` is on",
-              lambda inner, at: None if at.stock is None else TakeStock(
-                  inner.calls, at.stock)),
         Layer("Observe", "counts, times and logs every call",
               lambda inner, at: Observe(
                   inner.calls, at.record, inference=inner.inference, calls=at.calls,
-                  new_path=at.new_path)),
+                  new_path=at.new_path, on_call=at.on_call)),
         Layer("TraceCall", "makes the span of each call, if `telemetry.otlp` has traces",
               lambda inner, at: None if at.trace is None else at.trace(inner.calls)),
         Layer("ShedLoad", "refuses inferences while the gateway is overloaded, if configured",
@@ -246,7 +249,7 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     ),
     "route": (
         Layer("SampleCalls", "passes chosen calls to the shadow process, if a migration has them",
-              lambda inner, at: None if at.tap is None else SampleCalls(inner.calls, at.tap)),
+              lambda inner, at: _sample(inner.calls, at.taps) if at.taps else None),
         Layer("LimitSequences", "limits the open sequences of each client, if configured",
               lambda inner, at: None if at.sequences_per_client is None else LimitSequences(
                   inner.calls, at.sequences_per_client, client=CLIENT_MEMORY.get,

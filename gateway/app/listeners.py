@@ -15,6 +15,7 @@ from uuid import uuid4
 import structlog
 
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
+from gateway.api.tap import Tap
 from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
@@ -30,7 +31,7 @@ from gateway.frontend.frontend import (
     grpc_request_id,
     http_request_id,
 )
-from gateway.frontend.tapped import Tap, TappedFrontend
+from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.trtis.request_numbers import OPTION as REQUEST_IDS

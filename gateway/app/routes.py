@@ -5,11 +5,13 @@ target `Rename` and the upstream or model. `gateway.py` puts the router and `Obs
 `upstreams.py` and `models.py` build the layers of a target.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from gateway.api.extension import TrafficShift
+from gateway.api.tap import RouteTap
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import RouteParts, build_chain
 from gateway.app.route_rules import RuledRoute, own_models, target_name
@@ -22,7 +24,6 @@ from gateway.config.routes import (
     ShareConfig,
     TargetConfig,
 )
-from gateway.migration.cutover.shifts import ServingShift
 from gateway.pipelines.pipeline import Pipeline
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.fair_share import CallRate, FairShare
@@ -30,12 +31,12 @@ from gateway.policies.limits.hedge import Hedge, HedgeRules
 from gateway.policies.limits.retry import RetryBudget, RetryRules
 from gateway.policies.prioritize import Prioritize
 from gateway.policies.rename import Rename
-from gateway.policies.tap import RouteTap
 from gateway.routing.balance import Balance, Readiness, Target
 from gateway.routing.load_balancing import key_of
 from gateway.routing.model_discovery import Discover
 from gateway.routing.router import Route
 from gateway.routing.sequence_affinity import SequenceAffinity
+from gateway.routing.watch_target import WatchTarget
 from gateway.service import Service
 from gateway.settings.units import parse_duration
 from gateway.telemetry.metrics import Metrics
@@ -106,8 +107,8 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
     metrics: Metrics,
     state: RouteState,
     *,
-    cutover: ServingShift | None = None,
-    tap: RouteTap | None = None,
+    shift: TrafficShift | None = None,
+    taps: Sequence[RouteTap] = (),
 ) -> BuiltRoute:
     """Build one route to upstreams and models that exist already.
 
@@ -118,8 +119,8 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
         models: The models and pipelines of the gateway, by name.
         metrics: Counts calls.
         state: What the route continues with.
-        cutover: The cut-over of the route; None for none.
-        tap: Receives chosen calls; None for a route without a migration.
+        shift: The share of one target that an extension moves; None for fixed weights.
+        taps: Receive chosen calls.
     """
     if ruled.config is not None:
         targets = [
@@ -136,11 +137,11 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
         sticky_by = ruled.config.sticky_by
         balance = Balance(
             ruled.name,
-            targets if cutover is None else cutover.watch(targets),
+            targets if shift is None else _watched(targets, shift, _timeout_s(ruled, config)),
             readiness=readiness,
             key=None if sticky_by is None else key_of(sticky_by),
             affinity=state.affinity,
-            shift=None if cutover is None else cutover.shift,
+            shift=shift,
         )
         inner: Service = balance
         ready: Ready = balance.ready
@@ -151,8 +152,32 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
     else:
         inner = Discover({name: upstream.service for name, upstream in upstreams.items()})
         ready = partial(_any_ready, tuple(upstreams.values()))
-    service = _limit_calls(inner, ruled, config.policies, metrics, state, tap)
+    service = _limit_calls(inner, ruled, config.policies, metrics, state, taps)
     return BuiltRoute(ruled, service, ready)
+
+
+def _watched(targets: list[Target], shift: TrafficShift, timeout_s: float | None) -> list[Target]:
+    """Return the targets of a route, with reports to *shift* of those that it watches."""
+    return [
+        replace(
+            target,
+            service=WatchTarget(target.service, partial(shift.ended, target.name), timeout_s),
+        )
+        if target.name in shift.watched
+        else target
+        for target in targets
+    ]
+
+
+def _timeout_s(ruled: RuledRoute, config: Config) -> float | None:
+    """Return the least time after which a route gives up a call or an attempt."""
+    route, policies = ruled.config, config.policies
+    own = None if route is None else route.timeout
+    retry = (None if route is None else route.retry) or policies.retry
+    times = [policies.timeout if own is None else own]
+    if retry is not None and retry.per_try_timeout is not None:
+        times.append(retry.per_try_timeout)
+    return min(times)
 
 
 def _any_ready(targets: tuple[RouteTarget, ...]) -> bool:
@@ -165,7 +190,7 @@ def _limit_calls(
     policies: PoliciesConfig,
     metrics: Metrics,
     state: RouteState,
-    tap: RouteTap | None,
+    taps: Sequence[RouteTap],
 ) -> Service:
     name, route = ruled.name, ruled.config
     timeout, retry = policies.timeout, policies.retry
@@ -190,7 +215,7 @@ def _limit_calls(
         sequences_per_client=sequences,
         client_header=(policies.sequence_client_header or "").lower(),
         sequence_idle_s=policies.sequence_idle,
-        tap=tap,
+        taps=taps,
     )
     return build_chain("route", inner, parts)
 

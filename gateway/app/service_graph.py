@@ -17,12 +17,14 @@ from typing import Any, TypeVar
 import structlog
 
 from gateway import __version__
+from gateway.api.extension import TrafficShift
 from gateway.app.admin.status import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import ListenerParts, Tracing, build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
+from gateway.app.parts import ServingParts
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process import memory_bound
 from gateway.app.route_rules import RuledRoute, named_models, required_routes, ruled_routes
@@ -38,7 +40,6 @@ from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.ir.metadata import ServerMetadata, Trend
-from gateway.migration.cutover.shifts import ServingShift, ServingShifts
 from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
@@ -48,8 +49,6 @@ from gateway.policies.shared_memory.policy import (
     SharedMemoryOff,
 )
 from gateway.policies.shared_memory.regions import Regions
-from gateway.policies.take_stock import CountCall
-from gateway.policies.tap import RouteTap
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher
 from gateway.routing.model_keys import ModelKeyIndex
@@ -86,10 +85,8 @@ class ProcessParts:
         forwarded: Shared memory that clients registered with upstreams.
         load: The load of the process.
         new_path: Makes the record of a call's path.
-        stock: Counts who calls what; None if nothing does.
         tracing: Makes spans; None for no spans.
-        shifts: The cut-overs of this process; None for none.
-        mirrors: Receive chosen calls of routes, by the name of the route.
+        parts: The parts of extensions.
     """
 
     metrics: Metrics
@@ -102,10 +99,8 @@ class ProcessParts:
     forwarded: ForwardedRegions
     load: ProcessLoad
     new_path: Callable[..., CallPath] = CallPath
-    stock: CountCall | None = None
     tracing: Tracing | None = None
-    shifts: ServingShifts | None = None
-    mirrors: Mapping[str, RouteTap] = field(default_factory=dict)
+    parts: ServingParts = field(default_factory=ServingParts)
 
 
 class ServiceGraph:
@@ -144,10 +139,9 @@ class ServiceGraph:
         self._targets = self._build_targets()
         self.pipelines: BuiltPipelines = build_pipelines(config, process.metrics, process.tracing)
         own = {**self._models.targets, **self.pipelines.targets}
-        cutovers = {} if process.shifts is None else process.shifts.of_routes(config)
+        shifts = process.parts.shifts(loaded)
         self._routes = routes = [
-            self._build_route(ruled, own, cutovers.get(ruled.name))
-            for ruled in ruled_routes(config)
+            self._build_route(ruled, own, shifts.get(ruled.name)) for ruled in ruled_routes(config)
         ]
         matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
         online = config.lifecycle.online if previous is None else previous.server.is_online
@@ -359,7 +353,7 @@ class ServiceGraph:
         return {name: build(name, built) for name, built in self._upstreams.items()}
 
     def _build_route(
-        self, ruled: RuledRoute, own: Mapping[str, RouteTarget], cutover: ServingShift | None
+        self, ruled: RuledRoute, own: Mapping[str, RouteTarget], shift: TrafficShift | None
     ) -> BuiltRoute:
         if ruled.config is not None:
             targets = [
@@ -371,7 +365,7 @@ class ServiceGraph:
         else:
             targets = [own[ruled.model]] if ruled.model else list(self._targets.values())
         state = route_state(ruled, self.config.policies, self.parts)
-        source = (ruled, self.config.policies, targets, cutover)
+        source = (ruled, self.config.policies, targets, shift)
         return self.parts.get(
             "route",
             ruled.name,
@@ -383,8 +377,8 @@ class ServiceGraph:
                 own,
                 self._process.metrics,
                 state,
-                cutover=cutover,
-                tap=self._process.mirrors.get(ruled.name),
+                shift=shift,
+                taps=self._process.parts.route_taps(ruled.name),
             ),
         )
 
@@ -419,7 +413,7 @@ class ServiceGraph:
             memory=memory,
             shed=self._shed(),
             new_path=process.new_path,
-            stock=process.stock,
+            on_call=process.parts.on_call,
             trace=None if process.tracing is None else process.tracing.call,
         )
         return build_chain("listener", router, parts)

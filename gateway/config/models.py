@@ -19,7 +19,6 @@ from gateway.config.signatures import SignatureConfig
 from gateway.config.telemetry import TelemetryConfig
 from gateway.config.tls import TlsConfig
 from gateway.ir.context import TRITON_PREFIX
-from gateway.migration.settings import CaptureConfig, MigrationConfig, StateConfig, StockConfig
 from gateway.settings.fields import (
     AdminToken,
     CallKey,
@@ -327,8 +326,9 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Names that begin with `triton_` are refused, because they can end a Triton server.
-    Tracing headers are always forwarded, and HTTP servers get the request id. Default: `[]`."""
+    `x-`. Values of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that
+    begin with `triton_` are refused, because they can end a Triton server. Tracing headers are
+    always forwarded, and HTTP servers get the request id. Default: `[]`."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
@@ -499,6 +499,9 @@ class ReloadConfig(Model):
     debounce: Duration = 0.5
     """With `watch`, the time without further changes after which the file is read. Default:
     `500ms`."""
+    timeout: Duration = 300.0
+    """Longest time for reading the file, and for loading its models in a process. The old
+    configuration stays in force when it is exceeded. Default: `5m`."""
 
 
 class LifecycleConfig(Model):
@@ -519,10 +522,21 @@ class LifecycleConfig(Model):
     drain: Duration = 25.0
     """Longest time after `pre_stop` for requests in flight. The rest is cancelled.
     Default: `25s`."""
+    worker_timeout: Duration = 30.0
+    """With several processes, the time without any reply after which one of them is killed and
+    started again. A process that hangs gets connections as before, so the gateway is not ready
+    meanwhile. `0s` kills none. Default: `30s`."""
     hand_over: bool = False
     """Whether another gateway with this setting may listen on the same addresses, so that the next
     release takes over before this one stops. Both need the same user. From SIGTERM on, the admin
     pages belong to the other gateway. Default: `false`."""
+
+
+class StateConfig(Model):
+    """Files that the gateway keeps across restarts."""
+
+    directory: Text
+    """Directory of the files, relative to the configuration file. Each gateway needs its own."""
 
 
 class Config(Model):
@@ -558,12 +572,6 @@ class Config(Model):
     """How the gateway starts and stops."""
     state: StateConfig | None = None
     """Files that the gateway keeps across restarts. Default: none."""
-    stock: StockConfig | None = None
-    """Counts of who calls what. `{}` switches them on. Default: off."""
-    capture: CaptureConfig | None = None
-    """Recording of inferences. Default: nothing is recorded."""
-    migrations: Mapping[Name, MigrationConfig] = Field(default_factory=dict)
-    """Migrations from an old to a new server, by a name of your choice. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
     arrived counts, not what was announced. Responses, and requests of

@@ -4,39 +4,23 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from gateway.api.protocol import Codec
+from gateway.api.tap import RecordedStream, Tap, TappedCall
 from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import Call, StreamInferRequest
 from gateway.ir.errors import GatewayError
 from gateway.service import Service
 from gateway.session import SessionReply
 from gateway.telemetry.call_path import CALL_PATH
-from gateway.telemetry.tapped_call import NotedStream, TappedCall
 
 log = structlog.get_logger(__name__)
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-
-
-class Tap(Protocol):
-    """Receives the calls of a frontend with their replies; its methods neither wait nor raise."""
-
-    def begin(self, call: Call[Any], /) -> TappedCall | None:
-        """Return the exchange of a call; None for a call that is not chosen."""
-        ...
-
-    def end(self, exchange: TappedCall, /) -> None:
-        """Receive a finished exchange, and release its teed body."""
-        ...
-
-    def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
-        """Receive a message that could not be decoded."""
-        ...
 
 
 class TappedFrontend(Frontend[Q, A]):
@@ -112,7 +96,7 @@ class TappedFrontend(Frontend[Q, A]):
         finally:
             CALL_PATH.reset(token)
         if type(call) is StreamInferRequest:
-            return NotedStream(reply, exchange)
+            return RecordedStream(reply, exchange)
         exchange.add(reply)
         return reply
 

@@ -11,13 +11,15 @@ from gateway.config.yaml_tree import Finding, KeyPath
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.sampling import CaptureOptions
 from gateway.migration.settings import (
+    CAPTURE,
+    MIGRATIONS,
     CaptureConfig,
     MigrationCaptureConfig,
     MigrationConfig,
     RecordingConfig,
 )
 
-CAPTURE: Final = ""
+CAPTURE_CHANNEL: Final = ""
 """The channel of `capture`; that of a mirror has the name of its migration."""
 
 
@@ -30,9 +32,10 @@ def captures_of(loaded: LoadedConfig) -> dict[str, CaptureOptions]:
     """Return the options of all captures of a configuration without problems, by channel."""
     config = loaded.config
     found = {}
-    if config.capture is not None:
-        found[CAPTURE] = capture_options(config.capture, loaded.directory)
-    for name, migration in config.migrations.items():
+    capture = CAPTURE.of(config)
+    if capture is not None:
+        found[CAPTURE_CHANNEL] = capture_options(capture, loaded.directory)
+    for name, migration in MIGRATIONS.of(config).items():
         if migration.capture is not None:
             directory = loaded.directory / _directory(name, migration.capture, config)
             found[capture_channel(name)] = CaptureOptions(
@@ -48,10 +51,11 @@ def captures_of(loaded: LoadedConfig) -> dict[str, CaptureOptions]:
 def check_captures(config: Config) -> Iterator[Finding]:
     """Yield what is wrong with captures: contents that are refused, and where they are kept."""
     users: dict[Path, str] = {}
-    if config.capture is not None:
-        yield from _privacy_findings(("capture",), config.capture)
-        users[Path(config.capture.directory)] = "capture"
-    for name, migration in config.migrations.items():
+    capture = CAPTURE.of(config)
+    if capture is not None:
+        yield from _privacy_findings(("capture",), capture)
+        users[Path(capture.directory)] = "capture"
+    for name, migration in MIGRATIONS.of(config).items():
         if migration.capture is None:
             continue
         at: KeyPath = ("migrations", name, "capture")
@@ -67,7 +71,7 @@ def check_captures(config: Config) -> Iterator[Finding]:
 
 def shown_elements(migration: MigrationConfig, config: Config) -> Privacy:
     """Return which elements of the compared calls of a migration may be shown."""
-    capture = config.capture if migration.capture is None else migration.capture
+    capture = CAPTURE.of(config) if migration.capture is None else migration.capture
     return Privacy() if capture is None else privacy_of(capture)
 
 

@@ -7,7 +7,7 @@ from gateway.app.route_rules import RuledRoute, ruled_routes, target_name
 from gateway.config.models import Config
 from gateway.config.routes import TargetConfig
 from gateway.config.yaml_tree import Finding, KeyPath
-from gateway.migration.settings import MigrationConfig
+from gateway.migration.settings import MIGRATIONS, MigrationConfig
 from gateway.settings.units import Url
 
 
@@ -43,7 +43,7 @@ def live_migrations(config: Config) -> list[LiveMigration]:
     """Return the migrations that compare live calls, of a configuration without problems."""
     routes = {route.name: route for route in ruled_routes(config)}
     found = []
-    for name, migration in config.migrations.items():
+    for name, migration in MIGRATIONS.of(config).items():
         if migration.route is not None and migration.new is not None:
             targets = _targets(routes[migration.route])
             old, new = targets[migration.old or ""], targets[migration.new]
@@ -55,7 +55,7 @@ def check_migrations(config: Config) -> Iterator[Finding]:
     """Yield what is wrong with the routes and targets of migrations."""
     routes = {route.name: route for route in ruled_routes(config)}
     users: dict[str, str] = {}
-    for name, migration in config.migrations.items():
+    for name, migration in MIGRATIONS.of(config).items():
         if migration.route is None:
             continue
         at: KeyPath = ("migrations", name)

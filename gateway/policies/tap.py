@@ -1,51 +1,26 @@
-"""Sample: passes chosen inferences of a route, with their replies, to a tap.
+"""SampleCalls: passes chosen inferences of a route, with their replies, to a tap.
 
-`SampleCalls` knows neither which calls are chosen nor what happens to them.
+It knows neither which calls are chosen nor what happens to them.
 """
 
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
+from gateway.api.tap import RecordedStream, RouteTap, SampledCall
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest
 from gateway.ir.errors import ErrorCode
 from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import CALL_PATH
-from gateway.telemetry.tapped_call import NotedStream, TappedCall
 
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
 _CANCELLED = ErrorCode.CANCELLED, "the client left before the end of the stream"
-
-
-class SampledCall(TappedCall):
-    """A call of a route that was chosen.
-
-    Attributes:
-        upstream_s: Time at the target: from the request to the reply. 0 where it is not known, as
-            for a kept reply or a repeated call.
-        noise: See `ShadowRequest`.
-    """
-
-    upstream_s: float = 0.0
-    noise: bool = False
-
-
-class RouteTap(Protocol):
-    """Receives chosen calls of a route; its methods do not wait."""
-
-    def begin(self, call: Call[Any], /) -> SampledCall | None:
-        """Return the exchange of an inference; None for a call that is not chosen."""
-        ...
-
-    def end(self, exchange: SampledCall, /) -> None:
-        """Receive a finished exchange."""
-        ...
 
 
 class SampleCalls:
@@ -90,7 +65,7 @@ class SampleCalls:
                 CALL_PATH.reset(token)
         if type(exchange.call) is StreamInferRequest:
             ended = partial(self._end_stream, exchange)
-            return on_stream_end(exchange.call, NotedStream(reply, exchange), ended)
+            return on_stream_end(exchange.call, RecordedStream(reply, exchange), ended)
         if exchange.path.attempts <= attempts + 1:
             exchange.upstream_s = exchange.path.upstream_s - before_s
         exchange.add(reply)

@@ -8,10 +8,10 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import structlog
 
+from gateway.api.extension import TrafficShift
 from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
-from gateway.migration.cutover.traffic_shift import TrafficShift
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.load_balancing import Key
 from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous

@@ -34,8 +34,8 @@ _MAXIMUM: Final = frozenset({"gateway_build_info", "gateway_config_info"})
 _COUNTERS: Final = ("nv_inference_",)
 
 
-def snapshot(registry: CollectorRegistry) -> Snapshot:
-    """Return all metrics of a registry as values that JSON can represent."""
+def snapshot(registry: Collector) -> Snapshot:
+    """Return all metrics of a registry or a collector as values that JSON can represent."""
     return [
         [
             metric.name,

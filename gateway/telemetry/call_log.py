@@ -7,7 +7,8 @@ gets all of them.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -107,12 +108,14 @@ class CallLog:
     ) -> None:
         self._clock = clock
         self._access: AccessLog | None = None
+        self._lost_before: Counter[str] = Counter()  # by earlier access logs
         self._summary: asyncio.TimerHandle | None = None
         self.configure(lines_per_s, access)
 
     def configure(self, lines_per_s: int, access: AccessLog | None) -> None:
         """Use other settings from now on; see the arguments of the class."""
         self.close()
+        self._lost_before = Counter(self.lost_lines())
         self._access = access
         self._is_enabled = lines_per_s > 0
         self._succeeded = WarningBudget(lines_per_s)
@@ -153,6 +156,16 @@ class CallLog:
             self._access.write("rejected", keys)
         if skipped is not None:
             log.warning("rejected", **keys, **_skipped(skipped))
+
+    def lost_lines(self) -> Mapping[str, int]:
+        """Return the number of lines that the access log lost, by reason."""
+        lost = {} if self._access is None else self._access.lost
+        return self._lost_before + Counter(lost)
+
+    def reopen(self) -> None:
+        """Open the file of the access log again, as after logrotate."""
+        if self._access is not None:
+            self._access.reopen()
 
     def close(self) -> None:
         """Write what is missing, and close the access log; idempotent."""

@@ -3,6 +3,8 @@
 The pages under `/ui/` show the same documents; see `pages.py`.
 """
 
+from __future__ import annotations
+
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,9 +20,11 @@ from gateway.app.admin.control import Control
 from gateway.app.admin.events import EventHub, TooManyListeners
 from gateway.app.admin.rates import TrafficWindow
 from gateway.app.admin.status import Document, Status
+from gateway.app.parts import LeadingParts
 from gateway.app.route_rules import ruled_routes, target_name
 from gateway.config.models import Config
 from gateway.migration.evidence.guards import Standing
+from gateway.migration.settings import MIGRATIONS
 from gateway.migration.targets import live_migrations
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -97,6 +101,21 @@ class AdminSources:
     control: Control
     evidence: EvidenceSource | None = None
     cutover: CutoverSource | None = None
+
+    @classmethod
+    def of(
+        cls,
+        status: Status,
+        families: Callable[[], Awaitable[Iterable[Metric]]],
+        control: Control,
+        leading: LeadingParts | None,
+    ) -> AdminSources:
+        """Return the sources of a gateway with the parts of extensions that lead."""
+        evidence, cutover = None, None
+        for part in leading or ():
+            evidence = getattr(part, "evidence", None)
+            cutover = getattr(part, "cutovers", None)
+        return cls(status, families, control, evidence, cutover)
 
 
 class _CommandBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -193,7 +212,7 @@ class AdminApi:
         """Return evidence and cut-over of a migration; None if there is none of this name."""
         if name not in self._names():
             return None
-        config = self._sources.control.effective_config().migrations.get(name)
+        config = MIGRATIONS.of(self._sources.control.effective_config()).get(name)
         evidence, cutover = self._sources.evidence, self._sources.cutover
         return {
             "name": name,
@@ -205,7 +224,7 @@ class AdminApi:
     def _names(self) -> list[str]:
         evidence = self._sources.evidence
         found = () if evidence is None else tuple(evidence.evidence)
-        configured = self._sources.control.effective_config().migrations
+        configured = MIGRATIONS.of(self._sources.control.effective_config())
         return list(dict.fromkeys((*configured, *found)))
 
     def _migration(self, name: str, *, is_verdict: bool) -> tuple[int, Document]:
@@ -281,8 +300,12 @@ def _parts(response: HttpResponse) -> Iterable[HttpResponse]:
 
 
 def guards_of(migration: Document) -> list[Document]:
-    """Return the guards of a migration's evidence."""
-    guards: list[Document] = (migration["evidence"] or {}).get("guards", [])
+    """Return the guards of a migration: those of its cut-over, or else of its evidence.
+
+    A cut-over has `errors.clients`, too, which comparisons do not know.
+    """
+    cutover, evidence = migration["cutover"] or {}, migration["evidence"] or {}
+    guards: list[Document] = cutover.get("guards") or evidence.get("guards", [])
     return guards
 
 
@@ -353,8 +376,8 @@ def weights_in_force(config: Config, cutover: CutoverSource | None) -> dict[str,
 
 def _summary(document: Document) -> Document:
     evidence, cutover = document["evidence"] or {}, document["cutover"] or {}
-    outcomes = evidence.get("outcomes", {})
-    compared = evidence.get("compared", 0)
+    compared = evidence.get("replies_compared", evidence.get("compared", 0))
+    differ = sum(evidence.get("outcomes", {}).get(each, 0) for each in ("mismatch", "structure"))
     return {
         "name": document["name"],
         "state": cutover.get("state", "mirroring" if evidence else "idle"),
@@ -362,5 +385,6 @@ def _summary(document: Document) -> Document:
         "verdict": verdict_of(guards_of(document)),
         "sampled": evidence.get("sampled", 0),
         "compared": compared,
-        "agreement": outcomes.get("match", 0) / compared if compared else None,
+        "failed": evidence.get("failed", 0),
+        "agreement": 1 - differ / compared if compared else None,
     }

@@ -12,6 +12,7 @@ from gateway.app.reload import Reloader, ReloadResult
 from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.models import AdminConfig, Config
 from gateway.migration.callers.inventory import merged_rows
+from gateway.migration.settings import CAPTURE, STOCK
 from gateway.telemetry.reload_metrics import APPLIED
 from gateway.wire.http import HttpRequest
 
@@ -92,7 +93,7 @@ class Control:
         """Return who calls what; status 404 where nothing is counted."""
         loaded = self._reloader.loaded
         state = loaded.config.state
-        if loaded.config.stock is None or state is None:
+        if STOCK.of(loaded.config) is None or state is None:
             text = "stock-taking is off; expected 'stock: {}' and 'state' in the configuration"
             return 404, {"error": text}
         rows = merged_rows(loaded.directory / state.directory)
@@ -101,7 +102,7 @@ class Control:
     def _capture(self) -> tuple[int, Document]:
         """Return what is recorded; the metrics have the counts."""
         loaded = self._reloader.runtime_changes.apply(self._reloader.loaded)
-        config = loaded.config.capture
+        config = CAPTURE.of(loaded.config)
         if config is None:
             return 404, {"error": "nothing is captured; expected 'capture' in the configuration"}
         return 200, {
@@ -157,9 +158,9 @@ def _read_change(wire: HttpRequest) -> Change:
     if wire.path == "/capture/start":
         started = msgspec.json.decode(wire.view or b"{}", type=_CaptureBody)
         values = {"enabled": True, **msgspec.to_builtins(started)}
-        return lambda changes, config: changes.with_capture(config, values)
+        return lambda changes, _config: changes.with_part("capture", values)
     if wire.path == "/capture/stop":
-        return lambda changes, config: changes.with_capture(config, {"enabled": False})
+        return lambda changes, _config: changes.with_part("capture", {"enabled": False})
     name = msgspec.json.decode(wire.view, type=_EndpointBody).name
     drained = wire.path == "/upstream/drain"
     return lambda changes, config: changes.with_drained(config, name, drained=drained)

@@ -67,17 +67,13 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         sockets = {
             address: socket.socket(fileno=number) for address, number in setup.sockets.items()
         }
-        shadow = {name: socket.socket(fileno=number) for name, number in setup.shadow.items()}
-        for each in shadow.values():
-            each.setblocking(False)
         gateway = Gateway(
             setup.loaded,
             setup.slot,
             sockets,
             setup.drained,
-            shadow,
-            setup.weights,
-            lambda: channel.send({"tripped": {}}),
+            {name: part.open() for name, part in setup.parts.items()},
+            lambda name: channel.send({"notice": name}),
         )
     except (ConfigError, StartError) as error:
         return await _report_failure(channel, error)
@@ -124,8 +120,8 @@ async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
             continue
         if message["request"] == "ready":
             reply: dict[str, object] = {"ready": await gateway.ready()}
-        elif message["request"] == "weights":
-            reply = {"cutovers": gateway.shifts.exchange(message["weights"])}
+        elif message["request"] == "exchange":
+            reply = {"document": gateway.parts.exchange(message["part"], message["document"])}
         elif message["request"] == "status":
             reply = {"status": await gateway.status()}
         else:

@@ -133,5 +133,6 @@ def _first_line(document: Mapping[str, Any]) -> str:
     return (
         f"{step}, {state.replace('_', ' ')} {format_duration(int(bake['passed_s']))} of "
         f"{format_duration(bake['of_s'])}, {calls['found']} of {calls['of']} "
-        f"{'calls' if document['step'] else 'comparisons'}"
+        f"{'calls answered' if document['step'] else 'comparisons'}"
+        f"{', ' + str(calls['failed']) + ' failed' if calls['failed'] else ''}"
     )

@@ -43,18 +43,17 @@ from gateway.migration.commands.comparison import (
     CompareOption,
     FailIfOption,
     FailUnlessOption,
-    has_tripped,
+    Judgement,
+    judged,
     load_migration,
     parse_conditions,
     parse_or_fail,
 )
 from gateway.migration.commands.report import write_report
-from gateway.migration.compare.conditions import Condition
 from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.summary import Summary
-from gateway.migration.compare.tensors import Outcome
-from gateway.migration.evidence.guards import Guards, GuardVerdict, verdict_text
+from gateway.migration.evidence.guards import Guards, GuardVerdict
 from gateway.migration.replay.differences import compare_captures
 from gateway.migration.replay.replay import (
     LATE_S,
@@ -157,16 +156,15 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
             fail(f"replay failed: {error}")
         if report_file is not None and directory is not None:
             write_report(capture, directory, compare, conditions, html=report_file)
-    failures = [text for each in conditions if (text := each.failure(report.summary))]
-    verdicts = guards.verdicts()
-    verdict = _verdict(report, failures, verdicts, conditions)
+    judgement = judged(report.summary, conditions, guards)
+    verdict = _verdict(report, judgement)
     if output is OutputFormat.JSON:
-        print_json(_document(report, mode, verdict, failures, verdicts))
+        print_json(_document(report, mode, verdict, judgement))
     else:
-        _print_report(report, mode, verdict, verdicts)
+        _print_report(report, mode, verdict, judgement.guards)
     for problem in found.problems[:10]:
         print_note(f"gateway: skipped: {problem}")
-    if failures or has_tripped(verdicts) or report.failed or report.stopped or not report.sent:
+    if judgement.is_failure or report.failed or report.stopped or not report.sent:
         raise typer.Exit(FAILED)
 
 
@@ -207,21 +205,29 @@ def diff(
         )
     except UnreadableSegment as error:
         fail(str(error), WRONG_USAGE)
-    failures = [text for each in conditions if (text := each.failure(summary))]
-    verdicts = guards.verdicts()
+    judgement = judged(summary, conditions, guards)
     if output is OutputFormat.JSON:
-        document = {**summary.document(), "skipped": dict(skipped), "failures": failures}
-        print_json({**document, "guards": [each.document() for each in verdicts]})
+        print_json(
+            {
+                **summary.document(),
+                "skipped": dict(skipped),
+                "verdict": judgement.text,
+                "failures": judgement.failures,
+                "guards": [each.document() for each in judgement.guards],
+            }
+        )
     else:
-        print_text(f"{summary.compared} calls compared, {summary.missing} in one capture only")
-        _print_summary(summary, verdicts)
-        text = verdict_text(failures, verdicts, has_conditions=bool(conditions))
-        print_text(f"verdict: {text}")
+        print_text(
+            f"{summary.compared} calls compared, {_failed_text(summary)}, "
+            f"{summary.missing} in one capture only"
+        )
+        _print_summary(summary, judgement.guards)
+        print_text(f"verdict: {judgement.text}")
     for reason, count in skipped.items():
         print_note(f"gateway: {count} calls not compared: {reason}")
     for problem in [*a.problems, *b.problems][:10]:
         print_note(f"gateway: skipped: {problem}")
-    if failures or has_tripped(verdicts) or not summary.compared:
+    if judgement.is_failure or not summary.calls:
         raise typer.Exit(FAILED)
 
 
@@ -356,19 +362,20 @@ class _ResultsWriter:
         self._segment.seal({})
 
 
-def _verdict(
-    report: ReplayReport,
-    failures: list[str],
-    verdicts: Sequence[GuardVerdict],
-    conditions: list[Condition],
-) -> str:
+def _verdict(report: ReplayReport, judgement: Judgement) -> str:
     if report.stopped:
         return "interrupted"
     if report.failed:
         return f"failed, {report.failed} calls could not be sent"
     if not report.sent:
         return "failed, no call was sent"
-    return verdict_text(failures, verdicts, has_conditions=bool(conditions))
+    return judgement.text
+
+
+def _failed_text(summary: Summary) -> str:
+    """Return how many calls failed at the new server."""
+    alike = f" ({summary.failed_alike} as at the old server)" if summary.failed_alike else ""
+    return f"{summary.failed} failed{alike}"
 
 
 def _print_report(
@@ -376,8 +383,8 @@ def _print_report(
 ) -> None:
     left_out = sum(report.left_out.values())
     print_text(
-        f"{report.sent} calls in {report.seconds:.1f} s ({mode}), {report.failed} failed, "
-        f"{left_out} left out"
+        f"{report.sent} calls in {report.seconds:.1f} s ({mode}), "
+        f"{_failed_text(report.summary)}, {left_out} left out"
     )
     for reason, count in report.left_out.items():
         print_text(f"left out: {count} calls: {reason}")
@@ -402,35 +409,26 @@ def _print_summary(summary: Summary, verdicts: Sequence[GuardVerdict]) -> None:
     if rows:
         head = ("output", "compared", "mismatched", "rate", "95% interval", "max abs", "worst call")
         print_text(format_table(head, rows, right=(1, 2, 3, 4, 5)))
-    others = {
-        each.value: count
-        for each, count in summary.outcomes.items()
-        if count and each not in {Outcome.MATCH, Outcome.MISMATCH}
-    }
-    if others:
-        print_text(", ".join(f"{name} {count}" for name, count in others.items()))
+    for reason in summary.reasons:
+        print_text(reason.line)
     if verdicts:
         found = [(each.guard, each.standing.value, each.evidence) for each in verdicts]
         print_text(format_table(("guard", "verdict", "evidence"), found))
 
 
 def _document(
-    report: ReplayReport,
-    mode: str,
-    verdict: str,
-    failures: list[str],
-    verdicts: Sequence[GuardVerdict],
+    report: ReplayReport, mode: str, verdict: str, judgement: Judgement
 ) -> dict[str, Any]:
     return {
         "mode": mode,
         "sent": report.sent,
-        "failed": report.failed,
+        "not_received": report.failed,
         "left_out": dict(report.left_out),
         "not_compared": report.uncompared + report.unreadable.total(),
         "seconds": report.seconds,
         "lag_p99_s": report.lag_p99_s,
         **report.summary.document(),
         "verdict": verdict,
-        "failures": failures,
-        "guards": [each.document() for each in verdicts],
+        "failures": judgement.failures,
+        "guards": [each.document() for each in judgement.guards],
     }

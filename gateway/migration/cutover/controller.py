@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,13 +18,18 @@ from gateway.app.errors import StartError, reason_of
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.migration.cutover.files import CutoverFiles, PendingRollback
-from gateway.migration.cutover.interfaces import EvidenceKeeper, ReplicaReports, StateStore
-from gateway.migration.cutover.leader import LedCutover, Reports
+from gateway.migration.cutover.interfaces import (
+    EvidenceKeeper,
+    ReplicaReports,
+    ServingProcesses,
+    StateStore,
+)
+from gateway.migration.cutover.leader import LedCutover
 from gateway.migration.cutover.plans import cutover_directory, cutover_plans
 from gateway.migration.cutover.replicas import Replicas, own_name
-from gateway.migration.cutover.shifts import ServingShifts, ShiftWeights
 from gateway.migration.cutover.steps import IDLE_PHASES, CutoverPlan, Phase
 from gateway.migration.evidence.guards import Standing
+from gateway.migration.settings import MIGRATIONS
 
 if TYPE_CHECKING:
     from gateway.migration.cutover.kubernetes_replicas import ApiServer, ClusterReplicas
@@ -33,28 +38,6 @@ log = structlog.get_logger(__name__)
 
 _INTERVAL_S: Final = 1.0
 _GUARD_VALUES: Final = {Standing.HOLDS: 1.0, Standing.UNDECIDED: 0.0, Standing.TRIPS: -1.0}
-
-
-class ServingProcesses(Protocol):
-    """The processes that serve clients."""
-
-    async def exchange_weights(self, weights: ShiftWeights) -> Reports:
-        """Put weights in force, and return the report of each process; None of one that is late."""
-
-
-class OnlyProcess:
-    """A gateway of one process, which serves and leads.
-
-    Args:
-        shifts: The cut-overs of the process.
-    """
-
-    def __init__(self, shifts: ServingShifts) -> None:
-        self._shifts = shifts
-
-    async def exchange_weights(self, weights: ShiftWeights) -> Reports:
-        """Put weights in force, and return the report."""
-        return {"0": self._shifts.exchange(weights)}
 
 
 class CutoverController(Collector):
@@ -100,7 +83,7 @@ class CutoverController(Collector):
             raise
 
     def _open(self, plan: CutoverPlan, loaded: LoadedConfig) -> LedCutover:
-        config = loaded.config.migrations[plan.migration].cutover
+        config = MIGRATIONS.of(loaded.config)[plan.migration].cutover
         coordinate = "none" if config is None else config.coordinate
         store: StateStore
         replicas: ReplicaReports | None = None

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from gateway.api.extension import Reports
+from gateway.migration.cutover.shifts import ShiftWeights
 from gateway.migration.cutover.steps import CutoverEvent, CutoverState
 
 
@@ -33,6 +35,13 @@ class EvidenceKeeper(Protocol):
 
     def resume_evidence(self, migration: str, earlier: Mapping[str, Any]) -> None:
         """Let the guards of a migration continue with what a document had as `resume`."""
+
+
+class ServingProcesses(Protocol):
+    """The processes that serve clients."""
+
+    async def exchange_weights(self, weights: ShiftWeights) -> Reports:
+        """Put weights in force, and return the report of each process; None of one that is late."""
 
 
 class StateStore(Protocol):

@@ -1,21 +1,18 @@
 """The cut-overs of one serving process: shares of the new targets, and the guard of its calls."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import structlog
 
 from gateway.config.models import Config
 from gateway.ir.errors import ErrorCode
-from gateway.migration.cutover.traffic_shift import TrafficShift
+from gateway.migration.cutover.shift import CutoverShift
 from gateway.migration.evidence.guards import GuardVerdict, Standing
 from gateway.migration.evidence.local_errors import LocalErrors
 from gateway.migration.targets import LiveMigration, live_migrations
-from gateway.routing.balance import Target
 from gateway.routing.load_balancing import Key, key_of
-from gateway.routing.watch_target import WatchTarget
 
 log = structlog.get_logger(__name__)
 
@@ -25,46 +22,35 @@ ShiftWeights = Mapping[str, tuple[float, int, int]]
 NO_WEIGHTS: Final[ShiftWeights] = {}
 
 
-class ServingShift:
+class ServingShift(CutoverShift):
     """One cut-over in a serving process.
 
     Args:
         live: The migration; it has a cut-over.
-        timeout_s: Time after which the route gives up a call.
         on_trip: Called when a guard trips here.
-
-    Attributes:
-        shift: Decides which calls go to the new target.
     """
 
-    def __init__(
-        self, live: LiveMigration, timeout_s: float | None, on_trip: Callable[[], None]
-    ) -> None:
+    def __init__(self, live: LiveMigration, on_trip: Callable[[], None]) -> None:
         cutover = live.config.cutover
         assert cutover is not None  # noqa: S101  # the caller looks
+        super().__init__(live.name, live.new_name, _key(cutover.sticky))
         self._name = live.name
         self._old_name = live.old_name
-        self._timeout_s = timeout_s
         self._on_trip = on_trip
-        self._errors = LocalErrors(cutover.guards.errors)
-        self.shift = TrafficShift(live.name, live.new_name, _key(cutover.sticky))
+        self._errors = LocalErrors(cutover.guards.error_limits)
 
-    def watch(self, targets: Sequence[Target]) -> list[Target]:
-        """Return the targets of the route, with those of the migration being watched."""
-        return [self._watched(target) for target in targets]
+    @property
+    def watched(self) -> frozenset[str]:
+        """The new target, and the old one if a guard compares their errors."""
+        old = {self._old_name} if self._errors.watches_old else set()
+        return frozenset({self.target, *old})
 
-    def _watched(self, target: Target) -> Target:
-        if target.name == self.shift.target:
-            report = self._add_new
-        elif target.name == self._old_name and self._errors.watches_old:
-            report = self._errors.add_old
-        else:
-            return target
-        return replace(target, service=WatchTarget(target.service, report, self._timeout_s))
-
-    def _add_new(self, code: ErrorCode | None) -> None:
-        if self._errors.add_new(code):
-            self.shift.trip()
+    def ended(self, target: str, code: ErrorCode | None, /) -> None:
+        """Count how an inference ended, and trip if a guard does."""
+        if target != self.target:
+            self._errors.add_old(code)
+        elif self._errors.add_new(code):
+            self.trip()
             verdict = self._errors.tripped
             assert verdict is not None  # noqa: S101  # `add_new` says so
             log.warning(
@@ -75,20 +61,23 @@ class ServingShift:
             )
             self._on_trip()
 
-    def apply(self, percent: float, epoch: int, attempt: int) -> None:
+    def apply(self, percent: float, epoch: int, attempt: int) -> bool:
         """Put a weight in force, unless it is older than the one in force."""
-        is_new_attempt = attempt > self.shift.attempt
-        if self.shift.apply(percent, epoch, attempt) and is_new_attempt:
+        is_new_attempt = attempt > self.attempt
+        is_applied = super().apply(percent, epoch, attempt)
+        if is_applied and is_new_attempt:
             self._errors.begin()
+        return is_applied
 
     def report(self) -> dict[str, Any]:
         """Return the counts since the process began, and what tripped, as JSON values."""
         tripped = self._errors.tripped
         return {
-            "epoch": self.shift.epoch,
-            "attempt": self.shift.attempt,
+            "epoch": self.epoch,
+            "attempt": self.attempt,
             "calls": self._errors.calls,
             "failures": self._errors.failures,
+            "unanswered": self._errors.unanswered,
             "tripped": None if tripped is None else tripped.document(),
         }
 
@@ -111,17 +100,17 @@ class ServingShifts:
         found = {}
         for live in live_migrations(config):
             if live.config.cutover is not None:
-                found[live.route] = self._get(live, _timeout_s(live.route, config))
+                found[live.route] = self._get(live)
         return found
 
-    def _get(self, live: LiveMigration, timeout_s: float | None) -> ServingShift:
+    def _get(self, live: LiveMigration) -> ServingShift:
         source = json.dumps(
-            [live.route, live.old_name, live.new_name, timeout_s, live.config.model_dump_json()]
+            [live.route, live.old_name, live.new_name, live.config.model_dump_json()]
         )
         known = self._shifts.get(live.name)
         if known is not None and known[0] == source:
             return known[1]
-        serving = ServingShift(live, timeout_s, self._on_trip)
+        serving = ServingShift(live, self._on_trip)
         if live.name in self._weights:
             serving.apply(*self._weights[live.name])
         self._shifts[live.name] = source, serving
@@ -148,14 +137,3 @@ def _key(sticky: str) -> Key | None:
     if sticky == "none":
         return None
     return key_of("address" if sticky == "client" else sticky)
-
-
-def _timeout_s(route: str, config: Config) -> float | None:
-    """Return the least time after which the route gives up a call or an attempt."""
-    found = next((each for each in config.routes if each.name == route), None)
-    own = None if found is None else found.timeout
-    retry = (None if found is None else found.retry) or config.policies.retry
-    times = [config.policies.timeout if own is None else own]
-    if retry is not None and retry.per_try_timeout is not None:
-        times.append(retry.per_try_timeout)
-    return min(times)

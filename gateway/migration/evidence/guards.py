@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from gateway.ir.errors import ErrorCode
-from gateway.migration.compare.replies import Comparison, Result
+from gateway.migration.compare.conditions import Condition
+from gateway.migration.compare.replies import SERVER_ERRORS, Comparison, Result
 from gateway.migration.compare.statistics import (
     ChangeDetector,
     confidence_sequence,
@@ -23,7 +24,7 @@ from gateway.migration.compare.statistics import (
     ratio_bounds,
     sequential_calls_needed,
 )
-from gateway.migration.compare.summary import percentile
+from gateway.migration.compare.summary import Summary, percentile
 from gateway.migration.compare.tensors import Outcome
 from gateway.migration.settings import GuardsConfig
 
@@ -33,18 +34,6 @@ _LATENCY_INTERVAL_S: Final = 10.0
 # The times that a restart continues with; all of them would be 200 KB.
 _KEPT_TIMES: Final = 1_000
 _P99: Final = 0.99
-
-SERVER_ERRORS: Final = frozenset(
-    {
-        ErrorCode.UNAVAILABLE,
-        ErrorCode.DEADLINE_EXCEEDED,
-        ErrorCode.BAD_UPSTREAM,
-        ErrorCode.UPSTREAM,
-        ErrorCode.INTERNAL,
-        ErrorCode.NOT_READY,
-    }
-)
-"""Errors of a server, as the guard `errors.below` counts them."""
 
 
 class Standing(enum.Enum):
@@ -64,6 +53,7 @@ class Evidence(Struct, frozen=True):
         outcome: Of their comparison.
         times_s: Seconds at the old and at the new server; None unless both replied.
         at_s: Time of the call, of any clock that does not go back by much.
+        is_compared: Whether any output of two replies was compared.
     """
 
     old: Result
@@ -71,6 +61,7 @@ class Evidence(Struct, frozen=True):
     outcome: Outcome
     times_s: tuple[float, float] | None
     at_s: float
+    is_compared: bool = True
 
 
 def evidence_of(
@@ -82,7 +73,9 @@ def evidence_of(
 ) -> Evidence:
     """Return the evidence of one comparison; times of failed calls do not count."""
     replied = old.error is None and new.error is None
-    return Evidence(old, new, comparison.outcome, times_s if replied else None, at_s)
+    times_s = times_s if replied else None
+    is_compared = replied and comparison.is_compared
+    return Evidence(old, new, comparison.outcome, times_s, at_s, is_compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +146,7 @@ class Guards:
                 self._guards.append(self._noise)
             else:
                 self._guards.append(_RateGuard("mismatch.below", limit, _is_different))
-        errors, latency = config.errors, config.latency
+        errors, latency = config.error_limits, config.latency
         if errors is not None and errors.below is not None:
             self._guards.append(_RateGuard("errors.below", errors.below, _is_server_error))
         if errors is not None and errors.above_old is not None:
@@ -196,34 +189,48 @@ class Guards:
         return damaged
 
 
-def _is_different(evidence: Evidence) -> bool:
+_Judge = Callable[[Evidence], bool | None]
+"""Returns whether a call is bad; None for one that says nothing about the limit."""
+
+
+def _is_different(evidence: Evidence) -> bool | None:
+    if not evidence.is_compared:
+        return None
     return evidence.outcome in {Outcome.MISMATCH, Outcome.STRUCTURE}
 
 
-def _is_server_error(evidence: Evidence) -> bool:
+def _is_server_error(evidence: Evidence) -> bool | None:
+    if evidence.new.error is ErrorCode.CANCELLED:
+        return None
     if evidence.outcome in {Outcome.NEW_ERROR, Outcome.TIMEOUT}:
-        return evidence.new.error is not ErrorCode.CANCELLED
+        return True
     return evidence.new.error in SERVER_ERRORS
 
 
-def _is_failure(result: Result) -> bool:
-    return result.error is not None and result.error is not ErrorCode.CANCELLED
+def _failures(evidence: Evidence) -> tuple[bool, bool] | None:
+    """Return whether the old and the new server failed; None if a client left."""
+    errors = evidence.old.error, evidence.new.error
+    if ErrorCode.CANCELLED in errors:
+        return None
+    return errors[0] is not None, errors[1] is not None
 
 
 class _RateGuard:
     """Holds by a confidence sequence over all calls, and trips by the change detector."""
 
-    def __init__(self, name: str, limit: float, is_bad: Callable[[Evidence], bool]) -> None:
+    def __init__(self, name: str, limit: float, judge: _Judge) -> None:
         self.key = name
         self._limit = limit
-        self._is_bad = is_bad
+        self._judge = judge
         self._bad = 0
         self._total = 0
         self._detector = ChangeDetector(limit)
         self._tripped_earlier = False
 
     def add(self, evidence: Evidence) -> None:
-        is_bad = self._is_bad(evidence)
+        is_bad = self._judge(evidence)
+        if is_bad is None:
+            return
         self._bad += is_bad
         self._total += 1
         self._detector.add(is_bad)
@@ -269,11 +276,14 @@ class _ExcessGuard:
         self._tripped_after: int | None = None
 
     def add(self, evidence: Evidence) -> None:
+        failures = _failures(evidence)
+        if failures is None:
+            return
         if len(self._calls) == _EXCESS_CALLS:
             old, new = self._calls[0]
             self._old -= old
             self._new -= new
-        old, new = _is_failure(evidence.old), _is_failure(evidence.new)
+        old, new = failures
         self._calls.append((old, new))
         self._old += old
         self._new += new
@@ -355,6 +365,8 @@ class _NoiseGuard:
 
     def add(self, evidence: Evidence) -> None:
         is_bad = _is_different(evidence)
+        if is_bad is None:
+            return
         self._found.add(is_bad)
         self._total += 1
         if is_bad and self._tripped_after is None and self._interval()[0] > self._limit:
@@ -505,8 +517,32 @@ class _LatencyGuard:
         return GuardVerdict(self.key, standing, found)
 
 
+def unjudged_calls(
+    summary: Summary, conditions: Sequence[Condition], guards: Sequence[GuardVerdict]
+) -> list[str]:
+    """Return what went wrong with calls that no condition and no guard judges.
+
+    A comparison with such calls has not passed, whatever its replies show.
+    """
+    found = []
+    failed, total = summary.counts("errors")
+    judges = [*(each.metric for each in conditions), *(each.guard for each in guards)]
+    if failed and not any(name.partition(".")[0] == "errors" for name in judges):
+        found.append(
+            f"{failed} of {total} calls failed at the new server, and nothing judges errors; "
+            "expected a condition such as errors>1%"
+        )
+    if summary.unreadable:
+        found.append(f"{summary.unreadable} calls have replies that cannot be compared")
+    return found
+
+
 def verdict_text(
-    failures: Sequence[str], guards: Sequence[GuardVerdict], *, has_conditions: bool
+    failures: Sequence[str],
+    guards: Sequence[GuardVerdict],
+    *,
+    has_conditions: bool,
+    unjudged: Sequence[str] = (),
 ) -> str:
     """Return the verdict on a comparison: failed with the reasons, undecided, passed or none.
 
@@ -514,11 +550,12 @@ def verdict_text(
         failures: Of the conditions that do not hold.
         guards: A guard that trips is a failure, too.
         has_conditions: Whether there are conditions; without any and without guards it is "none".
+        unjudged: Of `unjudged_calls`.
     """
     tripped = [f"{each.guard} trips" for each in guards if each.standing is Standing.TRIPS]
     undecided = [each.guard for each in guards if each.standing is Standing.UNDECIDED]
     if failures or tripped:
         return f"failed, {'; '.join([*failures, *tripped])}"
-    if undecided:
-        return f"undecided, {', '.join(undecided)}"
+    if undecided or unjudged:
+        return f"undecided, {', '.join([*undecided, *unjudged])}"
     return "passed" if has_conditions or guards else "none (no --fail-if and no guard)"

@@ -7,8 +7,9 @@ from collections import deque
 from typing import Final
 
 from gateway.ir.errors import ErrorCode
+from gateway.migration.compare.replies import SERVER_ERRORS
 from gateway.migration.compare.statistics import ChangeDetector, newcombe_interval
-from gateway.migration.evidence.guards import SERVER_ERRORS, GuardVerdict, Standing
+from gateway.migration.evidence.guards import GuardVerdict, Standing
 from gateway.migration.settings import ErrorsGuardConfig
 
 _LAST_CALLS: Final = 1_000
@@ -41,6 +42,7 @@ class LocalErrors:
     Attributes:
         calls: Calls to the new target.
         failures: Those that failed there with an error of a server.
+        unanswered: Those that failed there with any error.
         tripped: The guard that tripped since `begin`; None for none.
     """
 
@@ -49,6 +51,7 @@ class LocalErrors:
         self._above_old = None if config is None else config.above_old
         self.calls = 0
         self.failures = 0
+        self.unanswered = 0
         self.tripped: GuardVerdict | None = None
         self.begin()
 
@@ -76,6 +79,7 @@ class LocalErrors:
         failed = code in SERVER_ERRORS
         self.calls += 1
         self.failures += failed
+        self.unanswered += code is not None
         if self._detector is not None:
             self._detector.add(failed)
         if self._above_old is not None:

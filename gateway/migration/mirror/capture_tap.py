@@ -1,8 +1,7 @@
-"""Connects the frontends with the shadow process, and the calls with the stock of callers."""
+"""Connects the frontends with the shadow process, which records their calls."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from collections import Counter
@@ -12,12 +11,11 @@ from typing import Any, Final
 import orjson
 from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
 
-from gateway.config.load import LoadedConfig
+from gateway.api.tap import TappedCall
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.context import NO_CLIENT, Context, ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.ir.teed_body import TeeBudget, tee_body
-from gateway.migration.callers.inventory import SAVE_S, Stock, stock_path
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import Recordable, WireRow
 from gateway.migration.captures.sampling import CaptureCounts, CaptureOptions, CaptureSampler
@@ -27,7 +25,6 @@ from gateway.migration.mirror.sender import FinishedCalls, RecordSender
 from gateway.migration.replay.wire_messages import READING_HEADERS, Message, body_of, head_of
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.tapped_call import TappedCall
 
 GATHER_S: Final = 0.02
 """Calls wait for others for this time, which belongs to the 0.25 s that a crash may lose."""
@@ -266,43 +263,3 @@ def _wire_row(side: str, place: int, message: Message, privacy: Privacy) -> Wire
     """Return a message with the headers that are listed or that a reader of the body needs."""
     head = head_of(message, READING_HEADERS | frozenset(privacy.headers))
     return WireRow(side, place, orjson.dumps(head).decode(), body_of(message))
-
-
-class StockKeeper:
-    """Writes the stock of one process every 10 seconds.
-
-    Args:
-        stock: What to write.
-    """
-
-    def __init__(self, stock: Stock) -> None:
-        self.stock = stock
-        self._task: asyncio.Task[None] | None = None
-
-    @classmethod
-    def of(cls, loaded: LoadedConfig, worker: int) -> StockKeeper | None:
-        """Return the keeper of a configuration; None if stock-taking is off."""
-        config = loaded.config
-        if config.stock is None or config.state is None:
-            return None
-        path = stock_path(loaded.directory / config.state.directory, worker)
-        return cls(Stock(path, config.stock.clients))
-
-    def start(self) -> None:
-        """Continue earlier counts, and begin to write."""
-        self.stock.load()
-        self.stock.save()
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Write a last time, and stop; idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await asyncio.to_thread(self.stock.save)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(SAVE_S)
-            await asyncio.to_thread(self.stock.save)

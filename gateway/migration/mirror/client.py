@@ -11,7 +11,8 @@ from gateway.migration.mirror.capture_tap import CLOSE_S, CaptureTap, Capturing,
 from gateway.migration.mirror.keeper import ShadowKeeper
 from gateway.migration.mirror.mirror_tap import MirrorTap, watch_migrations
 from gateway.migration.mirror.sampling import MirrorLimits
-from gateway.migration.options import CAPTURE, capture_options, captures_of
+from gateway.migration.options import CAPTURE_CHANNEL, capture_options, captures_of
+from gateway.migration.settings import CAPTURE
 from gateway.migration.targets import live_migrations
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
@@ -77,9 +78,10 @@ class ShadowClient:
 
     def change(self, loaded: LoadedConfig) -> None:
         """Follow another configuration with the same channels."""
-        if loaded.config.capture is not None:
-            options = capture_options(loaded.config.capture, loaded.directory)
-            self._captures[CAPTURE].change(options)
+        capture = CAPTURE.of(loaded.config)
+        if capture is not None:
+            options = capture_options(capture, loaded.directory)
+            self._captures[CAPTURE_CHANNEL].change(options)
         if self.keeper is not None:
             self.keeper.change(loaded)
 

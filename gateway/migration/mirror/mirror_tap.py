@@ -4,6 +4,7 @@ import socket
 from time import monotonic
 from typing import Any, Final
 
+from gateway.api.tap import SampledCall
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.errors import ErrorCode
 from gateway.ir.streaming_body import streaming_body_of
@@ -14,7 +15,6 @@ from gateway.migration.mirror.outbox import Outbox
 from gateway.migration.mirror.sampling import MAX_ITEMS, Choice, MigrationSampler, MirrorLimits
 from gateway.migration.mirror.sender import FinishedCalls, RecordSender
 from gateway.migration.targets import LiveMigration
-from gateway.policies.tap import SampledCall
 from gateway.telemetry.metrics import Metrics
 
 # Shadow calls need everything; nothing of it is written.

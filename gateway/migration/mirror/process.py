@@ -6,7 +6,6 @@ has a socket to each serving process for the capture, and one for each migration
 """
 
 import asyncio
-import itertools
 import os
 import signal
 import socket
@@ -39,10 +38,13 @@ from gateway.migration.captures.transfer import (
     decode_message,
     encode_confirmation,
 )
+from gateway.migration.mirror.keeper import NAME
 from gateway.migration.mirror.mirroring import Mirroring
 from gateway.migration.mirror.packets import PACKET_BYTES, PacketReader
 from gateway.migration.options import captures_of
 from gateway.telemetry import logs
+from gateway.telemetry.aggregation import snapshot
+from gateway.telemetry.lost_lines import LostLines
 
 log = structlog.get_logger(__name__)
 
@@ -174,12 +176,10 @@ def main() -> int:
 async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     stop = stop_signal()
     channel = await open_channel(sock)
-    sockets = {
-        name: {number: socket.socket(fileno=fd) for number, fd in ends.items()}
-        for name, ends in setup.serving.items()
-    }
-    for each in itertools.chain.from_iterable(ends.values() for ends in sockets.values()):
-        each.setblocking(False)
+    sockets: dict[str, dict[int, socket.socket]] = {}
+    for name, sock_of_worker in setup.parts[NAME].open().sockets.items():
+        number, _, channel_name = name.partition("/")
+        sockets.setdefault(channel_name, {})[int(number)] = sock_of_worker
     inboxes = {name: Inbox(ends) for name, ends in sockets.items()}
     mirroring = None
     recorders = []
@@ -235,13 +235,14 @@ async def _handle_requests(channel: WorkerChannel, mirroring: Mirroring | None) 
             if mirroring is not None:
                 mirroring.resume(message["evidence_resume"])
             continue
-        reply: dict[str, Any] = {"ready": True}
-        if message["request"] == "sample":
-            wanted = message["sample"]
-            found = None
+        # Nothing else is measured here.
+        lost = LostLines({"stderr": logs.lost_lines})
+        reply: dict[str, Any] = {"metrics": snapshot(lost)}
+        if message["request"] == "exchange":
+            wanted, found = message["document"], None
             if mirroring is not None:
                 found = mirroring.sample(wanted["migration"], wanted["id"])
-            reply = {"sample": found}
+            reply = {"document": {"sample": found}}
         channel.send({**reply, "number": message["number"]})
 
 

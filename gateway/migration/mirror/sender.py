@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from gateway.api.tap import TappedCall
 from gateway.concurrency.offload import inline, off_loop
 from gateway.ir.calls import InferRequest, InferResponse, inference_of
 from gateway.ir.data import ArrayData
@@ -18,7 +19,6 @@ from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import MissingElements, Recordable, record_of
 from gateway.migration.captures.transfer import ShadowRequest
 from gateway.migration.mirror.outbox import Outbox
-from gateway.telemetry.tapped_call import TappedCall
 
 log = structlog.get_logger(__name__)
 
@@ -70,6 +70,9 @@ class RecordSender:
             self.outbox.skip(missing.reason)
         except GatewayError:
             self.outbox.skip("invalid")
+        except Exception:  # a defect costs one sample
+            self.outbox.skip("internal")
+            log.exception("call not recorded")
         else:
             self.outbox.put(record, shadow)
 

@@ -21,7 +21,9 @@ from gateway.transports.grpc.headers import (
     request_block,
 )
 from gateway.transports.grpc.messages import PREFIX_BYTES, frame_message
+from gateway.transports.grpc.silence import ACKNOWLEDGED_WITHIN_S, ServerSilence
 from gateway.transports.http2.connection import Http2Connection
+from gateway.transports.http2.flood_control import FLOOD_TEXT
 from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
@@ -58,12 +60,15 @@ class GrpcClientConnection(Http2Protocol):
         self.core = Http2Connection(
             self, read_response_head, client=True, streams=0, header_bytes=_HEADER_BYTES
         )
+        self.core.flood_budget.on_low = self._on_flood
         self.created_at = self.idle_since = monotonic()
         self.ready: asyncio.Future[None] = self.loop.create_future()
         self.is_new = True
         self.is_used = False
         self._pool = pool
         self._closing_reason: str | None = None
+        self._silence = ServerSilence(self.created_at)
+        self._pongs = 0
 
     def reservation(self) -> Reservation:
         """Return a reservation for a response, in the share of the client that called."""
@@ -122,6 +127,15 @@ class GrpcClientConnection(Http2Protocol):
         """Let a call that waits for a stream have that of a cancelled call."""
         if self._pool.waiting:
             self._pool.on_call_ended(self)
+        self.on_unanswered()
+
+    def on_unanswered(self) -> None:
+        """Ask a silent server whether it is there: a call has ended without a response."""
+        now = monotonic()
+        self._note_received(now)
+        if self.is_open() and self._silence.should_ask(now):
+            self.core.ping()
+            self.flush_soon()
 
     # -- for the protocol
 
@@ -194,10 +208,11 @@ class GrpcClientConnection(Http2Protocol):
         """Pass several parts of a response to their call."""
         stream.owner.on_data_batch(views)
 
-    def on_reset(self, stream: Http2Stream, code: int) -> None:
+    def on_reset(self, stream: Http2Stream, code: int) -> bool:
         """Fail a call whose stream the server has reset."""
         stream.owner.on_reset(code)
         self._pool.on_call_ended(self)
+        return True
 
     def on_writable(self, stream: Http2Stream) -> None:
         """Let a call send more of its request."""
@@ -213,6 +228,11 @@ class GrpcClientConnection(Http2Protocol):
         self._pool.remove(self)
         if not self.core.streams:
             self.loop.call_soon(self.close)
+
+    def _on_flood(self) -> None:
+        """Start no more calls: half of the flood budget is spent. Calls in progress go on."""
+        self._closing_reason = f"the server sent {FLOOD_TEXT}"
+        self._pool.remove(self)
 
     # -- life
 
@@ -237,10 +257,20 @@ class GrpcClientConnection(Http2Protocol):
             self.idle_since = now
         elif self._closing_reason is not None or now - self.idle_since > keepalive_s:
             self.retire()
+        self._note_received(now)
+        if self._silence.is_gone(now) and self._closing_reason is None:
+            self._closing_reason = f"the server acknowledged no PING in {ACKNOWLEDGED_WITHIN_S:g} s"
+            self._pool.remove(self)
         stuck = self.stuck_since
         if stuck is not None and now - stuck > _WRITE_TIMEOUT_S:
             self._closing_reason = f"the server read nothing for {_WRITE_TIMEOUT_S:g} s"
             self.abort()
+
+    def _note_received(self, now: float) -> None:
+        if self.has_received:
+            self.has_received = False
+            pongs, self._pongs = self._pongs, self.core.pongs
+            self._silence.heard(now, only_pong=pongs != self._pongs)
 
     def _calls(self) -> list[ClientCall]:
         return [stream.owner for stream in self.core.streams.values()]

@@ -36,6 +36,7 @@ from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, frame_me
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_messages import FINAL, Http2ServerConnection, RequestMessages
 from gateway.transports.http2 import frames as h2
+from gateway.transports.http2.flood_control import EARLY_RESET_S
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
@@ -167,12 +168,20 @@ class ServerCall:
                 stream.coming -= len(view)
                 self.on_data(view, end=False)
 
-    def on_reset(self) -> None:
-        """Cancel the call: the client has reset it, or the connection is lost."""
+    def on_reset(self) -> bool:
+        """Cancel the call: the client has reset it, or the connection is lost.
+
+        Returns:
+            Whether the call was served, and for longer than those of a flood of resets.
+        """
         if self.task is not None:
             self.task.cancel()
         if not self._is_running:
             self._release()
+            return False
+        if self._method.is_bidirectional and not self._receiving().has_message:
+            return False
+        return monotonic() - self._started_at >= EARLY_RESET_S
 
     def cancel(self) -> None:
         """End the call with UNAVAILABLE: the server is stopping."""

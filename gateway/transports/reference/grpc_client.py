@@ -80,10 +80,12 @@ class GrpcClient:
             )
             try:
                 message = await call
+                channel.heard()
                 return GrpcResponse((message,), metadata=await _trailing(call))
             except aio.AioRpcError as error:
                 return self._status(error, channel, deadline)
             except asyncio.CancelledError:
+                self._pool.unanswered(channel)
                 self._raise_if_closed()
                 raise
         finally:
@@ -102,6 +104,7 @@ class GrpcClient:
                 return await asyncio.shield(ending)
         except (TimeoutError, asyncio.CancelledError) as error:
             if not ending.done():
+                self._pool.unanswered(channel)
                 self._withhold(ending, call)
             elif not ending.cancelled():
                 ending.exception()  # it came too late
@@ -113,6 +116,7 @@ class GrpcClient:
     async def _reply(self, call: Any, channel: PooledChannel) -> GrpcResponse:
         try:
             message = await call
+            channel.heard()
             return GrpcResponse((message,), metadata=await _trailing(call))
         except aio.AioRpcError as error:
             return self._status(error, channel, None)
@@ -143,10 +147,12 @@ class GrpcClient:
             )
             try:
                 while (message := await call.read()) is not aio.EOF:
+                    channel.heard()
                     yield GrpcResponse((message,))
             except aio.AioRpcError as error:
                 yield self._status(error, channel, deadline)
             except asyncio.CancelledError:
+                self._pool.unanswered(channel)
                 self._raise_if_closed()
                 raise
             finally:
@@ -204,7 +210,11 @@ class GrpcClient:
         late = deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S
         ending = Ending(error.code(), details, channel.is_connected, late)
         failure = local_failure(self._target, ending)
-        if failure is not None:
+        if failure is None:
+            channel.heard()
+        else:
+            if isinstance(failure, errors.DeadlineExceeded):
+                self._pool.unanswered(channel)
             raise failure from error
         return GrpcResponse(
             status=STATUS_OF[error.code()],

@@ -9,6 +9,7 @@ import grpc
 from grpc import aio
 
 from gateway.transports.contract import ClientLimits
+from gateway.transports.grpc.silence import ACKNOWLEDGED_WITHIN_S, SILENT_S
 from gateway.transports.net.tls_files import Authorities, TlsFiles, grpc_channel_credentials
 from gateway.transports.reference.grpc_quirks import keep_log_quiet
 
@@ -18,6 +19,7 @@ _MAX_METADATA = 16 * 1024
 _WINDOW_BYTES = 4 * 1024 * 1024
 _FIRST_BACKOFF_MS = 100
 _MAX_BACKOFF_MS = 1000
+_GONE_AFTER_S = SILENT_S + ACKNOWLEDGED_WITHIN_S
 
 
 class PooledChannel:
@@ -31,6 +33,7 @@ class PooledChannel:
         self.channel = channel
         self.users = 0
         self.born = monotonic()
+        self._unanswered_since: float | None = None
         self._unary: dict[str, Any] = {}
         self._stream: dict[str, Any] = {}
 
@@ -38,6 +41,21 @@ class PooledChannel:
     def is_connected(self) -> bool:
         """The connection works, as far as is known."""
         return self.channel.get_state() is grpc.ChannelConnectivity.READY
+
+    def heard(self) -> None:
+        """Note that the server has replied to a call."""
+        self._unanswered_since = None
+
+    def used(self) -> None:
+        """Note that a call is sent."""
+        self.users += 1
+        if self._unanswered_since is None:
+            self._unanswered_since = monotonic()
+
+    @property
+    def unanswered_s(self) -> float:
+        """For how many seconds calls have been sent without any reply."""
+        return 0.0 if self._unanswered_since is None else monotonic() - self._unanswered_since
 
     def unary(self, method: str) -> Any:
         """Return the callable for one response, with raw bytes."""
@@ -78,7 +96,7 @@ class GrpcChannelPool:
                 break
         else:
             channel = self._another()
-        channel.users += 1
+        channel.used()
         return channel
 
     def release(self, channel: PooledChannel) -> None:
@@ -86,6 +104,15 @@ class GrpcChannelPool:
         channel.users -= 1
         if channel.users == 0 and channel not in self._channels:
             self._close(channel)
+
+    def unanswered(self, channel: PooledChannel) -> None:
+        """Use *channel* no more if it is silent: a call on it has ended without a reply.
+
+        A PING would tell a lost connection from a slow server, but grpcio has none to send.  So
+        this takes as long as the PING of the native implementation and its acknowledgement.
+        """
+        if channel in self._channels and channel.unanswered_s >= _GONE_AFTER_S:
+            self._channels.remove(channel)  # and `release` closes it
 
     async def close(self) -> None:
         """Close every channel, which breaks off the calls on them."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.api.protocol import StreamCodec
+from gateway.api.tap import TappedCall
 from gateway.frontend.frontend import (
     Frontend,
     attach_grpc_request_id,
@@ -38,7 +39,6 @@ from gateway.ir.errors import (
 from gateway.ir.expected_inputs import compare_inputs
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
 from gateway.ir.work import charge
-from gateway.telemetry.tapped_call import TappedCall
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse
 from tests.fakes import FakeCodec, FakeStream, ScriptedService, settle

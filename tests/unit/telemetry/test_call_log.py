@@ -112,6 +112,7 @@ async def test_format_may_contain_the_path_of_a_forwarded_request(tmp_path: Path
     access = AccessLog(tmp_path / "access.log", check_format("{kind} {path}"))
     found = CallRecord(PASSTHROUGH, "", "", CONTEXT, CallPath(), "ok", None, 0.01, 1000.0)
     CallLog(0, access).call(found, None)
+    assert access.flush(20.0)
     access.close()
     assert f"{PASSTHROUGH} {WIRE.path}\n" == (tmp_path / "access.log").read_text()
 

@@ -16,7 +16,7 @@ from gateway.ir.context import Client, Context, ModelRef
 from gateway.ir.errors import NotFound
 from gateway.ir.tensor import array_tensor
 from gateway.migration.callers.inventory import Stock, merged_rows, stock_path
-from gateway.policies.take_stock import TakeStock
+from gateway.policies.observe import Observe
 from tests.fakes import FakeClock, FakeStream, ScriptedService
 
 
@@ -126,13 +126,18 @@ def test_an_unwritable_directory_is_logged_once(tmp_path: Path) -> None:
     assert [each["event"] for each in logs] == ["stock not written"]
 
 
-async def test_the_layer_reports_inferences_with_latency_and_outcome() -> None:
+async def test_observe_reports_inferences_with_latency_and_outcome() -> None:
     """Replies, errors and streams are reported once, and other calls are not."""
     clock = FakeClock()
     seen: list[tuple[float, bool]] = []
     reply = InferResponse(model=ModelRef("m"), outputs=())
     service = ScriptedService(reply, NotFound("gone"), FakeStream([reply, NotFound("late")]), True)
-    layer = TakeStock(service, lambda _, seconds, failed: seen.append((seconds, failed)), clock)
+    layer = Observe(
+        service,
+        lambda _record: None,
+        on_call=lambda _, seconds, failed: seen.append((seconds, failed)),
+        clock=clock,
+    )
     assert await layer(request()) is reply
     with pytest.raises(NotFound):
         await layer(request())

@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.app.parts import LeadingParts
 from gateway.app.reload import Reloader
 from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.load import ConfigError, LoadedConfig, load_text
@@ -92,11 +93,19 @@ class Processes:
 
     def calls(self, count: int, code: ErrorCode | None = None, process: int = 0) -> None:
         for _ in range(count):
-            self.routes[process]._add_new(code)
+            self.routes[process].ended("b", code)
 
     @property
     def shares(self) -> list[float]:
-        return [each.shift.share for each in self.routes]
+        return [each.share for each in self.routes]
+
+
+class Leading:
+    """The part of a leading process, with cut-overs alone."""
+
+    def __init__(self, controller: CutoverController) -> None:
+        self.check_reload = controller.check
+        self.change = controller.change
 
 
 class Leader:
@@ -422,7 +431,8 @@ async def test_the_reloader_checks_cutovers_before_it_applies(
         applied.append(loaded)
         return {}
 
-    reloader = Reloader(lambda: other, leader.loaded, apply, cutovers=leader.controller)
+    leading = cast("LeadingParts", Leading(leader.controller))
+    reloader = Reloader(lambda: other, leader.loaded, apply, leading=leading)
     await leader.do("start")
     result = await reloader.reload()
     assert ("rejected", []) == (result.outcome, applied)
@@ -519,8 +529,8 @@ async def test_metrics_show_step_weight_state_and_guards(leader: Leader) -> None
 async def test_runtime_changes_cannot_set_the_weight_of_a_cutover(leader: Leader) -> None:
     """`gateway route weights` cannot bypass the guards."""
     with pytest.raises(ValueError, match="the cut-over of migration 'm' moves calls to 'b'"):
-        RuntimeChanges().with_weights(leader.loaded.config, "r", {"b": 5})
-    RuntimeChanges().with_weights(leader.loaded.config, "r", {"a": 5})
+        RuntimeChanges().with_weights(leader.loaded.config, "r", {"b": 5}).check(leader.loaded)
+    RuntimeChanges().with_weights(leader.loaded.config, "r", {"a": 5}).check(leader.loaded)
 
 
 @pytest.fixture

@@ -11,17 +11,28 @@ import pytest
 
 from gateway.config.load import ConfigError, load_text
 from gateway.ir.errors import ErrorCode
-from gateway.migration.compare.replies import Comparison, Result
+from gateway.migration.compare.conditions import parse_fail_if
+from gateway.migration.compare.replies import Comparison, Result, compare_results
+from gateway.migration.compare.rules import OutputRules
+from gateway.migration.compare.summary import Summary
 from gateway.migration.compare.tensors import Outcome
-from gateway.migration.evidence.guards import Evidence, Guards, Standing, evidence_of, verdict_text
-from gateway.migration.settings import GuardsConfig
+from gateway.migration.evidence.guards import (
+    Evidence,
+    Guards,
+    GuardVerdict,
+    Standing,
+    evidence_of,
+    unjudged_calls,
+    verdict_text,
+)
+from gateway.migration.settings import MIGRATIONS, GuardsConfig
 
 OK = Result(((),))
 BASE = "version: 1\nlisteners: [{http: 8000}]\nmigrations: {m: {cutover: {guards: {%s}}}}\n"
 
 
 def guards_of(text: str) -> GuardsConfig:
-    return load_text(BASE % text).config.migrations["m"].guards
+    return MIGRATIONS.of(load_text(BASE % text).config)["m"].guards
 
 
 def evidence(
@@ -91,7 +102,6 @@ def test_wrong_labels_trip_only_the_mismatch_guard() -> None:
         (evidence(Outcome.TIMEOUT, new=ErrorCode.DEADLINE_EXCEEDED), True),
         (evidence(Outcome.MATCH, old=ErrorCode.UPSTREAM, new=ErrorCode.UPSTREAM), True),
         (evidence(Outcome.MATCH, old=ErrorCode.NOT_FOUND, new=ErrorCode.NOT_FOUND), False),
-        (evidence(Outcome.NEW_ERROR, new=ErrorCode.CANCELLED), False),
         (evidence(Outcome.OLD_ERROR, old=ErrorCode.INTERNAL), False),
         (WRONG, False),
     ],
@@ -101,6 +111,31 @@ def test_errors_of_the_new_server_count(call: Evidence, bad: bool) -> None:
     """Mismatches, errors of the old server and cancelled calls do not count."""
     _, found = judged("errors: {below: 1%}", [call])["errors.below"]
     assert found.startswith(f"{int(bad)} of 1,")
+
+
+def test_a_call_whose_client_left_is_no_evidence_of_errors() -> None:
+    """It is neither good nor bad."""
+    text = "errors: {below: 1%, above_old: 1%}"
+    for call in (
+        evidence(Outcome.NEW_ERROR, new=ErrorCode.CANCELLED),
+        evidence(Outcome.OLD_ERROR, old=ErrorCode.CANCELLED),
+    ):
+        assert "0 calls" in judged(text, [call])["errors.above_old"][1]
+    left = evidence(Outcome.NEW_ERROR, new=ErrorCode.CANCELLED)
+    assert judged(text, [left])["errors.below"][1].startswith("0 of 0,")
+
+
+@pytest.mark.parametrize("has_noise", [False, True])
+def test_failed_calls_do_not_make_the_mismatch_guard_hold(has_noise: bool) -> None:
+    """10 000 calls that the new server refuses leave it undecided, with no call."""
+    guards = Guards(guards_of("mismatch: {below: 1%}"), has_noise=has_noise)
+    for _ in range(10_000):
+        guards.add(evidence(Outcome.NEW_ERROR, new=ErrorCode.INVALID_ARGUMENT))
+        if has_noise:
+            guards.add_noise(False)
+    found = {each.guard: each for each in guards.verdicts()}["mismatch.below"]
+    assert (Standing.UNDECIDED, "0 of ") == (found.standing, found.evidence[:5])
+    assert "10000" not in found.evidence.partition(",")[0]
 
 
 def test_errors_of_both_servers_are_no_excess() -> None:
@@ -199,6 +234,23 @@ def test_the_verdict_names_failed_and_undecided_guards() -> None:
     assert verdict([], "", [GOOD]) == "passed"
     nothing = verdict([], "", [GOOD], has_conditions=False)
     assert nothing == "none (no --fail-if and no guard)"
+
+
+def test_failed_calls_without_a_condition_on_errors_are_no_pass() -> None:
+    """The verdict is undecided, unless a condition or a guard judges errors."""
+    summary = Summary()
+    refused = compare_results(OK, Result(error=ErrorCode.INVALID_ARGUMENT), OutputRules())
+    summary.add("c", refused)
+    mismatch, errors = (parse_fail_if(text) for text in ("mismatch>1%", "errors>50%"))
+    guard = GuardVerdict("errors.above_old", Standing.HOLDS, "")
+    (found,) = unjudged_calls(summary, [mismatch], [])
+    assert found.startswith("1 of 1 calls failed at the new server, and nothing judges errors")
+    text = verdict_text([], [], has_conditions=True, unjudged=[found])
+    assert text == f"undecided, {found}"
+    assert [] == unjudged_calls(summary, [mismatch, errors], [])
+    assert [] == unjudged_calls(summary, [], [guard])
+    summary.unreadable = 2
+    assert ["2 calls have replies that cannot be compared"] == unjudged_calls(summary, [], [guard])
 
 
 def test_mismatches_of_a_noisy_server_do_not_trip() -> None:

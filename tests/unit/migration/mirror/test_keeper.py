@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Mapping
 from typing import cast
 
 import pytest
@@ -15,6 +16,7 @@ from gateway.app.processes.restart_policy import RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess
 from gateway.config.load import load_text
 from gateway.migration.mirror.keeper import Launch, ShadowKeeper
+from gateway.telemetry.aggregation import Snapshot
 from tests.fakes import settle
 
 LOADED = load_text("version: 1\nlisteners: [{http: 0}]\ncapture: {directory: d}\n")
@@ -28,6 +30,8 @@ class FakeProcess:
         self.pid = 1
         self.setup = setup
         self.over: asyncio.Future[int] = asyncio.Future()
+        self.metrics: Snapshot = ()
+        self.replies = True
         self._failure = failure
         if failure:
             self.over.set_result(1)
@@ -40,8 +44,14 @@ class FakeProcess:
     async def wait(self) -> int:
         return await self.over
 
+    async def update_metrics(self) -> bool:
+        return self.replies
+
     def stop(self) -> None:
         self.over.set_result(0)
+
+    def kill(self) -> None:
+        self.over.set_result(-signal.SIGKILL)
 
 
 class Launcher:
@@ -49,10 +59,14 @@ class Launcher:
         self.started: list[FakeProcess] = []
         self.failures: list[str] = []
 
-    async def launch(self, setup: WorkerSetup) -> WorkerProcess:
+    async def launch(self, setup: WorkerSetup, _module: str) -> WorkerProcess:
         failure = self.failures.pop(0) if self.failures else ""
         self.started.append(FakeProcess(setup, failure))
         return cast("WorkerProcess", self.started[-1])
+
+
+def sockets_of(setup: WorkerSetup) -> Mapping[str, int]:
+    return setup.parts["migration"].sockets
 
 
 def keeper(launcher: Launcher, count: int = 2) -> ShadowKeeper:
@@ -70,10 +84,10 @@ async def test_the_process_gets_a_socket_to_each_worker() -> None:
     ends = [shadow_keeper.serving_ends(number)[""].fileno() for number in (1, 2)]
     await shadow_keeper.start()
     setup = launcher.started[0].setup
-    assert (setup.slot.role, sorted(setup.serving[""])) == ("shadow", [1, 2])
+    assert (setup.slot.role, sorted(sockets_of(setup))) == ("shadow", ["1/", "2/"])
     launcher.started[0].over.set_result(-signal.SIGKILL)
     await settle()
-    assert launcher.started[1].setup.serving == setup.serving
+    assert sockets_of(launcher.started[1].setup) == sockets_of(setup)
     assert [shadow_keeper.serving_ends(number)[""].fileno() for number in (1, 2)] == ends
     assert metrics(shadow_keeper)["gateway_shadow_restarts_total"] == 1
     await shadow_keeper.stop()
@@ -94,6 +108,30 @@ async def test_a_dead_process_is_restarted() -> None:
     assert metrics(shadow_keeper)["gateway_shadow_up"] == 1
     await shadow_keeper.stop()
     assert metrics(shadow_keeper)["gateway_shadow_up"] == 0
+
+
+async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that misses its polls is down, and is killed and started again after the timeout."""
+    monkeypatch.setattr("gateway.migration.mirror.keeper.POLL_S", 0.0)
+    launcher = Launcher()
+    shadow_keeper = keeper(launcher)
+    await shadow_keeper.start()
+    lost = [["gateway_log_lines_lost_total", {"output": "stderr", "reason": "buffer_full"}, 2]]
+    launcher.started[0].metrics = [["gateway_log_lines_lost", "Lost.", "counter", lost]]
+    launcher.started[0].replies = False
+    with capture_logs() as logs:
+        async with asyncio.timeout(20):
+            while len(launcher.started) < 2:
+                await settle()
+    assert [
+        "process does not reply",
+        "process killed",
+        "shadow process died",
+        "shadow process started",
+    ] == [each["event"] for each in logs]
+    assert metrics(shadow_keeper)["gateway_shadow_up"] == 1
+    assert metrics(shadow_keeper)["gateway_shadow_log_lines_lost_total"] == 2
+    await shadow_keeper.stop()
 
 
 async def test_a_failed_first_start_is_raised() -> None:
@@ -139,7 +177,7 @@ async def test_changed_targets_replace_the_process_of_a_migration() -> None:
         for _ in range(10):
             await settle()
     assert len(launcher.started) == 2
-    assert launcher.started[1].setup.serving == launcher.started[0].setup.serving
+    assert sockets_of(launcher.started[1].setup) == sockets_of(launcher.started[0].setup)
     assert [each["event"] for each in logs] == ["shadow process started"]
     assert metrics(shadow_keeper)["gateway_shadow_restarts_total"] == 0
     await shadow_keeper.stop()

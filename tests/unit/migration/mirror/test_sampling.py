@@ -11,7 +11,7 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import Client, Context, ModelRef, Sequence
 from gateway.ir.tensor import array_tensor
 from gateway.migration.mirror.sampling import SHADOW_HEADER, Choice, MigrationSampler
-from gateway.migration.settings import MigrationConfig
+from gateway.migration.settings import MIGRATIONS, MigrationConfig
 from tests.fakes import FakeClock
 
 FILE = """version: 1
@@ -23,7 +23,7 @@ migrations: {{m: {{route: r, old: a, new: b, {keys}}}}}
 
 
 def config(keys: str) -> MigrationConfig:
-    return load_text(FILE.format(keys=keys)).config.migrations["m"]
+    return MIGRATIONS.of(load_text(FILE.format(keys=keys)).config)["m"]
 
 
 def call(number: int, sequence: Sequence | None = None, **context: Any) -> InferRequest:

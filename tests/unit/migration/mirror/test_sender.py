@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.api.tap import TappedCall
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.data import SharedMemoryData, StreamedData, TensorData
@@ -20,7 +21,6 @@ from gateway.migration.captures.sampling import CaptureOptions, CaptureSampler
 from gateway.migration.mirror.outbox import Outbox
 from gateway.migration.mirror.packets import socket_pair
 from gateway.migration.mirror.sender import FinishedCalls, RecordSender
-from gateway.telemetry.tapped_call import TappedCall
 from tests.fakes import FakeArriving, settle
 from tests.unit.migration.captures.kit import recordable, request
 

@@ -1,4 +1,4 @@
-"""TrafficShift: which calls move, and which weights are in force."""
+"""CutoverShift: which calls move, and which weights are in force."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Sequence
 from gateway.ir.errors import Unavailable
-from gateway.migration.cutover.traffic_shift import TrafficShift
+from gateway.migration.cutover.shift import CutoverShift
 from gateway.routing.balance import Balance, Readiness, Target
 from gateway.routing.load_balancing import key_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath
@@ -30,7 +30,7 @@ def in_sequence(number: int, **options: bool) -> InferRequest:
 class Route:
     """A route from `old` to `new`, of which each may be down."""
 
-    def __init__(self, shift: TrafficShift, readiness: Readiness = Readiness.ANY) -> None:
+    def __init__(self, shift: CutoverShift, readiness: Readiness = Readiness.ANY) -> None:
         self.down: set[str] = set()
         self.shift = shift
 
@@ -56,7 +56,7 @@ class Route:
 
 
 def shifted(percent: float = 0.0, header: bool = True) -> Route:
-    shift = TrafficShift("m", "new", key_of("header:x-user") if header else None)
+    shift = CutoverShift("m", "new", key_of("header:x-user") if header else None)
     shift.apply(percent, 1, 1)
     return Route(shift)
 
@@ -80,7 +80,7 @@ async def test_processes_and_restarts_agree() -> None:
     """The selection depends only on the migration and the key."""
     first, second = shifted(25), shifted(25)
     assert await first.moved() == await second.moved()
-    other = Route(TrafficShift("other", "new", key_of("header:x-user")))
+    other = Route(CutoverShift("other", "new", key_of("header:x-user")))
     other.shift.apply(25, 1, 1)
     assert await first.moved() != await other.moved()
 
@@ -94,7 +94,7 @@ async def test_calls_without_a_key_move_individually() -> None:
 
 async def test_older_weights_are_ignored() -> None:
     """A weight needs an epoch and an attempt at least as late as the current ones."""
-    shift = TrafficShift("m", "new")
+    shift = CutoverShift("m", "new")
     assert shift.apply(50, 5, 1)
     assert not shift.apply(100, 4, 1)
     assert not shift.apply(100, 6, 0)

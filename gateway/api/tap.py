@@ -1,16 +1,19 @@
-"""One inference with its replies, as those who record or compare calls get it."""
+"""Taps: what receives calls with their replies, to record or compare them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
-from gateway.ir.calls import Call, InferResponse
+from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import close_stream
 from gateway.ir.teed_body import TeedBody
 from gateway.telemetry.call_path import CallPath
+
+CountCall = Callable[[InferRequest, float, bool], None]
+"""Called with each inference, its duration in seconds, and whether it failed."""
 
 
 class TappedCall(Struct):
@@ -51,7 +54,7 @@ class TappedCall(Struct):
             self.error = ErrorCode.CANCELLED, "the client disconnected"
 
 
-class NotedStream:
+class RecordedStream:
     """A stream of replies that notes each of them in an exchange."""
 
     def __init__(self, items: AsyncIterator[InferResponse], exchange: TappedCall) -> None:
@@ -77,3 +80,44 @@ class NotedStream:
     async def aclose(self) -> None:
         """Close the underlying stream; may be called twice."""
         await close_stream(self._items)
+
+
+class Tap(Protocol):
+    """Receives the calls of a frontend with their replies; its methods neither wait nor raise."""
+
+    def begin(self, call: Call[Any], /) -> TappedCall | None:
+        """Return the exchange of a call; None for a call that is not chosen."""
+        ...
+
+    def end(self, exchange: TappedCall, /) -> None:
+        """Receive a finished exchange, and release its teed body."""
+        ...
+
+    def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
+        """Receive a message that could not be decoded."""
+        ...
+
+
+class SampledCall(TappedCall):
+    """A call of a route that was chosen.
+
+    Attributes:
+        upstream_s: Time at the target: from the request to the reply. 0 where it is not known, as
+            for a kept reply or a repeated call.
+        noise: See `ShadowRequest`.
+    """
+
+    upstream_s: float = 0.0
+    noise: bool = False
+
+
+class RouteTap(Protocol):
+    """Receives chosen calls of a route; its methods do not wait."""
+
+    def begin(self, call: Call[Any], /) -> SampledCall | None:
+        """Return the exchange of an inference; None for a call that is not chosen."""
+        ...
+
+    def end(self, exchange: SampledCall, /) -> None:
+        """Receive a finished exchange."""
+        ...

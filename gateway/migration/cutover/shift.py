@@ -1,4 +1,4 @@
-"""TrafficShift: the share of a route's calls that goes to the target which replaces the others."""
+"""CutoverShift: the share of a route's calls that goes to the target which replaces the others."""
 
 import hashlib
 import random
@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.ir.calls import Call, sequence_of
+from gateway.ir.errors import ErrorCode
 from gateway.routing.load_balancing import Key
 
 _PERCENT: Final = 100.0
 
 
-class TrafficShift:
+class CutoverShift:
     """The run-time weight of one target, which changes as a whole.
 
     A call goes to the target if the hash of its key is below the share. So a client that has moved
@@ -60,6 +61,14 @@ class TrafficShift:
         self.epoch, self.attempt = epoch, attempt
         self.share = 0.0 if self.is_tripped else percent / _PERCENT
         return True
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """The targets whose inferences `ended` is called for: none."""
+        return frozenset()
+
+    def ended(self, _target: str, _code: ErrorCode | None, /) -> None:
+        """Receive how an inference of a watched target ended."""
 
     def trip(self) -> None:
         """Stop sending calls to the target in this attempt."""
