@@ -13,6 +13,7 @@ from gateway.transports.admission import (
     Reservation,
 )
 from gateway.transports.contract import HttpAsk, HttpFrontend, ServerLimits
+from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.cut_through import OnBodyError, OpenBodyStream
 from gateway.transports.http.request_head import Head, Version
 
@@ -141,3 +142,5 @@ class ListenerState:
     refused: Callable[[GatewayError], str | None]
     """Called for a request that reached no frontend; returns its request id."""
     early: ConcurrencyLimiter
+    cors: CorsRules | None = None
+    """Which web pages may read the responses; None for no such pages."""

@@ -15,6 +15,7 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
 from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
+from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
@@ -99,6 +100,7 @@ class HttpListener(ABC):
         reuse_port: Whether other processes listen on the same port too.
         grpc: gRPC methods, which connections of a native server may call over HTTP/2.
         extras: Methods whose calls need no slot and no memory: health, reflection.
+        cors: Which web pages may read the responses; None for no such pages.
         grpc_refused: As *refused*, for calls and connections of HTTP/2; *refused* by default.
     """
 
@@ -121,6 +123,7 @@ class HttpListener(ABC):
         grpc: Sequence[GrpcMount] = (),
         extras: Sequence[GrpcMount] = (),
         grpc_refused: Callable[[GatewayError], str | None] | None = None,
+        cors: CorsRules | None = None,
     ) -> None:
         self._can_use_reserve = reserve
         self._reuse_port = reuse_port
@@ -138,6 +141,7 @@ class HttpListener(ABC):
             find=self._table.find,
             refused=refused,
             early=cut_through_limiter(limits),
+            cors=cors,
         )
         self._http2 = GrpcServer(
             "",
