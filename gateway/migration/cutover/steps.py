@@ -16,7 +16,6 @@ from typing import Any, Final
 from gateway.migration.compare.statistics import ChangeDetector, confidence_sequence
 from gateway.migration.cutover.target_models import has_changed, known_models
 from gateway.migration.evidence.verdicts import GuardVerdict, Standing
-from gateway.migration.target_models import has_changed, known_models
 
 CLIENT_ERRORS: Final = "errors.clients"
 """Name of the guard of the errors that clients got from the new target."""
