@@ -7,6 +7,7 @@ from typing import Final, TypeVar, cast
 import structlog
 
 from gateway.backends.versions import Versions
+from gateway.concurrency.own_thread import on_own_thread
 from gateway.ir.calls import Call, ModelLoadRequest, ModelUnloadRequest, RepositoryIndexRequest
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
@@ -106,7 +107,7 @@ class ReloadableModel:
         async with self._lock:
             self._transition = ModelState.LOADING
             try:
-                loaded = await asyncio.to_thread(self._find_versions)
+                loaded = await on_own_thread(self._find_versions)
                 await loaded.start()
             finally:
                 self._transition = None

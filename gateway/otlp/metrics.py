@@ -29,6 +29,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
+from gateway.concurrency.own_thread import on_own_thread
+
 Collect = Callable[[], Awaitable[Iterable[Family]]]
 
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
@@ -96,7 +98,7 @@ class MetricsExport:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            await asyncio.to_thread(self._export, await self._data())
+            await on_own_thread(self._export, await self._data())
 
     async def _data(self) -> MetricsData:
         families = await self._collect()

@@ -20,6 +20,7 @@ from gateway.app.migration.leader import LedCutover, Reports
 from gateway.app.migration.plans import cutover_directory, cutover_plans
 from gateway.app.migration.replicas import Replicas, own_name
 from gateway.app.migration.shifts import ServingShifts, ShiftWeights
+from gateway.concurrency.own_thread import on_own_thread
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.migration.cutover import IDLE_PHASES, CutoverPlan, Phase
@@ -255,7 +256,7 @@ class CutoverController(Collector):
         try:
             for name, plan in plans.items():
                 if name not in self._cutovers:
-                    self._cutovers[name] = await asyncio.to_thread(self._open, plan, loaded)
+                    self._cutovers[name] = await on_own_thread(self._open, plan, loaded)
         except OSError as error:
             raise StartError(f"state of a cut-over: {reason_of(error)}") from error
         if self._cutovers and self._task is None and self._processes is not None:

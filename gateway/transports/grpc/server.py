@@ -6,7 +6,6 @@ connections, requires a minimum rate of senders, and disconnects clients that do
 
 import asyncio
 import random
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,11 +22,11 @@ from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.net.accept_backlog import drain_accept_queue
+from gateway.transports.net.listening import BACKLOG, listen
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 
 _UNBOUNDED: Final = 1 << 62
 _EXTRA_MESSAGE_BYTES: Final = 64 * 1024
-_BACKLOG: Final = 1024
 _LAST_WORDS_S: Final = 0.5
 _QUIET_S: Final = 0.25
 _SWEEP_S: Final = 1.0
@@ -90,7 +89,7 @@ class GrpcServer:
         self._open = OpenConnections(
             count or ConnectionCount(limits.connections, limits.connections_per_address)
         )
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._is_running = False
         self._is_leaving = False
         self._socket: UnixSocket | None = None
@@ -111,31 +110,25 @@ class GrpcServer:
         self._sweep()
 
     async def _listen(self) -> None:
-        if not self._reuse_port:
-            await require_free(self._address)
         loop = asyncio.get_running_loop()
         if self._ssl is not None:
             self._ssl.set_alpn_protocols(["h2"])
-        options: dict[str, Any] = {"backlog": _BACKLOG, **self._tls}
         if self._address.startswith(PREFIX):
+            await require_free(self._address)
             self._socket = UnixSocket(self._address.removeprefix(PREFIX))
             sock = self._socket.bind()
-            self._server = await loop.create_unix_server(self.connection, sock=sock, **options)
-        else:
-            host, port = host_and_port(self._address)
-            shared = self._reuse_port
-            where: dict[str, Any] = {"host": host, "port": port, "reuse_address": True}
-            where["reuse_port"] = shared or None
-            if host == "::" and socket.has_dualstack_ipv6():  # both families on one port
-                bound_to = ("", port)
-                where = {
-                    "sock": socket.create_server(
-                        bound_to, family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=shared
-                    )
-                }
-            self._server = await loop.create_server(self.connection, **where, **options)
-            bound = self._server.sockets[0].getsockname()[1]
-            self._address = bound_address(self._address, bound)
+            self._servers = [
+                await loop.create_unix_server(
+                    self.connection, sock=sock, backlog=BACKLOG, **self._tls
+                )
+            ]
+            return
+        host, port = host_and_port(self._address)
+        every = "" if host == "::" else host  # both families, as grpcio has it
+        self._servers = await listen(
+            self.connection, every, port, reuse_port=self._reuse_port, **self._tls
+        )
+        self._address = bound_address(self._address, self._servers[0].sockets[0].getsockname()[1])
 
     def connection(self) -> GrpcServerConnection:
         """Return the protocol of an accepted connection, before `connection_made`."""
@@ -163,8 +156,8 @@ class GrpcServer:
             return
         end = monotonic() + timeout_s
         self.announce_close()
-        if self._server is not None:
-            await drain_accept_queue(self._server, self.connection, self._tls)
+        if self._servers:
+            await drain_accept_queue(self._servers, self.connection, self._tls)
         for connection in list(self._open.members):
             connection.announce_close()
         try:
@@ -185,9 +178,9 @@ class GrpcServer:
         if not self._is_running:
             return
         self._is_running = False
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._wheel.close()

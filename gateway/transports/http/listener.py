@@ -20,8 +20,8 @@ from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
 from gateway.transports.net.accept_backlog import drain_accept_queue
+from gateway.transports.net.listening import BACKLOG, address_of, listen
 
-_BACKLOG = 1024
 _LAST_WORDS_S = 1.0
 _POLL_S = 0.01
 
@@ -144,7 +144,7 @@ class HttpListener(ABC):
             http=self._listener,
         )
         self._connections: Connections | None = None
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._address: str | None = None
 
     @property
@@ -156,20 +156,22 @@ class HttpListener(ABC):
 
     async def start(self) -> None:
         """Listen. Raises OSError if the address is in use or invalid."""
-        loop = asyncio.get_running_loop()
         self._connections = self._make(self._listener, self._count, reserve=self._can_use_reserve)
         await self._http2.start()
         if not self._should_listen:
             return
-        tls = self._tls
-        where: dict[str, Any] = {"sock": self._sock}
         if self._sock is None:
-            host, port = self._where
-            where = {"host": host, "port": port, "reuse_address": True}
-            where["reuse_port"] = self._reuse_port or None
-        self._server = await loop.create_server(self._connections, backlog=_BACKLOG, **where, **tls)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self._servers = await listen(
+                self._connections, *self._where, reuse_port=self._reuse_port, **self._tls
+            )
+        else:
+            loop = asyncio.get_running_loop()
+            self._servers = [
+                await loop.create_server(
+                    self._connections, sock=self._sock, backlog=BACKLOG, **self._tls
+                )
+            ]
+        self._address = address_of(self._servers[0].sockets[0])
 
     @property
     def open_connections(self) -> Sequence[OpenConnection]:
@@ -201,8 +203,8 @@ class HttpListener(ABC):
             return
         end = monotonic() + timeout_s
         self.announce_close()
-        if self._server is not None:
-            await drain_accept_queue(self._server, self._connections, self._tls)
+        if self._servers:
+            await drain_accept_queue(self._servers, self._connections, self._tls)
         timeout_s = max(0.0, end - monotonic())
         await asyncio.gather(self._drain_connections(timeout_s), self._http2.drain(timeout_s))
         await self.stop()
@@ -219,13 +221,13 @@ class HttpListener(ABC):
         """Close at once; harmless the second time."""
         if self._connections is None:
             return
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in self.open_connections:
             connection.abort()
         await self._emptied(_LAST_WORDS_S)
         await self._http2.stop()
-        self._server = self._connections = None
+        self._servers, self._connections = [], None
 
     @property
     def _tls(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 FIRST_REQUEST_S: Final = 0.25
@@ -36,12 +36,14 @@ _DROP_SYN: Final = (
 
 
 async def drain_accept_queue(
-    server: asyncio.Server, new: Callable[[], asyncio.BaseProtocol], tls: Mapping[str, Any]
+    servers: Sequence[asyncio.Server],
+    new: Callable[[], asyncio.BaseProtocol],
+    tls: Mapping[str, Any],
 ) -> None:
-    """Close *server* to new connections, but accept those that wait, and give them time to ask.
+    """Close *servers* to new connections, but accept those that wait, and give them time to ask.
 
     Args:
-        server: Listens.
+        servers: They listen.
         new: Makes the protocol of a connection.
         tls: How connections are accepted, as `connect_accepted_socket` has it.
     """
@@ -49,12 +51,14 @@ async def drain_accept_queue(
     with contextlib.ExitStack() as stack:
         listening = [
             stack.enter_context(socket.socket(fileno=os.dup(each.fileno())))
+            for server in servers
             for each in server.sockets
         ]
         dropping = [drop_handshakes(each) for each in listening]
         if any(dropping):
             await asyncio.sleep(HANDSHAKE_S)
-        server.close()
+        for server in servers:
+            server.close()
         waiting = []
         for each in listening:
             each.setblocking(False)  # the library's own

@@ -179,6 +179,8 @@ class HttpClient:
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._forget_addresses()
+            if isinstance(error, aiohttp.ClientConnectorDNSError):
+                raise self._peer.unreached(error.os_error) from error
             raise self._peer.unreached(error) from error
         except aiohttp.ClientResponseError as error:
             raise self._peer.broken(f"a malformed response: {error.message}") from error

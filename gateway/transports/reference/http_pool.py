@@ -5,16 +5,19 @@ whether a lost request was received.
 """
 
 import asyncio
+import socket
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, cast
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
 
 from gateway.transports.contract import ClientLimits
+from gateway.transports.net.resolver import KnownAddresses
 from gateway.transports.net.sockets import peer_left, reset_when_closed, tune
 
 
@@ -76,6 +79,36 @@ class PooledHttpConnection(ResponseHandler):
         return peer_left(self._socket)
 
 
+class SharedResolver(AbstractResolver):
+    """Looks up the names of one pool, without the threads of the event loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, KnownAddresses] = {}
+
+    async def resolve(
+        self,
+        host: str,
+        port: int = 0,
+        family: socket.AddressFamily = socket.AF_UNSPEC,  # noqa: ARG002  # the pool wants all
+    ) -> list[ResolveResult]:
+        """Return the addresses of *host*. Raises OSError."""
+        known = self._known.setdefault(host, KnownAddresses(host))
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for address in await known.update()
+        ]
+
+    async def close(self) -> None:
+        """Do nothing: a look-up ends by itself."""
+
+
 class HttpConnectionPool(aiohttp.TCPConnector):
     """The connections to one upstream.
 
@@ -89,6 +122,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
             limit=limits.connections,
             keepalive_timeout=limits.keepalive_s,
             use_dns_cache=True,
+            resolver=SharedResolver(),
             ttl_dns_cache=max(1, int(limits.resolve_cap_s)),
             **options,
         )

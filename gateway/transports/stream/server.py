@@ -5,7 +5,6 @@ messages: a framer splits the stream, and a frontend handles frames.
 """
 
 import asyncio
-import os
 import socket
 import ssl
 import sys
@@ -18,13 +17,13 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
 from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.net.accept_backlog import drain_accept_queue
+from gateway.transports.net.listening import BACKLOG, address_of, listen
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.protocol_sniffing import ProtocolSniffer, SharedPortProtocols
 from gateway.transports.stream.server_connection import StreamConnection
 from gateway.wire.stream import Framer
 
-_BACKLOG = 1024
 _LAST_WORDS_S = 1.0
 
 
@@ -95,7 +94,7 @@ class StreamServer:
             refused=refused,
         )
         self._file: UnixSocket | None = None
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._address: str | None = None
 
     @property
@@ -117,29 +116,23 @@ class StreamServer:
             raise
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        options: dict[str, Any] = {"backlog": _BACKLOG, **self._tls}
         connection = self._connections(loop)
         if self._where.startswith(PREFIX):
             sock = self._sock
             if sock is None:
                 self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
                 sock = self._file.bind(replaces=self._should_replace)
-            elif sys.version_info >= (3, 13):  # the file is not ours to remove
+            options: dict[str, Any] = {"backlog": BACKLOG, **self._tls}
+            if self._file is None and sys.version_info >= (3, 13):  # the file is not ours to remove
                 options["cleanup_socket"] = False
-            self._server = await loop.create_unix_server(connection, sock=sock, **options)
+            self._servers = [await loop.create_unix_server(connection, sock=sock, **options)]
             self._address = self._where
             return
         host, _, port = self._where.rpartition(":")
-        where: Any = (host.strip("[]") or None, int(port))
-        options |= {"reuse_address": True, "reuse_port": self._reuse_port or None}
-        try:
-            self._server = await loop.create_server(connection, *where, **options)
-        except OSError as error:
-            number = error.errno or 0  # negative for a name that has no address
-            reason = os.strerror(number) if number > 0 else error.strerror or str(error)
-            raise OSError(number, f"cannot listen on {self._where}: {reason}") from error
-        host, bound = self._server.sockets[0].getsockname()[:2]
-        self._address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self._servers = await listen(
+            connection, host.strip("[]"), int(port), reuse_port=self._reuse_port, **self._tls
+        )
+        self._address = address_of(self._servers[0].sockets[0])
 
     def _connections(self, loop: asyncio.AbstractEventLoop) -> Callable[[], asyncio.Protocol]:
         """Return what makes the protocol of a new connection."""
@@ -155,12 +148,12 @@ class StreamServer:
 
     async def drain(self, timeout_s: float) -> None:
         """Accept no new connections, finish the requests in progress, then cancel and close."""
-        if self._server is None:
+        if not self._servers:
             return
         end = monotonic() + timeout_s
         self.announce_close()
         connection = self._connections(asyncio.get_running_loop())
-        await drain_accept_queue(self._server, connection, self._tls)
+        await drain_accept_queue(self._servers, connection, self._tls)
         self._close_sockets()
         for each in list(self._listener.connections):
             each.drain()
@@ -179,7 +172,7 @@ class StreamServer:
 
     async def stop(self) -> None:
         """Close at once; harmless the second time."""
-        if self._server is None:
+        if not self._servers:
             return
         self._close_sockets()
         for connection in list(self._listener.connections):
@@ -187,7 +180,7 @@ class StreamServer:
         await self._emptied(_LAST_WORDS_S)
         for server in self._others:
             await server.stop()
-        self._server = None
+        self._servers = []
 
     @property
     def _tls(self) -> dict[str, Any]:
@@ -199,8 +192,8 @@ class StreamServer:
 
     def _close_sockets(self) -> None:
         self._listener.is_open = False
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         if self._file is not None:
             self._file.remove()
 
