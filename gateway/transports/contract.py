@@ -76,7 +76,12 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """Limits of one upstream; times in seconds, sizes in bytes. Keys are those of YAML."""
+    """Limits of one upstream; times in seconds, sizes in bytes. Keys are those of YAML.
+
+    Attributes:
+        reuse_s: Idle time after which a connection of HTTP/1 carries only requests that may be sent
+            again; `keepalive` where it is configured. gunicorn closes after 2 s, uvicorn after 5 s.
+    """
 
     message_bytes: int = 64 * _MIB
     connections: int = 100
@@ -85,6 +90,7 @@ class ClientLimits:
     pending_by: Literal["route", "none"] = "route"
     connect_timeout_s: float = 5.0
     keepalive_s: float = 60.0
+    reuse_s: float = 1.5
     connection_age_s: float = 300.0
     resolve_floor_s: float = 5.0
     resolve_cap_s: float = 30.0

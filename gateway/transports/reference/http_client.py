@@ -27,6 +27,7 @@ from gateway.transports.http.client_rules import (
     SERVER_FAILED,
     UpstreamErrors,
     header_fields,
+    is_head_unread,
     response_fields,
 )
 from gateway.transports.http.content_coding import coding_of
@@ -157,11 +158,20 @@ class HttpClient:
         except Unavailable as error:
             # One more attempt if an idle connection was closed before the request reached it.
             silent = attempt.connection is not None and not attempt.connection.has_answered
-            idle = attempt.is_reused and silent and wire.method in IDEMPOTENT
-            if isinstance(error, NotSent) or not silent or not (attempt.never_received or idle):
+            may_repeat = attempt.never_received or (
+                attempt.is_reused and silent and self._may_repeat(attempt, wire)
+            )
+            if isinstance(error, NotSent) or not silent or not may_repeat:
                 raise
         attempt = Attempt()
         return await self._attempt(wire, deadline, attempt), attempt
+
+    def _may_repeat(self, attempt: Attempt, wire: HttpRequest) -> bool:
+        if wire.method in IDEMPOTENT:
+            return True
+        unread = 0 if attempt.connection is None else attempt.connection.unread_bytes
+        tls = self._prefix.startswith("https:")
+        return is_head_unread(unread, size_of(wire.body), tls=tls)
 
     async def _attempt(
         self, wire: HttpRequest, deadline: float | None, attempt: Attempt
@@ -170,13 +180,15 @@ class HttpClient:
         query = f"?{wire.query}" if wire.query else ""
         token = ATTEMPT.set(attempt)
         try:
-            return await session.request(
+            response = await session.request(
                 wire.method,
                 URL(f"{self._prefix}{wire.path}{query}", encoded=True),
                 headers=header_fields(wire, deadline),
                 data=_Body(wire.body, attempt) if size_of(wire.body) else None,
                 allow_redirects=False,
             )
+            self._peer.note_keep_alive(response.headers.get("Keep-Alive", ""))
+            return response  # noqa: TRY300  # the usual end
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._forget_addresses()
             if isinstance(error, aiohttp.ClientConnectorDNSError):
@@ -195,7 +207,7 @@ class HttpClient:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=HttpConnectionPool(
-                    self._limits, ssl=self._ssl if self._ssl is not None else True
+                    self._limits, self._peer, ssl=self._ssl if self._ssl is not None else True
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
@@ -304,7 +316,10 @@ class _Body(aiohttp.Payload):
         buffers = self._buffers
         if self._length <= _JOIN_BYTES:
             buffers = [b"".join(buffers)]
+        connection = self._attempt.connection
         try:
+            if connection is not None and connection.has_seen_end:
+                raise ConnectionResetError("it was closed before the request was sent")  # noqa: TRY301
             for buffer in buffers:
                 await writer.write(buffer)
         except OSError:

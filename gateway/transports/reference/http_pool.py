@@ -17,8 +17,9 @@ from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
 
 from gateway.transports.contract import ClientLimits
+from gateway.transports.http.client_rules import UpstreamErrors
 from gateway.transports.net.resolver import KnownAddresses
-from gateway.transports.net.sockets import peer_left, reset_when_closed, tune
+from gateway.transports.net.sockets import peer_left, reset_when_closed, tune, unacknowledged
 
 
 class Attempt:
@@ -48,7 +49,10 @@ class PooledHttpConnection(ResponseHandler):
         self.born = loop.time()
         self.uses = 0
         self.is_idle = False
+        self.idle_since = self.born
         self.has_answered = False
+        self.has_seen_end = False
+        self.unread_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket's options."""
@@ -63,6 +67,14 @@ class PooledHttpConnection(ResponseHandler):
             return
         self.has_answered = self.has_answered or bool(data)
         super().data_received(data)
+
+    def eof_received(self) -> None:
+        """Note what the peer cannot have read if it closes its end instead of a response."""
+        self.has_seen_end = True
+        if self.transport is not None and not (self.is_idle or self.has_answered):
+            unsent = self.transport.get_write_buffer_size()
+            self.unread_bytes = unacknowledged(self._socket) + unsent
+        super().eof_received()
 
     def fail(self) -> None:
         """Close at once with a reset, without sending the data that is still buffered.
@@ -114,10 +126,11 @@ class HttpConnectionPool(aiohttp.TCPConnector):
 
     Args:
         limits: Of the upstream.
+        peer: Knows how long its connections may be idle.
         options: For aiohttp's connector.
     """
 
-    def __init__(self, limits: ClientLimits, **options: Any) -> None:
+    def __init__(self, limits: ClientLimits, peer: UpstreamErrors, **options: Any) -> None:
         super().__init__(
             limit=limits.connections,
             keepalive_timeout=limits.keepalive_s,
@@ -127,6 +140,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
             **options,
         )
         self._age_s = limits.connection_age_s
+        self._peer = peer
         # aiohttp lets a connector choose its protocol only here.
         self._factory = cast(
             "partial[ResponseHandler]", partial(PooledHttpConnection, loop=self._loop)
@@ -144,9 +158,11 @@ class HttpConnectionPool(aiohttp.TCPConnector):
             protocol = connection.protocol
             assert isinstance(protocol, PooledHttpConnection)  # noqa: S101  # made by our factory
             fresh = not protocol.uses
-            age = self._loop.time() - protocol.born
+            now = self._loop.time()
+            is_old = now - protocol.born > self._age_s
+            is_stale = now - protocol.idle_since > self._peer.idle_s(req.method)
             ended = protocol.should_close or protocol.has_ended()
-            if not fresh and (ended or age > self._age_s):
+            if not fresh and (ended or is_old or is_stale):
                 connection.close()
                 continue
             protocol.uses += 1
@@ -158,6 +174,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
     def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
         if isinstance(protocol, PooledHttpConnection):
             protocol.is_idle = True
+            protocol.idle_since = self._loop.time()
             if should_close:
                 protocol.fail()
         super()._release(key, protocol, should_close=should_close)
