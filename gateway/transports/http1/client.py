@@ -146,9 +146,7 @@ class HttpClient:
         """Return the connection used last, and acquire a slot; None if that needs waiting."""
         idle = self._idle
         if not (
-            idle
-            and self._is_fresh(idle[-1], now, self._peer.reuse_s)
-            and self._slots.try_acquire()
+            idle and self._is_fresh(idle[-1], now, self._peer.reuse_s) and self._slots.try_acquire()
         ):
             return None
         return idle.pop()

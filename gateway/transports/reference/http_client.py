@@ -319,7 +319,7 @@ class _Body(aiohttp.Payload):
         connection = self._attempt.connection
         try:
             if connection is not None and connection.has_seen_end:
-                raise ConnectionResetError("it was closed before the request was sent")  # noqa: TRY301
+                raise ConnectionResetError("it was closed before the request was sent")
             for buffer in buffers:
                 await writer.write(buffer)
         except OSError:
