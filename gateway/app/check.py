@@ -4,20 +4,19 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any, Final
 
-from gateway.app.capture_options import check_captures
 from gateway.app.exposure import forbid_exposure
-from gateway.app.migration.targets import check_migrations
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
+from gateway.app.tls_checks import check_tls
 from gateway.app.worker_limits import check_workers
 from gateway.config.load import LoadedConfig
 from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
-from gateway.config.units import Address, StreamAddress
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
-from gateway.registry import PROTOCOLS, backend, protocol
+from gateway.registry import PROTOCOLS, backend, extensions, protocol
+from gateway.settings.units import Address, StreamAddress
 
 _NOT_ON_ONE_PORT: Final = (
     "'transport: reference' cannot serve HTTP and gRPC on one port: aiohttp has no HTTP/2, and "
@@ -27,7 +26,10 @@ _NOT_ON_ONE_PORT: Final = (
 
 def check(loaded: LoadedConfig) -> list[Problem]:
     """Return every problem of a configuration that matches the schema."""
-    return [loaded.problem(path, message) for path, message in _findings(loaded.config)]
+    found = [*_findings(loaded.config)]
+    for extension in extensions().values():
+        found += extension.check(loaded)
+    return [loaded.problem(path, message) for path, message in found]
 
 
 def _findings(config: Config) -> Iterator[Finding]:
@@ -39,8 +41,6 @@ def _findings(config: Config) -> Iterator[Finding]:
         yield from _raised((*at, "url"), _check_carrier, url.protocol, url.carrier)
         if url.protocol in PROTOCOLS:
             yield from _raised((*at, "options"), _check_options, url.protocol, upstream.options)
-        if upstream.tls is not None and (upstream.tls.cert is None) != (upstream.tls.key is None):
-            yield (*at, "tls"), "'cert' or 'key' is missing; expected both or neither"
     for name, model in config.models.items():
         at = ("models", name)
         if model.backend is not None:
@@ -54,17 +54,14 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from _check_requirements(config)
     yield from _repeated_ports(config)
     yield from check_graphs(config)
-    yield from check_migrations(config)
     yield from check_workers(config)
+    yield from check_tls(config)
 
 
 def _check_requirements(config: Config) -> Iterator[Finding]:
     """Yield the keys that need another key, a package or other values."""
-    if config.stock is not None and config.state is None:
-        yield ("stock",), "needs 'state: {directory: DIR}', where the counts are kept"
     if config.telemetry.otlp.is_on and find_spec("opentelemetry") is None:
         yield ("telemetry", "otlp"), "needs OpenTelemetry: pip install 'tensor-gateway[otel]'"
-    yield from check_captures(config)
 
 
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
@@ -85,8 +82,6 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
             name = listener.passthrough.upstream
             message = f"upstream {name!r} uses {carrier!r}; passthrough needs an HTTP upstream"
             yield (*at, "passthrough"), message
-    if listener.tls is not None and (listener.tls.cert is None or listener.tls.key is None):
-        yield (*at, "tls"), "'cert' or 'key' is missing; a listener needs both"
     for path, address in _listener_addresses(at, listener) if config.security.strict else ():
         yield from _raised(path, forbid_exposure, listener, address)
 

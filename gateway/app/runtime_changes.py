@@ -1,4 +1,4 @@
-"""Changes of an operator while the gateway runs: drained endpoints, weights, and the capture.
+"""Changes of an operator while the gateway runs: drained endpoints, weights, and of extensions.
 
 They are no part of the file. A reload keeps them, and they end when they are undone, or with the
 process.
@@ -7,15 +7,15 @@ process.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
-from gateway.app.capture_options import privacy_of
-from gateway.app.migration.targets import live_migrations
 from gateway.app.route_rules import ruled_routes, target_name
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, UpstreamConfig
 from gateway.config.routes import RouteConfig
+from gateway.registry import extensions
 from gateway.routing.endpoints import ALL
 
 Weights = Mapping[str, int]
@@ -30,12 +30,12 @@ class RuntimeChanges:
         drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT"; "*" means all endpoints of
             an upstream whose addresses are looked up.
         weights: Weights by the name of the route.
-        capture: Keys of `capture` with other values than in the file.
+        parts: Changes of extensions, by a key of their choice, such as `capture`.
     """
 
     drained: frozenset[str] = frozenset()
     weights: Mapping[str, Weights] = field(default_factory=dict)
-    capture: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def with_drained(self, config: Config, name: str, *, drained: bool) -> RuntimeChanges:
         """Return the changes after draining or enabling endpoints.
@@ -86,13 +86,6 @@ class RuntimeChanges:
         if weights is None:
             return replace(self, weights=others)
         names = [target_name(target) for target in found.targets]
-        moved = {each.route: each for each in live_migrations(config) if each.config.cutover}
-        if route in moved and moved[route].new_name in weights:
-            migration = moved[route].name
-            raise ValueError(
-                f"the cut-over of migration {migration!r} moves calls to "
-                f"{moved[route].new_name!r}; expected 'gateway cutover' for its weight"
-            )
         for name in weights:
             if name not in names:
                 raise LookupError(_unknown(f"target of route {route!r}", name, names))
@@ -101,30 +94,26 @@ class RuntimeChanges:
             raise ValueError(f"all targets of route {route!r} would have weight 0")
         return replace(self, weights={**others, route: merged})
 
-    def with_capture(self, config: Config, changed: Mapping[str, Any]) -> RuntimeChanges:
-        """Return the changes after starting or stopping the capture.
+    def with_part(self, key: str, changed: Mapping[str, Any]) -> RuntimeChanges:
+        """Return the changes with another one of an extension, which replaces that of *key*."""
+        return replace(self, parts={**self.parts, key: dict(changed)})
 
-        Args:
-            config: The configuration in force.
-            changed: Keys of `capture` and their values. All others are as in the file.
+    def check(self, loaded: LoadedConfig) -> None:
+        """Check that extensions accept the changes.
 
         Raises:
-            LookupError: The configuration has no capture.
-            ValueError: A value is invalid, or contradicts the file.
+            LookupError: A change names something that does not exist.
+            ValueError: A change is invalid.
         """
-        if config.capture is None:
-            raise LookupError("nothing can be captured; expected 'capture' in the configuration")
-        percent = changed.get("percent", 100.0)
-        if not 0 < percent <= 100:  # noqa: PLR2004
-            raise ValueError(f"percent is {percent:g}; expected more than 0 and at most 100")
-        privacy_of(config.capture.model_copy(update=dict(changed)))
-        return replace(self, capture=dict(changed))
+        for extension in extensions().values():
+            extension.apply_changes(loaded, self.document())
 
     def apply(self, loaded: LoadedConfig) -> LoadedConfig:
-        """Return the configuration with the changes; unknown routes and targets are ignored."""
-        capture = loaded.config.capture
-        if self.capture and capture is not None:
-            loaded = loaded.changed(capture=capture.model_copy(update=dict(self.capture)))
+        """Return the configuration with the changes; those that do not fit it are ignored."""
+        for extension in extensions().values():
+            for key, value in self.parts.items():
+                with suppress(LookupError, ValueError):
+                    loaded = cast("LoadedConfig", extension.apply_changes(loaded, {key: value}))
         if not self.weights:
             return loaded
         routes = tuple(
@@ -136,7 +125,7 @@ class RuntimeChanges:
     def document(self) -> dict[str, Any]:
         """Return the changes as a JSON object."""
         found: dict[str, Any] = {"drained": sorted(self.drained), "weights": self.weights}
-        return found | {"capture": self.capture} if self.capture else found
+        return {**found, **self.parts}
 
 
 def _endpoint_names(config: UpstreamConfig) -> list[str]:

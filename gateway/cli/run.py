@@ -10,8 +10,8 @@ from gateway.app.worker_slot import resolve_workers
 from gateway.app.workers.supervisor import supervise
 from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.output import WRONG_USAGE, fail
+from gateway.cli.sidecar import OFF
 from gateway.config.load import ConfigError, LoadedConfig
-from gateway.config.sidecar import OFF
 
 Started = Callable[[Gateway], Awaitable[None]]
 

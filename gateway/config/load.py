@@ -8,15 +8,19 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.fields import FORMS
+from gateway.config.extended import config_type
 from gateway.config.models import Config
-from gateway.config.signatures import Model
 from gateway.config.yaml_tree import KeyPath, Problem, YamlTree, path_text, read_tree
+from gateway.settings.fields import FORMS
+from gateway.settings.model import Model
+from gateway.settings.setting import Setting
+
+T = TypeVar("T")
 
 
 class ConfigError(ValueError):
@@ -54,6 +58,10 @@ class LoadedConfig:
         """Return a copy with other values of top-level keys."""
         config = self.config.model_copy(update=fields)
         return LoadedConfig(config, self._tree, self.source, self.directory, self.sha256)
+
+    def setting(self, setting: Setting[T], /) -> T:
+        """Return the value of a top-level key that an extension owns."""
+        return setting.of(self.config)
 
     def problem(self, path: KeyPath, message: str) -> Problem:
         """Return a problem at the position of *path*."""
@@ -107,7 +115,7 @@ def load_text(
     config = None
     if isinstance(tree.value, dict):
         try:
-            config = Config.model_validate(tree.value)
+            config = config_type().model_validate(tree.value)
         except ValidationError as error:
             # Values that could not be read are missing in the tree: they are reported once.
             unreadable = {problem.path for problem in problems}
@@ -245,7 +253,7 @@ def _text_message(details: ErrorDetails) -> str:
 
 def _nearest_key(loc: tuple[str | int, ...]) -> str:
     """Return a hint at the key that was probably meant; "" if none is near."""
-    section: type[Model] = Config
+    section: type[Model] = config_type()
     for part in loc[:-1]:
         field = section.model_fields.get(str(part))
         if field is not None:

@@ -3,12 +3,19 @@
 See `gateway.config.models`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.config.fields import LineFormat, Text
-from gateway.config.signatures import Model
+from gateway.settings.fields import Text, field_schema, text_parser
+from gateway.settings.model import Model
+from gateway.telemetry.access_log import check_format
+
+LineFormat = Annotated[
+    str,
+    text_parser(check_format, str),
+    field_schema("`json` or a format", "string", "{code} {model} {ms}"),
+]
 
 
 class AccessLogConfig(Model):
@@ -23,7 +30,11 @@ class AccessLogConfig(Model):
 
 
 class LogConfig(Model):
-    """Settings of the log."""
+    """Settings of the log.
+
+    No call waits for a line: a thread writes the lines. Lines that standard error or the file does
+    not take, as a full disk, are lost, and `gateway_log_lines_lost_total` counts them.
+    """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged. Default: `info`."""

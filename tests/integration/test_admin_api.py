@@ -14,11 +14,11 @@ import aiohttp
 import pytest
 
 from gateway.app import Gateway
-from gateway.app.admin import AdminFrontend
-from gateway.app.admin_api.access import AdminAccess
-from gateway.app.admin_api.api import AdminApi, AdminSources
-from gateway.app.admin_api.events import MAX_LISTENERS
-from gateway.app.control import Control, control_of
+from gateway.app.admin.access import AdminAccess
+from gateway.app.admin.admin import AdminFrontend
+from gateway.app.admin.api import AdminApi, AdminSources
+from gateway.app.admin.control import Control, control_of
+from gateway.app.admin.events import MAX_LISTENERS
 from gateway.app.reload import Reloader
 from gateway.app.transports import TransportImplementation, http_server_class
 from gateway.config.load import LoadedConfig, load_text
@@ -174,9 +174,11 @@ class Evidence:
         self.evidence = {
             "fraud": {
                 "guards": guards,
-                "sampled": 11,
-                "compared": 10,
-                "outcomes": {"match": 9, "mismatch": 1},
+                "sampled": 16,
+                "compared": 15,
+                "replies_compared": 10,
+                "failed": 5,
+                "outcomes": {"match": 9, "mismatch": 1, "new_error": 5},
             }
         }
 
@@ -260,8 +262,9 @@ async def test_serves_samples_and_migration_summaries() -> None:
             "state": "baking",
             "weight": 5,
             "verdict": "holds",
-            "sampled": 11,
+            "sampled": 16,
             "compared": 10,
+            "failed": 5,
             "agreement": 0.9,
         }
     ] == found["migrations"]

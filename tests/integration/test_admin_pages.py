@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.app.admin_api.pages import AdminPages, _overview, _render
+from gateway.app.admin.pages import AdminPages, _overview, _render
 from gateway.ir.context import Client
 from gateway.wire.http import Headers, HttpRequest
 from tests.integration.test_admin_api import Cutover, Evidence, api, started

@@ -18,6 +18,7 @@ import trustme
 from gateway.ir.errors import Unavailable
 from gateway.transports.contract import ClientLimits, HttpClient
 from gateway.transports.http1 import client as native
+from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.reference import http_pool
 from gateway.wire.http import HttpRequest
 from tests.integration.http_kit import HTTP_MAKES
@@ -98,7 +99,8 @@ async def client_of(
 ) -> AsyncIterator[HttpClient]:
     scheme = "http" if context is None else "https"
     url = f"{scheme}://127.0.0.1:{server.port}"
-    client = HTTP_MAKES.http_client(url, limits, ssl_context=context)
+    tls = None if context is None else TlsContext(context)
+    client = HTTP_MAKES.http_client(url, limits, tls=tls)
     try:
         yield client
     finally:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gateway.app import connect
-from gateway.config.units import parse_url
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import as_numpy
 from gateway.policies.complete.policy import Complete
+from gateway.settings.units import parse_url
 from tests.integration.cli_kit import gateway as command
 from tests.integration.cli_kit import get
 from tests.integration.reload_kit import (

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from gateway.app.check import check
+from gateway.cli.sidecar import sidecar_config
 from gateway.config.load import load_file, load_text
-from gateway.config.sidecar import sidecar_config
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))

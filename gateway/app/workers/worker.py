@@ -26,7 +26,7 @@ from gateway.app.processes.channel import (
 )
 from gateway.app.run import loop_factory, prepare
 from gateway.config.load import ConfigError
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from gateway.telemetry.aggregation import snapshot
 
 log = structlog.get_logger(__name__)
@@ -67,17 +67,13 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         sockets = {
             address: socket.socket(fileno=number) for address, number in setup.sockets.items()
         }
-        shadow = {name: socket.socket(fileno=number) for name, number in setup.shadow.items()}
-        for each in shadow.values():
-            each.setblocking(False)
         gateway = Gateway(
             setup.loaded,
             setup.slot,
             sockets,
             setup.drained,
-            shadow,
-            setup.weights,
-            lambda: channel.send({"tripped": {}}),
+            {name: part.open() for name, part in setup.parts.items()},
+            lambda name: channel.send({"notice": name}),
         )
     except (ConfigError, StartError) as error:
         return await _report_failure(channel, error)
@@ -124,8 +120,8 @@ async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
             continue
         if message["request"] == "ready":
             reply: dict[str, object] = {"ready": await gateway.ready()}
-        elif message["request"] == "weights":
-            reply = {"cutovers": gateway.shifts.exchange(message["weights"])}
+        elif message["request"] == "exchange":
+            reply = {"document": gateway.parts.exchange(message["part"], message["document"])}
         elif message["request"] == "status":
             reply = {"status": await gateway.status()}
         else:

@@ -6,7 +6,7 @@ connections, requires a minimum rate of senders, and disconnects clients that do
 
 import asyncio
 import random
-import ssl
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
 from gateway.transports.grpc.admission import CallAdmission
@@ -23,6 +23,8 @@ from gateway.transports.grpc.server_connection import GrpcServerConnection, Open
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.listening import BACKLOG, listen
+from gateway.transports.net.tls_files import Authorities, TlsContext
+from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 
 _UNBOUNDED: Final = 1 << 62
@@ -47,7 +49,7 @@ class GrpcServer:
         mounts: The frontends and their methods; the first mount with a method gets its calls.
         limits: The limits of this listener.
         budget: The memory budget of the process.
-        ssl_context: From `tls.server_context`; None for plain text.
+        tls: The context of handshakes; None for no TLS.
         extras: Mounts whose calls need no slot and no memory: health, reflection.
         refused: Called for connections and calls that are rejected before they reach a frontend.
         listens: False for a server that only gets accepted connections, see `connection`.
@@ -63,7 +65,7 @@ class GrpcServer:
         limits: ServerLimits,
         budget: MemoryBudget,
         *,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         extras: Sequence[GrpcMount] = (),
         refused: Callable[[GatewayError], str | None] = _ignore,
         listens: bool = True,
@@ -76,7 +78,7 @@ class GrpcServer:
         self._reuse_port = reuse_port
         self._should_listen = listens
         self._limits = limits
-        self._ssl = ssl_context
+        self._tls = tls
         self._refused = refused
         self._admission = CallAdmission(budget, limits)
         self._wheel = TimerWheel()
@@ -89,7 +91,7 @@ class GrpcServer:
         self._open = OpenConnections(
             count or ConnectionCount(limits.connections, limits.connections_per_address)
         )
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[Listening] = []
         self._is_running = False
         self._is_leaving = False
         self._socket: UnixSocket | None = None
@@ -111,24 +113,29 @@ class GrpcServer:
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._ssl is not None:
-            self._ssl.set_alpn_protocols(["h2"])
         if self._address.startswith(PREFIX):
             await require_free(self._address)
             self._socket = UnixSocket(self._address.removeprefix(PREFIX))
             sock = self._socket.bind()
-            self._servers = [
-                await loop.create_unix_server(
-                    self.connection, sock=sock, backlog=BACKLOG, **self._tls
-                )
-            ]
+            self._servers = [await self._serve(sock, loop.create_unix_server)]
             return
         host, port = host_and_port(self._address)
         every = "" if host == "::" else host  # both families, as grpcio has it
-        self._servers = await listen(
-            self.connection, every, port, reuse_port=self._reuse_port, **self._tls
-        )
+        self._servers = await listen(every, port, self._serve, reuse_port=self._reuse_port)
         self._address = bound_address(self._address, self._servers[0].sockets[0].getsockname()[1])
+
+    async def _serve(
+        self, sock: socket.socket, create: Callable[..., Any] | None = None
+    ) -> Listening:
+        return await listening_server(
+            create or asyncio.get_running_loop().create_server,
+            self.connection,
+            self._tls,
+            self._limits.tls_handshake_s,
+            self.drain_unverified,
+            backlog=BACKLOG,
+            sock=sock,
+        )
 
     def connection(self) -> GrpcServerConnection:
         """Return the protocol of an accepted connection, before `connection_made`."""
@@ -142,6 +149,12 @@ class GrpcServer:
             age_s,
             self._http,
         )
+
+    def drain_unverified(self, authorities: Authorities) -> None:
+        """Send GOAWAY to clients that *authorities* do not verify; their calls finish."""
+        for connection in list(self._open.members):
+            if not authorities.verify(connection.transport):
+                connection.announce_close()
 
     def announce_close(self) -> None:
         """Send GOAWAY on each connection that has had a call; new ones are still accepted."""
@@ -157,7 +170,7 @@ class GrpcServer:
         end = monotonic() + timeout_s
         self.announce_close()
         if self._servers:
-            await drain_accept_queue(self._servers, self.connection, self._tls)
+            await drain_accept_queue(self._servers, self.connection)
         for connection in list(self._open.members):
             connection.announce_close()
         try:
@@ -194,12 +207,6 @@ class GrpcServer:
             connection.abort()
         if self._socket is not None:
             self._socket.remove()
-
-    @property
-    def _tls(self) -> dict[str, Any]:
-        if self._ssl is None:
-            return {}
-        return {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
 
     def _mount(
         self,

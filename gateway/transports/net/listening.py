@@ -3,14 +3,14 @@
 Its look-ups, also those of numbers, wait in threads that slow look-ups of other names may hold.
 """
 
-import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from gateway.transports.net.look_up import look_up
+from gateway.transports.net.tls_server import Listening
 
 BACKLOG: Final = 1024
 
@@ -23,38 +23,37 @@ Where = tuple[socket.AddressFamily, tuple[Any, ...]]
 """A family, and an address of it as sockets have it."""
 
 
-async def listen(  # all by name but the first three
-    make: Callable[[], asyncio.BaseProtocol],
+async def listen(
     host: str,
     port: int,
+    serve: Callable[[socket.socket], Awaitable[Listening]],
     *,
     reuse_port: bool = False,
-    **tls: Any,
-) -> list[asyncio.Server]:
+) -> list[Listening]:
     """Listen on every address of *host*; return a server for each.
 
     Args:
-        make: Makes the protocol of a connection.
         host: A name or an address; "" for every address of both families.
         port: The port; 0 for a free one, the same on each address.
+        serve: Listens on a bound socket.
         reuse_port: Whether other processes listen on the port too.
-        tls: `ssl` and what belongs to it, for the loop.
 
     Raises:
         OSError: The address is in use or invalid.
     """
     sockets = await bound_sockets(host, port, reuse_port=reuse_port)
-    loop = asyncio.get_running_loop()
-    servers: list[asyncio.Server] = []
+    servers: list[Listening] = []
     try:
         for sock in sockets:  # one after the other, so that each server is closed if one fails
-            server = await loop.create_server(make, sock=sock, backlog=BACKLOG, **tls)
+            server = await serve(sock)
             servers.append(server)
-    except BaseException:
+    except BaseException as error:
         for server in servers:
             server.close()
         for sock in sockets[len(servers) :]:
             sock.close()
+        if isinstance(error, OSError):
+            raise cannot_listen(host, port, error) from error
         raise
     return servers
 

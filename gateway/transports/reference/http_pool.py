@@ -132,7 +132,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
 
     def __init__(self, limits: ClientLimits, peer: UpstreamErrors, **options: Any) -> None:
         super().__init__(
-            limit=limits.connections,
+            limit=limits.most_connections,
             keepalive_timeout=limits.keepalive_s,
             use_dns_cache=True,
             resolver=SharedResolver(),

@@ -6,7 +6,6 @@ messages: a framer splits the stream, and a frontend handles frames.
 
 import asyncio
 import socket
-import ssl
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +13,15 @@ from time import monotonic
 from typing import Any
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.listening import BACKLOG, address_of, listen
+from gateway.transports.net.tls_files import Authorities, TlsContext
+from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
+from gateway.transports.slots import request_slots
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.protocol_sniffing import ProtocolSniffer, SharedPortProtocols
 from gateway.transports.stream.server_connection import StreamConnection
@@ -44,7 +47,7 @@ class StreamServer:
         limits: The limits of this listener.
         budget: The memory budget of the process.
         ordered: Whether responses are sent in the order of the requests.
-        ssl_context: For TLS.
+        tls: The context of handshakes; None for no TLS.
         mode: The permissions of a unix socket.
         refused: Called for connections and frames that are rejected before they reach the frontend.
         beside: Other protocols on this port, recognised by the first bytes of a connection.
@@ -63,7 +66,7 @@ class StreamServer:
         limits: ServerLimits,
         budget: MemoryBudget,
         ordered: bool = True,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         mode: int = 0o660,
         refused: Callable[[GatewayError], str | None] = _ignore,
         beside: SharedPortProtocols | None = None,
@@ -79,13 +82,13 @@ class StreamServer:
         self._beside = beside
         self._others = () if beside is None else beside.servers
         self._mode = mode
-        self._ssl = ssl_context
+        self._tls = tls
         if count is None:
             count = ConnectionCount(limits.connections, limits.connections_per_address)
         self._listener = StreamListenerState(
             limits=limits,
             budget=budget,
-            slots=request_slots(limits),
+            slots=request_slots(limits, budget),
             count=count if beside is None else beside.count,
             frontend=frontend,
             framer=framer,
@@ -94,7 +97,7 @@ class StreamServer:
             refused=refused,
         )
         self._file: UnixSocket | None = None
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[Listening] = []
         self._address: str | None = None
 
     @property
@@ -122,15 +125,27 @@ class StreamServer:
             if sock is None:
                 self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
                 sock = self._file.bind(replaces=self._should_replace)
-            options: dict[str, Any] = {"backlog": BACKLOG, **self._tls}
+            options: dict[str, Any] = {"backlog": BACKLOG}
             if self._file is None and sys.version_info >= (3, 13):  # the file is not ours to remove
                 options["cleanup_socket"] = False
             self._servers = [await loop.create_unix_server(connection, sock=sock, **options)]
             self._address = self._where
             return
+
+        async def serve(sock: socket.socket) -> Listening:
+            return await listening_server(
+                loop.create_server,
+                connection,
+                self._tls,
+                self._listener.limits.tls_handshake_s,
+                self.drain_unverified,
+                backlog=BACKLOG,
+                sock=sock,
+            )
+
         host, _, port = self._where.rpartition(":")
         self._servers = await listen(
-            connection, host.strip("[]"), int(port), reuse_port=self._reuse_port, **self._tls
+            host.strip("[]"), int(port), serve, reuse_port=self._reuse_port
         )
         self._address = address_of(self._servers[0].sockets[0])
 
@@ -140,6 +155,14 @@ class StreamServer:
         if self._beside is None:
             return stream
         return partial(ProtocolSniffer, self._listener, self._beside, stream, loop)
+
+    def drain_unverified(self, authorities: Authorities) -> None:
+        """Close connections whose client *authorities* do not verify, each after its requests."""
+        for connection in list(self._listener.connections):
+            if not authorities.verify(connection.transport):
+                connection.drain()
+        for server in self._others:
+            server.drain_unverified(authorities)
 
     def announce_close(self) -> None:
         """Ask clients of HTTP and gRPC to close; framed protocols have no message for it."""
@@ -153,7 +176,7 @@ class StreamServer:
         end = monotonic() + timeout_s
         self.announce_close()
         connection = self._connections(asyncio.get_running_loop())
-        await drain_accept_queue(self._servers, connection, self._tls)
+        await drain_accept_queue(self._servers, connection)
         self._close_sockets()
         for each in list(self._listener.connections):
             each.drain()
@@ -181,14 +204,6 @@ class StreamServer:
         for server in self._others:
             await server.stop()
         self._servers = []
-
-    @property
-    def _tls(self) -> dict[str, Any]:
-        if self._ssl is None:
-            return {}
-        if self._beside is not None:
-            self._ssl.set_alpn_protocols(["h2", "http/1.1"])
-        return {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
 
     def _close_sockets(self) -> None:
         self._listener.is_open = False

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.load import LoadedConfig, load_text
+from gateway.migration import settings
 
 TEXT = """\
 version: 1
@@ -95,12 +96,13 @@ CAPTURE = load_text(
 
 def test_starts_and_stops_the_capture() -> None:
     """Omitted options are those of the file; the last change replaces the one before it."""
-    changes = RuntimeChanges().with_capture(CAPTURE.config, {"enabled": True, "payload": "full"})
-    capture = changes.apply(CAPTURE).config.capture
+    changes = RuntimeChanges().with_part("capture", {"enabled": True, "payload": "full"})
+    capture = settings.CAPTURE.of(changes.apply(CAPTURE).config)
     assert capture is not None
     assert (capture.enabled, capture.payload, capture.percent) == (True, "full", 5)
     assert changes.document()["capture"] == {"enabled": True, "payload": "full"}
-    capture = changes.with_capture(CAPTURE.config, {"enabled": False}).apply(CAPTURE).config.capture
+    changes = changes.with_part("capture", {"enabled": False})
+    capture = settings.CAPTURE.of(changes.apply(CAPTURE).config)
     assert capture is not None
     assert (capture.enabled, capture.payload) == (False, "none")
 
@@ -118,11 +120,11 @@ def test_invalid_capture_changes_are_rejected(
 ) -> None:
     """A change must fit the file and have valid values."""
     with pytest.raises(error, match=text):
-        RuntimeChanges().with_capture(loaded.config, changed)
+        RuntimeChanges().with_part("capture", changed).check(loaded)
 
 
 def test_wire_capture_requires_the_full_payload() -> None:
     """The rules of the file also apply to changes."""
     wire = load_text(TEXT + "capture: {directory: d, payload: full, wire: true}\n")
     with pytest.raises(ValueError, match="wire: payload is 'none'; expected 'full'"):
-        RuntimeChanges().with_capture(wire.config, {"payload": "none"})
+        RuntimeChanges().with_part("capture", {"payload": "none"}).check(wire)

@@ -20,6 +20,11 @@ class Closing(asyncio.Protocol):
         transport.close()
 
 
+async def serve(sock: socket.socket) -> asyncio.Server:
+    """Listen on a socket."""
+    return await asyncio.get_running_loop().create_server(Closing, sock=sock)
+
+
 @pytest.fixture
 async def held_threads() -> AsyncIterator[None]:
     """Let every thread of the loop wait for something that does not come."""
@@ -38,7 +43,7 @@ async def held_threads() -> AsyncIterator[None]:
 async def test_listens_while_the_threads_of_the_loop_are_held(host: str) -> None:
     """Neither every address, nor a number, nor a name waits for them."""
     async with asyncio.timeout(5.0):
-        servers = await listen(Closing, host, 0)
+        servers = await listen(host, 0, serve)
     port = servers[0].sockets[0].getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     assert b"" == await reader.read()
