@@ -31,6 +31,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
 from gateway.concurrency.background import start_background
+from gateway.concurrency.own_thread import on_own_thread
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +103,7 @@ class MetricsExport:
         while True:
             await asyncio.sleep(self._every_s)
             try:
-                await asyncio.to_thread(self._export, await self._data())
+                await on_own_thread(self._export, await self._data())
             except Exception:  # a defect, or an exporter of the user: the next time may succeed
                 log.exception("metrics not exported")
 
