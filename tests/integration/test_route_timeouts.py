@@ -135,6 +135,8 @@ class Loading(Replica):
 async def test_a_load_may_take_longer_than_an_inference(transport: str) -> None:
     """The timeout of a route is for the answers of models."""
     replica = Loading()
-    async with before(replica, transport) as (_, session):
-        async with session.post("/v2/repository/models/m/load", json={}) as response:
-            assert 200 == response.status, await response.text()
+    async with (
+        before(replica, transport) as (_, session),
+        session.post("/v2/repository/models/m/load", json={}) as response,
+    ):
+        assert 200 == response.status, await response.text()
