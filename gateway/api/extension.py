@@ -199,6 +199,9 @@ class Extension(Protocol):
     def check(self, config: ConfigView, /) -> Iterator[Finding]:
         """Yield what is wrong with its keys, beyond their types."""
 
+    def warnings(self, config: ConfigView, /) -> Iterator[Finding]:
+        """Yield what is probably not meant; `gateway validate --strict` makes them errors."""
+
     def apply_changes(self, config: ConfigView, changes: Mapping[str, Any], /) -> ConfigView:
         """Return the configuration with changes that an operator made at run time.
 

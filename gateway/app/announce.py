@@ -9,6 +9,7 @@ import structlog
 from gateway.config.models import ListenerConfig
 from gateway.ir.calls import RepositoryIndexRequest
 from gateway.ir.context import Context
+from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelState
 from gateway.service import Service
 
@@ -35,7 +36,11 @@ async def log_models(
         addresses: By the names of the servers.
     """
     context = Context(deadline=time.monotonic() + _PATIENCE_S)
-    entries = await index(RepositoryIndexRequest(context=context))
+    try:
+        entries = await index(RepositoryIndexRequest(context=context))
+    except GatewayError as error:
+        log.warning("models not listed", reason=error.message)
+        return
     names = list(dict.fromkeys(entry.name for entry in entries))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     log.info("models found", count=len(names), models=", ".join(names[:_LISTED]) + more)

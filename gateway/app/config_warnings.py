@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.load import LoadedConfig
-from gateway.config.models import Config, TlsConfig
+from gateway.config.models import Config
 from gateway.config.routes import MatchConfig
+from gateway.config.tls import TlsConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, reference_hint
-from gateway.registry import PROTOCOLS, protocol
+from gateway.registry import PROTOCOLS, extensions, protocol
 
 _STREAM: Final = "stream"
 
@@ -30,6 +31,8 @@ def warnings(loaded: LoadedConfig) -> list[Problem]:
         *_unused_upstreams(config),
         *_literal_references(loaded),
     ]
+    for extension in extensions().values():
+        findings += extension.warnings(loaded)
     return [loaded.problem(path, message) for path, message in findings]
 
 
@@ -113,6 +116,8 @@ def _unknown_protocols(config: Config) -> Iterator[Finding]:
 def _missing_files(config: Config, directory: Path) -> Iterator[Finding]:
     for index, listener in enumerate(config.listeners):
         yield from _missing_tls(("listeners", index, "tls"), listener.tls, directory)
+    if config.admin is not None:
+        yield from _missing_tls(("admin", "tls"), config.admin.tls, directory)
     for name, upstream in config.upstreams.items():
         yield from _missing_tls(("upstreams", name, "tls"), upstream.tls, directory)
     for name, model in config.models.items():
@@ -122,10 +127,9 @@ def _missing_files(config: Config, directory: Path) -> Iterator[Finding]:
 
 
 def _missing_tls(at: KeyPath, tls: TlsConfig | None, directory: Path) -> Iterator[Finding]:
-    for key in ("cert", "key", "ca"):
-        found = None if tls is None else getattr(tls, key)
-        if found is not None and not (directory / found).exists():
-            yield (*at, key), _no_file(directory / found)
+    for path, name in () if tls is None else tls.files():
+        if not (directory / name).exists():
+            yield (*at, *path), _no_file(directory / name)
 
 
 def _no_file(path: Path) -> str:

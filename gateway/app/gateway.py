@@ -20,8 +20,9 @@ from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import Control
 from gateway.app.admin.status import Document, gauge_entries
 from gateway.app.announce import log_addresses, log_models
+from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
-from gateway.app.errors import REASONS, StartError, reason_of
+from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
 from gateway.app.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
@@ -43,9 +44,11 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
 from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
+from gateway.transports.net.tls_files import TlsFiles
 
 log = structlog.get_logger(__name__)
 
@@ -123,6 +126,8 @@ class Gateway:
         if self._export is not None:
             new_path = self._export.new_path
             record = self._export.recorder(record, self.metrics.exemplify)
+        lost = {"stderr": logs.lost_lines, "access": self._call_log.lost_lines}
+        self.metrics.registry.register(LostLines(lost))
         self.parts = ServingParts.of(loaded, self._slot, self.metrics, new_path, setups, notify)
         tap = self.parts.tap
         self._process = ProcessParts(
@@ -172,10 +177,21 @@ class Gateway:
             build_listener(listener, self._entries[listener.name], self.ready, shared)
             for listener in config.listeners
         ]
+        self._admin_tls = (
+            admin_tls(config.admin, loaded.directory) if self._slot.is_single else None
+        )
+        self._certificates = Certificates(self._tls_files, should_warn=self._slot.number == 1)
+        self.metrics.registry.register(self._certificates)
         self._data_servers: dict[str, Server] = {}
         for built in self._listeners:
             self._data_servers |= built.servers
         self._admin_servers: dict[str, Server] = {}
+
+    def _tls_files(self) -> list[TlsFiles]:
+        """Return the TLS files of the listeners and of the upstreams in force."""
+        listeners = [each.tls for each in self._listeners if each.tls is not None]
+        own = [] if self._admin_tls is None else [self._admin_tls]
+        return [*listeners, *own, *self._graph.tls_files()]
 
     @property
     def service(self) -> Service:
@@ -215,7 +231,7 @@ class Gateway:
                 "in_flight_bytes_limit": self._budget.limit_bytes,
                 **gauge_entries(self.metrics.gauges),
             },
-            "warnings": logs.recent_warnings(),
+            "warnings": self._certificates.with_warnings(logs.recent_warnings()),
         }
 
     def _api(self, control: Control | None) -> AdminApi | None:
@@ -248,6 +264,7 @@ class Gateway:
             await self._graph.start()
             for server in self._data_servers.values():
                 await server.start()
+            self._certificates.start()
             self._trimmer.start()
             self._loop_lag.start()
             if self._export is not None:
@@ -260,6 +277,7 @@ class Gateway:
                     control,
                     self.status,
                     self._api(control),
+                    tls=self._admin_tls,
                     reuse_port=self._graph.config.lifecycle.hand_over,
                 )
         except StartError:
@@ -311,6 +329,9 @@ class Gateway:
     ) -> dict[str, list[str]]:
         """Replace the configuration of everything but the listeners; return what changed.
 
+        TLS files that have changed are used, also those of listeners. Those that are broken now
+        leave the earlier ones in force.
+
         Calls that begin from now on use the new configuration. Calls in progress finish with the
         old one. The method waits a second for them; the rest has until `lifecycle.drain`.
 
@@ -319,23 +340,27 @@ class Gateway:
             drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
 
         Raises:
-            StartError: A file, an option or a model is invalid. Nothing has changed.
+            StartError: A file, an option or a model is invalid, or loading takes longer than
+                `lifecycle.reload.timeout`. Nothing has changed.
         """
+        limit = asyncio.timeout(loaded.config.lifecycle.reload.timeout)
         try:
             graph = ServiceGraph(loaded, self._process, self._graph)
             try:
-                await graph.start()
+                async with limit:
+                    await graph.start()
                 if self._is_stopping:
                     raise ValueError("the gateway is stopping")  # noqa: TRY301  # as any reason
             except BaseException:
                 await graph.close(self._graph.parts)
                 raise
         except REASONS as error:
-            raise StartError(reason_of(error)) from error
+            late = isinstance(error, TimeoutError) and limit.expired()
+            raise StartError(RELOAD_LATE if late else reason_of(error)) from error
         graph.drain_endpoints(drained)
         self.parts.change(loaded)
         await self._replace_graph(graph)
-        return graph.parts.changes()
+        return await self._certificates.renewed(graph.parts.changes())
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph
@@ -394,6 +419,7 @@ class Gateway:
         self._load.measure(lag_s)
 
     async def _close(self) -> None:
+        await self._certificates.stop()
         for server in self._servers.values():
             await server.stop()
         await self._retirements.finish(0)

@@ -10,6 +10,7 @@ from gateway.app.parts import LeadingParts, OwnProcess
 from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
 from gateway.app.reload import Load, Reloader
 from gateway.app.worker_slot import SINGLE_PROCESS
+from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.schema.pool import require_fast_runtime
 from gateway.telemetry import logs
@@ -103,7 +104,7 @@ async def _run(
     freeze_startup_objects()
     if started is not None:
         await started(gateway)
-    announcing = asyncio.create_task(gateway.announce())
+    announcing = start_background(gateway.announce(), "announcement of the models")
     async with reloader:
         await stop.wait()
     announcing.cancel()

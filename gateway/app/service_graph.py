@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -39,7 +38,7 @@ from gateway.app.routes import (
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
-from gateway.config.models import Config, ListenerConfig, TlsConfig, UpstreamConfig
+from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.ir.metadata import ServerMetadata, Trend
 from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
 from gateway.policies.observe import Recorder
@@ -64,10 +63,14 @@ from gateway.telemetry.log_settings import LogSettings
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.http.passthrough import PassthroughClient
+from gateway.transports.net.tls_files import TlsFiles
 
 log = structlog.get_logger(__name__)
 
 P = TypeVar("P")
+
+_LONGEST_S = 600.0
+"""How long a call without a client may still run at an upstream without a timeout."""
 
 # Extensions that are always on, by Triton's names; listeners and codecs add the optional ones.
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
@@ -263,6 +266,10 @@ class ServiceGraph:
             own = {each.removeprefix(prefix) for each in names if each.startswith(prefix)}
             built.endpoints.drain(own)
 
+    def tls_files(self) -> list[TlsFiles]:
+        """Return the TLS files of the upstreams."""
+        return [built.tls for built in self._upstreams.values() if built.tls is not None]
+
     def endpoints(self) -> set[tuple[str, str]]:
         """Return the names of all upstreams, each with its endpoints."""
         return {
@@ -308,8 +315,7 @@ class ServiceGraph:
             longest_call_s = _longest_timeout(config, name)
             text_routes = _text_routes(config, name)
             idle_s = config.policies.sequence_idle
-            files = _tls_stamps(upstream.tls, self.loaded.directory)
-            source = (upstream, signatures, idle_s, longest_call_s, text_routes, files)
+            source = (upstream, signatures, idle_s, longest_call_s, text_routes)
             return self.parts.get(
                 "upstream",
                 name,
@@ -481,7 +487,7 @@ def _targets_upstream(ruled: RuledRoute, upstream: str) -> bool:
 
 
 def _longest_timeout(config: Config, upstream: str) -> float:
-    """Return the longest timeout of any route to *upstream*."""
+    """Return the longest timeout of any route to *upstream*, and `_LONGEST_S` without one."""
     own = [
         ruled.config.timeout
         for ruled in ruled_routes(config)
@@ -489,7 +495,7 @@ def _longest_timeout(config: Config, upstream: str) -> float:
         and ruled.config.timeout is not None
         and _targets_upstream(ruled, upstream)
     ]
-    return max([config.policies.timeout, *own])
+    return max(each or _LONGEST_S for each in (config.policies.timeout, *own))
 
 
 def _text_routes(config: Config, upstream: str) -> frozenset[str]:
@@ -501,17 +507,6 @@ def _text_routes(config: Config, upstream: str) -> frozenset[str]:
         and ruled.config.sequence_ids == "text"
         and _targets_upstream(ruled, upstream)
     )
-
-
-def _tls_stamps(tls: TlsConfig | None, directory: Path) -> list[tuple[str, int, int]]:
-    """Return the time and size of each TLS file, so that a reload reads changed files again."""
-    names: Iterable[str | None] = () if tls is None else (tls.cert, tls.key, tls.ca)
-    stamps = []
-    for name in names:
-        if name is not None:
-            found = (directory / name).stat()
-            stamps.append((name, found.st_mtime_ns, found.st_size))
-    return stamps
 
 
 def _statistics_of(config: Config) -> set[str]:

@@ -4,6 +4,7 @@ Exit status: 0 success, 1 failure or negative result, 2 usage or configuration e
 standard output, and errors and notes to standard error.
 """
 
+import os
 import sys
 
 from gateway import __version__
@@ -12,9 +13,24 @@ from gateway.accelerator import BUILD
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    _open_closed_streams()
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"gateway {__version__} ({BUILD})\n")
         return
     from gateway.cli.commands import run  # noqa: PLC0415  # slow to import
 
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams that are closed on /dev/null, so that no socket gets their place.
+
+    Whatever is then written to standard error, also by libraries, would go to a client.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115

@@ -17,6 +17,7 @@ from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.telemetry import TelemetryConfig
+from gateway.config.tls import TlsConfig
 from gateway.ir.context import TRITON_PREFIX
 from gateway.settings.fields import (
     AdminToken,
@@ -36,20 +37,6 @@ from gateway.settings.fields import (
 )
 from gateway.settings.model import Model
 from gateway.settings.units import UNIX, Address, Url
-
-
-class TlsConfig(Model):
-    """TLS files of a listener or an upstream. Paths are relative to the configuration file."""
-
-    cert: Text | None = None
-    """PEM file with the certificate chain. A listener requires it. An upstream sends it as client
-    certificate. Default: no certificate."""
-    key: Text | None = None
-    """PEM file with the private key of `cert`. Default: no key."""
-    ca: Text | None = None
-    """PEM file with the trusted certificate authorities. With it, a listener requires client
-    certificates (mutual TLS). Default: no client certificates for a listener, and the authorities
-    of the system for an upstream."""
 
 
 class StreamConfig(Model):
@@ -214,6 +201,8 @@ class AdminConfig(Model):
     """Names of this gateway in the `host` header of requests to the same pages, besides IP
     addresses, `localhost` and the host of `address`. Other names are refused, because a web page
     can point its own name at this machine. Default: `[]`."""
+    tls: TlsConfig | None = None
+    """TLS of both addresses. With `ca`, clients need a certificate. Default: no TLS."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)
     """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
     Default: `127.0.0.1:8002`, if the port is free."""
@@ -325,7 +314,8 @@ class UpstreamConfig(Model):
     url: UpstreamUrl | None = None
     """Address and protocol of the server: `oip+http`, `oip+grpc`, `trtis+http`, `trtis+grpc`,
     `graphpipe+http`, `graphpipe+tcp`, `graphpipe+unix`, `grps+http`, `grps+grpc` or `grps+brpc`,
-    followed by `://HOST:PORT`. `http` and `grpc` alone mean Open Inference. Default: none."""
+    followed by `://HOST:PORT`. `https`, `grpcs`, `brpcs` and, for `tcp`, `tls` stand for the same
+    with TLS. `http`, `https`, `grpc` and `grpcs` alone mean Open Inference. Default: none."""
     urls: tuple[UpstreamUrl, ...] = ()
     """Addresses of equivalent servers of the same protocol. Each is probed, and used while it is
     ready. Default: `[]`."""
@@ -337,8 +327,9 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Names that begin with `triton_` are refused, because they can end a Triton server.
-    Tracing headers are always forwarded, and HTTP servers get the request id. Default: `[]`."""
+    `x-`. Values of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that
+    begin with `triton_` are refused, because they can end a Triton server. Tracing headers are
+    always forwarded, and HTTP servers get the request id. Default: `[]`."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
@@ -384,8 +375,8 @@ class UpstreamConfig(Model):
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None
-    """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: no
-    TLS."""
+    """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: that
+    for a URL with TLS, such as `https://`, and else no TLS."""
     limits: ClientLimitsConfig = ClientLimitsConfig()
     """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -410,11 +401,16 @@ class UpstreamConfig(Model):
             raise ValueError("'resolve: all' is for host names, and the carrier is 'unix'")
         if self.cancellation == "withhold" and carrier != "grpc":
             raise ValueError(f"cancellation 'withhold' is for gRPC, and the carrier is {carrier!r}")
-        kinds = {f"{url.protocol}+{url.carrier}" for url in self.urls}
+        kinds = {url.scheme for url in self.urls}
         if len(kinds) > 1:
             found = ", ".join(sorted(kinds))
             raise ValueError(f"the urls of one upstream need the same protocol, found {found}")
         return self
+
+    @property
+    def server_tls(self) -> TlsConfig | None:
+        """TLS to the server: `tls`, or the default of a URL with TLS, such as `https://`."""
+        return TlsConfig() if self.tls is None and self.all_urls[0].tls else self.tls
 
     @property
     def all_urls(self) -> tuple[Url, ...]:
@@ -504,6 +500,9 @@ class ReloadConfig(Model):
     debounce: Duration = 0.5
     """With `watch`, the time without further changes after which the file is read. Default:
     `500ms`."""
+    timeout: Duration = 300.0
+    """Longest time for reading the file, and for loading its models in a process. The old
+    configuration stays in force when it is exceeded. Default: `5m`."""
 
 
 class LifecycleConfig(Model):
@@ -524,6 +523,10 @@ class LifecycleConfig(Model):
     drain: Duration = 25.0
     """Longest time after `pre_stop` for requests in flight. The rest is cancelled.
     Default: `25s`."""
+    worker_timeout: Duration = 30.0
+    """With several processes, the time without any reply after which one of them is killed and
+    started again. A process that hangs gets connections as before, so the gateway is not ready
+    meanwhile. `0s` kills none. Default: `30s`."""
     hand_over: bool = False
     """Whether another gateway with this setting may listen on the same addresses, so that the next
     release takes over before this one stops. Both need the same user. From SIGTERM on, the admin

@@ -30,7 +30,11 @@ class AccessLogConfig(Model):
 
 
 class LogConfig(Model):
-    """Settings of the log."""
+    """Settings of the log.
+
+    No call waits for a line: a thread writes the lines. Lines that standard error or the file does
+    not take, as a full disk, are lost, and `gateway_log_lines_lost_total` counts them.
+    """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged. Default: `info`."""

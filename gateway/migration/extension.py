@@ -18,13 +18,28 @@ from gateway.api.extension import (
 from gateway.config.load import LoadedConfig
 from gateway.migration.settings import CAPTURE, MIGRATIONS, STOCK
 
+_COMMANDS: Final = "gateway.migration.commands"
+
 
 class MigrationExtension:
     """Records, compares and moves calls from an old to a new server."""
 
     name = "migration"
     settings = (STOCK, CAPTURE, MIGRATIONS)
-    commands: Mapping[str, str] = MappingProxyType({})
+    commands: Mapping[str, str] = MappingProxyType(
+        {
+            "capture": f"{_COMMANDS}.capture:capture",
+            "stock": f"{_COMMANDS}.stock:stock",
+            "advise": f"{_COMMANDS}.advise:advise",
+            "import": f"{_COMMANDS}.import_command:import_",
+            "convert": f"{_COMMANDS}.convert:convert",
+            "replay": f"{_COMMANDS}.replay:replay",
+            "diff": f"{_COMMANDS}.replay:diff",
+            "report": f"{_COMMANDS}.report:report",
+            "cutover": f"{_COMMANDS}.cutover:cutover",
+            "migration-demo": "gateway.migration.demo.command:migration_demo",
+        }
+    )
 
     def check(self, config: ConfigView, /) -> Iterator[Finding]:
         """Yield what is wrong with captures, migrations and the stock of callers."""
@@ -38,6 +53,14 @@ class MigrationExtension:
             yield ("stock",), "needs 'state: {directory: DIR}', where the counts are kept"
         yield from check_captures(loaded.config)
         yield from check_migrations(loaded.config)
+
+    def warnings(self, config: ConfigView, /) -> Iterator[Finding]:
+        """Yield the cut-overs that nothing stops before a server that fails all calls."""
+        for name, migration in config.setting(MIGRATIONS).items():
+            cutover = migration.cutover
+            if cutover is not None and cutover.guards.error_limits is None:
+                path = ("migrations", name, "cutover", "guards", "errors")
+                yield path, "no guard watches errors: calls move on to a server that fails them"
 
     def apply_changes(self, config: ConfigView, changes: Mapping[str, Any], /) -> ConfigView:
         """Return the configuration with another `capture`, and check the weights of targets.

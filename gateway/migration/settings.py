@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.settings.fields import STICKY, Duration, Name, Names, Share, Size, Text
 from gateway.settings.model import Model
@@ -147,6 +147,16 @@ class ErrorsGuardConfig(Model):
     Default: no such limit."""
 
 
+DEFAULT_ERRORS: Final = ErrorsGuardConfig(above_old=0.02)
+"""The limits of errors of a cut-over that names none. They hold after 320 calls without a failure,
+which is less than `min_calls`."""
+
+
+def _or_default_errors(value: object) -> object:
+    """Read a guard without any limit, such as `{}`, as the one that stands by default."""
+    return DEFAULT_ERRORS if value is None or value == {} else value
+
+
 class LatencyGuardConfig(Model):
     """Guard of the times of the new server."""
 
@@ -162,10 +172,23 @@ class GuardsConfig(Model):
 
     mismatch: MismatchGuardConfig | None = None
     """Limit of replies that differ. Default: no such guard."""
-    errors: ErrorsGuardConfig | None = None
-    """Limits of errors. Default: no such guard."""
+    errors: Annotated[ErrorsGuardConfig | Literal["off"], BeforeValidator(_or_default_errors)] = (
+        DEFAULT_ERRORS
+    )
+    """Limits of errors. A cut-over without any limit goes on to a server that fails all calls:
+    only `off` switches this guard off. Default: `{above_old: 2%}`."""
     latency: LatencyGuardConfig | None = None
     """Limits of times. Default: no such guard."""
+
+    @property
+    def error_limits(self) -> ErrorsGuardConfig | None:
+        """The limits of errors; None if they are off."""
+        return None if isinstance(self.errors, str) else self.errors
+
+    @property
+    def has_default_errors(self) -> bool:
+        """Whether the limits of errors are those of a file that names none."""
+        return self.errors == DEFAULT_ERRORS
 
 
 class CutoverConfig(Model):
@@ -177,7 +200,8 @@ class CutoverConfig(Model):
     bake: Duration = 600.0
     """Least time of each step with calls. Time without calls does not count. Default: `10m`."""
     min_calls: int = Field(500, ge=0)
-    """Least number of calls that clients made to `new` in each step. Default: `500`."""
+    """Least number of replies that clients got from `new` in each step. Failed calls do not count.
+    While calls are only mirrored, compared replies count. Default: `500`."""
     max_wait: Duration = Field(21600.0, gt=0)
     """Time after which a step that does not advance is paused. Default: `6h`."""
     approve: tuple[float, ...] = ()
@@ -291,7 +315,7 @@ class MigrationConfig(Model):
     @property
     def guards(self) -> GuardsConfig:
         """The limits of the new target."""
-        return GuardsConfig() if self.cutover is None else self.cutover.guards
+        return GuardsConfig(errors="off") if self.cutover is None else self.cutover.guards
 
     @model_validator(mode="after")
     def _check_targets(self) -> MigrationConfig:

@@ -186,6 +186,9 @@ class Url:
     """Address and protocol of an upstream: `protocol+carrier://host:port/path`.
 
     A unix socket has only a path: `protocol+unix:///path`.
+
+    Attributes:
+        tls: Whether the scheme names TLS, as in `oip+https`; the carrier is then `http`.
     """
 
     protocol: str
@@ -193,10 +196,17 @@ class Url:
     host: str
     port: int
     path: str = ""
+    tls: bool = False
 
     def __str__(self) -> str:
         authority = "" if self.carrier == UNIX else self.authority
-        return f"{self.protocol}+{self.carrier}://{authority}{self.path}"
+        return f"{self.scheme}://{authority}{self.path}"
+
+    @property
+    def scheme(self) -> str:
+        """Protocol and carrier, as in `oip+https`."""
+        carrier = _TLS_NAMES[self.carrier] if self.tls else self.carrier
+        return f"{self.protocol}+{carrier}"
 
     @property
     def authority(self) -> str:
@@ -213,10 +223,15 @@ class Url:
 
 _DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
 _CARRIERS_OF_OIP = frozenset({"http", "grpc"})
+_PROTOCOLS = frozenset({"oip", "trtis", "graphpipe", "grps"})
+_TLS_PORT = 443
+# The carriers with TLS, by those without.
+_TLS_NAMES = {"http": "https", "grpc": "grpcs", "tcp": "tls", "brpc": "brpcs"}
+_WITHOUT_TLS = {name: carrier for carrier, name in _TLS_NAMES.items()}
 
 
 def parse_url(text: str) -> Url:
-    """Return an upstream's URL; `http://` and `grpc://` mean `oip+http://` and `oip+grpc://`.
+    """Return an upstream's URL; `http`, `https`, `grpc` and `grpcs` alone mean Open Inference.
 
     Raises:
         ValueError: The text is not such a URL, or has no port although its carrier has no default.
@@ -230,14 +245,21 @@ def parse_url(text: str) -> Url:
             f"{text!r} is not an upstream URL: expected PROTOCOL+CARRIER://HOST:PORT, "
             "as in oip+grpc://127.0.0.1:8001"
         )
-    protocol, carrier, host, port, path = found.groups()
-    if carrier is None:
-        if protocol not in _CARRIERS_OF_OIP:
+    protocol, name, host, port, path = found.groups()
+    if name is None:
+        if _WITHOUT_TLS.get(protocol, protocol) not in _CARRIERS_OF_OIP:
+            known = protocol if protocol in _PROTOCOLS else "oip"
             raise ValueError(
-                f"{text!r} names no carrier: expected PROTOCOL+CARRIER://, as in {protocol}+http://"
+                f"{text!r} names no carrier: expected PROTOCOL+CARRIER://, as in {known}+http://"
             )
-        protocol, carrier = "oip", protocol
-    number = int(port) if port else _DEFAULT_PORTS.get(carrier)
+        protocol, name = "oip", protocol
+    carrier = _WITHOUT_TLS.get(name, name)
+    has_tls = carrier != name
+    default = _DEFAULT_PORTS.get(carrier)
+    if has_tls and default is not None:
+        default = _TLS_PORT
+    number = int(port) if port else default
     if number is None or not 0 < number <= _PORT_MAX:
         raise ValueError(f"{text!r} has no valid port: expected 1 to {_PORT_MAX}")
-    return Url(protocol, carrier, host.strip("[]"), number, (path or "").rstrip("/"))
+    path = (path or "").rstrip("/")
+    return Url(protocol, carrier, host.strip("[]"), number, path, has_tls)

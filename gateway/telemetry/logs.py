@@ -2,19 +2,25 @@
 
 Values are truncated at 256 characters and control characters are escaped, so that data of clients
 cannot break a line or fill a disk. All lines go to standard error; standard output is for data.
+Nobody waits for a line and no error of the log reaches a caller: see `line_writer.py`.
 """
 
 import contextlib
+import io
 import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, ClassVar, TextIO
+from types import MappingProxyType
+from typing import Any, ClassVar, TextIO, cast
 
 import orjson
 import structlog
 
+from gateway.telemetry.line_writer import DescriptorOutput, LineStream, LineWriter
+
 VALUE_LIMIT = 256
+LINES_MISSING = "lines of the log are missing"
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -40,10 +46,11 @@ def configure(
     Args:
         level: debug, info, warning or error.
         style: console, json, or auto (console if *stream* is a terminal).
-        stream: Standard error by default.
+        stream: Gets each line at once. By default a thread writes the lines to standard error, and
+            `sys.stderr` is replaced, so that nobody waits for what else is printed there.
         worker: Number or role of this process, added to every line; None with a single process.
     """
-    out = sys.stderr if stream is None else stream
+    out = _standard_error() if stream is None else stream
     console = style == "console" or (style == "auto" and out.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -58,11 +65,11 @@ def configure(
         shared.insert(1, _AddWorker(worker))
     render: Any = _console_renderer(out) if console else _json
     _Logger.form = "console" if console else "json"
+    _Logger.writer = out.writer if isinstance(out, LineStream) else None
     structlog.configure(
         processors=[*shared, render],
         wrapper_class=_Logger,
-        # One write for each line: several processes may share standard error.
-        logger_factory=structlog.WriteLoggerFactory(file=out),
+        logger_factory=lambda *_: _LinePrinter(out),
         cache_logger_on_first_use=True,
     )
     _adopt_stdlib(out, shared, render)
@@ -76,7 +83,16 @@ def current() -> tuple[str, str]:
 
 def recent_warnings() -> list[dict[str, Any]]:
     """Return the latest lines of warnings and errors, the oldest first."""
-    return list(_Logger.recent)
+    lost = {reason: count for reason, count in lost_lines().items() if count}
+    if not lost:
+        return list(_Logger.recent)
+    # The log cannot say it where it is not written.
+    return [*_Logger.recent, {"level": "warning", "event": LINES_MISSING, **lost}]
+
+
+def lost_lines() -> Mapping[str, int]:
+    """Return the number of lines of the log that were lost, by reason."""
+    return MappingProxyType({}) if _Logger.writer is None else _Logger.writer.lost
 
 
 def add_sink(sink: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
@@ -113,6 +129,57 @@ class _Logger(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ign
     level: ClassVar[str] = "info"
     recent: ClassVar[deque[dict[str, Any]]] = deque(maxlen=_RECENT)
     form: ClassVar[str] = "console"
+    writer: ClassVar[LineWriter | None] = None
+
+    def _proxy_to_logger(self, method_name: str, event: str | None = None, **keys: Any) -> Any:
+        """Write a line; one that cannot be made is counted, because no caller may fail for it."""
+        try:
+            return super()._proxy_to_logger(method_name, event, **keys)
+        except Exception:  # noqa: BLE001  # it cannot be logged
+            if self.writer is not None:
+                self.writer.lose()
+            return None
+
+
+class _LinePrinter:
+    """What structlog passes each line to."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._write = out.write
+
+    def msg(self, line: str) -> None:
+        # One write for each line: several processes may share standard error.
+        self._write(line + "\n")
+
+    log = debug = info = warn = warning = error = critical = fatal = exception = msg
+
+
+class _NoOutput(io.TextIOBase):
+    """Standard error of a process that has none."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def _standard_error() -> TextIO:
+    """Return standard error as a stream that nobody waits for, and make it `sys.stderr`."""
+    stream = sys.stderr
+    if stream is None:  # it was closed before the start: there is no log
+        return cast("TextIO", _NoOutput())
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # a stream of a notebook, for example
+        return stream
+    if isinstance(stream, LineStream):  # configured before
+        return cast("TextIO", stream)
+    writer = LineWriter(DescriptorOutput(descriptor), on_recovery=_on_recovery)
+    replaced = cast("TextIO", LineStream(writer, descriptor))
+    sys.stderr = replaced
+    return replaced
+
+
+def _on_recovery(count: int) -> None:
+    structlog.get_logger(__name__).warning(LINES_MISSING, count=count)
 
 
 def _keep_warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -29,7 +30,7 @@ def json_logs() -> Iterator[None]:
     """
     root, before = logging.getLogger(), structlog.get_config()
     handlers, level = root.handlers[:], root.level
-    logs.configure("info", "json")
+    logs.configure("info", "json", sys.stderr)
     structlog.configure(cache_logger_on_first_use=False)
     yield
     structlog.configure(**before)

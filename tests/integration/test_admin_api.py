@@ -174,9 +174,11 @@ class Evidence:
         self.evidence = {
             "fraud": {
                 "guards": guards,
-                "sampled": 11,
-                "compared": 10,
-                "outcomes": {"match": 9, "mismatch": 1},
+                "sampled": 16,
+                "compared": 15,
+                "replies_compared": 10,
+                "failed": 5,
+                "outcomes": {"match": 9, "mismatch": 1, "new_error": 5},
             }
         }
 
@@ -260,8 +262,9 @@ async def test_serves_samples_and_migration_summaries() -> None:
             "state": "baking",
             "weight": 5,
             "verdict": "holds",
-            "sampled": 11,
+            "sampled": 16,
             "compared": 10,
+            "failed": 5,
             "agreement": 0.9,
         }
     ] == found["migrations"]

@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from gateway.app import connect
-from gateway.config.models import TlsConfig
+from gateway.config.tls import TlsConfig
 from gateway.ir.calls import ServerReadyRequest
 from gateway.ir.errors import GatewayError
 from gateway.settings.units import parse_url

@@ -59,6 +59,12 @@ class AdminAccess:
     def __init__(
         self, token: str | None = None, hosts: Iterable[str] = (), *, remote_changes: bool = False
     ) -> None:
+        self.change(token, hosts, remote_changes=remote_changes)
+
+    def change(
+        self, token: str | None, hosts: Iterable[str] = (), *, remote_changes: bool = False
+    ) -> None:
+        """Decide by other rules from now on; the arguments are those of the class."""
         self._digest = None if token is None else _digest(token)
         self._hosts = _LOCAL_NAMES.union(host.lower().rstrip(".") for host in hosts)
         self._remote_changes = remote_changes
@@ -130,9 +136,16 @@ _WRONG_TOKEN: Final = "the token is wrong; expected the one of admin: {token: ..
 
 
 def access_of(config: AdminConfig) -> AdminAccess:
-    """Return the rule of a configuration."""
+    """Return the rules of a configuration."""
+    access = AdminAccess()
+    change_access(access, config)
+    return access
+
+
+def change_access(access: AdminAccess, config: AdminConfig) -> None:
+    """Let *access* decide by the rules of a configuration."""
     hosts = (*config.hosts, *_host_of(config))
-    return AdminAccess(config.token, hosts, remote_changes=config.remote_changes)
+    access.change(config.token, hosts, remote_changes=config.remote_changes)
 
 
 def _host_of(config: AdminConfig) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from gateway.app.admin.status import Document, Status
 from gateway.app.parts import LeadingParts
 from gateway.app.route_rules import ruled_routes, target_name
 from gateway.config.models import Config
-from gateway.migration.evidence.guards import Standing
+from gateway.migration.evidence.verdicts import Standing
 from gateway.migration.settings import MIGRATIONS
 from gateway.migration.targets import live_migrations
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -301,8 +301,12 @@ def _parts(response: HttpResponse) -> Iterable[HttpResponse]:
 
 
 def guards_of(migration: Document) -> list[Document]:
-    """Return the guards of a migration's evidence."""
-    guards: list[Document] = (migration["evidence"] or {}).get("guards", [])
+    """Return the guards of a migration: those of its cut-over, or else of its evidence.
+
+    A cut-over has `errors.clients`, too, which comparisons do not know.
+    """
+    cutover, evidence = migration["cutover"] or {}, migration["evidence"] or {}
+    guards: list[Document] = cutover.get("guards") or evidence.get("guards", [])
     return guards
 
 
@@ -373,8 +377,8 @@ def weights_in_force(config: Config, cutover: CutoverSource | None) -> dict[str,
 
 def _summary(document: Document) -> Document:
     evidence, cutover = document["evidence"] or {}, document["cutover"] or {}
-    outcomes = evidence.get("outcomes", {})
-    compared = evidence.get("compared", 0)
+    compared = evidence.get("replies_compared", evidence.get("compared", 0))
+    differ = sum(evidence.get("outcomes", {}).get(each, 0) for each in ("mismatch", "structure"))
     return {
         "name": document["name"],
         "state": cutover.get("state", "mirroring" if evidence else "idle"),
@@ -382,5 +386,6 @@ def _summary(document: Document) -> Document:
         "verdict": verdict_of(guards_of(document)),
         "sampled": evidence.get("sampled", 0),
         "compared": compared,
-        "agreement": outcomes.get("match", 0) / compared if compared else None,
+        "failed": evidence.get("failed", 0),
+        "agreement": 1 - differ / compared if compared else None,
     }

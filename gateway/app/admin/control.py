@@ -5,7 +5,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.app.admin.access import AdminAccess, AdminNeed, access_of
+from gateway.app.admin.access import AdminAccess, AdminNeed, access_of, change_access
+from gateway.app.certificates import CERTIFICATES
 from gateway.app.errors import StartError
 from gateway.app.reload import Reloader, ReloadResult
 from gateway.app.runtime_changes import RuntimeChanges, differences, runtime_document
@@ -65,6 +66,7 @@ class Control:
     def __init__(self, reloader: Reloader, access: AdminAccess) -> None:
         self._reloader = reloader
         self.access = access
+        reloader.on_applied = self._change_access
 
     async def __call__(self, wire: HttpRequest) -> tuple[int, Document]:
         """Return the status and the document for a request to one of `paths`."""
@@ -83,6 +85,9 @@ class Control:
         if wire.path == "/reload":
             return reload_document(await self._reloader.reload())
         return await self._change(wire)
+
+    def _change_access(self, config: Config) -> None:
+        change_access(self.access, config.admin or AdminConfig())
 
     def stock(self) -> tuple[int, Document]:
         """Return who calls what; status 404 where nothing is counted."""
@@ -141,8 +146,7 @@ class Control:
 
 def control_of(config: Config, reloader: Reloader) -> Control:
     """Return the handler of the admin pages for a configuration."""
-    admin = config.admin or AdminConfig()
-    return Control(reloader, access_of(admin))
+    return Control(reloader, access_of(config.admin or AdminConfig()))
 
 
 def _read_change(wire: HttpRequest) -> Change:
@@ -176,9 +180,13 @@ def reload_document(result: ReloadResult) -> tuple[int, Document]:
         "sha256": result.sha256,
     }
     if result.outcome == APPLIED:
+        changes = dict(result.changes)
+        certificates = changes.pop(CERTIFICATES, [])
+        runtime = runtime_document(result.runtime)
         return 200, document | {
-            "changes": result.changes,
-            "runtime": runtime_document(result.runtime),
+            "changes": changes,
+            CERTIFICATES: certificates,
+            "runtime": runtime,
         }
     problems = [problem.entry() for problem in result.problems]
     return 422, document | {"error": result.error, "problems": problems}

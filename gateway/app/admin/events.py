@@ -12,6 +12,8 @@ from typing import Any, Final
 import orjson
 import structlog
 
+from gateway.concurrency.background import start_background
+
 log = structlog.get_logger(__name__)
 
 ReadEvents = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -70,7 +72,7 @@ class EventHub:
         for event in self._latest.values():
             listener.put(event)
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = start_background(self._run(), "events of the admin page")
         return self._events(listener)
 
     async def _events(self, listener: _Listener) -> AsyncGenerator[bytes, None]:

@@ -18,7 +18,7 @@ import yaml
 from markupsafe import Markup
 
 from gateway.app.admin.access import AdminNeed
-from gateway.app.admin.api import SAFE_HEADERS, AdminApi, json_response
+from gateway.app.admin.api import SAFE_HEADERS, AdminApi, guards_of, json_response
 from gateway.app.admin.status import Document
 from gateway.migration.compare.statistics import wilson_interval
 from gateway.migration.report.blocks import visible
@@ -261,6 +261,7 @@ def _migration(document: Document) -> Document:
         "cutover": cutover,
         "commands": _commands("" if cutover is None else cutover["state"]),
         "evidence": evidence,
+        "guards": guards_of(document),
         "outcomes": [(key, count) for key, count in found.get("outcomes", {}).items() if count],
         "plot": _plot(timeline),
         "timeline": timeline[-_MINUTES:],

@@ -20,12 +20,13 @@ from gateway.app.processes.channel import (
     encode_loaded,
     open_channel,
 )
+from gateway.app.processes.reply_watch import REPLY_S
+from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.telemetry.aggregation import Snapshot
 
 WORKER: Final = "gateway.app.workers.worker"
 """The main module of a serving process."""
-_REPLY_TIMEOUT_S: Final = 1.0
 
 
 async def launch(setup: WorkerSetup, module: str = WORKER) -> WorkerProcess:
@@ -76,7 +77,7 @@ class WorkerProcess:
         self._startup: asyncio.Future[Mapping[str, str] | str] = (
             asyncio.get_running_loop().create_future()
         )
-        self._receiver = asyncio.create_task(self._receive())
+        self._receiver = start_background(self._receive(), f"messages of process {self.pid}")
 
     async def wait_started(self) -> Mapping[str, str]:
         """Wait until the worker listens, and return its addresses.
@@ -102,9 +103,9 @@ class WorkerProcess:
         """Send a message without a reply; do nothing if the process has exited."""
         self._channel.send(message)
 
-    async def update_metrics(self) -> None:
-        """Request the metrics of the worker; keep the last ones on timeout."""
-        await self._request("metrics")
+    async def update_metrics(self) -> bool:
+        """Request the metrics of the worker; return False and keep the last ones on timeout."""
+        return "metrics" in await self._request("metrics")
 
     async def exchange(self, part: str, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Send a document to the part of an extension; return its reply, or None on timeout."""
@@ -145,7 +146,7 @@ class WorkerProcess:
         return status
 
     async def _request(
-        self, name: str, *, timeout_s: float | None = _REPLY_TIMEOUT_S, **content: Any
+        self, name: str, *, timeout_s: float | None = REPLY_S, **content: Any
     ) -> Message:
         """Send a request and return the reply; an empty one on timeout or exit."""
         if self._has_exited:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import structlog
+
+from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.migration.callers.inventory import SAVE_S, Stock, stock_path
 from gateway.migration.settings import STOCK
+
+log = structlog.get_logger(__name__)
 
 
 class InventoryKeeper:
@@ -33,7 +38,7 @@ class InventoryKeeper:
         """Continue earlier counts, and begin to write."""
         self.stock.load()
         self.stock.save()
-        self._task = asyncio.create_task(self._run())
+        self._task = start_background(self._run(), "stock")
 
     async def close(self) -> None:
         """Write a last time, and stop; idempotent."""
@@ -46,4 +51,7 @@ class InventoryKeeper:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(SAVE_S)
-            await asyncio.to_thread(self.stock.save)
+            try:
+                await asyncio.to_thread(self.stock.save)
+            except Exception:  # a defect: the next time may succeed
+                log.exception("stock not written")

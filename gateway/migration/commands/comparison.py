@@ -1,6 +1,7 @@
 """Flags of the commands that compare replies, and what they become."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -9,7 +10,9 @@ import typer
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.config.load import ConfigError, load_file
 from gateway.migration.compare.conditions import Condition, parse_fail_if, parse_fail_unless
-from gateway.migration.evidence.guards import GuardVerdict, Standing
+from gateway.migration.compare.summary import Summary
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing, unjudged_calls, verdict_text
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
 
 T = TypeVar("T")
@@ -62,9 +65,37 @@ def load_migration(source: str | None) -> MigrationConfig:
     return migration
 
 
-def has_tripped(verdicts: Sequence[GuardVerdict]) -> bool:
-    """Return whether a guard trips, which fails the command."""
-    return any(each.standing is Standing.TRIPS for each in verdicts)
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What conditions and guards say of a comparison.
+
+    Attributes:
+        text: The verdict, for people.
+        checked: The conditions, as the user wrote them, each with why it fails or "".
+        guards: The verdict of each guard.
+        is_failure: Whether the command fails: not if guards only need more calls.
+    """
+
+    text: str
+    checked: Sequence[tuple[str, str]]
+    guards: Sequence[GuardVerdict]
+    is_failure: bool
+
+    @property
+    def failures(self) -> list[str]:
+        """Why conditions fail."""
+        return [failure for _, failure in self.checked if failure]
+
+
+def judged(summary: Summary, conditions: Sequence[Condition], guards: Guards) -> Judgement:
+    """Judge a comparison by the conditions of the flags and the guards of the migration."""
+    checked = [(each.text, each.failure(summary)) for each in conditions]
+    failures = [failure for _, failure in checked if failure]
+    verdicts = guards.verdicts()
+    unjudged = unjudged_calls(summary, conditions, verdicts)
+    has_tripped = any(each.standing is Standing.TRIPS for each in verdicts)
+    text = verdict_text(failures, verdicts, has_conditions=bool(conditions), unjudged=unjudged)
+    return Judgement(text, checked, verdicts, bool(failures or unjudged or has_tripped))
 
 
 def parse_conditions(fail_if: list[str] | None, fail_unless: list[str] | None) -> list[Condition]:

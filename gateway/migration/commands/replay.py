@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -30,6 +31,7 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
+from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.ir.limits import MessageLimits
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.directory import make_directory
@@ -41,18 +43,18 @@ from gateway.migration.commands.comparison import (
     CompareOption,
     FailIfOption,
     FailUnlessOption,
-    has_tripped,
+    Judgement,
+    judged,
     load_migration,
     parse_conditions,
     parse_or_fail,
 )
 from gateway.migration.commands.report import write_report
-from gateway.migration.compare.conditions import Condition
 from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.summary import Summary
-from gateway.migration.compare.tensors import Outcome
-from gateway.migration.evidence.guards import Guards, GuardVerdict, verdict_text
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import GuardVerdict
 from gateway.migration.replay.differences import compare_captures
 from gateway.migration.replay.replay import (
     LATE_S,
@@ -71,6 +73,7 @@ from gateway.settings.units import Url, parse_duration, parse_url
 FormatOption = Annotated[OutputFormat, typer.Option("--output", help="Format of the data.")]
 
 
+@server_flags
 def replay(  # noqa: PLR0913, PLR0917  # one for each flag
     capture: CaptureArgument,
     against: Annotated[str, typer.Option("--against", metavar="URL", help="The new server.")],
@@ -110,6 +113,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write a page on old and new replies."),
     ] = None,
+    server: ServerFlags = ServerFlags(),  # noqa: B008  # frozen
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Send the calls of a capture to a server of any protocol, and compare the replies.
@@ -135,24 +139,33 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 report = runner.run(
-                    _run(found, urls, options, migration, guards, selection, directory, wire=wire)
+                    _run(
+                        found,
+                        urls,
+                        options,
+                        migration,
+                        guards,
+                        selection,
+                        directory,
+                        server,
+                        wire=wire,
+                    )
                 )
         except LookupError as error:
             fail(str(error.args[0]), WRONG_USAGE)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, ValueError, sqlite3.Error) as error:
             fail(f"replay failed: {error}")
         if report_file is not None and directory is not None:
             write_report(capture, directory, compare, conditions, html=report_file)
-    failures = [text for each in conditions if (text := each.failure(report.summary))]
-    verdicts = guards.verdicts()
-    verdict = _verdict(report, failures, verdicts, conditions)
+    judgement = judged(report.summary, conditions, guards)
+    verdict = _verdict(report, judgement)
     if output is OutputFormat.JSON:
-        print_json(_document(report, mode, verdict, failures, verdicts))
+        print_json(_document(report, mode, verdict, judgement))
     else:
-        _print_report(report, mode, verdict, verdicts)
+        _print_report(report, mode, verdict, judgement.guards)
     for problem in found.problems[:10]:
         print_note(f"gateway: skipped: {problem}")
-    if failures or has_tripped(verdicts) or report.failed or report.stopped or not report.sent:
+    if judgement.is_failure or report.failed or report.stopped or not report.sent:
         raise typer.Exit(FAILED)
 
 
@@ -193,21 +206,29 @@ def diff(
         )
     except UnreadableSegment as error:
         fail(str(error), WRONG_USAGE)
-    failures = [text for each in conditions if (text := each.failure(summary))]
-    verdicts = guards.verdicts()
+    judgement = judged(summary, conditions, guards)
     if output is OutputFormat.JSON:
-        document = {**summary.document(), "skipped": dict(skipped), "failures": failures}
-        print_json({**document, "guards": [each.document() for each in verdicts]})
+        print_json(
+            {
+                **summary.document(),
+                "skipped": dict(skipped),
+                "verdict": judgement.text,
+                "failures": judgement.failures,
+                "guards": [each.document() for each in judgement.guards],
+            }
+        )
     else:
-        print_text(f"{summary.compared} calls compared, {summary.missing} in one capture only")
-        _print_summary(summary, verdicts)
-        text = verdict_text(failures, verdicts, has_conditions=bool(conditions))
-        print_text(f"verdict: {text}")
+        print_text(
+            f"{summary.compared} calls compared, {_failed_text(summary)}, "
+            f"{summary.missing} in one capture only"
+        )
+        _print_summary(summary, judgement.guards)
+        print_text(f"verdict: {judgement.text}")
     for reason, count in skipped.items():
         print_note(f"gateway: {count} calls not compared: {reason}")
     for problem in [*a.problems, *b.problems][:10]:
         print_note(f"gateway: skipped: {problem}")
-    if failures or has_tripped(verdicts) or not summary.compared:
+    if judgement.is_failure or not summary.calls:
         raise typer.Exit(FAILED)
 
 
@@ -258,7 +279,7 @@ def _number(form: re.Pattern[str], text: str, flag: str, example: str) -> float:
     return value
 
 
-async def _run(  # noqa: PLR0913  # what the flags become
+async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     capture: Capture,
     urls: Sequence[Url],
     options: ReplayOptions,
@@ -266,15 +287,16 @@ async def _run(  # noqa: PLR0913  # what the flags become
     guards: Guards,
     selection: Selection,
     results: Path | None,
+    server: ServerFlags,
     *,
     wire: bool,
 ) -> ReplayReport:
     """Connect, send the calls, and close; Ctrl-C ends the sending."""
-    adapt = RecordedRequests if wire else None
-    connections = [(connect(url, adapt=adapt), url) for url in urls]
+    adapt = partial(RecordedRequests, headers=server.metadata) if wire else None
+    connections = [(connect(url, adapt=adapt, tls=server.tls), url) for url in urls]
     # A layer that completes a call would write its message anew.
     services = [
-        connected.service if wire else complete_service(connected, url)
+        connected.service if wire else complete_service(connected, url, server.headers)
         for connected, url in connections
     ]
     writer = None if results is None else _ResultsWriter(results, str(urls[0]))
@@ -341,19 +363,20 @@ class _ResultsWriter:
         self._segment.seal({})
 
 
-def _verdict(
-    report: ReplayReport,
-    failures: list[str],
-    verdicts: Sequence[GuardVerdict],
-    conditions: list[Condition],
-) -> str:
+def _verdict(report: ReplayReport, judgement: Judgement) -> str:
     if report.stopped:
         return "interrupted"
     if report.failed:
         return f"failed, {report.failed} calls could not be sent"
     if not report.sent:
         return "failed, no call was sent"
-    return verdict_text(failures, verdicts, has_conditions=bool(conditions))
+    return judgement.text
+
+
+def _failed_text(summary: Summary) -> str:
+    """Return how many calls failed at the new server."""
+    alike = f" ({summary.failed_alike} as at the old server)" if summary.failed_alike else ""
+    return f"{summary.failed} failed{alike}"
 
 
 def _print_report(
@@ -361,8 +384,8 @@ def _print_report(
 ) -> None:
     left_out = sum(report.left_out.values())
     print_text(
-        f"{report.sent} calls in {report.seconds:.1f} s ({mode}), {report.failed} failed, "
-        f"{left_out} left out"
+        f"{report.sent} calls in {report.seconds:.1f} s ({mode}), "
+        f"{_failed_text(report.summary)}, {left_out} left out"
     )
     for reason, count in report.left_out.items():
         print_text(f"left out: {count} calls: {reason}")
@@ -387,35 +410,26 @@ def _print_summary(summary: Summary, verdicts: Sequence[GuardVerdict]) -> None:
     if rows:
         head = ("output", "compared", "mismatched", "rate", "95% interval", "max abs", "worst call")
         print_text(format_table(head, rows, right=(1, 2, 3, 4, 5)))
-    others = {
-        each.value: count
-        for each, count in summary.outcomes.items()
-        if count and each not in {Outcome.MATCH, Outcome.MISMATCH}
-    }
-    if others:
-        print_text(", ".join(f"{name} {count}" for name, count in others.items()))
+    for reason in summary.reasons:
+        print_text(reason.line)
     if verdicts:
         found = [(each.guard, each.standing.value, each.evidence) for each in verdicts]
         print_text(format_table(("guard", "verdict", "evidence"), found))
 
 
 def _document(
-    report: ReplayReport,
-    mode: str,
-    verdict: str,
-    failures: list[str],
-    verdicts: Sequence[GuardVerdict],
+    report: ReplayReport, mode: str, verdict: str, judgement: Judgement
 ) -> dict[str, Any]:
     return {
         "mode": mode,
         "sent": report.sent,
-        "failed": report.failed,
+        "not_received": report.failed,
         "left_out": dict(report.left_out),
         "not_compared": report.uncompared + report.unreadable.total(),
         "seconds": report.seconds,
         "lag_p99_s": report.lag_p99_s,
         **report.summary.document(),
         "verdict": verdict,
-        "failures": failures,
-        "guards": [each.document() for each in verdicts],
+        "failures": judgement.failures,
+        "guards": [each.document() for each in judgement.guards],
     }

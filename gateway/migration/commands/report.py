@@ -16,13 +16,13 @@ from gateway.migration.commands.comparison import (
     CompareOption,
     FailIfOption,
     FailUnlessOption,
-    has_tripped,
+    judged,
     load_migration,
     parse_conditions,
 )
 from gateway.migration.compare.conditions import Condition
 from gateway.migration.compare.output_rules import rules_of
-from gateway.migration.evidence.guards import Guards, verdict_text
+from gateway.migration.evidence.guards import Guards
 from gateway.migration.replay.differences import compare_captures
 from gateway.migration.report.blocks import html_page, markdown_page
 from gateway.migration.report.report import ReportEvidence, ReportFacts, report_sections
@@ -97,18 +97,15 @@ def write_report(
         for reason, count in capture.dropped_calls().items():
             lost[f"not recorded, {side}: {reason}"] += count
         lost[f"unreadable, {side}"] = len(capture.problems)
-    checked = [(each.text, each.failure(summary)) for each in conditions]
-    failures = [failure for _, failure in checked if failure]
-    verdicts = guards.verdicts()
-    verdict = verdict_text(failures, verdicts, has_conditions=bool(conditions))
+    judgement = judged(summary, conditions, guards)
     name = compare.rpartition("#")[2] if compare is not None else "replies of two servers"
     facts = ReportFacts(
         title=f"Migration report: {name}",
-        verdict=verdict,
+        verdict=judgement.text,
         summary=summary,
         evidence=evidence,
-        guards=verdicts,
-        conditions=checked,
+        guards=judgement.guards,
+        conditions=judgement.checked,
         lost=lost,
         method=[*_rules(migration.compare), *_files("old", a), *_files("new", b), _VERSION],
     )
@@ -117,7 +114,7 @@ def write_report(
         write_bytes(_file_of(html), html_page(facts.title, sections))
     if markdown is not None:
         write_bytes(_file_of(markdown), markdown_page(facts.title, sections))
-    return verdict, not (failures or has_tripped(verdicts) or not summary.compared)
+    return judgement.text, not judgement.is_failure and bool(summary.calls)
 
 
 def _file_of(path: Path) -> Path | None:

@@ -4,6 +4,7 @@ Outputs are paired by name, and by position where either side has no names.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -14,6 +15,18 @@ from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.tensors import Errors, Outcome, TensorComparison, compare_tensors
 
 Outputs = Sequence[Tensor]
+
+SERVER_ERRORS: Final = frozenset(
+    {
+        ErrorCode.UNAVAILABLE,
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.BAD_UPSTREAM,
+        ErrorCode.UPSTREAM,
+        ErrorCode.INTERNAL,
+        ErrorCode.NOT_READY,
+    }
+)
+"""Errors of a server. They are failures of the new one, whatever the old one did."""
 
 
 class Result(Struct, frozen=True):
@@ -34,12 +47,30 @@ class Comparison(Struct, frozen=True):
     Attributes:
         outcome: The first of STRUCTURE, MISMATCH and MATCH that an output has, or an error.
         reason: Of the first output that differs; "" for a match.
-        outputs: By name; by `#position` where there are no names.
+        outputs: By name; by `#position` where there are no names. Those that the rules ignore are
+            not among them.
+        error: The code with which the new server failed; None for a reply.
+        is_compared: Whether any output of two replies was compared. A call without that says
+            nothing about the replies.
     """
 
     outcome: Outcome
     reason: str = ""
     outputs: Mapping[str, TensorComparison] = field(default_factory=dict)
+    error: ErrorCode | None = None
+    is_compared: bool = True
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the new server failed; not if the old one refused the call with the same code."""
+        if self.error is None:
+            return False
+        return self.outcome is not Outcome.MATCH or self.error in SERVER_ERRORS
+
+    @property
+    def differs(self) -> bool:
+        """Whether two replies differ, in values or structure."""
+        return self.outcome in {Outcome.MISMATCH, Outcome.STRUCTURE}
 
 
 def compare_results(
@@ -90,14 +121,14 @@ def _error_outcome(old: Result, new: Result) -> Comparison | None:
     codes = " became ".join(
         "a reply" if each is None else each.value for each in (old.error, new.error)
     )
-    if old.error is not None and new.error is not None:
-        if old.error is new.error:
-            return Comparison(Outcome.MATCH)
-        return Comparison(Outcome.BOTH_ERROR, codes)
-    if new.error is None:
-        return Comparison(Outcome.OLD_ERROR, codes)
-    is_timeout = new.error is ErrorCode.DEADLINE_EXCEEDED
-    return Comparison(Outcome.TIMEOUT if is_timeout else Outcome.NEW_ERROR, codes)
+    if old.error is new.error:
+        outcome, codes = Outcome.MATCH, ""
+    elif old.error is not None:
+        outcome = Outcome.OLD_ERROR if new.error is None else Outcome.BOTH_ERROR
+    else:
+        is_timeout = new.error is ErrorCode.DEADLINE_EXCEEDED
+        outcome = Outcome.TIMEOUT if is_timeout else Outcome.NEW_ERROR
+    return Comparison(outcome, codes, error=new.error, is_compared=False)
 
 
 def _compared(
@@ -105,10 +136,11 @@ def _compared(
 ) -> dict[str, TensorComparison]:
     found: dict[str, TensorComparison] = {}
     for name, a, b in _pairs(old, new):
+        if rules.ignores(name):
+            continue
         if a is None or b is None:
             missing = "missing" if b is None else "not in the old reply"
-            if not rules.rule(name, None).ignore:
-                found[name] = TensorComparison(Outcome.STRUCTURE, f"output {missing}")
+            found[name] = TensorComparison(Outcome.STRUCTURE, f"output {missing}")
             continue
         found[name] = compare_tensors(a, b, rules, classes=name in classes, batched=batched)
     return found
@@ -172,7 +204,7 @@ def _worse(a: TensorComparison, b: TensorComparison) -> TensorComparison:
 def _summary(outputs: Mapping[str, TensorComparison]) -> Comparison:
     different = [pair for pair in outputs.items() if pair[1].outcome is not Outcome.MATCH]
     if not different:
-        return Comparison(Outcome.MATCH, outputs=outputs)
+        return Comparison(Outcome.MATCH, outputs=outputs, is_compared=bool(outputs))
     name, worst = max(different, key=lambda pair: _SEVERITY[pair[1].outcome])
     reason = f"{name}: {worst.reason}" if worst.reason else ""
     return Comparison(worst.outcome, reason, outputs)

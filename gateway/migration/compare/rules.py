@@ -116,6 +116,10 @@ class OutputRules:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    def ignores(self, name: str) -> bool:
+        """Return whether the output *name* is not compared."""
+        return self.outputs.get(name, self.default).ignore
+
     def rule(self, name: str, datatype: Datatype | None) -> OutputRule:
         """Return the rule of the output *name*, whose narrower datatype is *datatype*."""
         known = self._known.get(name)

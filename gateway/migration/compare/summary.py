@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.migration.compare.reasons import Reason, Reasons
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.statistics import wilson_interval
 from gateway.migration.compare.tensors import Errors, Outcome, TensorComparison
@@ -39,7 +40,7 @@ class OutputSummary:
     def rate_texts(self) -> tuple[str, str, str, str]:
         """Return the calls compared, those that differ, their rate and its interval, as text."""
         low, high = self.interval
-        rate = f"{self.mismatched / self.compared:.2%}"
+        rate = f"{self.mismatched / self.compared:.2%}" if self.compared else "-"
         return str(self.compared), str(self.mismatched), rate, f"{low * 100:.2f}-{high:.2%}"
 
     def add(self, call_id: str, found: TensorComparison) -> None:
@@ -63,6 +64,11 @@ class Summary:
 
     Attributes:
         outcomes: Number of calls by outcome.
+        compared: Calls in which any output of two replies was compared.
+        failed: Calls that failed at the new server.
+        failed_alike: Those of them that the old one refused with the same code.
+        uncompared: Calls with a reply of the new server, but nothing to compare it with.
+        unreadable: Calls with replies that cannot be compared.
         missing: Calls of one side without a counterpart.
         outputs: By name.
         old_s: Seconds of each call at the old server.
@@ -70,21 +76,33 @@ class Summary:
     """
 
     outcomes: dict[Outcome, int] = field(default_factory=dict)
+    compared: int = 0
+    failed: int = 0
+    failed_alike: int = 0
+    uncompared: int = 0
+    unreadable: int = 0
     missing: int = 0
     outputs: dict[str, OutputSummary] = field(default_factory=dict)
     old_s: list[float] = field(default_factory=list)
     new_s: list[float] = field(default_factory=list)
+    _reasons: Reasons = field(default_factory=Reasons)
 
     @property
-    def compared(self) -> int:
+    def calls(self) -> int:
         """Number of calls with both results."""
         return sum(self.outcomes.values())
+
+    @property
+    def reasons(self) -> Sequence[Reason]:
+        """Why calls failed, or have another structure; the most frequent reasons first."""
+        return self._reasons.list()
 
     def add(
         self,
         call_id: str,
         comparison: Comparison,
         times: tuple[float, float] | None = None,
+        error: str = "",
     ) -> None:
         """Add one call.
 
@@ -92,8 +110,13 @@ class Summary:
             call_id: Shown for the worst call of an output.
             comparison: Of its two results.
             times: Seconds at the old and at the new server; None if one is unknown.
+            error: The text of the error that ended it.
         """
         self.outcomes[comparison.outcome] = self.outcomes.get(comparison.outcome, 0) + 1
+        self.compared += comparison.is_compared
+        self.failed += comparison.error is not None
+        self.failed_alike += comparison.error is not None and not comparison.has_failed
+        self._reasons.add_comparison(call_id, comparison, error)
         for name, found in comparison.outputs.items():
             self.outputs.setdefault(name, OutputSummary()).add(call_id, found)
         if times is not None:
@@ -102,18 +125,18 @@ class Summary:
 
     def counts(self, metric: str) -> tuple[int, int]:
         """Return how many calls are bad by a rate of `conditions.RATES`, and of how many."""
-        total = self.compared
+        total = self.calls
         if metric.startswith("mismatch."):
             output = self.outputs.get(metric.removeprefix("mismatch."))
             return (output.mismatched, output.compared) if output is not None else (0, 0)
         if metric == "missing":
             return self.missing, total + self.missing
-        bad = {
-            "mismatch": (Outcome.MISMATCH, Outcome.STRUCTURE),
-            "structure": (Outcome.STRUCTURE,),
-            "errors": (Outcome.NEW_ERROR, Outcome.BOTH_ERROR, Outcome.TIMEOUT),
-        }[metric]
-        return sum(self.outcomes.get(each, 0) for each in bad), total
+        if metric == "errors":
+            return self.failed - self.failed_alike, total + self.uncompared + self.unreadable
+        structure = self.outcomes.get(Outcome.STRUCTURE, 0)
+        if metric == "structure":
+            return structure, self.compared
+        return structure + self.outcomes.get(Outcome.MISMATCH, 0), self.compared
 
     def latency(self, metric: str) -> float | None:
         """Return "p99" of the new server in seconds, or a ratio of new to old; None if unknown."""
@@ -129,7 +152,11 @@ class Summary:
     def document(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
         return {
+            "calls": self.calls,
             "compared": self.compared,
+            "failed": self.failed,
+            "failed_alike": self.failed_alike,
+            "reasons": [each.document() for each in self.reasons],
             "missing": self.missing,
             "outcomes": {each.value: self.outcomes.get(each, 0) for each in Outcome},
             "outputs": {name: _output_document(each) for name, each in self.outputs.items()},

@@ -185,11 +185,11 @@ def _structure(old: Tensor, new: Tensor, rule: OutputRule) -> str:
     if old.datatype is not new.datatype:
         same_family = any(old.datatype in family and new.datatype in family for family in _FAMILIES)
         if rule.datatype == "exact" or not same_family:
-            return f"datatype {old.datatype.name} became {new.datatype.name}"
+            return f"datatype {old.datatype.name} against {new.datatype.name}"
     if old.shape != new.shape:
         squeezed = [tuple(axis for axis in each if axis != 1) for each in (old.shape, new.shape)]
         if rule.shape == "exact" or squeezed[0] != squeezed[1]:
-            return f"shape {list(old.shape)} became {list(new.shape)}"
+            return f"shape {list(old.shape)} against {list(new.shape)}"
     return ""
 
 

@@ -23,6 +23,7 @@ from gateway.migration.cutover.steps import (
     CutoverState,
     Decision,
     Phase,
+    answered,
     command,
     decide,
     distrusted,
@@ -32,7 +33,7 @@ from gateway.migration.cutover.steps import (
     verdict_of,
     verdicts,
 )
-from gateway.migration.evidence.guards import GuardVerdict, Standing
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +87,7 @@ class LedCutover:
         self._pending = pending
         self._lock = asyncio.Lock()
         self._evidence = CutoverEvidence(is_current=False)
-        self._counts: dict[str, tuple[int, int]] = {}
+        self._counts: dict[str, tuple[int, ...]] = {}
         self._compared = (0, 0)
         self._compared_total = 0
         self._reset_at_s = -_RESET_S
@@ -382,13 +383,14 @@ class LedCutover:
         for replica, document in shared.items():
             for process, report in document["reports"].items():
                 found[f"{replica}/{process}"] = report
-        calls, failures, tripped, is_applied = 0, 0, None, True
+        calls, failures, unanswered, tripped, is_applied = 0, 0, 0, None, True
         for process, report in found.items():
             if report is None or report["epoch"] < state.epoch:
                 is_applied = False
             if report is not None:
-                more = self._more(process, report["calls"], report["failures"], process in reports)
+                more = self._more(process, _counts_of(report), is_own=process in reports)
                 calls, failures = calls + more[0], failures + more[1]
+                unanswered += more[2]
                 tripped = tripped or tripped_guard(report, state.attempt)
         own = self._compared_since()
         self._compared_total += own.compared
@@ -396,11 +398,12 @@ class LedCutover:
         compared = own.compared
         for replica, document in shared.items():
             found[replica] = None
-            compared += self._more(replica, document["compared"], 0, False)[0]
+            compared += self._more(replica, (document["compared"],), is_own=False)[0]
         self._counts = {key: counts for key, counts in self._counts.items() if key in found}
         return CutoverEvidence(
             calls=calls,
             failures=failures,
+            unanswered=unanswered,
             compared=compared,
             guards=tuple(_merged([each.guards for each in evidence if each.is_current])),
             is_current=all(each.is_current for each in evidence),
@@ -410,14 +413,14 @@ class LedCutover:
             is_applied=is_applied,
         )
 
-    def _more(self, source: str, calls: int, failures: int, is_own: bool) -> tuple[int, int]:
+    def _more(self, source: str, counts: tuple[int, ...], *, is_own: bool) -> tuple[int, ...]:
         """Return how much the counts of a source have grown since the last time.
 
         Another gateway may have counted before this one led; its first counts are no growth.
         """
-        before = self._counts.get(source, (0, 0) if is_own else (calls, failures))
-        self._counts[source] = calls, failures
-        return max(0, calls - before[0]), max(0, failures - before[1])
+        before = self._counts.get(source, (0,) * len(counts) if is_own else counts)
+        self._counts[source] = counts
+        return tuple(max(0, now - then) for now, then in zip(counts, before, strict=True))
 
     def _compared_since(self) -> CutoverEvidence:
         """Return what the comparisons of this gateway show."""
@@ -427,7 +430,8 @@ class LedCutover:
         if arrived is None:
             return nothing
         document, now = arrived.document, self._monotonic()
-        since_us, compared = int(document["since_us"]), int(document["compared"])
+        since_us = int(document["since_us"])
+        compared = int(document.get("replies_compared", document["compared"]))
         if since_us / 1e6 < self.state.evidence_from_s:
             self._reset(now)
             return nothing
@@ -489,7 +493,7 @@ class LedCutover:
         """Return where the cut-over stands, as JSON values."""
         plan, state = self.plan, self.state_here
         missing = missing_conditions(plan, state, self._evidence)
-        found = state.calls if state.step else state.compared
+        found = answered(state) if state.step else state.compared
         return {
             "migration": plan.migration,
             "new": plan.new,
@@ -501,7 +505,11 @@ class LedCutover:
             "attempt": state.attempt,
             "leads": self.is_leader,
             "bake": {"passed_s": round(state.baked_s, 3), "of_s": plan.bake_s},
-            "calls": {"found": found, "of": plan.min_calls, "failed": state.failures},
+            "calls": {
+                "found": found,
+                "of": plan.min_calls,
+                "failed": state.calls - answered(state),
+            },
             "guards": [each.document() for each in self.guards()],
             "next": next_text(plan, state, missing),
             "reason": state.reason,
@@ -542,12 +550,19 @@ def _is_material(old: CutoverState, new: CutoverState) -> bool:
         "idle_s": 0.0,
         "calls": 0,
         "failures": 0,
+        "unanswered": 0,
         "compared": 0,
         "detector": (),
         "comparisons": {},
         "decided_s": None,
     }
     return replace(old, **counts) != replace(new, **counts)  # type: ignore[arg-type]
+
+
+def _counts_of(report: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return calls, failures and calls without answer of a process; earlier versions had two."""
+    calls, failures = report["calls"], report["failures"]
+    return calls, failures, report.get("unanswered", failures)
 
 
 def _guards(documents: list[dict[str, Any]]) -> Iterator[GuardVerdict]:

@@ -35,7 +35,11 @@ def cutover_directory(loaded: LoadedConfig, migration: str) -> Path:
 def _plan(live: LiveMigration, config: Config) -> CutoverPlan:
     cutover = live.config.cutover
     assert cutover is not None  # noqa: S101  # the caller looks
-    errors = cutover.guards.errors
+    guards = cutover.guards
+    errors = guards.error_limits
+    configured = guards.model_dump(mode="json")
+    if guards.has_default_errors:
+        configured["errors"] = None
     return CutoverPlan(
         migration=live.name,
         new=live.new_name,
@@ -45,14 +49,15 @@ def _plan(live: LiveMigration, config: Config) -> CutoverPlan:
         max_wait_s=cutover.max_wait,
         approve=cutover.approve,
         pauses_on_trip=cutover.on_trip == "pause",
-        guards=tuple(verdict.guard for verdict in Guards(cutover.guards).verdicts()),
+        guards=tuple(verdict.guard for verdict in Guards(guards).verdicts()),
+        implied_guards=("errors.above_old",) if guards.has_default_errors else (),
         errors_below=None if errors is None else errors.below,
         identity={
             "route": live.route,
             "old": _identity(live.old, config),
             "new": _identity(live.new, config),
             "sticky": cutover.sticky,
-            "guards": cutover.guards.model_dump(mode="json"),
+            "guards": configured,
             "compare": live.config.compare.model_dump(mode="json"),
         },
     )

@@ -9,8 +9,8 @@ import structlog
 from gateway.config.models import Config
 from gateway.ir.errors import ErrorCode
 from gateway.migration.cutover.shift import CutoverShift
-from gateway.migration.evidence.guards import GuardVerdict, Standing
 from gateway.migration.evidence.local_errors import LocalErrors
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 from gateway.migration.targets import LiveMigration, live_migrations
 from gateway.routing.load_balancing import Key, key_of
 
@@ -37,7 +37,7 @@ class ServingShift(CutoverShift):
         self._name = live.name
         self._old_name = live.old_name
         self._on_trip = on_trip
-        self._errors = LocalErrors(cutover.guards.errors)
+        self._errors = LocalErrors(cutover.guards.error_limits)
 
     @property
     def watched(self) -> frozenset[str]:
@@ -77,6 +77,7 @@ class ServingShift(CutoverShift):
             "attempt": self.attempt,
             "calls": self._errors.calls,
             "failures": self._errors.failures,
+            "unanswered": self._errors.unanswered,
             "tripped": None if tripped is None else tripped.document(),
         }
 

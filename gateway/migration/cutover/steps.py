@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.migration.compare.statistics import ChangeDetector, confidence_sequence
-from gateway.migration.evidence.guards import GuardVerdict, Standing
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing
+from gateway.migration.target_models import has_changed, known_models
 
 CLIENT_ERRORS: Final = "errors.clients"
 """Name of the guard of the errors that clients got from the new target."""
@@ -24,7 +25,6 @@ _LONGEST_STEP_S: Final = 2.0
 # Without calls for this time, a step bakes no longer.
 _IDLE_S: Final = 10.0
 _PERCENT: Final = 100.0
-_MAX_MODELS: Final = 64
 
 
 class Phase(enum.Enum):
@@ -59,11 +59,12 @@ class CutoverPlan:
         new: Name of the new target.
         steps: Percentages of the calls that go to `new`; they rise to 100.
         bake_s: Least time of a step with calls.
-        min_calls: Least number of calls to `new` in a step; of comparisons while only mirroring.
+        min_calls: Least number of replies of `new` in a step; of comparisons while only mirroring.
         max_wait_s: Time after which a step that does not advance is paused.
         approve: The steps that need approval.
         pauses_on_trip: Whether a trip pauses the cut-over instead of rolling it back.
         guards: Names of the guards whose verdicts come from the comparisons.
+        implied_guards: Those of them that stand although the configuration does not name them.
         errors_below: Largest share of the clients' calls that may fail at `new`; None for no limit.
         identity: What else must be the same for a state to belong to this plan, such as URLs.
     """
@@ -77,6 +78,7 @@ class CutoverPlan:
     approve: tuple[float, ...] = ()
     pauses_on_trip: bool = False
     guards: tuple[str, ...] = ()
+    implied_guards: tuple[str, ...] = ()
     errors_below: float | None = None
     identity: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -86,10 +88,12 @@ class CutoverPlan:
 
     @property
     def digest(self) -> str:
-        """The hash of all that the plan consists of, in hexadecimal digits."""
+        """The hash of all that the configuration says of the plan, in hexadecimal digits."""
+        own = {"identity", "implied_guards"}
         values = {
-            name: getattr(self, name) for name in self.__dataclass_fields__ if name != "identity"
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name not in own
         }
+        values["guards"] = [each for each in self.guards if each not in self.implied_guards]
         text = json.dumps({**values, "identity": dict(self.identity)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -107,7 +111,8 @@ class CutoverState:
         waited_s: Time of the step.
         idle_s: Time since the last call.
         calls: Calls of clients to the new target.
-        failures: Those that failed there.
+        failures: Those that failed there with an error of a server.
+        unanswered: Those that failed there with any error.
         compared: Calls whose replies were compared.
         detector: Sums of the detector of the clients' errors, of this attempt.
         decided_s: Time of the last decision, in seconds since the epoch; None after a restart.
@@ -129,6 +134,7 @@ class CutoverState:
     idle_s: float = 0.0
     calls: int = 0
     failures: int = 0
+    unanswered: int = 0
     compared: int = 0
     detector: tuple[float, ...] = ()
     decided_s: float | None = None
@@ -146,7 +152,8 @@ class CutoverEvidence:
 
     Attributes:
         calls: Calls of clients to the new target since the last decision.
-        failures: Those that failed there.
+        failures: Those that failed there with an error of a server.
+        unanswered: Those that failed there with any error, at least `failures`.
         compared: Comparisons since the last decision.
         guards: The verdicts, from comparisons since `CutoverState.evidence_from_s`.
         is_current: Whether the verdicts are of the last seconds.
@@ -159,6 +166,7 @@ class CutoverEvidence:
 
     calls: int = 0
     failures: int = 0
+    unanswered: int = 0
     compared: int = 0
     guards: tuple[GuardVerdict, ...] = ()
     is_current: bool = True
@@ -197,9 +205,9 @@ def decide(
         now: Seconds since the epoch.
     """
     state = _counted(plan, state, evidence, now)
-    has_changed = _has_changed(state.models, evidence.models)
-    state = replace(state, models=_known_models(state.models, evidence.models))
-    if not has_changed or state.phase not in _ADVANCING | {Phase.READY, Phase.PAUSED}:
+    is_other = has_changed(state.models, evidence.models)
+    state = replace(state, models=known_models(state.models, evidence.models))
+    if not is_other or state.phase not in _ADVANCING | {Phase.READY, Phase.PAUSED}:
         return _next(plan, state, evidence)
     begun = _begin_anew(state, now)
     decision = _next(plan, begun.state, replace(evidence, guards=(), is_current=False))
@@ -250,45 +258,12 @@ def _counted(
         idle_s=idle_s,
         calls=state.calls + evidence.calls,
         failures=state.failures + evidence.failures,
+        unanswered=state.unanswered + max(evidence.unanswered, evidence.failures),
         compared=state.compared + evidence.compared,
         detector=detector,
         decided_s=now,
         comparisons=state.comparisons if evidence.comparisons is None else evidence.comparisons,
     )
-
-
-_Models = dict[str, dict[str, Any]]
-"""What is known of each model at each target."""
-
-
-def _models_of(text: str) -> _Models:
-    """Return `CutoverState.models` as values; earlier versions of the gateway wrote lists."""
-    found = json.loads(text) if text else {}
-    return found if isinstance(found, dict) else {}
-
-
-def _has_changed(before: str, now: str) -> bool:
-    """Return whether a target has another model than was known; an unknown one is no other."""
-    if before == now:
-        return False
-    known = _models_of(before)
-    return any(
-        known.get(model, {}).get(target, identity) != identity
-        for model, targets in _models_of(now).items()
-        for target, identity in targets.items()
-    )
-
-
-def _known_models(before: str, now: str) -> str:
-    """Return what is known of all models; a target that does not reply keeps the model it had."""
-    if before == now or not now:
-        return before
-    known, found = _models_of(before), _models_of(now)
-    for model, targets in found.items():
-        found[model] = {**known.get(model, {}), **targets}
-    older = [model for model in known if model not in found]
-    found |= {model: known[model] for model in older[: _MAX_MODELS - len(found)]}
-    return json.dumps(found, sort_keys=True)
 
 
 def _begin_anew(state: CutoverState, now: float) -> Decision:
@@ -312,14 +287,10 @@ def _tripped(
     found = [each for each in evidence.guards if each.standing is Standing.TRIPS]
     if evidence.tripped is not None:
         found.append(evidence.tripped)
-    if not found and _clients_errors_trip(plan, state):
-        found += filter(None, (_client_errors(plan, state),))
+    clients = _client_errors(plan, state)
+    if clients is not None and clients.standing is Standing.TRIPS:
+        found.append(clients)
     return found[0] if found else None
-
-
-def _clients_errors_trip(plan: CutoverPlan, state: CutoverState) -> bool:
-    limit = plan.errors_below
-    return limit is not None and ChangeDetector(limit, sums=state.detector).is_tripped
 
 
 def _trip(plan: CutoverPlan, state: CutoverState, guard: GuardVerdict) -> Decision:
@@ -363,6 +334,7 @@ def _begin(
         idle_s=0.0,
         calls=0,
         failures=0,
+        unanswered=0,
         compared=0,
         evidence_from_s=evidence_from_s,
         approved=False,
@@ -382,11 +354,14 @@ def _client_errors(plan: CutoverPlan, state: CutoverState) -> GuardVerdict | Non
     limit = plan.errors_below
     if limit is None:
         return None
+    detector = ChangeDetector(limit, sums=state.detector)
+    if detector.is_tripped:
+        bad, total = detector.window
+        text = f"{bad} of the last {total} calls, limit {limit:.3%}"
+        return GuardVerdict(CLIENT_ERRORS, Standing.TRIPS, text)
     high = confidence_sequence(state.failures, state.calls)[1]
     text = f"{state.failures} of {state.calls}, at most {high:.3%}, limit {limit:.3%}"
     standing = Standing.HOLDS if high < limit else Standing.UNDECIDED
-    if _clients_errors_trip(plan, state):
-        standing = Standing.TRIPS
     return GuardVerdict(CLIENT_ERRORS, standing, text)
 
 
@@ -406,6 +381,12 @@ def verdicts(
     return tuple(found if own is None else [*found, own])
 
 
+def answered(state: CutoverState) -> int:
+    """Return how many calls of the step the new target answered."""
+    # Earlier versions of the gateway knew the errors of a server only.
+    return state.calls - max(state.unanswered, state.failures)
+
+
 def missing_conditions(
     plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence
 ) -> list[str]:
@@ -413,8 +394,11 @@ def missing_conditions(
     found = []
     if state.baked_s < plan.bake_s:
         found.append(f"after {format_duration(plan.bake_s)} of bake time")
-    if (state.calls if state.step else state.compared) < plan.min_calls:
-        found.append(f"after {plan.min_calls} {'calls' if state.step else 'comparisons'}")
+    answers = answered(state) if state.step else state.compared
+    # A dead server passes no step, whatever `min_calls` is.
+    least = max(plan.min_calls, 1 if state.step and state.calls else 0)
+    if answers < least:
+        found.append(f"after {least} {'answered calls' if state.step else 'comparisons'}")
     found += [
         f"when {each.guard} holds"
         for each in verdicts(plan, state, evidence)

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.migration.compare.reasons import Reasons
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.statistics import ratio_bounds
 from gateway.migration.compare.summary import OutputSummary, percentile
 from gateway.migration.compare.tensors import Outcome
-from gateway.migration.evidence.guards import Evidence, Guards
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import Evidence
 from gateway.migration.settings import GuardsConfig
 
 _MINUTE_US: Final = 60_000_000
@@ -25,7 +27,6 @@ _NOISE_SHARE: Final = 0.999
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _LARGEST_OUTPUTS: Final = 256
 _RESUME_FORMAT: Final = 1
-BAD: Final = frozenset({Outcome.MISMATCH, Outcome.STRUCTURE})
 
 
 class UnusableEvidence(Exception):
@@ -47,12 +48,14 @@ class ShadowedCall(msgspec.Struct, frozen=True):
     Attributes:
         id: Names the sample.
         at_us: Start of the client's call in UTC, microseconds since 1970.
+        error: The text of the error that ended it at one of the targets, as it may be shown.
     """
 
     id: str
     at_us: int
     evidence: Evidence
     comparison: Comparison
+    error: str = ""
 
 
 class MigrationEvidence:
@@ -76,7 +79,10 @@ class MigrationEvidence:
         self._skipped: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
         self._outputs: dict[str, OutputSummary] = {}
-        # By minute: calls compared, and those that differ.
+        self._replies_compared = 0
+        self._failed = 0
+        self._reasons = Reasons()
+        # By minute: calls whose replies were compared, and those that differ.
         self._minutes: dict[int, list[int]] = {}
         self._times: deque[tuple[float, float]] = deque(maxlen=_LATENCY_CALLS)
         self._latency: tuple[int, dict[str, Any]] = (-1, {})
@@ -87,7 +93,7 @@ class MigrationEvidence:
 
     @property
     def compared(self) -> int:
-        """Number of calls that were compared."""
+        """Number of calls with a result of both targets, errors included."""
         return self._outcomes.total()
 
     @property
@@ -115,12 +121,16 @@ class MigrationEvidence:
 
     def add(self, call: ShadowedCall) -> None:
         """Add a call that arrived and was compared."""
-        outcome = call.comparison.outcome
-        self._outcomes[outcome] += 1
-        for name, found in call.comparison.outputs.items():
+        comparison = call.comparison
+        self._outcomes[comparison.outcome] += 1
+        self._replies_compared += comparison.is_compared
+        self._failed += comparison.error is not None
+        self._reasons.add_comparison(call.id, comparison, call.error)
+        for name, found in comparison.outputs.items():
             if name in self._outputs or len(self._outputs) < _LARGEST_OUTPUTS:
                 self._outputs.setdefault(name, OutputSummary()).add(call.id, found)
-        self._add_minute(call.at_us, outcome in BAD)
+        if comparison.is_compared:
+            self._add_minute(call.at_us, comparison.differs)
         if call.evidence.times_s is not None:
             self._times.append(call.evidence.times_s)
             self._timed += 1
@@ -128,9 +138,9 @@ class MigrationEvidence:
 
     def add_noise(self, comparison: Comparison) -> None:
         """Add two replies of the old target to one call."""
-        if self._noise is not None:
+        if self._noise is not None and comparison.is_compared:
             self._noise.add(comparison)
-            self._guards.add_noise(comparison.outcome in BAD)
+            self._guards.add_noise(comparison.differs)
 
     def set_metadata(self, differences: tuple[str, ...]) -> None:
         """Replace the differences of the metadata of both targets."""
@@ -172,6 +182,9 @@ class MigrationEvidence:
             "at_us": at_us,
             "sampled": self._arrived,
             "compared": self.compared,
+            "replies_compared": self._replies_compared,
+            "failed": self._failed,
+            "reasons": [each.document() for each in self._reasons.list()],
             "outcomes": {each.value: self._outcomes.get(each, 0) for each in Outcome},
             "skipped": dict(self._skipped),
             "dropped": dict(self._dropped),
@@ -218,7 +231,7 @@ class _NoiseMeasure:
 
     def add(self, comparison: Comparison) -> None:
         self._compared += 1
-        self._mismatched += comparison.outcome in BAD
+        self._mismatched += comparison.differs
         for name, found in comparison.outputs.items():
             if found.errors is None or not math.isfinite(found.errors.max_abs):
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,9 +21,11 @@ from prometheus_client.registry import Collector
 
 from gateway.app.errors import StartError, reason_of
 from gateway.app.processes.channel import PartDescriptors, WorkerSetup
+from gateway.app.processes.reply_watch import POLL_S, ReplyWatch
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.worker_slot import WorkerSlot
+from gateway.concurrency.background import start_background
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
 from gateway.migration.mirror.evidence_metrics import evidence_metrics
@@ -82,6 +85,11 @@ class EvidenceDocuments:
         return None if found is None else dict(found)
 
 
+def _lost_lines(process: WorkerProcess | None) -> dict[str, int]:
+    metrics = () if process is None else process.metrics
+    return {labels["reason"]: int(value) for *_, samples in metrics for _, labels, value in samples}
+
+
 def shadow_channels(loaded: LoadedConfig) -> tuple[str, ...]:
     """Return what a shadow process is needed for: captures, and each live migration by name."""
     return (*captures_of(loaded), *(each.name for each in live_migrations(loaded.config)))
@@ -116,14 +124,15 @@ class ShadowKeeper(Collector):
         }
         self._slot = WorkerSlot(0, count, "shadow")
         self._process: WorkerProcess | None = None
-        self._is_up = False
+        self._watch: ReplyWatch | None = None  # while it is up
+        self._lost_before: Counter[str] = Counter()  # lines of the log of earlier processes
         self._is_replacing = False
         self._evidence: dict[str, KeptEvidence] = {}
         # What the guards of a process that starts continue with.
         self._earlier: dict[str, Mapping[str, Any]] = {}
         self._restarts = 0
         self._stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def evidence(self) -> Mapping[str, KeptEvidence]:
@@ -149,7 +158,7 @@ class ShadowKeeper(Collector):
     def resume_evidence(self, migration: str, earlier: Mapping[str, Any]) -> None:
         """Let the guards of a migration continue: `resume` of an earlier document."""
         self._earlier[migration] = earlier
-        if self._is_up and self._process is not None:
+        if self._watch is not None and self._process is not None:
             self._process.send({"evidence_resume": {migration: earlier}})
 
     async def sample(self, migration: str, sample_id: str) -> Mapping[str, Any] | None:
@@ -179,23 +188,26 @@ class ShadowKeeper(Collector):
             StartError: It cannot start.
         """
         await self._start_process()
-        self._task = asyncio.create_task(self._run())
+        self._tasks = [
+            start_background(self._run(), "shadow process"),
+            start_background(self._poll(), "polls of the shadow process"),
+        ]
 
     async def stop(self) -> None:
         """Let the process write what it has, and end it; idempotent."""
         self._stopping.set()
-        task, self._task = self._task, None
-        if task is not None:
-            if self._process is not None:
+        tasks, self._tasks = self._tasks, []
+        if tasks:
+            if self._watch is not None and self._watch.is_silent and self._process is not None:
+                self._process.kill()
+            elif self._process is not None:
                 self._process.stop()
-            try:
-                async with asyncio.timeout(_STOP_S):
-                    await asyncio.shield(task)
-            except TimeoutError:
+            _, pending = await asyncio.wait(tasks, timeout=_STOP_S)
+            if pending:
                 log.warning("shadow process killed", reason=f"it did not stop in {_STOP_S:g} s")
                 if self._process is not None:
                     self._process.kill()
-                await task
+            await asyncio.gather(*tasks)
         for pairs in self._pairs.values():
             for each in itertools.chain.from_iterable(pairs.values()):
                 each.close()
@@ -204,9 +216,18 @@ class ShadowKeeper(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return metrics of the process itself."""
         text = "Whether the shadow process runs (1) or not (0)."
-        yield GaugeMetricFamily("gateway_shadow_up", text, value=self._is_up)
+        is_up = self._watch is not None and not self._watch.is_silent
+        yield GaugeMetricFamily("gateway_shadow_up", text, value=is_up)
         text = "Restarts of the shadow process."
         yield CounterMetricFamily("gateway_shadow_restarts", text, value=self._restarts)
+        lost = CounterMetricFamily(
+            "gateway_shadow_log_lines_lost",
+            "Lines of the log of the shadow process that were lost.",
+            labels=["reason"],
+        )
+        for reason, count in (self._lost_before + Counter(_lost_lines(self._process))).items():
+            lost.add_metric([reason], count)
+        yield lost
         if live_migrations(self._loaded.config):
             documents = {name: kept.document for name, kept in self._evidence.items()}
             yield from evidence_metrics(documents)
@@ -234,7 +255,7 @@ class ShadowKeeper(Collector):
             self._earlier[name] = kept.document["resume"]
         if self._earlier:
             self._process.send({"evidence_resume": self._earlier})
-        self._is_up = True
+        self._watch = ReplyWatch(self._process, "shadow")
         log.info("shadow process started", pid=self._process.pid)
 
     async def _run(self) -> None:
@@ -246,7 +267,8 @@ class ShadowKeeper(Collector):
         while True:
             if self._process is not None:
                 ended = describe_exit(await self._process.wait())
-                self._process, self._is_up = None, False
+                self._lost_before += Counter(_lost_lines(self._process))
+                self._process = self._watch = None
             if self._stopping.is_set():
                 return
             if self._is_replacing:
@@ -262,6 +284,12 @@ class ShadowKeeper(Collector):
                 return
             self._restarts += 1
             started_at, ended = await self._start_again()
+
+    async def _poll(self) -> None:
+        """Ask the process for a reply regularly, and end it if it hangs; `_run` goes on."""
+        while not await is_set_within(self._stopping, POLL_S):
+            if self._watch is not None:
+                await self._watch.poll(self._loaded.config.lifecycle.worker_timeout)
 
     async def _start_again(self) -> tuple[float | None, str]:
         """Start the process; return the time of it, or None and the reason of a failure."""

@@ -12,6 +12,7 @@ from gateway.app.processes.channel import Message
 from gateway.app.route_rules import ruled_routes
 from gateway.app.service_graph import ProcessParts, ServiceGraph
 from gateway.app.worker_slot import WorkerSlot
+from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.migration.captures.transfer import Confirmation
@@ -97,9 +98,10 @@ class Mirroring:
         await self._graph.start()
         for name, mirror in self._mirrors.items():
             self._inboxes[name].start(mirror)
-        self._tasks = [asyncio.create_task(self._send_evidence())]
-        for mirror in self._mirrors.values():
-            self._tasks.append(asyncio.create_task(mirror.watch_metadata()))
+        self._tasks = [start_background(self._send_evidence(), "evidence")]
+        for name, mirror in self._mirrors.items():
+            watch = mirror.watch_metadata()
+            self._tasks.append(start_background(watch, f"metadata of migration {name}"))
 
     def resume(self, earlier: Mapping[str, Mapping[str, Any]]) -> None:
         """Let the guards of migrations continue with the counts of earlier evidence."""

@@ -43,6 +43,8 @@ from gateway.migration.mirror.mirroring import Mirroring
 from gateway.migration.mirror.packets import PACKET_BYTES, PacketReader
 from gateway.migration.options import captures_of
 from gateway.telemetry import logs
+from gateway.telemetry.aggregation import snapshot
+from gateway.telemetry.lost_lines import LostLines
 
 log = structlog.get_logger(__name__)
 
@@ -233,7 +235,9 @@ async def _handle_requests(channel: WorkerChannel, mirroring: Mirroring | None) 
             if mirroring is not None:
                 mirroring.resume(message["evidence_resume"])
             continue
-        reply: dict[str, Any] = {"ready": True}
+        # Nothing else is measured here.
+        lost = LostLines({"stderr": logs.lost_lines})
+        reply: dict[str, Any] = {"metrics": snapshot(lost)}
         if message["request"] == "exchange":
             wanted, found = message["document"], None
             if mirroring is not None:

@@ -70,6 +70,9 @@ class RecordSender:
             self.outbox.skip(missing.reason)
         except GatewayError:
             self.outbox.skip("invalid")
+        except Exception:  # a defect costs one sample
+            self.outbox.skip("internal")
+            log.exception("call not recorded")
         else:
             self.outbox.put(record, shadow)
 

@@ -12,7 +12,7 @@ from gateway.migration.captures.segment_reader import SegmentReader
 from gateway.migration.compare.replies import Comparison, Result
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary
-from gateway.migration.evidence.guards import Evidence, evidence_of
+from gateway.migration.evidence.verdicts import Evidence, evidence_of
 from gateway.migration.replay.replay import compare, recorded_result
 
 
@@ -63,7 +63,9 @@ class _Comparer:
                 return _REPLIED, _REPLIED, kept
         a, b = recorded_result(old), recorded_result(new)
         if a is None or b is None:
-            return None
+            a, b = a or _REPLIED, b or _REPLIED
+            if a.error is b.error is None:
+                return None  # an error needs no elements
         comparison = compare(old, a, b, self._rules)
         if key is not None and key not in self._kept and len(self._kept) < _MAX_KEPT:
             self._kept[key] = comparison if self._is_constant(a) else None
@@ -128,15 +130,18 @@ def compare_captures(
             try:
                 compared = equal.compare(before, call)
             except GatewayError as error:
+                summary.unreadable += 1
                 on_skipped(error.message[:200])
                 continue
             if compared is None:
+                summary.uncompared += 1
                 on_skipped("payload not recorded")
                 continue
             a, b, comparison = compared
             times = (before.call.took_us / 1e6, call.call.took_us / 1e6)
             evidence = evidence_of(a, b, comparison, times, call.call.at_us / 1e6)
-            summary.add(before.id, comparison, evidence.times_s)
+            error_text = call.call.error or before.call.error
+            summary.add(before.id, comparison, evidence.times_s, error_text)
             if on_compared is not None:
                 on_compared(ComparedCall(before, call, comparison, evidence))
         summary.missing += len(places)

@@ -33,7 +33,8 @@ from gateway.migration.captures.records import (
 from gateway.migration.compare.replies import Comparison, Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary, percentile
-from gateway.migration.evidence.guards import Guards, evidence_of
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
 from gateway.service import Service
 
@@ -301,18 +302,23 @@ class Replay:
         old: Result | None = None
         try:
             old = recorded_result(record) if reference is None else reference.result
+            if old is None and new.result.error is not None:
+                old = Result()  # it had a reply, of which no elements are recorded
             if old is not None:
                 result = new.result if self._wire is None else with_recorded_types(new.result, old)
                 comparison = compare(record, old, result, self._rules)
         except GatewayError as error:
             self.report.unreadable[error.message[:200]] += 1
+            self.report.summary.unreadable += 1
         else:
             self.report.uncompared += old is None
+            self.report.summary.uncompared += old is None
         if old is not None and comparison is not None:
             old_s = record.call.took_us / 1e6 if reference is None else reference.seconds
             at_s = record.call.at_us / 1e6
             found = evidence_of(old, new.result, comparison, (old_s, new.seconds), at_s)
-            self.report.summary.add(record.id, comparison, found.times_s)
+            error_text = new.error or record.call.error
+            self.report.summary.add(record.id, comparison, found.times_s, error_text)
             if self._guards is not None:
                 self._guards.add(found)
         if self._on_done is not None:

@@ -21,7 +21,7 @@ from gateway.migration.compare.statistics import (
 )
 from gateway.migration.compare.summary import Summary, percentile
 from gateway.migration.compare.tensors import Outcome
-from gateway.migration.evidence.guards import GuardVerdict
+from gateway.migration.evidence.verdicts import GuardVerdict
 from gateway.migration.replay.differences import ComparedCall
 from gateway.migration.report.blocks import Block, Plot, Section, TextTable
 from gateway.migration.report.plots import (
@@ -38,7 +38,6 @@ _CALLERS_SHOWN: Final = 50
 _SHARES: Final = (0.5, 0.9, 0.99)
 _OTHER: Final = ("other", "", "", "")
 
-_DIFFERENT: Final = frozenset({Outcome.MISMATCH, Outcome.STRUCTURE})
 _RANKS: Final = {
     Outcome.MATCH: 0,
     Outcome.OLD_ERROR: 1,
@@ -53,6 +52,7 @@ _RANKS: Final = {
 @dataclass(slots=True)
 class _Caller:
     calls: int = 0
+    compared: int = 0
     different: int = 0
     failed: int = 0
 
@@ -61,8 +61,8 @@ class ReportEvidence:
     """What the report shows of single calls; it keeps few of them.
 
     Attributes:
-        times_us: Start of each call.
-        agrees: Whether each call agrees, in the same order.
+        times_us: Start of each call whose replies were compared.
+        agrees: Whether the replies of each call agree, in the same order.
         callers: By client, agent, protocol and model; from the 4 096th on they are one.
     """
 
@@ -76,8 +76,9 @@ class ReportEvidence:
     def add(self, call: ComparedCall) -> None:
         """Add one call."""
         outcome = call.comparison.outcome
-        self.times_us.append(call.old.call.at_us)
-        self.agrees.append(outcome is Outcome.MATCH)
+        if call.comparison.is_compared:
+            self.times_us.append(call.old.call.at_us)
+            self.agrees.append(outcome is Outcome.MATCH)
         self._count_caller(call)
         error = max(
             (each.errors.max_abs for each in call.comparison.outputs.values() if each.errors),
@@ -95,7 +96,8 @@ class ReportEvidence:
             key = _OTHER
         caller = self.callers.setdefault(key, _Caller())
         caller.calls += 1
-        caller.different += call.comparison.outcome in _DIFFERENT
+        caller.compared += call.comparison.is_compared
+        caller.different += call.comparison.differs
         caller.failed += call.evidence.new.error is not None
 
     @property
@@ -161,12 +163,15 @@ def _verdict_section(facts: ReportFacts) -> Section:
     summary = facts.summary
     bad, total = summary.counts("mismatch")
     low, high = confidence_sequence(bad, total)
-    blocks: list[Block] = [
-        f"Verdict: {facts.verdict}.",
-        (
+    compared = "No reply was compared."
+    if total:
+        compared = (
             f"{total} calls compared: {bad} differ. The rate is between {low:.3%} and {high:.3%} "
             "(confidence sequence, 95 %)."
-        ),
+        )
+    blocks: list[Block] = [
+        f"{summary.failed} of {summary.calls} calls failed at the new server. {compared}",
+        f"Verdict: {facts.verdict}.",
     ]
     if facts.guards:
         rows = [(each.guard, each.standing.value, each.evidence) for each in facts.guards]
@@ -176,7 +181,18 @@ def _verdict_section(facts: ReportFacts) -> Section:
         blocks.append(TextTable(("condition", "verdict"), found))
     outcomes = {each.value: summary.outcomes.get(each, 0) for each in Outcome}
     blocks.append(_counts_table("outcome", outcomes))
+    if summary.reasons:
+        blocks.append("Why calls failed or have another structure, each with an example:")
+        blocks.append(_reasons_table(summary))
     return Section("Verdict", blocks)
+
+
+def _reasons_table(summary: Summary) -> Block:
+    rows = [
+        (each.name, each.code or "-", str(each.count), each.example or "-", each.call)
+        for each in summary.reasons
+    ]
+    return TextTable(("outcome", "code", "calls", "example", "call"), rows, right=(2,))
 
 
 def _counts_table(name: str, counts: Mapping[str, int]) -> Block:
@@ -187,11 +203,11 @@ def _counts_table(name: str, counts: Mapping[str, int]) -> Block:
 def _agreement_blocks(evidence: ReportEvidence) -> Iterator[Block]:
     points = _agreement(evidence)
     if not points:
-        yield "No call."
+        yield "No reply was compared."
         return
     yield (
-        f"Share of the calls that agree, in {len(points)} equal parts of the time that have calls, "
-        "with the 95 % interval of Wilson."
+        f"Share of the compared replies that agree, in {len(points)} equal parts of the time that "
+        "have calls, with the 95 % interval of Wilson."
     )
     yield Plot("Agreement over time; UTC", agreement_plot(points))
     least = min(points, key=lambda point: point.agreement)
@@ -278,14 +294,15 @@ def _caller_blocks(evidence: ReportEvidence) -> Iterator[Block]:
         (
             *(part or "-" for part in key),
             str(each.calls),
-            str(each.different),
-            f"{each.different / each.calls:.2%}",
             str(each.failed),
+            str(each.compared),
+            str(each.different),
+            f"{each.different / each.compared:.2%}" if each.compared else "-",
         )
         for key, each in ordered[:_CALLERS_SHOWN]
     ]
-    head = ("client", "agent", "protocol", "model", "calls", "mismatched", "rate", "errors at new")
-    yield TextTable(head, rows, right=(4, 5, 6, 7)) if rows else "None."
+    head = ("client", "agent", "protocol", "model", "calls", "errors at new", "compared")
+    yield TextTable((*head, "mismatched", "rate"), rows, right=range(4, 9)) if rows else "None."
     if len(ordered) > _CALLERS_SHOWN:
         yield f"{len(ordered) - _CALLERS_SHOWN} further callers are not shown."
 
@@ -295,8 +312,9 @@ def _method_blocks(facts: ReportFacts) -> Iterator[Block]:
     yield (
         "Requests are counted, not rows. Rates have the interval of Wilson (1927), looked at once. "
         "Guards hold by a confidence sequence (Robbins 1970; Howard et al. 2021), valid at every "
-        "number of calls, and trip by an e-detector (Shin, Ramdas, Rinaldo 2023). The excess of "
-        "errors has the interval of Newcombe (1998). Bounds of latency are order statistics, "
+        "number of calls, and trip by an e-detector (Shin, Ramdas, Rinaldo 2023). An excess of "
+        "errors holds by two such sequences, joined as by Newcombe (1998), and trips by the "
+        "likelihood ratio of the latest calls (Lai 1995). Bounds of latency are order statistics, "
         "without an assumed distribution."
     )
 

@@ -26,7 +26,9 @@ def sample_section(call: ComparedCall) -> Section:
     """Return a part of a report for one call; it keeps no tensor."""
     row = call.old.call
     outcome = call.comparison.outcome.value
-    reason = f": {call.comparison.reason}" if call.comparison.reason else ""
+    error = call.new.call.error or row.error
+    found = " ".join(filter(None, (call.comparison.reason, f"({error})" if error else "")))
+    reason = f": {found}" if found else ""
     text = (
         f"{outcome}{reason}. Model {row.model or '-'}, client {row.client or '-'}, "
         f"protocol {row.protocol or '-'}, request {row.request_id or '-'}."

@@ -8,7 +8,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
-from gateway.transports.admission import CLIENT_MEMORY, ConnectionCount
+from gateway.concurrency.limiter import CLIENT_MEMORY
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
@@ -18,10 +19,6 @@ from gateway.transports.reference.http_request import ReferenceHttpRequest, Sent
 
 class HttpServer(HttpListener):
     """A listener for HTTP/1 whose connections are aiohttp's, which has no HTTP/2."""
-
-    @property
-    def _serves_http2(self) -> bool:
-        return False
 
     def _make(self, listener: ListenerState, count: ConnectionCount, *, reserve: bool) -> _Manager:
         return _Manager(listener, count, reserve=reserve)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import structlog
 
 from gateway.telemetry import logs
+from gateway.telemetry.line_writer import LineStream
 from gateway.telemetry.logs import configure
 
 
@@ -104,3 +106,35 @@ def test_line_is_one_write() -> None:
     structlog.get_logger("x").info("call")
     assert 1 == len(written)
     assert written[0].endswith("}\n")
+
+
+def test_line_that_cannot_be_made_fails_no_caller() -> None:
+    """A value that JSON cannot hold loses its line, and raises nothing."""
+    out = io.StringIO()
+    configure("info", "json", out)
+    structlog.get_logger("x").info("call", size=1 << 70)
+    structlog.get_logger("x").info("next")
+    assert ["next"] == [line["event"] for line in lines(out)]
+
+
+def test_lost_lines_are_a_warning_of_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that cannot be written cannot say so: its losses are among the latest warnings."""
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stderr", full)
+        configure("info", "json")
+        structlog.get_logger("x").warning("lost")
+        print("lost, too", file=sys.stderr)
+        assert isinstance(sys.stderr, LineStream)
+        assert sys.stderr.writer.flush(20.0)
+        assert {"buffer_full": 0, "write_failed": 2} == logs.lost_lines()
+        assert ["lost", logs.LINES_MISSING] == [each["event"] for each in logs.recent_warnings()]
+        sys.stderr.writer.close()
+        assert sys.stderr.writer.flush(20.0)
+
+
+def test_closed_standard_error_is_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without standard error logs nothing, and runs."""
+    monkeypatch.setattr(sys, "stderr", None)
+    configure("info", "auto")
+    structlog.get_logger("x").warning("nowhere")
+    assert ["nowhere"] == [each["event"] for each in logs.recent_warnings()]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gateway.app.admin.access import AdminAccess
-from gateway.app.admin.control import Control
+from gateway.app.admin.control import Control, control_of
 from gateway.app.reload import Reloader
 from gateway.config.load import LoadedConfig, load_text
 from gateway.ir.context import Client
@@ -94,3 +96,29 @@ async def test_gateway_pages_check_host_and_token(path: str) -> None:
     assert await status("10.0.0.2:9901", "10.0.0.1", authorization="Bearer t") in {200, 404}
     assert await status("10.0.0.2:9901", "10.0.0.1") == 401
     assert await status("evil.example", HERE) == 403
+
+
+async def test_a_reload_reads_the_file_of_the_token_again(tmp_path: Path) -> None:
+    """The new token is right from then on, and the old one is wrong."""
+    secret, loaded = tmp_path / "admin.token", "admin: {token: '${file:admin.token}'}"
+    secret.write_text("old-token-0123456789")
+    text = f"version: 1\nlisteners: [{{http: 8000}}]\n{loaded}\nupstreams: {{a: {{url: 'http://b:1'}}}}"
+
+    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
+        return {}
+
+    def load() -> LoadedConfig:
+        return load_text(text, directory=tmp_path)
+
+    page = control_of(load().config, Reloader(load, load(), apply))
+
+    async def status(token: str) -> int:
+        headers = Headers([("authorization", f"Bearer {token}")])
+        wire = HttpRequest("POST", "/reload", "", headers, (b"",), client=Client("10.0.0.1"))
+        return (await page(wire))[0]
+
+    secret.write_text("new-token-0123456789")
+    assert 403 == await status("new-token-0123456789")
+    assert 200 == await status("old-token-0123456789")
+    assert 200 == await status("new-token-0123456789")
+    assert 403 == await status("old-token-0123456789")

@@ -10,6 +10,7 @@ import pytest
 from gateway.ir.errors import ErrorCode
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.migration.compare.conditions import parse_fail_if, parse_fail_unless
+from gateway.migration.compare.reasons import Reasons
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import IGNORE, OutputRule, OutputRules
 from gateway.migration.compare.summary import Summary, percentile
@@ -45,10 +46,7 @@ def test_outputs_without_names_are_paired_by_position() -> None:
     found = compare_results(
         result(y(1, name=""), y(2, name="")), result(y(1, name="a"), y(3, name="b")), rules
     )
-    assert {name: each.outcome for name, each in found.outputs.items()} == {
-        "a": Outcome.MATCH,
-        "b": Outcome.MATCH,
-    }
+    assert {name: each.outcome for name, each in found.outputs.items()} == {"a": Outcome.MATCH}
     nameless = compare_results(result(y(1, name="")), result(y(2, name="")), OutputRules())
     assert nameless.reason == "#0: tolerance: 1 of 1 elements differ"
 
@@ -149,6 +147,80 @@ def test_fail_unless_conditions() -> None:
     assert condition.failure(summary_of(0, 299)) == ""
     assert "299 calls without one are needed" in condition.failure(summary_of(0, 298))
     assert condition.failure(Summary()).startswith("mismatch is at most 100.000%")
+
+
+@pytest.mark.parametrize("new", [ErrorCode.INVALID_ARGUMENT, ErrorCode.DEADLINE_EXCEEDED])
+@pytest.mark.parametrize("metric", ["mismatch", "structure", "mismatch.y"])
+def test_failed_calls_show_nothing_of_the_replies(new: ErrorCode, metric: str) -> None:
+    """300 calls that the new server refuses do not agree: no condition on replies holds."""
+    summary = Summary()
+    for number in range(300):
+        found = compare_results(result(y(1)), Result(error=new), OutputRules())
+        summary.add(f"c{number}", found, error="input 'X' has dims [64]")
+    assert (300, 0, 300) == (summary.calls, summary.compared, summary.failed)
+    assert (0, 0) == summary.counts(metric)
+    assert (300, 300) == summary.counts("errors")
+    assert "0 of 0 calls" in parse_fail_unless(f"{metric}<1%@95%").failure(summary)
+    assert f"{metric} is unknown" in parse_fail_if(f"{metric}>1%").failure(summary)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNAVAILABLE, ErrorCode.INVALID_ARGUMENT])
+def test_two_equal_errors_compare_no_replies(code: ErrorCode) -> None:
+    """An error of a server counts as one of the new server, and a refused request does not."""
+    summary = Summary()
+    summary.add("c", compare_results(Result(error=code), Result(error=code), OutputRules()))
+    is_servers = code is ErrorCode.UNAVAILABLE
+    assert {Outcome.MATCH: 1} == summary.outcomes
+    assert (0, 0) == summary.counts("mismatch")
+    assert (int(is_servers), 1) == summary.counts("errors")
+    assert (1, int(not is_servers)) == (summary.failed, summary.failed_alike)
+
+
+def test_ignored_outputs_are_not_compared() -> None:
+    """Calls whose outputs are all ignored show nothing, and an ignored output has no row."""
+    summary = Summary()
+    for name in "ab":
+        both = result(y(1, name="seen"), y(1, name="a")), result(y(1, name="seen"), y(2, name="a"))
+        rules = OutputRules(outputs={"a": IGNORE} if name == "a" else {}, default=OutputRule())
+        summary.add(name, compare_results(*both, rules))
+    assert {"seen": 2, "a": 1} == {key: each.compared for key, each in summary.outputs.items()}
+    nothing = compare_results(result(y(1)), result(y(2)), OutputRules(default=IGNORE))
+    assert (Outcome.MATCH, False) == (nothing.outcome, nothing.is_compared)
+    summary.add("c", nothing)
+    assert (1, 2) == summary.counts("mismatch")
+
+
+def test_reasons_are_grouped_with_counts_and_examples() -> None:
+    """Numbers make no reason of their own; the most frequent reason comes first."""
+    summary = Summary()
+    refused = compare_results(result(y(1)), Result(error=ErrorCode.INVALID_ARGUMENT), OutputRules())
+    for number in range(3):
+        summary.add(f"r{number}", refused, error=f"input 'X' has dims [{number + 64}]")
+    column = array_tensor("y", np.ones((1, 1), np.float32))
+    summary.add("s", compare_results(result(y(1)), result(column), OutputRules()))
+    summary.add("m", compare_results(result(y(1)), result(y(2)), OutputRules()))
+    assert [
+        "3 new_error invalid_argument: input 'X' has dims [64] (call r0)",
+        "1 structure: y: shape [1] against [1, 1] (call s)",
+    ] == [each.line for each in summary.reasons]
+    assert summary.document()["reasons"][0] == {
+        "outcome": "new_error",
+        "code": "invalid_argument",
+        "count": 3,
+        "example": "input 'X' has dims [64]",
+        "call": "r0",
+    }
+
+
+def test_the_kinds_of_reasons_are_bounded() -> None:
+    """Each call has another text: some reasons are told apart, the others are one."""
+    reasons = Reasons()
+    for number in range(1000):
+        text = "".join(chr(ord("g") + int(digit)) for digit in str(number))
+        reasons.add(f"c{number}", Outcome.NEW_ERROR, "internal", text)
+    found = reasons.list()
+    assert (33, 1000) == (len(found), sum(each.count for each in found))
+    assert ("further reasons", 968) == (found[0].example, found[0].count)
 
 
 @pytest.mark.parametrize("condition", ["mismatch", "speed>1", "p99>3", "mismatch>x", "errors>-1"])

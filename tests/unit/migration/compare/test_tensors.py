@@ -191,12 +191,12 @@ def test_fraction_allows_a_share_of_the_elements() -> None:
 def test_structure_is_datatype_and_shape() -> None:
     """Another datatype or shape is a structural difference, unless the rule permits it."""
     old, wide = fp32(1, 2), array_tensor("y", np.array([1.0, 2.0]))
-    assert compared(old, wide, OutputRule()).reason == "datatype FP32 became FP64"
+    assert compared(old, wide, OutputRule()).reason == "datatype FP32 against FP64"
     assert compared(old, wide, OutputRule(datatype="widen")).outcome is Outcome.MATCH
     whole = array_tensor("y", np.array([1, 2], np.int32))
     assert compared(old, whole, OutputRule(datatype="widen")).outcome is Outcome.STRUCTURE
     column = array_tensor("y", np.array([[1], [2]], np.float32))
-    assert compared(old, column, OutputRule()).reason == "shape [2] became [2, 1]"
+    assert compared(old, column, OutputRule()).reason == "shape [2] against [2, 1]"
     assert compared(old, column, OutputRule(shape="squeeze")).outcome is Outcome.MATCH
 
 

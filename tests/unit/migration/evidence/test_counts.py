@@ -14,7 +14,7 @@ from gateway.ir.tensor import array_tensor
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.evidence.counts import MigrationEvidence, ShadowedCall, UnusableEvidence
-from gateway.migration.evidence.guards import evidence_of
+from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.settings import MIGRATIONS
 
 FILE = """version: 1
@@ -90,6 +90,27 @@ def test_the_document_has_outputs_timeline_and_latency() -> None:
     assert found["latency"]["median_difference"] == pytest.approx(0.01)
 
 
+def test_failed_calls_are_no_agreement() -> None:
+    """They are in no minute and under no output; the document says how many failed, and why."""
+    made = evidence(has_noise=True)
+    for number in range(5):
+        add(made, 1.0, ErrorCode.INVALID_ARGUMENT, START_US + number)
+        refused = result(ErrorCode.UNAVAILABLE)
+        made.add_noise(compare_results(refused, refused, OutputRules()))
+    add(made, 1.0, 1.0)
+    found = made.document(START_US)
+    assert (6, 1, 5) == tuple(found[key] for key in ("compared", "replies_compared", "failed"))
+    assert [{"minute_us": START_US, "compared": 1, "mismatched": 0}] == found["timeline"]
+    assert [1] == [each["compared"] for each in found["outputs"]]
+    assert 0 == found["noise"]["compared"]
+    (reason,) = found["reasons"]
+    assert ("new_error", "invalid_argument", 5) == (
+        reason["outcome"],
+        reason["code"],
+        reason["count"],
+    )
+
+
 def test_the_timeline_has_the_minutes_of_a_day() -> None:
     """Older minutes leave the timeline, but stay in the counts."""
     made = evidence()
@@ -156,7 +177,7 @@ def test_guards_resume_earlier_counts() -> None:
         add(each, 1.0, 2.0)
     verdict = again.document(START_US)["guards"][0]
     assert ("mismatch.below", "trips") == (verdict["guard"], verdict["verdict"])
-    assert "4 of 4" in verdict["evidence"]
+    assert "4 of the last 4," in verdict["evidence"]
     assert "trips" == whole.document(START_US)["guards"][0]["verdict"]
 
 

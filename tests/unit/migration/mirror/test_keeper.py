@@ -16,6 +16,7 @@ from gateway.app.processes.restart_policy import RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess
 from gateway.config.load import load_text
 from gateway.migration.mirror.keeper import Launch, ShadowKeeper
+from gateway.telemetry.aggregation import Snapshot
 from tests.fakes import settle
 
 LOADED = load_text("version: 1\nlisteners: [{http: 0}]\ncapture: {directory: d}\n")
@@ -29,6 +30,8 @@ class FakeProcess:
         self.pid = 1
         self.setup = setup
         self.over: asyncio.Future[int] = asyncio.Future()
+        self.metrics: Snapshot = ()
+        self.replies = True
         self._failure = failure
         if failure:
             self.over.set_result(1)
@@ -41,8 +44,14 @@ class FakeProcess:
     async def wait(self) -> int:
         return await self.over
 
+    async def update_metrics(self) -> bool:
+        return self.replies
+
     def stop(self) -> None:
         self.over.set_result(0)
+
+    def kill(self) -> None:
+        self.over.set_result(-signal.SIGKILL)
 
 
 class Launcher:
@@ -99,6 +108,30 @@ async def test_a_dead_process_is_restarted() -> None:
     assert metrics(shadow_keeper)["gateway_shadow_up"] == 1
     await shadow_keeper.stop()
     assert metrics(shadow_keeper)["gateway_shadow_up"] == 0
+
+
+async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that misses its polls is down, and is killed and started again after the timeout."""
+    monkeypatch.setattr("gateway.migration.mirror.keeper.POLL_S", 0.0)
+    launcher = Launcher()
+    shadow_keeper = keeper(launcher)
+    await shadow_keeper.start()
+    lost = [["gateway_log_lines_lost_total", {"output": "stderr", "reason": "buffer_full"}, 2]]
+    launcher.started[0].metrics = [["gateway_log_lines_lost", "Lost.", "counter", lost]]
+    launcher.started[0].replies = False
+    with capture_logs() as logs:
+        async with asyncio.timeout(20):
+            while len(launcher.started) < 2:
+                await settle()
+    assert [
+        "process does not reply",
+        "process killed",
+        "shadow process died",
+        "shadow process started",
+    ] == [each["event"] for each in logs]
+    assert metrics(shadow_keeper)["gateway_shadow_up"] == 1
+    assert metrics(shadow_keeper)["gateway_shadow_log_lines_lost_total"] == 2
+    await shadow_keeper.stop()
 
 
 async def test_a_failed_first_start_is_raised() -> None:
