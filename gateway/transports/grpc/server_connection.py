@@ -43,7 +43,6 @@ from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import size_of
 from gateway.wire.metadata import metadata_request_id, text_metadata
 
-_IDLE_GRACE_S: Final = 30.0
 _LAST_CHANCE_S: Final = 0.25
 # A connection without calls for so long is not swept until its client sends.
 _IDLE_AFTER_S: Final = 5.0
@@ -357,9 +356,7 @@ class GrpcServerConnection(Http2Protocol):
                     stream.owner.on_reset()
         if self.core.streams or self.core.last != self._last_seen:
             self._idle_since, self._last_seen = now, self.core.last
-        if now - self._idle_since > limits.keepalive_s:
-            self.announce_close(_IDLE_GRACE_S)
-        elif now - self._born > self._age_s:
+        if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
             self.announce_close()
 
     def become_idle(self, now: float) -> None:
