@@ -538,7 +538,9 @@ def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> Outli
 
 def max_connections(upstreams: Iterable[UpstreamConfig]) -> int:
     """Return how many connections the addresses in the configuration may have together."""
-    return sum(len(each.all_urls) * _client_limits(each.limits).connections for each in upstreams)
+    return sum(
+        len(each.all_urls) * _client_limits(each.limits).most_connections for each in upstreams
+    )
 
 
 def message_limits(config: MessageLimitsConfig, message_bytes: int | None) -> MessageLimits:

@@ -18,13 +18,28 @@ from gateway.api.extension import (
 from gateway.config.load import LoadedConfig
 from gateway.migration.settings import CAPTURE, MIGRATIONS, STOCK
 
+_COMMANDS: Final = "gateway.migration.commands"
+
 
 class MigrationExtension:
     """Records, compares and moves calls from an old to a new server."""
 
     name = "migration"
     settings = (STOCK, CAPTURE, MIGRATIONS)
-    commands: Mapping[str, str] = MappingProxyType({})
+    commands: Mapping[str, str] = MappingProxyType(
+        {
+            "capture": f"{_COMMANDS}.capture:capture",
+            "stock": f"{_COMMANDS}.stock:stock",
+            "advise": f"{_COMMANDS}.advise:advise",
+            "import": f"{_COMMANDS}.import_command:import_",
+            "convert": f"{_COMMANDS}.convert:convert",
+            "replay": f"{_COMMANDS}.replay:replay",
+            "diff": f"{_COMMANDS}.replay:diff",
+            "report": f"{_COMMANDS}.report:report",
+            "cutover": f"{_COMMANDS}.cutover:cutover",
+            "migration-demo": "gateway.migration.demo.command:migration_demo",
+        }
+    )
 
     def check(self, config: ConfigView, /) -> Iterator[Finding]:
         """Yield what is wrong with captures, migrations and the stock of callers."""

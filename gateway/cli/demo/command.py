@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gateway.app import Gateway
+from gateway.cli.commands import all_commands
 from gateway.cli.demo.client import Measurement, classify_language, client_routes, measure
 from gateway.cli.demo.config import demo_config
 from gateway.cli.demo.samples import Scan, Sentence, draw, load_scans, load_sentences
@@ -22,7 +23,7 @@ from gateway.cli.output import (
 from gateway.cli.run import run_mapping
 from gateway.cli.serve import AdminOption, GrpcOption, HttpOption
 from gateway.ir.errors import GatewayError
-from gateway.migration.demo.command import run_migration_demo
+from gateway.registry import load_dotted
 
 
 def demo(  # noqa: PLR0913  # one for each flag
@@ -48,7 +49,7 @@ def demo(  # noqa: PLR0913  # one for each flag
     Exit status: 0 all results agree, 1 they differ or the gateway cannot start, 2 usage error.
     """
     if migrate:
-        run_migration_demo(keep=keep, admin=admin)
+        load_dotted(all_commands()["migration-demo"])(keep=keep, admin=admin)
     demo_run = DemoRun(load_scans()[digit], load_sentences()[3], output, once=once)
     quiet = {"telemetry": {"log": {"level": "warning"}}}
     status = run_mapping(

@@ -53,7 +53,8 @@ from gateway.migration.commands.report import write_report
 from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.summary import Summary
-from gateway.migration.evidence.guards import Guards, GuardVerdict
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import GuardVerdict
 from gateway.migration.replay.differences import compare_captures
 from gateway.migration.replay.replay import (
     LATE_S,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 import yaml
@@ -17,6 +17,7 @@ from gateway.app import Gateway
 from gateway.cli.demo.samples import Scan, draw, load_held_out
 from gateway.cli.output import FAILED, format_table, print_note, print_text
 from gateway.cli.run import run_mapping
+from gateway.cli.serve import AdminOption
 from gateway.ir.errors import GatewayError
 from gateway.migration.demo.story import (
     NAME,
@@ -37,8 +38,12 @@ _SOME: Final = 20
 _MORE: Final = 100
 
 
-def run_migration_demo(*, keep: bool, admin: str | None) -> None:
-    """Show a migration from start to end; with *keep* the gateway goes on until Ctrl-C.
+def migration_demo(
+    *,
+    admin: AdminOption = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the page open afterwards.")] = False,
+) -> None:
+    """Show a migration from start to end; with `--keep` the gateway goes on until Ctrl-C.
 
     Raises:
         typer.Exit: The exit status: 0 shown, 1 failed, 2 wrong usage.
@@ -51,6 +56,9 @@ def run_migration_demo(*, keep: bool, admin: str | None) -> None:
         (Path(folder) / "gateway.yaml").write_text(yaml.safe_dump(config))
         status = run_mapping(lambda: config, started=story)
     raise typer.Exit(status if story.is_complete else FAILED)
+
+
+migration_demo.is_hidden = True  # type: ignore[attr-defined]  # `gateway demo --migrate` runs it
 
 
 class MigrationStory:
