@@ -521,7 +521,7 @@ class LifecycleConfig(Model):
     these routes. Liveness never depends on upstreams. Default: `any`."""
     pre_stop: Duration = 5.0
     """Time after SIGTERM in which the gateway reports not ready and still serves. Load balancers
-    remove it meanwhile. Default: `5s`."""
+    remove it meanwhile. SIGINT, as from Ctrl-C, skips it. Default: `5s`."""
     reload: ReloadConfig = ReloadConfig()
     """When the gateway reads its configuration file again."""
     drain: Duration = 25.0
