@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import stages
-from gateway.telemetry import log
+from gateway.telemetry import logs as log
 
 _ROOT = Path(__file__).parent.parent
 

@@ -27,7 +27,7 @@ from benchmarks.progress import Say
 from benchmarks.systems import SERVERS, Absent
 from gateway.app.gateway import Gateway
 from gateway.config.load import load_text
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.limits import MessageLimits

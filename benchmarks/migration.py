@@ -23,31 +23,31 @@ from benchmarks.processes import cores
 from benchmarks.progress import Say
 from benchmarks.rates import Row
 from gateway.app import complete_service, connect
-from gateway.app.capture_options import CAPTURE
 from gateway.app.process import freeze_startup_objects
-from gateway.app.shadow.keeper import ShadowKeeper
-from gateway.app.shadow.outbox import Outbox
-from gateway.captures.capture import Capture
-from gateway.captures.directory import make_directory
-from gateway.captures.privacy import Privacy
-from gateway.captures.recorder import CaptureRecorder
-from gateway.captures.records import Recordable, record_of
-from gateway.captures.sampling import CaptureOptions, CaptureSampler
-from gateway.captures.segment_writer import SegmentWriter
-from gateway.captures.transfer import (
+from gateway.config.load import load_text
+from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.datatypes import Datatype
+from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
+from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.directory import make_directory
+from gateway.migration.captures.privacy import Privacy
+from gateway.migration.captures.recorder import CaptureRecorder
+from gateway.migration.captures.records import Recordable, record_of
+from gateway.migration.captures.sampling import CaptureOptions, CaptureSampler
+from gateway.migration.captures.segment_writer import SegmentWriter
+from gateway.migration.captures.transfer import (
     Confirmation,
     SampleMessage,
     decode_message,
     encode_message,
 )
-from gateway.compare.rules import OutputRules
-from gateway.config.load import load_text
-from gateway.config.units import parse_url
-from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import Context, ModelRef
-from gateway.ir.datatypes import Datatype
-from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
-from gateway.migration.replay import Replay, ReplayOptions, ReplayReport
+from gateway.migration.compare.rules import OutputRules
+from gateway.migration.mirror.keeper import ShadowKeeper
+from gateway.migration.mirror.outbox import Outbox
+from gateway.migration.options import CAPTURE_CHANNEL
+from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
+from gateway.settings.units import parse_url
 
 _LARGE_CALLS = 1000
 _FLOATS = 150_528
@@ -132,7 +132,7 @@ async def _recording_by_socket(directory: Path) -> Row:
     await keeper.start()
     assert keeper.pid is not None
     sampler = CaptureSampler(CaptureOptions(directory=directory, privacy=privacy))
-    outbox = Outbox(keeper.serving_ends(1)[CAPTURE], sampler)
+    outbox = Outbox(keeper.serving_ends(1)[CAPTURE_CHANNEL], sampler)
     outbox.start()
     started, cpu = time.perf_counter(), _cpu_s(keeper.pid)
     for _ in range(_LARGE_CALLS):

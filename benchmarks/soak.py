@@ -29,13 +29,13 @@ from benchmarks.progress import Say
 from benchmarks.resident import MIB, message, status
 from benchmarks.systems import Running
 from gateway.app.upstreams import Connected, connect
-from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import Tensor, array_tensor
 from gateway.policies.complete.policy import Complete
 from gateway.service import Service
+from gateway.settings.units import parse_url
 
 Ask = Callable[[], Awaitable[None]]
 

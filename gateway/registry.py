@@ -1,13 +1,17 @@
-"""Finds protocols and backends by their names in YAML: built in, entry points, then dotted names.
+"""Finds protocols, backends and extensions: built in, entry points, then dotted names.
 
 Modules are imported on first use, so a configuration does not load protocols that it does not name.
 """
 
+import functools
 import importlib
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from gateway.wire.codec import ProtocolSpec
+from gateway.api.extension import Extension
+from gateway.api.protocol import ProtocolSpec
+from gateway.settings.setting import Setting
 
 PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",
@@ -21,6 +25,34 @@ BACKENDS: dict[str, str] = {
     "python": "gateway.backends.python:from_spec",
     "torch": "gateway.backends.torch:from_spec",
 }
+
+EXTENSIONS: dict[str, str] = {
+    "migration": "gateway.migration:EXTENSION",
+}
+
+
+@functools.cache
+def extensions() -> Mapping[str, Extension]:
+    """Return all extensions by name: those of the gateway, then those of installed packages.
+
+    Raises:
+        LookupError: One cannot be imported, or is no extension.
+    """
+    found = {name: load_dotted(dotted) for name, dotted in EXTENSIONS.items()}
+    for entry in entry_points(group="gateway.extensions"):
+        found.setdefault(entry.name, load_dotted(entry.value))
+    for name, extension in found.items():
+        if not isinstance(extension, Extension):
+            kind = type(extension).__name__
+            message = f"extension {name!r} is a {kind}; expected a gateway.api.Extension"
+            raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
+    return found
+
+
+@functools.cache
+def settings() -> tuple[Setting[Any], ...]:
+    """Return the keys of the configuration file that extensions own."""
+    return tuple(each for extension in extensions().values() for each in extension.settings)
 
 
 def protocol(name: str, /) -> ProtocolSpec:

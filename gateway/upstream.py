@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
+from gateway.api.protocol import Codec, CutThroughCodec, FramingCodec
 from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, queue_timeout_us
 from gateway.concurrency.offload import ON_LOOP, off_loop, wherever
 from gateway.ir import errors
@@ -36,7 +37,7 @@ from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
 from gateway.telemetry.upstream_metrics import EndpointAttempts
-from gateway.wire.codec import Codec, CutThroughCodec, FramingCodec
+from gateway.wire.retry_after import retry_after_s
 
 log = structlog.get_logger(__name__)
 
@@ -365,6 +366,8 @@ class Upstream(Generic[Q, A]):
         if error.origin is None and isinstance(error, _MALFORMED):
             text = f"upstream {self._name!r} sent a malformed response: {redact(error.message)}"
             return errors.UpstreamProtocolError(text, model=call.model)
+        if error.origin is not None:
+            error.retry_after_s = retry_after_s(error.origin.wire)
         return self._redacted(call, error)
 
 

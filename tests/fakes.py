@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
+from gateway.api.protocol import Codec
 from gateway.ir.calls import Call, InferResponse
 from gateway.ir.context import Need
 from gateway.ir.errors import GatewayError, Unavailable
 from gateway.ir.streaming_body import BodySink
 from gateway.transports.http2.streams import Http2Stream
-from gateway.wire.codec import Codec
 
 R = TypeVar("R")
 

@@ -7,8 +7,10 @@ from typing import Final
 import structlog
 
 from gateway.config.models import ListenerConfig
+from gateway.config.routes import PoliciesConfig
 from gateway.ir.calls import RepositoryIndexRequest
 from gateway.ir.context import Context
+from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelState
 from gateway.service import Service
 
@@ -24,6 +26,16 @@ def log_addresses(addresses: Mapping[str, str]) -> None:
         log.info("listening", server=server, address=address)
 
 
+def log_default_timeout(policies: PoliciesConfig) -> None:
+    """Log how long calls may take, if the configuration does not say so."""
+    if "timeout" not in policies.model_fields_set:
+        log.info(
+            "default timeout",
+            timeout=f"{policies.timeout:g}s",
+            keys="policies.timeout, or timeout of a route; 0s sets no limit",
+        )
+
+
 async def log_models(
     index: Service, listeners: Iterable[ListenerConfig], addresses: Mapping[str, str]
 ) -> None:
@@ -35,7 +47,11 @@ async def log_models(
         addresses: By the names of the servers.
     """
     context = Context(deadline=time.monotonic() + _PATIENCE_S)
-    entries = await index(RepositoryIndexRequest(context=context))
+    try:
+        entries = await index(RepositoryIndexRequest(context=context))
+    except GatewayError as error:
+        log.warning("models not listed", reason=error.message)
+        return
     names = list(dict.fromkeys(entry.name for entry in entries))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     log.info("models found", count=len(names), models=", ".join(names[:_LISTED]) + more)

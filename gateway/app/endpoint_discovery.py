@@ -8,16 +8,17 @@ of services (SRV) also tell the ranks and weights of the endpoints.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final
 
 import structlog
 
 from gateway.app.server_identity import ServerIdentity
-from gateway.config.units import Url
+from gateway.concurrency.background import start_background
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
+from gateway.settings.units import Url
 from gateway.transports.contract import HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.host_addresses import HostAddress, HostAddresses, LookUp
@@ -210,7 +211,7 @@ class EndpointDiscovery:
         found: dict[tuple[str, int], tuple[_Key, HostAddress]] = {}
         for url, addresses in self._found.items():
             for each in addresses.found:
-                key = (Url(url.protocol, url.carrier, each.host, each.port, url.path), each.address)
+                key = (replace(url, host=each.host, port=each.port), each.address)
                 server = (each.address, each.port)
                 if server not in found or each.rank < found[server][1].rank:
                     found[server] = (key, each)
@@ -246,7 +247,7 @@ class EndpointDiscovery:
                 self._on_removed(name)
 
     def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+        task = start_background(work, f"endpoints of {self._upstream}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

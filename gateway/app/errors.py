@@ -7,6 +7,9 @@ from gateway.ir.errors import GatewayError
 REASONS: Final = (LookupError, ValueError, OSError, GatewayError)
 """Exceptions that stop the start: an invalid option, a file, an address, a model."""
 
+RELOAD_LATE: Final = "it takes longer than 'lifecycle.reload.timeout' allows"
+"""The reason of a reload that is given up."""
+
 
 class StartError(Exception):
     """The gateway cannot start; the text is the reason, in one line."""

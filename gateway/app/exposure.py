@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.config.models import ListenerConfig
-from gateway.config.units import Address, StreamAddress
+from gateway.settings.units import Address, StreamAddress
 
 _WITHOUT_TLS: Final = "can be reached from other machines without TLS"
 _SHARED_MEMORY: Final = "lets other machines use this one's shared memory"

@@ -15,22 +15,20 @@ import structlog
 from prometheus_client.core import Metric
 
 from gateway import __version__
-from gateway.app.admin import PAGE_DRAIN_S, start_pages
-from gateway.app.admin_api.api import AdminApi, AdminSources, CutoverSource
-from gateway.app.announce import log_addresses, log_models
+from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
+from gateway.app.admin.api import AdminApi, AdminSources
+from gateway.app.admin.control import Control
+from gateway.app.admin.status import Document, gauge_entries
+from gateway.app.announce import log_addresses, log_default_timeout, log_models
+from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
-from gateway.app.control import Control
-from gateway.app.errors import REASONS, StartError, reason_of
+from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
-from gateway.app.migration.shifts import NO_WEIGHTS, ServingShifts, ShiftWeights
+from gateway.app.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
 from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
-from gateway.app.recording import StockKeeper
 from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ProcessParts, ServiceGraph
-from gateway.app.shadow.client import ShadowClient
-from gateway.app.shadow.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
-from gateway.app.status import Document, gauge_entries
 from gateway.app.upstreams import max_connections
 from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
@@ -41,14 +39,16 @@ from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.routing.finish_sequences import FinishSequences
 from gateway.service import Service
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
 from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
+from gateway.transports.net.tls_files import TlsFiles
 
 log = structlog.get_logger(__name__)
 
@@ -65,13 +65,11 @@ class Gateway:
         slot: The number of this process among all workers, which share its addresses.
         sockets: Unix sockets that the workers share, by address.
         drained: Endpoints that get no calls, as "UPSTREAM/ENDPOINT".
-        shadow: The sockets to the shadow process, by channel, if the configuration needs one; the
-            only process of a gateway starts it itself.
-        weights: Where the cut-overs of migrations stand.
-        on_trip: Called when a guard of a cut-over trips in this process.
+        setups: What the leading process gives the parts of extensions.
+        notify: Called with the name of an extension whose leading part is to decide soon.
 
     Attributes:
-        shifts: The cut-overs in this process.
+        parts: The parts of extensions in this process.
 
     Raises:
         ConfigError: The configuration has an error that the schema does not find.
@@ -84,9 +82,8 @@ class Gateway:
         slot: WorkerSlot = SINGLE_PROCESS,
         sockets: Mapping[str, socket.socket] = MappingProxyType({}),
         drained: AbstractSet[str] = frozenset(),
-        shadow: Mapping[str, socket.socket] = MappingProxyType({}),
-        weights: ShiftWeights = NO_WEIGHTS,
-        on_trip: Callable[[], None] = lambda: None,
+        setups: Setups = NO_SETUPS,
+        notify: Callable[[str], None] = lambda _name: None,
     ) -> None:
         problems = check(loaded)
         if problems:
@@ -100,17 +97,16 @@ class Gateway:
             triton="triton" in config.telemetry.metrics.compat,
         )
         self._is_stopping = False
+        self._leading: LeadingParts | None = None
         self._started = datetime.now(UTC)
         self._retirements = Retirements(self._forget_endpoints)
-        self._shadow_sockets = shadow
-        self.shifts = ServingShifts(weights, on_trip)
         try:
-            self._build(loaded)
+            self._build(loaded, setups, notify)
             self._graph.drain_endpoints(drained)
         except REASONS as error:
             raise StartError(reason_of(error)) from error
 
-    def _build(self, loaded: LoadedConfig) -> None:
+    def _build(self, loaded: LoadedConfig, setups: Setups, notify: Callable[[str], None]) -> None:
         config = loaded.config
         self._call_log = CallLog()
         self._configure_call_log(loaded)
@@ -122,7 +118,6 @@ class Gateway:
         )
         self._load = ProcessLoad()
         self._regions = Regions(config.shared_regions)
-        self._stock_keeper = StockKeeper.of(loaded, self._slot.number)
         otlp = config.telemetry.otlp
         # The supervisor has the metrics of all workers.
         self._export = open_export(otlp, metrics=otlp.metrics and self._slot.is_single)
@@ -131,8 +126,10 @@ class Gateway:
         if self._export is not None:
             new_path = self._export.new_path
             record = self._export.recorder(record, self.metrics.exemplify)
-        self._shadow = self._connect_shadow(loaded, new_path)
-        tap = None if self._shadow is None else self._shadow.tap
+        lost = {"stderr": logs.lost_lines, "access": self._call_log.lost_lines}
+        self.metrics.registry.register(LostLines(lost))
+        self.parts = ServingParts.of(loaded, self._slot, self.metrics, new_path, setups, notify)
+        tap = self.parts.tap
         self._process = ProcessParts(
             metrics=self.metrics,
             budget=self._budget,
@@ -143,11 +140,9 @@ class Gateway:
             regions=self._regions,
             forwarded=ForwardedRegions(config.shared_regions, is_shared=not self._slot.is_single),
             load=self._load,
-            stock=None if self._stock_keeper is None else self._stock_keeper.stock.count,
+            parts=self.parts,
             new_path=(new_path if tap is None else partial(inherited_path, new_path=new_path)),
             tracing=None if self._export is None else self._export.tracing,
-            shifts=self.shifts,
-            mirrors={} if self._shadow is None else self._shadow.mirrors,
         )
         self._graph = ServiceGraph(loaded, self._process)
         # What the listeners call: the entries of the graph, except after a reload.
@@ -182,28 +177,21 @@ class Gateway:
             build_listener(listener, self._entries[listener.name], self.ready, shared)
             for listener in config.listeners
         ]
+        self._admin_tls = (
+            admin_tls(config.admin, loaded.directory) if self._slot.is_single else None
+        )
+        self._certificates = Certificates(self._tls_files, should_warn=self._slot.number == 1)
+        self.metrics.registry.register(self._certificates)
         self._data_servers: dict[str, Server] = {}
         for built in self._listeners:
             self._data_servers |= built.servers
         self._admin_servers: dict[str, Server] = {}
 
-    def _connect_shadow(
-        self, loaded: LoadedConfig, new_path: Callable[[], CallPath]
-    ) -> ShadowClient | None:
-        """Return the connection to the shadow process; None if the configuration needs none."""
-        if not shadow_channels(loaded):
-            return None
-        keeper, sockets = None, self._shadow_sockets
-        if not sockets:
-            keeper = ShadowKeeper(loaded, self._slot.count)
-            self.metrics.registry.register(keeper)
-            sockets = keeper.serving_ends(self._slot.number)
-        return ShadowClient(loaded, sockets, keeper, self.metrics, new_path)
-
-    @property
-    def shadow_keeper(self) -> ShadowKeeper | None:
-        """The keeper of the shadow process; None if none runs, or if the supervisor has it."""
-        return None if self._shadow is None else self._shadow.keeper
+    def _tls_files(self) -> list[TlsFiles]:
+        """Return the TLS files of the listeners and of the upstreams in force."""
+        listeners = [each.tls for each in self._listeners if each.tls is not None]
+        own = [] if self._admin_tls is None else [self._admin_tls]
+        return [*listeners, *own, *self._graph.tls_files()]
 
     @property
     def service(self) -> Service:
@@ -243,15 +231,13 @@ class Gateway:
                 "in_flight_bytes_limit": self._budget.limit_bytes,
                 **gauge_entries(self.metrics.gauges),
             },
-            "warnings": logs.recent_warnings(),
+            "warnings": self._certificates.with_warnings(logs.recent_warnings()),
         }
 
-    def _api(self, control: Control | None, cutovers: CutoverSource | None) -> AdminApi | None:
+    def _api(self, control: Control | None) -> AdminApi | None:
         if control is None:
             return None
-        keeper = self.shadow_keeper
-        evidence = None if keeper is None else EvidenceDocuments(keeper)
-        sources = AdminSources(self.status, self.families, control, evidence, cutovers)
+        sources = AdminSources.of(self.status, self.families, control, self._leading)
         return AdminApi(sources, control.access)
 
     async def ready(self) -> bool:
@@ -259,25 +245,26 @@ class Gateway:
         return self._graph.server.ready()
 
     async def start(
-        self, control: Control | None = None, cutovers: CutoverSource | None = None
+        self, control: Control | None = None, leading: LeadingParts | None = None
     ) -> None:
         """Load the models, start the probes of the upstreams, and listen.
 
         Args:
             control: Handles the admin pages about the configuration; None for no such pages.
-            cutovers: Decides about cut-overs; None for none.
+            leading: The leading parts of extensions, if this is the only process; else None.
 
         Raises:
             StartError: A model cannot be loaded, or an address is not available.
         """
+        self._leading = leading
         try:
-            if self._shadow is not None:
-                await self._shadow.start()
-            if self._stock_keeper is not None:
-                self._stock_keeper.start()
+            if leading is not None:
+                await leading.start()
+            await self.parts.start()
             await self._graph.start()
             for server in self._data_servers.values():
                 await server.start()
+            self._certificates.start()
             self._trimmer.start()
             self._loop_lag.start()
             if self._export is not None:
@@ -289,7 +276,8 @@ class Gateway:
                     self.ready,
                     control,
                     self.status,
-                    self._api(control, cutovers),
+                    self._api(control),
+                    tls=self._admin_tls,
                     reuse_port=self._graph.config.lifecycle.hand_over,
                 )
         except StartError:
@@ -300,8 +288,15 @@ class Gateway:
             raise StartError(reason_of(error)) from error
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
+            log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)
+
+    def reopen_logs(self) -> None:
+        """Open the file of the access log again, as after logrotate."""
+        self._call_log.reopen()
+        if self._slot.is_single:
+            log.info("log files reopened")
 
     async def announce(self) -> None:
         """Log the models that clients can reach, and a command to try."""
@@ -341,6 +336,9 @@ class Gateway:
     ) -> dict[str, list[str]]:
         """Replace the configuration of everything but the listeners; return what changed.
 
+        TLS files that have changed are used, also those of listeners. Those that are broken now
+        leave the earlier ones in force.
+
         Calls that begin from now on use the new configuration. Calls in progress finish with the
         old one. The method waits a second for them; the rest has until `lifecycle.drain`.
 
@@ -349,24 +347,27 @@ class Gateway:
             drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
 
         Raises:
-            StartError: A file, an option or a model is invalid. Nothing has changed.
+            StartError: A file, an option or a model is invalid, or loading takes longer than
+                `lifecycle.reload.timeout`. Nothing has changed.
         """
+        limit = asyncio.timeout(loaded.config.lifecycle.reload.timeout)
         try:
             graph = ServiceGraph(loaded, self._process, self._graph)
             try:
-                await graph.start()
+                async with limit:
+                    await graph.start()
                 if self._is_stopping:
                     raise ValueError("the gateway is stopping")  # noqa: TRY301  # as any reason
             except BaseException:
                 await graph.close(self._graph.parts)
                 raise
         except REASONS as error:
-            raise StartError(reason_of(error)) from error
+            late = isinstance(error, TimeoutError) and limit.expired()
+            raise StartError(RELOAD_LATE if late else reason_of(error)) from error
         graph.drain_endpoints(drained)
-        if self._shadow is not None:
-            self._shadow.change(loaded)
+        self.parts.change(loaded)
         await self._replace_graph(graph)
-        return graph.parts.changes()
+        return await self._certificates.renewed(graph.parts.changes())
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph
@@ -425,14 +426,14 @@ class Gateway:
         self._load.measure(lag_s)
 
     async def _close(self) -> None:
+        await self._certificates.stop()
         for server in self._servers.values():
             await server.stop()
         await self._retirements.finish(0)
         await self._graph.close()
-        if self._shadow is not None:
-            await self._shadow.close()
-        if self._stock_keeper is not None:
-            await self._stock_keeper.close()
+        await self.parts.stop()
+        if self._leading is not None:
+            await self._leading.stop()
         self._regions.close()
         self._trimmer.stop()
         self._loop_lag.stop()

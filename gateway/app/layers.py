@@ -4,15 +4,17 @@
 `gateway explain --layers` prints it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from gateway.api.protocol import Codec
+from gateway.api.tap import CountCall, RouteTap
 from gateway.app.signatures import Signatures
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
-from gateway.config.units import Url
 from gateway.ir.context import Need
 from gateway.ir.errors import GatewayError
 from gateway.policies.batch.normalize import NormalizeOutputs
@@ -25,6 +27,7 @@ from gateway.policies.complete.policy import Complete
 from gateway.policies.confirm_unload import ConfirmUnload
 from gateway.policies.forward_headers import ForwardHeaders
 from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.policies.limits.deadline import RouteTimeout
 from gateway.policies.limits.fair_share import FairShare
 from gateway.policies.limits.hedge import Hedge
 from gateway.policies.limits.policy import CallLimits
@@ -34,19 +37,17 @@ from gateway.policies.limits.shed_load import ShedLoad
 from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.policies.observe import Observe, Recorder
 from gateway.policies.reject_sequences import RejectSequences
-from gateway.policies.sample import RouteTap, SampleCalls
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
-from gateway.policies.take_stock import CountCall, TakeStock
+from gateway.policies.tap import SampleCalls
 from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.server_status import ServerStatusLayer, UnknownModels
-from gateway.routing.upstream_questions import RefreshModelIndex
+from gateway.routing.upstream_queries import RefreshModelIndex
 from gateway.service import Service, entry_of, inference_entry_of
+from gateway.settings.units import Url
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.model_usage import Usage
-from gateway.transports.admission import CLIENT_MEMORY
-from gateway.wire.codec import Codec
 
 _TENSORS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
@@ -132,7 +133,7 @@ class ListenerParts:
     memory: SharedMemoryMode
     shed: Callable[[Service], ShedLoad] | None = None
     new_path: Callable[..., CallPath] = CallPath
-    stock: CountCall | None = None
+    on_call: CountCall | None = None
     trace: Wrap | None = None
 
 
@@ -140,7 +141,7 @@ class ListenerParts:
 class RouteParts:
     """Parameters of the chain of a route."""
 
-    timeout_s: float | None
+    timeout: RouteTimeout
     stream_idle_s: float | None
     places: ConcurrencyLimit
     retries: RetryBudget | None
@@ -151,7 +152,7 @@ class RouteParts:
     sequences_per_client: int | None = None
     client_header: str = ""
     sequence_idle_s: float = IDLE_S
-    tap: RouteTap | None = None
+    taps: Sequence[RouteTap] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,12 @@ class EndpointParts:
     trace: Wrap | None = None
 
 
+def _sample(inner: Service, taps: Sequence[RouteTap]) -> Service:
+    for tap in taps:
+        inner = SampleCalls(inner, tap)
+    return inner
+
+
 # fmt: off
 _TENSOR_LAYERS: Final = (
     Layer("BufferBody", "waits for the whole body of a request",
@@ -222,13 +229,10 @@ _SHARING: Final = (
 
 LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     "listener": (
-        Layer("TakeStock", "counts who calls what, if `stock` is on",
-              lambda inner, at: None if at.stock is None else TakeStock(
-                  inner.calls, at.stock)),
         Layer("Observe", "counts, times and logs every call",
               lambda inner, at: Observe(
                   inner.calls, at.record, inference=inner.inference, calls=at.calls,
-                  new_path=at.new_path)),
+                  new_path=at.new_path, on_call=at.on_call)),
         Layer("TraceCall", "makes the span of each call, if `telemetry.otlp` has traces",
               lambda inner, at: None if at.trace is None else at.trace(inner.calls)),
         Layer("ShedLoad", "refuses inferences while the gateway is overloaded, if configured",
@@ -248,7 +252,7 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     ),
     "route": (
         Layer("SampleCalls", "passes chosen calls to the shadow process, if a migration has them",
-              lambda inner, at: None if at.tap is None else SampleCalls(inner.calls, at.tap)),
+              lambda inner, at: _sample(inner.calls, at.taps) if at.taps else None),
         Layer("LimitSequences", "limits the open sequences of each client, if configured",
               lambda inner, at: None if at.sequences_per_client is None else LimitSequences(
                   inner.calls, at.sequences_per_client, client=CLIENT_MEMORY.get,
@@ -259,8 +263,8 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
               lambda inner, at: None if at.share is None else at.share(inner.calls)),
         Layer("CallLimits", "applies the concurrency limit, the deadline and the retries",
               lambda inner, at: CallLimits(
-                  inner.calls, at.timeout_s, stream_idle_s=at.stream_idle_s, places=at.places,
-                  retries=at.retries)),
+                  inner.calls, at.timeout.seconds, timeout_key=at.timeout.key,
+                  stream_idle_s=at.stream_idle_s, places=at.places, retries=at.retries)),
         Layer("AttemptTimeout", "limits the time of each attempt, if `per_try_timeout` is set",
               lambda inner, at: None if at.attempt_timeout_s is None else AttemptTimeout(
                   inner.calls, at.attempt_timeout_s)),

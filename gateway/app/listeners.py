@@ -14,32 +14,38 @@ from uuid import uuid4
 
 import structlog
 
+from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
+from gateway.api.tap import Tap
+from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
 from gateway.app.passthrough import NAME as PASSTHROUGH
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
-from gateway.app.transports import grpc_server, http_server_class
+from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
-from gateway.config.models import ListenerConfig, StreamConfig, TlsConfig
-from gateway.config.units import UNIX, Address, StreamAddress
-from gateway.frontend import (
+from gateway.config.models import ListenerConfig, StreamConfig
+from gateway.frontend.frontend import (
     Frontend,
     attach_grpc_request_id,
     attach_http_request_id,
     grpc_request_id,
     http_request_id,
 )
+from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
+from gateway.protocols.trtis.request_numbers import OPTION as REQUEST_IDS
+from gateway.protocols.trtis.request_numbers import RequestIds
 from gateway.registry import PROTOCOLS, protocol
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
 from gateway.service import Service
-from gateway.tapped_frontend import Tap, TappedFrontend
+from gateway.settings.units import UNIX, Address, StreamAddress
 from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
-from gateway.transports.admission import ConnectionCount, MemoryBudget, TooManyConnections
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import ConnectionCount, TooManyConnections
 from gateway.transports.contract import (
     GrpcMount,
     HttpFrontend,
@@ -49,14 +55,12 @@ from gateway.transports.contract import (
 )
 from gateway.transports.grpc.health import Health
 from gateway.transports.grpc.reflection import Reflection
+from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.http2.frames import may_be_http2
-from gateway.transports.net.tls import ServerTls, server_context
+from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
-from gateway.wire.codec import HttpBinding, Options, ProtocolSpec
-from gateway.wire.request_ids import OPTION as REQUEST_IDS
-from gateway.wire.request_ids import RequestIds
 
 log = structlog.get_logger(__name__)
 
@@ -114,6 +118,7 @@ class BuiltListener:
     Attributes:
         servers: By name ("main.http").
         rejections: As given.
+        tls: Its TLS files; None without TLS.
     """
 
     def __init__(
@@ -127,6 +132,7 @@ class BuiltListener:
         self.rejections = rejections
         self._tracing = tracing
         self.servers: dict[str, Server] = {}
+        self.tls: TlsFiles | None = None
         self._config = config
         self._entry = entry
         self._tap = tap
@@ -235,6 +241,7 @@ def build_listener(
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
     built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
+    tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
     http_address = config.http or config.address
     serves_grpc = config.grpc is not None or config.address is not None
@@ -274,7 +281,8 @@ def build_listener(
             limits=limits,
             budget=shared.budget,
             fallback=built.fallback(messages),
-            ssl_context=_ssl_context(config.tls, shared.directory),
+            tls=None if tls is None else tls.context(*http_alpn(config.transport)),
+            cors=_cors_rules(config),
             refused=partial(built.rejections.rejected, "http"),
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
@@ -293,7 +301,7 @@ def build_listener(
             extras=_extras(_services(grpc), descriptors, ready, built.model_status),
             limits=limits,
             budget=shared.budget,
-            tls=None if config.tls is None else _server_tls(config.tls, shared.directory),
+            tls=tls,
             refused=partial(built.rejections.rejected, "grpc"),
             count=_connection_count(f"{config.name}.grpc", limits, shared),
             reuse_port=shared.reuse_port,
@@ -376,6 +384,7 @@ def _stream_server(  # one caller
         raise LookupError(f"protocol {stream.protocol!r} does not support byte streams")
     _warn_of_exposure(config, stream.address)
     codec = binding.codec(limits[1], _options(spec, config, shared))
+    beside = _shared_port(spec, config, built, limits, shared, count)
     return StreamServer(
         str(stream.address),
         partial(binding.server_framer, limits[1]),
@@ -383,17 +392,27 @@ def _stream_server(  # one caller
         limits=limits[0],
         budget=shared.budget,
         ordered=binding.is_ordered,
-        ssl_context=None
-        if stream.address.tcp is None
-        else _ssl_context(config.tls, shared.directory),
+        tls=_stream_tls(stream, built.tls, beside, config),
         mode=int(stream.mode, 8),
         refused=partial(built.rejections.rejected, "stream"),
-        beside=_shared_port(spec, config, built, limits, shared, count),
+        beside=beside,
         count=count,
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
         replaces=shared.should_replace,
     )
+
+
+def _stream_tls(
+    stream: StreamConfig,
+    tls: TlsFiles | None,
+    beside: SharedPortProtocols | None,
+    config: ListenerConfig,
+) -> TlsContext | None:
+    """Return TLS of a stream; clients of HTTP and gRPC on its port choose by ALPN, as elsewhere."""
+    if tls is None or stream.address.tcp is None:
+        return None
+    return tls.context() if beside is None else tls.context(*http_alpn(config.transport))
 
 
 def _shared_port(  # one caller
@@ -424,12 +443,17 @@ def _shared_port(  # one caller
         budget=shared.budget,
         refused=partial(built.rejections.rejected, "http"),
         listens=False,
+        cors=_cors_rules(config),
         count=count,
         grpc=grpc,
         grpc_refused=partial(built.rejections.rejected, "grpc"),
     )
     connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
+
+
+def _cors_rules(config: ListenerConfig) -> CorsRules | None:
+    return None if config.cors is None else CorsRules(config.cors.origins, config.cors.max_age)
 
 
 def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:
@@ -549,14 +573,3 @@ def _warn_of_exposure(config: ListenerConfig, address: Address | StreamAddress) 
     for risk, _ in exposure_risks(config, address):
         event = f"listener {risk}"
         log.warning(event, listener=config.name, address=str(address))
-
-
-def _server_tls(tls: TlsConfig, directory: Path) -> ServerTls:
-    if tls.cert is None or tls.key is None:
-        raise ValueError("'tls' of a listener is incomplete; expected 'cert' and 'key'")
-    ca = None if tls.ca is None else str(directory / tls.ca)
-    return ServerTls(cert=str(directory / tls.cert), key=str(directory / tls.key), client_ca=ca)
-
-
-def _ssl_context(tls: TlsConfig | None, directory: Path) -> Any:
-    return None if tls is None else server_context(_server_tls(tls, directory))

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from gateway.app.upstreams import BuiltUpstream
 from gateway.config.models import PassthroughConfig
-from gateway.frontend import attach_http_request_id, http_request_id
+from gateway.frontend.frontend import attach_http_request_id, http_request_id
 from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import Cancelled, GatewayError, TooLarge
 from gateway.ir.limits import MessageLimits, check_count

@@ -19,10 +19,10 @@ from gateway.ir.calls import Call, InferRequest, RepositoryIndexRequest
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
+from gateway.model_info.metadata_cache import MetadataCache
 from gateway.pipelines.graph import Graph, Step
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature_cache import SignatureCache
-from gateway.policies.metadata_cache import MetadataCache
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
 from gateway.routing.server_info import ServerInfo

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway.app.worker_slot import WorkerSlot
-from gateway.config.units import parse_size
+from gateway.settings.units import parse_size
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _MIB = 1 << 20

@@ -15,13 +15,16 @@ from typing import Any, Final, Self
 
 import structlog
 
+from gateway.app.certificates import check_tls_files
 from gateway.app.config_watch import watch_config
-from gateway.app.errors import StartError
-from gateway.app.migration.controller import CutoverController
-from gateway.app.runtime_changes import RuntimeChanges
+from gateway.app.errors import RELOAD_LATE, StartError
+from gateway.app.parts import LeadingParts
+from gateway.app.runtime_changes import RuntimeChanges, differences
+from gateway.concurrency.background import start_background
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
+from gateway.registry import settings
 from gateway.telemetry.reload_metrics import APPLIED, FAILED, REJECTED, ReloadMetrics
 
 log = structlog.get_logger(__name__)
@@ -35,12 +38,8 @@ Apply = Callable[[LoadedConfig, AbstractSet[str]], Awaitable[Changes]]
 
 _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("workers",),
-    ("admin",),
     ("security",),
-    ("capture",),
-    ("migrations",),
     ("state",),
-    ("stock",),
     ("telemetry", "log", "format"),
     ("telemetry", "metrics"),
     ("telemetry", "otlp"),
@@ -67,7 +66,9 @@ class ReloadResult:
         outcome: "applied", "rejected" or "failed".
         source: The file.
         sha256: The hash of the configuration that is in force afterwards.
-        changes: What an applied configuration changed.
+        changes: What an applied configuration changed, and `certificates`: the sockets whose TLS
+            files were replaced since the reload before.
+        runtime: Changes of an operator that hold against the file; see `differences`.
         problems: The errors of a rejected one.
         reason: Why a correct configuration could not be applied; "" for no failure.
     """
@@ -78,6 +79,7 @@ class ReloadResult:
     changes: Changes = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     reason: str = ""
+    runtime: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def error(self) -> str:
@@ -93,10 +95,11 @@ class Reloader:
         loaded: The configuration in force.
         apply: Puts another configuration in force.
         clock: Seconds since the epoch.
-        cutovers: Refuses changes of a cut-over that is under way; None without cut-overs.
+        leading: The parts of extensions, which may refuse a configuration; None for none.
 
     Attributes:
         metrics: Counts the reloads.
+        on_applied: Called with each configuration that was put in force.
     """
 
     def __init__(
@@ -106,9 +109,10 @@ class Reloader:
         apply: Apply,
         *,
         clock: Callable[[], float] = time.time,  # noqa: TID251  # a time that operators read
-        cutovers: CutoverController | None = None,
+        leading: LeadingParts | None = None,
     ) -> None:
-        self._cutovers = cutovers
+        self.on_applied: Callable[[Config], None] = lambda _config: None
+        self._leading = leading
         self._load = load
         self._loaded = loaded
         self._apply = apply
@@ -142,7 +146,11 @@ class Reloader:
         """
         async with self._lock:
             changes = change(self._runtime_changes, self._loaded.config)
-            await self._apply(changes.apply(self._loaded), changes.drained)
+            changes.check(self._loaded)
+            loaded = changes.apply(self._loaded)
+            await self._apply(loaded, changes.drained)
+            if self._leading is not None:
+                await self._leading.change(loaded)
             self._runtime_changes = changes
         log.info("runtime changes", **changes.document())
 
@@ -158,12 +166,12 @@ class Reloader:
 
     async def __aenter__(self) -> Self:
         """Begin to reload after each request, and after each change of a file that is watched."""
-        self._tasks = [asyncio.create_task(self._run())]
+        self._tasks = [start_background(self._run(), "reloads")]
         settings, loaded = self._loaded.config.lifecycle.reload, self._loaded
         if settings.watch:
             path = Path(loaded.source)
             watch = watch_config(path, loaded.sha256, settings.debounce, self.request)
-            self._tasks.append(asyncio.create_task(watch))
+            self._tasks.append(start_background(watch, "watch of the configuration"))
         return self
 
     async def __aexit__(self, *_details: object) -> None:
@@ -190,6 +198,8 @@ class Reloader:
                 sha256=result.sha256,
                 **result.changes,
             )
+            if result.runtime:
+                log.warning("runtime changes hold against the file", **result.runtime)
         else:
             log.error("configuration not reloaded", source=result.source, error=result.error)
         return result
@@ -197,14 +207,16 @@ class Reloader:
     async def _reload(self) -> ReloadResult:
         old = self._loaded
         try:
-            loaded = await asyncio.to_thread(self._load)
-            if self._cutovers is not None:
-                self._cutovers.check(loaded)
+            loaded = await self._read(old.config.lifecycle.reload.timeout)
+            if self._leading is not None:
+                self._leading.check_reload(loaded)
             check_restart(old.config, loaded)
+            await asyncio.to_thread(check_tls_files, loaded.config, loaded.directory)
             runtime = self._runtime_changes
-            changes = await self._apply(runtime.apply(loaded), runtime.drained)
-            if self._cutovers is not None:
-                await self._cutovers.change(loaded)
+            changed = runtime.apply(loaded)
+            changes = await self._apply(changed, runtime.drained)
+            if self._leading is not None:
+                await self._leading.change(changed)
         except ConfigError as error:
             problems = tuple(error.problems)
             return ReloadResult(REJECTED, old.source, old.sha256, problems=problems)
@@ -215,7 +227,25 @@ class Reloader:
             reason = f"internal error: {type(error).__name__}"
             return ReloadResult(FAILED, old.source, old.sha256, reason=reason)
         self._loaded = loaded
-        return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes)
+        self.on_applied(loaded.config)
+        held = differences(runtime, loaded.config)
+        return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes, runtime=held)
+
+    async def _read(self, timeout_s: float) -> LoadedConfig:
+        """Read the file on a thread, which a file system that hangs may keep.
+
+        Raises:
+            ConfigError: It has errors.
+            StartError: It takes too long.
+        """
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                return await asyncio.to_thread(self._load)
+        except TimeoutError as error:
+            if limit.expired():
+                raise StartError(f"reading the file: {RELOAD_LATE}") from error
+            raise
 
 
 def check_restart(old: Config, loaded: LoadedConfig) -> None:
@@ -231,9 +261,12 @@ def check_restart(old: Config, loaded: LoadedConfig) -> None:
 
 
 def _fixed_findings(old: Config, new: Config) -> Iterator[Finding]:
-    for path in _FIXED_KEYS:
+    own = ((each.key,) for each in settings() if each.needs_restart and "top" in each.places)
+    for path in (*_FIXED_KEYS, *own):
         if _value(old, path) != _value(new, path):
             yield path, _NEEDS_RESTART
+    if _admin_addresses(old) != _admin_addresses(new):
+        yield ("admin",), _NEEDS_RESTART
     before = {listener.name: listener for listener in old.listeners}
     for index, listener in enumerate(new.listeners):
         at: KeyPath = ("listeners", index)
@@ -249,6 +282,13 @@ def _listener_findings(at: KeyPath, old: ListenerConfig, new: ListenerConfig) ->
     for key in type(new).model_fields:
         if getattr(old, key) != getattr(new, key):
             yield (*at, key), _NEEDS_RESTART
+
+
+def _admin_addresses(config: Config) -> dict[str, Any] | None:
+    """Return the keys of `admin` but those that decide about each request."""
+    if config.admin is None:
+        return None
+    return config.admin.model_dump(exclude={"token", "hosts", "remote_changes"})
 
 
 def _value(config: Any, path: KeyPath) -> Any:

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from gateway.app.service_graph import ServiceGraph
+from gateway.concurrency.background import start_background
 
 _POLL_S: Final = 0.1
 
@@ -56,7 +57,7 @@ class Retirements:
         """
         ended = old.retire()
         closing = self._close(old, new, ended, monotonic() + drain_s, self._last, sequences)
-        self._last = asyncio.create_task(closing)
+        self._last = start_background(closing, "close of a replaced configuration")
         self._tasks.add(self._last)
         self._last.add_done_callback(self._tasks.discard)
         return ended

@@ -5,14 +5,17 @@ target `Rename` and the upstream or model. `gateway.py` puts the router and `Obs
 `upstreams.py` and `models.py` build the layers of a target.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from gateway.api.extension import TrafficShift
+from gateway.api.tap import RouteTap
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import RouteParts, build_chain
-from gateway.app.migration.shifts import ServingShift
 from gateway.app.route_rules import RuledRoute, own_models, target_name
 from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config
@@ -23,24 +26,28 @@ from gateway.config.routes import (
     ShareConfig,
     TargetConfig,
 )
-from gateway.config.units import parse_duration
 from gateway.pipelines.pipeline import Pipeline
 from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.policies.limits.deadline import RouteTimeout
 from gateway.policies.limits.fair_share import CallRate, FairShare
 from gateway.policies.limits.hedge import Hedge, HedgeRules
 from gateway.policies.limits.retry import RetryBudget, RetryRules
 from gateway.policies.prioritize import Prioritize
 from gateway.policies.rename import Rename
-from gateway.policies.sample import RouteTap
 from gateway.routing.balance import Balance, Readiness, Target
 from gateway.routing.load_balancing import key_of
 from gateway.routing.model_discovery import Discover
 from gateway.routing.router import Route
 from gateway.routing.sequence_affinity import SequenceAffinity
+from gateway.routing.watch_target import WatchTarget
 from gateway.service import Service
+from gateway.settings.units import parse_duration
 from gateway.telemetry.metrics import Metrics
 
 Ready = Callable[[], bool]
+
+_SHARED: Final = 256
+"""What the share of a caller is a part of where a route has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +83,20 @@ class RouteState:
 def route_state(ruled: RuledRoute, policies: PoliciesConfig, parts: KeptParts) -> RouteState:
     """Return the state of the previous route of this name, or a new one."""
     name, route = ruled.name, ruled.config
-    in_flight = (None if route is None else route.in_flight) or policies.in_flight
+    in_flight = (None if route is None else route.in_flight) or policies.in_flight or sys.maxsize
     queued, wait_s, idle_s = policies.queued, policies.queue_wait, policies.sequence_idle
     target_s = policies.queue_target
-    has_priorities = route is not None and route.queue_priority_by is not None
     return RouteState(
         parts.get(
             "limit",
             name,
-            (in_flight, queued, wait_s, target_s, has_priorities),
+            (in_flight, queued, wait_s, target_s),
             lambda: ConcurrencyLimit(
                 name,
                 in_flight=in_flight,
                 queue=queued,
                 wait_s=wait_s,
                 target_s=target_s,
-                has_priorities=has_priorities,
             ),
         ),
         parts.get("affinity", name, idle_s, lambda: SequenceAffinity("target", idle_s=idle_s)),
@@ -106,8 +111,8 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
     metrics: Metrics,
     state: RouteState,
     *,
-    cutover: ServingShift | None = None,
-    tap: RouteTap | None = None,
+    shift: TrafficShift | None = None,
+    taps: Sequence[RouteTap] = (),
 ) -> BuiltRoute:
     """Build one route to upstreams and models that exist already.
 
@@ -118,8 +123,8 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
         models: The models and pipelines of the gateway, by name.
         metrics: Counts calls.
         state: What the route continues with.
-        cutover: The cut-over of the route; None for none.
-        tap: Receives chosen calls; None for a route without a migration.
+        shift: The share of one target that an extension moves; None for fixed weights.
+        taps: Receive chosen calls.
     """
     if ruled.config is not None:
         targets = [
@@ -136,11 +141,11 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
         sticky_by = ruled.config.sticky_by
         balance = Balance(
             ruled.name,
-            targets if cutover is None else cutover.watch(targets),
+            targets if shift is None else _watched(targets, shift, _timeout_s(ruled, config)),
             readiness=readiness,
             key=None if sticky_by is None else key_of(sticky_by),
             affinity=state.affinity,
-            shift=None if cutover is None else cutover.shift,
+            shift=shift,
         )
         inner: Service = balance
         ready: Ready = balance.ready
@@ -151,12 +156,44 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
     else:
         inner = Discover({name: upstream.service for name, upstream in upstreams.items()})
         ready = partial(_any_ready, tuple(upstreams.values()))
-    service = _limit_calls(inner, ruled, config.policies, metrics, state, tap)
+    service = _limit_calls(inner, ruled, config.policies, metrics, state, taps)
     return BuiltRoute(ruled, service, ready)
+
+
+def _watched(targets: list[Target], shift: TrafficShift, timeout_s: float | None) -> list[Target]:
+    """Return the targets of a route, with reports to *shift* of those that it watches."""
+    return [
+        replace(
+            target,
+            service=WatchTarget(target.service, partial(shift.ended, target.name), timeout_s),
+        )
+        if target.name in shift.watched
+        else target
+        for target in targets
+    ]
+
+
+def _timeout_s(ruled: RuledRoute, config: Config) -> float | None:
+    """Return the least time after which a route gives up a call or an attempt."""
+    route, policies = ruled.config, config.policies
+    retry = (None if route is None else route.retry) or policies.retry
+    times = [
+        route_timeout(ruled, policies).seconds,
+        None if retry is None else retry.per_try_timeout,
+    ]
+    return min([each for each in times if each is not None], default=None)
 
 
 def _any_ready(targets: tuple[RouteTarget, ...]) -> bool:
     return any(target.ready() for target in targets)
+
+
+def route_timeout(ruled: RuledRoute, policies: PoliciesConfig) -> RouteTimeout:
+    """Return how long a call of a route may take, and the key that says so."""
+    own = None if ruled.config is None else ruled.config.timeout
+    if own is None:
+        return RouteTimeout(policies.timeout or None, "policies.timeout")
+    return RouteTimeout(own or None, f"timeout of route {ruled.name!r}")
 
 
 def _limit_calls(
@@ -165,13 +202,12 @@ def _limit_calls(
     policies: PoliciesConfig,
     metrics: Metrics,
     state: RouteState,
-    tap: RouteTap | None,
+    taps: Sequence[RouteTap],
 ) -> Service:
     name, route = ruled.name, ruled.config
-    timeout, retry = policies.timeout, policies.retry
+    timeout, retry = route_timeout(ruled, policies), policies.retry
     sequences = policies.sequences_per_client
     if route is not None:
-        timeout = timeout if route.timeout is None else route.timeout
         retry = route.retry or retry
         sequences = route.sequences_per_client or sequences
     retries = None
@@ -179,18 +215,18 @@ def _limit_calls(
         retries = RetryBudget(retry_rules(retry), route=name, report=partial(metrics.retry, name))
     _watch_places(state.limit, name, metrics)
     parts = RouteParts(
-        timeout_s=timeout,
-        stream_idle_s=policies.stream_idle,
+        timeout=timeout,
+        stream_idle_s=policies.stream_idle or None,
         places=state.limit,
         retries=retries,
         attempt_timeout_s=None if retry is None else retry.per_try_timeout,
         hedge=None if route is None else _hedge(name, route, metrics),
-        share=None if route is None else _share(name, route, policies),
+        share=None if route is None else _share(name, route, policies, timeout),
         priority=None if route is None else _priority(route),
         sequences_per_client=sequences,
         client_header=(policies.sequence_client_header or "").lower(),
         sequence_idle_s=policies.sequence_idle,
-        tap=tap,
+        taps=taps,
     )
     return build_chain("route", inner, parts)
 
@@ -218,8 +254,8 @@ _PLACES: Final[tuple[tuple[str, str, Callable[[ConcurrencyLimit], float]], ...]]
     ("gateway_route_in_flight", "Inferences in flight.", lambda places: places.used),
     (
         "gateway_route_in_flight_limit",
-        "Limit of the inferences in flight.",
-        lambda places: places.limit,
+        "Limit of the inferences in flight; infinite without one.",
+        lambda places: math.inf if places.limit == sys.maxsize else places.limit,
     ),
     ("gateway_route_queued", "Inferences that wait for a slot.", lambda places: places.queued),
 )
@@ -231,12 +267,14 @@ def _call_rate(config: ShareConfig) -> CallRate | None:
 
 
 def _share(
-    name: str, route: RouteConfig, policies: PoliciesConfig
+    name: str, route: RouteConfig, policies: PoliciesConfig, timeout: RouteTimeout
 ) -> Callable[[Service], FairShare] | None:
     if route.share is None:
         return None
-    in_flight, text = route.in_flight or policies.in_flight, route.share.in_flight
-    share = in_flight * int(text[:-1]) // 100 if text.endswith("%") else int(text)
+    limit, text = route.in_flight or policies.in_flight, route.share.in_flight
+    in_flight = sys.maxsize if limit is None else limit
+    whole = _SHARED if limit is None else limit
+    share = whole * int(text[:-1]) // 100 if text.endswith("%") else int(text)
     return partial(
         FairShare,
         key=key_of(route.share.by),
@@ -246,6 +284,7 @@ def _share(
         queue=policies.queued,
         wait_s=policies.queue_wait,
         target_s=policies.queue_target,
+        timeout=timeout,
         route=name,
     )
 

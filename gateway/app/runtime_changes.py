@@ -1,4 +1,4 @@
-"""Changes of an operator while the gateway runs: drained endpoints, weights, and the capture.
+"""Changes of an operator while the gateway runs: drained endpoints, weights, and of extensions.
 
 They are no part of the file. A reload keeps them, and they end when they are undone, or with the
 process.
@@ -6,16 +6,16 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
-from gateway.app.capture_options import privacy_of
-from gateway.app.migration.targets import live_migrations
-from gateway.app.route_rules import ruled_routes, target_name
+from gateway.app.route_rules import RuledRoute, ruled_routes, target_name
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, UpstreamConfig
 from gateway.config.routes import RouteConfig
+from gateway.registry import extensions
 from gateway.routing.endpoints import ALL
 
 Weights = Mapping[str, int]
@@ -30,12 +30,12 @@ class RuntimeChanges:
         drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT"; "*" means all endpoints of
             an upstream whose addresses are looked up.
         weights: Weights by the name of the route.
-        capture: Keys of `capture` with other values than in the file.
+        parts: Changes of extensions, by a key of their choice, such as `capture`.
     """
 
     drained: frozenset[str] = frozenset()
     weights: Mapping[str, Weights] = field(default_factory=dict)
-    capture: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def with_drained(self, config: Config, name: str, *, drained: bool) -> RuntimeChanges:
         """Return the changes after draining or enabling endpoints.
@@ -86,13 +86,6 @@ class RuntimeChanges:
         if weights is None:
             return replace(self, weights=others)
         names = [target_name(target) for target in found.targets]
-        moved = {each.route: each for each in live_migrations(config) if each.config.cutover}
-        if route in moved and moved[route].new_name in weights:
-            migration = moved[route].name
-            raise ValueError(
-                f"the cut-over of migration {migration!r} moves calls to "
-                f"{moved[route].new_name!r}; expected 'gateway cutover' for its weight"
-            )
         for name in weights:
             if name not in names:
                 raise LookupError(_unknown(f"target of route {route!r}", name, names))
@@ -101,30 +94,26 @@ class RuntimeChanges:
             raise ValueError(f"all targets of route {route!r} would have weight 0")
         return replace(self, weights={**others, route: merged})
 
-    def with_capture(self, config: Config, changed: Mapping[str, Any]) -> RuntimeChanges:
-        """Return the changes after starting or stopping the capture.
+    def with_part(self, key: str, changed: Mapping[str, Any]) -> RuntimeChanges:
+        """Return the changes with another one of an extension, which replaces that of *key*."""
+        return replace(self, parts={**self.parts, key: dict(changed)})
 
-        Args:
-            config: The configuration in force.
-            changed: Keys of `capture` and their values. All others are as in the file.
+    def check(self, loaded: LoadedConfig) -> None:
+        """Check that extensions accept the changes.
 
         Raises:
-            LookupError: The configuration has no capture.
-            ValueError: A value is invalid, or contradicts the file.
+            LookupError: A change names something that does not exist.
+            ValueError: A change is invalid.
         """
-        if config.capture is None:
-            raise LookupError("nothing can be captured; expected 'capture' in the configuration")
-        percent = changed.get("percent", 100.0)
-        if not 0 < percent <= 100:  # noqa: PLR2004
-            raise ValueError(f"percent is {percent:g}; expected more than 0 and at most 100")
-        privacy_of(config.capture.model_copy(update=dict(changed)))
-        return replace(self, capture=dict(changed))
+        for extension in extensions().values():
+            extension.apply_changes(loaded, self.document())
 
     def apply(self, loaded: LoadedConfig) -> LoadedConfig:
-        """Return the configuration with the changes; unknown routes and targets are ignored."""
-        capture = loaded.config.capture
-        if self.capture and capture is not None:
-            loaded = loaded.changed(capture=capture.model_copy(update=dict(self.capture)))
+        """Return the configuration with the changes; those that do not fit it are ignored."""
+        for extension in extensions().values():
+            for key, value in self.parts.items():
+                with suppress(LookupError, ValueError):
+                    loaded = cast("LoadedConfig", extension.apply_changes(loaded, {key: value}))
         if not self.weights:
             return loaded
         routes = tuple(
@@ -136,7 +125,63 @@ class RuntimeChanges:
     def document(self) -> dict[str, Any]:
         """Return the changes as a JSON object."""
         found: dict[str, Any] = {"drained": sorted(self.drained), "weights": self.weights}
-        return found | {"capture": self.capture} if self.capture else found
+        return {**found, **self.parts}
+
+
+def differences(changes: RuntimeChanges, config: Config) -> dict[str, Any]:
+    """Return the changes that hold against the file, as a JSON object; empty for none.
+
+    Args:
+        changes: The changes in force.
+        config: The configuration of the file. Changes that do not fit it have no effect.
+    """
+    found: dict[str, Any] = {}
+    drained = [
+        name
+        for name in sorted(changes.drained)
+        if (upstream := config.upstreams.get(name.partition("/")[0])) is not None
+        and name.partition("/")[2] in {ALL, *_endpoint_names(upstream)}
+    ]
+    if drained:
+        found["drained"] = drained
+    weights = {
+        ruled.name: different
+        for ruled in ruled_routes(config)
+        if (different := _different_weights(ruled, changes.weights.get(ruled.name, {})))
+    }
+    if weights:
+        found["weights"] = weights
+    return {**found, **changes.parts}
+
+
+def _different_weights(ruled: RuledRoute, weights: Weights) -> dict[str, dict[str, int]]:
+    if ruled.config is None or _weighted(ruled.config, weights) is ruled.config:
+        return {}
+    return {
+        name: {"now": now, "file": target.weight}
+        for target in ruled.config.targets
+        if (now := weights.get(name := target_name(target), target.weight)) != target.weight
+    }
+
+
+def runtime_document(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `differences` as a JSON object, with a line of text for each."""
+    return {"changes": found, "lines": list(_lines(found))}
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each difference, with the command that ends it."""
+    for name in found.get("drained", ()):
+        upstream, _, endpoint = name.partition("/")
+        command = upstream if endpoint == ALL else name
+        yield f"{name} is drained ('gateway upstream enable {command}' ends this)"
+    for route, targets in found.get("weights", {}).items():
+        now = " ".join(f"{name}={each['now']}" for name, each in targets.items())
+        file = " ".join(f"{name}={each['file']}" for name, each in targets.items())
+        yield f"route {route}: {now}, not {file} as in the file ('gateway route reset {route}')"
+    for key, value in found.items():
+        if key not in {"drained", "weights"}:
+            yield f"{key}: {' '.join(f'{name}={each}' for name, each in value.items())}"
 
 
 def _endpoint_names(config: UpstreamConfig) -> list[str]:

@@ -2,15 +2,15 @@
 
 import structlog
 
-from gateway.app.weaknesses import (
+from gateway.ir.metadata import ServerMetadata
+from gateway.protocols.oip.server_defects import (
     CANCELLED_CALLS,
     GRPC,
     ends_at_empty_classes,
     weakness_lines,
     withholds_before,
 )
-from gateway.config.units import Url
-from gateway.ir.metadata import ServerMetadata
+from gateway.settings.units import Url
 from gateway.transports.grpc.withheld import WithheldCalls
 
 log = structlog.get_logger(__name__)

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
 from gateway import __version__
+from gateway.api.extension import TrafficShift
+from gateway.app.admin.status import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import ListenerParts, Tracing, build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
-from gateway.app.migration.shifts import ServingShift, ServingShifts
 from gateway.app.models import BuiltModels, build_models
+from gateway.app.parts import ServingParts
 from gateway.app.passthrough import known_posts
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process import memory_bound
@@ -35,15 +36,13 @@ from gateway.app.routes import (
     ready_unless_unloaded,
     route_state,
 )
-from gateway.app.status import route_entries, upstream_entries
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
-from gateway.config.models import Config, ListenerConfig, TlsConfig, UpstreamConfig
+from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.ir.metadata import ServerMetadata, Trend
 from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
 from gateway.policies.observe import Recorder
-from gateway.policies.sample import RouteTap
 from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
 from gateway.policies.shared_memory.policy import (
     CopyRegions,
@@ -51,25 +50,28 @@ from gateway.policies.shared_memory.policy import (
     SharedMemoryOff,
 )
 from gateway.policies.shared_memory.regions import Regions
-from gateway.policies.take_stock import CountCall
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher
 from gateway.routing.model_keys import ModelKeyIndex
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
-from gateway.routing.upstream_questions import UpstreamQuestions
+from gateway.routing.upstream_queries import UpstreamQuestions
 from gateway.service import Service
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.log_settings import LogSettings
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.http.passthrough import PassthroughClient
+from gateway.transports.net.tls_files import TlsFiles
 
 log = structlog.get_logger(__name__)
 
 P = TypeVar("P")
+
+_LONGEST_S = 600.0
+"""How long a call without a client may still run at an upstream without a timeout."""
 
 # Extensions that are always on, by Triton's names; listeners and codecs add the optional ones.
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
@@ -87,10 +89,8 @@ class ProcessParts:
         forwarded: Shared memory that clients registered with upstreams.
         load: The load of the process.
         new_path: Makes the record of a call's path.
-        stock: Counts who calls what; None if nothing does.
         tracing: Makes spans; None for no spans.
-        shifts: The cut-overs of this process; None for none.
-        mirrors: Receive chosen calls of routes, by the name of the route.
+        parts: The parts of extensions.
     """
 
     metrics: Metrics
@@ -103,10 +103,8 @@ class ProcessParts:
     forwarded: ForwardedRegions
     load: ProcessLoad
     new_path: Callable[..., CallPath] = CallPath
-    stock: CountCall | None = None
     tracing: Tracing | None = None
-    shifts: ServingShifts | None = None
-    mirrors: Mapping[str, RouteTap] = field(default_factory=dict)
+    parts: ServingParts = field(default_factory=ServingParts)
 
 
 class ServiceGraph:
@@ -145,10 +143,9 @@ class ServiceGraph:
         self._targets = self._build_targets()
         self.pipelines: BuiltPipelines = build_pipelines(config, process.metrics, process.tracing)
         own = {**self._models.targets, **self.pipelines.targets}
-        cutovers = {} if process.shifts is None else process.shifts.of_routes(config)
+        shifts = process.parts.shifts(loaded)
         self._routes = routes = [
-            self._build_route(ruled, own, cutovers.get(ruled.name))
-            for ruled in ruled_routes(config)
+            self._build_route(ruled, own, shifts.get(ruled.name)) for ruled in ruled_routes(config)
         ]
         matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
         online = config.lifecycle.online if previous is None else previous.server.is_online
@@ -270,6 +267,10 @@ class ServiceGraph:
             own = {each.removeprefix(prefix) for each in names if each.startswith(prefix)}
             built.endpoints.drain(own)
 
+    def tls_files(self) -> list[TlsFiles]:
+        """Return the TLS files of the upstreams."""
+        return [built.tls for built in self._upstreams.values() if built.tls is not None]
+
     def endpoints(self) -> set[tuple[str, str]]:
         """Return the names of all upstreams, each with its endpoints."""
         return {
@@ -315,8 +316,7 @@ class ServiceGraph:
             longest_call_s = _longest_timeout(config, name)
             text_routes = _text_routes(config, name)
             idle_s = config.policies.sequence_idle
-            files = _tls_stamps(upstream.tls, self.loaded.directory)
-            source = (upstream, signatures, idle_s, longest_call_s, text_routes, files)
+            source = (upstream, signatures, idle_s, longest_call_s, text_routes)
             return self.parts.get(
                 "upstream",
                 name,
@@ -357,7 +357,7 @@ class ServiceGraph:
         return {name: build(name, built) for name, built in self._upstreams.items()}
 
     def _build_route(
-        self, ruled: RuledRoute, own: Mapping[str, RouteTarget], cutover: ServingShift | None
+        self, ruled: RuledRoute, own: Mapping[str, RouteTarget], shift: TrafficShift | None
     ) -> BuiltRoute:
         if ruled.config is not None:
             targets = [
@@ -369,7 +369,7 @@ class ServiceGraph:
         else:
             targets = [own[ruled.model]] if ruled.model else list(self._targets.values())
         state = route_state(ruled, self.config.policies, self.parts)
-        source = (ruled, self.config.policies, targets, cutover)
+        source = (ruled, self.config.policies, targets, shift)
         return self.parts.get(
             "route",
             ruled.name,
@@ -381,8 +381,8 @@ class ServiceGraph:
                 own,
                 self._process.metrics,
                 state,
-                cutover=cutover,
-                tap=self._process.mirrors.get(ruled.name),
+                shift=shift,
+                taps=self._process.parts.route_taps(ruled.name),
             ),
         )
 
@@ -417,7 +417,7 @@ class ServiceGraph:
             memory=memory,
             shed=self._shed(),
             new_path=process.new_path,
-            stock=process.stock,
+            on_call=process.parts.on_call,
             trace=None if process.tracing is None else process.tracing.call,
         )
         return build_chain("listener", router, parts)
@@ -488,7 +488,7 @@ def _targets_upstream(ruled: RuledRoute, upstream: str) -> bool:
 
 
 def _longest_timeout(config: Config, upstream: str) -> float:
-    """Return the longest timeout of any route to *upstream*."""
+    """Return the longest timeout of any route to *upstream*, and `_LONGEST_S` without one."""
     own = [
         ruled.config.timeout
         for ruled in ruled_routes(config)
@@ -496,7 +496,7 @@ def _longest_timeout(config: Config, upstream: str) -> float:
         and ruled.config.timeout is not None
         and _targets_upstream(ruled, upstream)
     ]
-    return max([config.policies.timeout, *own])
+    return max(each or _LONGEST_S for each in (config.policies.timeout, *own))
 
 
 def _text_routes(config: Config, upstream: str) -> frozenset[str]:
@@ -508,17 +508,6 @@ def _text_routes(config: Config, upstream: str) -> frozenset[str]:
         and ruled.config.sequence_ids == "text"
         and _targets_upstream(ruled, upstream)
     )
-
-
-def _tls_stamps(tls: TlsConfig | None, directory: Path) -> list[tuple[str, int, int]]:
-    """Return the time and size of each TLS file, so that a reload reads changed files again."""
-    names: Iterable[str | None] = () if tls is None else (tls.cert, tls.key, tls.ca)
-    stamps = []
-    for name in names:
-        if name is not None:
-            found = (directory / name).stat()
-            stamps.append((name, found.st_mtime_ns, found.st_size))
-    return stamps
 
 
 def _statistics_of(config: Config) -> set[str]:

@@ -5,10 +5,11 @@ So it is imported only where the configuration names it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import UNLIMITED, ConnectionCount, MemoryBudget
+from gateway.transports.admission import UNLIMITED, MemoryBudget
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     ClientLimits,
     GrpcClient,
@@ -23,16 +24,17 @@ from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.http1 import client as native_http_client
 from gateway.transports.http1 import server as native_http_server
-from gateway.transports.net.tls import (
-    ClientTls,
-    ServerTls,
-    client_context,
-    grpc_channel_credentials,
-    grpc_server_credentials,
-    server_context,
-)
+from gateway.transports.net.tls_files import TlsFiles
 
 TransportImplementation = Literal["reference", "native"]
+
+ALPN_GRPC: Final = ("h2",)
+"""What gRPC servers and clients offer in a TLS handshake."""
+
+
+def http_alpn(implementation: TransportImplementation) -> tuple[str, ...]:
+    """Return what an HTTP server offers in a TLS handshake: aiohttp has no HTTP/2."""
+    return ("h2", "http/1.1") if implementation == "native" else ("http/1.1",)
 
 
 def http_server_class(implementation: TransportImplementation) -> type[HttpListener]:
@@ -52,7 +54,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
     extras: Sequence[GrpcMount],
     limits: ServerLimits,
     budget: MemoryBudget,
-    tls: ServerTls | None,
+    tls: TlsFiles | None,
     refused: Callable[[GatewayError], str | None],
     reuse_port: bool = False,
     count: ConnectionCount | None = None,
@@ -66,23 +68,18 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         extras: Health and reflection.
         limits: Limits on connections, calls and messages.
         budget: The memory budget of requests.
-        tls: Certificate files; None for plaintext.
+        tls: The TLS files; None for plaintext.
         refused: Called for each call that reaches no frontend; never by the reference server.
         reuse_port: Share the port with other processes.
         count: Counts the connections; unused by the reference server.
-
-    Raises:
-        OSError: A TLS file cannot be read.
-        ValueError: A TLS file is invalid.
     """
     if implementation == "native":
-        context = None if tls is None else server_context(tls)
         return native_server.GrpcServer(
             address,
             mounts,
             limits,
             budget,
-            ssl_context=context,
+            tls=None if tls is None else tls.context(*ALPN_GRPC),
             extras=extras,
             refused=refused,
             count=count,
@@ -90,13 +87,12 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         )
     from gateway.transports.reference import grpc_server as reference_server  # noqa: PLC0415  # slow
 
-    credentials = None if tls is None else grpc_server_credentials(tls)
     return reference_server.GrpcServer(
         address,
         mounts,
         limits,
         budget,
-        credentials=credentials,
+        tls=tls,
         extras=extras,
         reuse_port=reuse_port,
     )
@@ -107,29 +103,27 @@ def grpc_client(
     target: str,
     limits: ClientLimits,
     *,
-    tls: ClientTls | None,
+    tls: TlsFiles | None,
     withheld: WithheldCalls | None = None,
     budget: MemoryBudget = UNLIMITED,
     address: str = "",
 ) -> GrpcClient:
-    """Return a gRPC client; raise the same errors as `grpc_server`.
+    """Return a gRPC client.
 
     The native one connects to the IP address *address*, if it is not "".
     """
     if implementation == "native":
-        context = None if tls is None else client_context(tls)
         return native_client.GrpcClient(
             target,
             limits,
-            ssl_context=context,
+            tls=None if tls is None else tls.context(*ALPN_GRPC),
             withheld=withheld,
             budget=budget,
             address=address,
         )
     from gateway.transports.reference import grpc_client as reference_client  # noqa: PLC0415  # slow
 
-    credentials = None if tls is None else grpc_channel_credentials(tls)
-    return reference_client.GrpcClient(target, limits, credentials=credentials, withheld=withheld)
+    return reference_client.GrpcClient(target, limits, tls=tls, withheld=withheld)
 
 
 def http_client(
@@ -137,26 +131,26 @@ def http_client(
     authority: str,
     limits: ClientLimits,
     *,
-    tls: ClientTls | None,
+    tls: TlsFiles | None,
     budget: MemoryBudget = UNLIMITED,
     address: str = "",
 ) -> HttpClient:
-    """Return an HTTP client; raise the same errors as `grpc_server`.
+    """Return an HTTP client.
 
     Args:
         implementation: Native or reference.
         authority: HOST:PORT, with a path if the upstream has one.
         limits: Limits on connections and messages.
-        tls: Certificate files; None for plaintext.
+        tls: The TLS files; None for plaintext.
         budget: Counts the bytes of responses.
         address: IP address of the host, for the native client; "" to look it up.
     """
-    context = None if tls is None else client_context(tls)
+    context = None if tls is None else tls.context()
     url = f"{'http' if tls is None else 'https'}://{authority}"
     if implementation == "native":
         return native_http_client.HttpClient(
-            url, limits, ssl_context=context, budget=budget, address=address
+            url, limits, tls=context, budget=budget, address=address
         )
     from gateway.transports.reference import http_client as reference_http_client  # noqa: PLC0415
 
-    return reference_http_client.HttpClient(url, limits, ssl_context=context, budget=budget)
+    return reference_http_client.HttpClient(url, limits, tls=context, budget=budget)

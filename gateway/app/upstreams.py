@@ -8,8 +8,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, cast
 
+from gateway.api.protocol import (
+    Codec,
+    GrpcBinding,
+    HttpBinding,
+    Options,
+    ProtocolSpec,
+    StreamBinding,
+)
+from gateway.app.certificates import upstream_tls
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, Wrap, build_chain
 from gateway.app.server_identity import ServerIdentity, may_end_at_empty_classes
@@ -18,26 +28,27 @@ from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import (
     AdaptiveConcurrencyConfig,
     OutlierDetectionConfig,
-    TlsConfig,
     UpstreamConfig,
 )
-from gateway.config.signatures import Model, SignatureConfig
-from gateway.config.units import UNIX, Address, Url
+from gateway.config.signatures import SignatureConfig
+from gateway.config.tls import TlsConfig
 from gateway.ir.context import Need
 from gateway.ir.errors import ErrorCode
 from gateway.ir.limits import MessageLimits
+from gateway.model_info.sequence_ids import SequenceIdTypes
 from gateway.policies.forward_headers import QuestionHeaders
 from gateway.policies.known_models import KnownModels
-from gateway.policies.limits.adaptive_concurrency import AdaptiveConcurrency, AdaptiveRules
-from gateway.policies.limits.overload_limit import OverloadLimit
+from gateway.policies.limits.adaptive.latency import AdaptiveConcurrency, AdaptiveRules
+from gateway.policies.limits.adaptive.overload import OverloadLimit
 from gateway.registry import protocol
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, key_of
 from gateway.routing.outlier_detection import OFF, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S
-from gateway.routing.sequence_ids import SequenceIdTypes
 from gateway.service import Service
+from gateway.settings.model import Model
+from gateway.settings.units import UNIX, Address, Url
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import EndpointAttempts
@@ -45,10 +56,9 @@ from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.host_addresses import HAS_DNS, is_service, look_up_all
-from gateway.transports.net.tls import ClientTls, client_context
+from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.stream.client import StreamClient
 from gateway.upstream import DialectDetectingUpstream, Upstream
-from gateway.wire.codec import Codec, GrpcBinding, HttpBinding, Options, ProtocolSpec, StreamBinding
 
 Close = Callable[[], Awaitable[None]]
 
@@ -90,8 +100,8 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     options: Options | None = None,
     client_limits: ClientLimits | None = None,
     message_limits: MessageLimits | None = None,
-    tls: TlsConfig | None = None,
-    directory: Path | None = None,
+    tls: TlsConfig | TlsFiles | None = None,
+    directory: Path = Path(),
     transport: TransportImplementation = "native",
     withheld: WithheldCalls | None = None,
     budget: MemoryBudget = UNLIMITED,
@@ -122,12 +132,14 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     if isinstance(binding, HttpBinding) and binding.path_option and url.path:
         # In this protocol the URL of a model is complete, so the path is an option, not a prefix.
         options = {binding.path_option: url.path, **(options or {})}
-        url = Url(url.protocol, url.carrier, url.host, url.port)
+        url = dataclasses.replace(url, path="")
     checked = spec.options(options or {})
     limits = message_limits or MessageLimits()
     if client_limits is None:
         client_limits = _client_limits(ClientLimitsConfig(), is_loopback=url.is_loopback)
-    files = None if tls is None else _tls_files(tls, directory)
+    if tls is None and url.tls:
+        tls = TlsConfig()
+    files = tls if tls is None or isinstance(tls, TlsFiles) else upstream_tls(name, tls, directory)
     how = _ClientSettings(files, transport, withheld, budget, address)
     client: Any = _client(url, binding, client_limits, limits, how)
     codec: Any = binding.codec
@@ -145,21 +157,26 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     return Connected(service, needs, client.close, http)
 
 
-def complete_service(connected: Connected, url: Url) -> Service:
-    """Return a service that also adds names, shapes and classes that the protocol lacks."""
+def complete_service(
+    connected: Connected, url: Url, headers: Mapping[str, str] = MappingProxyType({})
+) -> Service:
+    """Return a service that also adds names, shapes and classes that the protocol lacks.
+
+    Each call gets the *headers*.
+    """
     parts = EndpointParts(
         needs=connected.needs,
         signatures={},
         classifies=protocol(url.protocol).classifies,
         forward_headers=(),
-        headers={},
+        headers=headers,
         ends_at_empty_classes=partial(may_end_at_empty_classes, url, None),
     )
     return build_chain("endpoint", connected.service, parts)
 
 
 class _ClientSettings(NamedTuple):
-    tls: ClientTls | None
+    tls: TlsFiles | None
     transport: TransportImplementation
     withheld: WithheldCalls | None
     budget: MemoryBudget
@@ -187,13 +204,12 @@ def _client(
     if isinstance(binding, HttpBinding):
         server = f"{url.authority}{url.path}"
         return http_client(transport, server, client_limits, tls=tls, budget=budget, address=ip)
-    context = None if tls is None else client_context(tls)
     return StreamClient(
         url.authority,
         partial(binding.client_framer, limits),
         client_limits,
         ordered=binding.is_ordered,
-        ssl_context=None if url.carrier == UNIX else context,
+        tls=None if tls is None or url.carrier == UNIX else tls.context(),
         budget=budget,
         address=ip,
     )
@@ -224,9 +240,10 @@ class BuiltUpstream:
         members: Its endpoints with all that belongs to them; none if *discovery* finds them.
         discovery: Follows the addresses of names; None for fixed addresses.
         by_name: A client of its first name, for passthrough; None for fixed addresses.
+        tls: Its TLS files; None without TLS.
     """
 
-    def __init__(  # all by name but the first three
+    def __init__(  # noqa: PLR0913  # all by name but the first three
         self,
         name: str,
         service: Service,
@@ -236,8 +253,10 @@ class BuiltUpstream:
         members: Sequence[BuiltEndpoint],
         discovery: EndpointDiscovery | None = None,
         by_name: Connected | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.name = name
+        self.tls = tls
         self.service = service
         self.endpoints = endpoints
         self.sequence_ids = sequence_ids
@@ -310,7 +329,7 @@ class _EndpointBuilder:
     config: UpstreamConfig
     signatures: Mapping[str, SignatureConfig]
     metrics: Metrics
-    directory: Path
+    tls: TlsFiles | None
     longest_call_s: float
     budget: MemoryBudget
     tracing: Tracing | None
@@ -373,8 +392,7 @@ class _EndpointBuilder:
             url,
             options=config.options,
             message_limits=message_limits(config.messages, config.limits.message_bytes),
-            tls=config.tls,
-            directory=self.directory,
+            tls=self.tls,
             transport=config.transport,
             budget=self.budget,
             question_headers={**config.headers, **config.probe.headers},
@@ -410,7 +428,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         config=config,
         signatures=signatures,
         metrics=metrics,
-        directory=directory,
+        tls=upstream_tls(name, config.server_tls, directory),
         longest_call_s=longest_call_s,
         budget=budget,
         tracing=tracing,
@@ -439,6 +457,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         members=members,
         discovery=discovery,
         by_name=None if is_fixed else build.connect(config.all_urls[0]),
+        tls=build.tls,
     )
 
 
@@ -519,7 +538,9 @@ def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> Outli
 
 def max_connections(upstreams: Iterable[UpstreamConfig]) -> int:
     """Return how many connections the addresses in the configuration may have together."""
-    return sum(len(each.all_urls) * _client_limits(each.limits).connections for each in upstreams)
+    return sum(
+        len(each.all_urls) * _client_limits(each.limits).most_connections for each in upstreams
+    )
 
 
 def message_limits(config: MessageLimitsConfig, message_bytes: int | None) -> MessageLimits:
@@ -536,11 +557,3 @@ def _client_limits(config: ClientLimitsConfig, *, is_loopback: bool = False) -> 
         defaults = overridden(defaults, ClientLimitsConfig(connect_timeout=_LOOPBACK_CONNECT_S))
     limits: ClientLimits = overridden(defaults, config)
     return limits
-
-
-def _tls_files(tls: TlsConfig, directory: Path | None) -> ClientTls:
-    base = Path() if directory is None else directory
-    files = {"cert": tls.cert, "key": tls.key, "ca": tls.ca}
-    return ClientTls(
-        **{key: None if value is None else str(base / value) for key, value in files.items()}
-    )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.config.models import Config, ListenerConfig
-from gateway.config.units import AUTO
 from gateway.config.yaml_tree import Finding, KeyPath
+from gateway.settings.units import AUTO
 
 STATELESS: Final = frozenset({"onnx", "torch"})
 """Backends whose models keep no state between requests."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gateway.config.units import AUTO
-from gateway.wire.request_ids import RequestIds
+from gateway.protocols.trtis.request_numbers import RequestIds
+from gateway.settings.units import AUTO
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 

@@ -7,6 +7,7 @@ from typing import Final, TypeVar, cast
 import structlog
 
 from gateway.backends.versions import Versions
+from gateway.concurrency.background import start_background
 from gateway.ir.calls import Call, ModelLoadRequest, ModelUnloadRequest, RepositoryIndexRequest
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
@@ -114,7 +115,7 @@ class ReloadableModel:
             self.is_unloaded = False
         log.info("model loaded", model=loaded.name)
         # The calls in flight finish with the previous versions, in the background.
-        unloading = asyncio.create_task(previous.stop(), name=f"unload {previous.name}")
+        unloading = start_background(previous.stop(), f"unload of model {previous.name}")
         self._unloading.add(unloading)
         unloading.add_done_callback(self._unloading.discard)
 

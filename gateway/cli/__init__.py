@@ -4,6 +4,8 @@ Exit status: 0 success, 1 failure or negative result, 2 usage or configuration e
 standard output, and errors and notes to standard error.
 """
 
+import os
+import signal
 import sys
 
 from gateway import __version__
@@ -12,9 +14,33 @@ from gateway.accelerator import BUILD
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    _open_closed_streams()
+    _end_at_sigterm()
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"gateway {__version__} ({BUILD})\n")
         return
     from gateway.cli.commands import run  # noqa: PLC0415  # slow to import
 
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    _end_at_sigterm()  # also while threads end
+    sys.exit(status)
+
+
+def _end_at_sigterm() -> None:
+    """Let SIGTERM end process 1, for which the kernel does nothing without a handler."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams that are closed on /dev/null, so that no socket gets their place.
+
+    Whatever is then written to standard error, also by libraries, would go to a client.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115

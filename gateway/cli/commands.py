@@ -1,55 +1,61 @@
-"""The commands and their modules; only the module of the requested command is imported."""
+"""The commands and their functions; only the module of the requested command is imported."""
 
 import importlib
 import sys
-from collections.abc import Sequence
-from keyword import iskeyword
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Final
 
 import typer
 
 from gateway import __version__
 from gateway.accelerator import BUILD
 
-COMMANDS = {
-    "serve": "gateway.cli.serve",
-    "demo": "gateway.cli.demo",
-    "init": "gateway.cli.init",
-    "validate": "gateway.cli.configuration",
-    "explain": "gateway.cli.configuration",
-    "schema": "gateway.cli.schema",
-    "infer": "gateway.cli.client",
-    "models": "gateway.cli.client",
-    "health": "gateway.cli.client",
-    "status": "gateway.cli.status",
-    "top": "gateway.cli.top",
-    "reload": "gateway.cli.admin",
-    "upstream": "gateway.cli.admin",
-    "route": "gateway.cli.admin",
-    "capture": "gateway.cli.capture",
-    "stock": "gateway.cli.stock",
-    "advise": "gateway.cli.advise",
-    "import": "gateway.cli.import_command",
-    "convert": "gateway.cli.convert",
-    "replay": "gateway.cli.replay",
-    "diff": "gateway.cli.replay",
-    "report": "gateway.cli.report",
-    "cutover": "gateway.cli.cutover",
-}
+COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "serve": "gateway.cli.serve:serve",
+        "demo": "gateway.cli.demo.command:demo",
+        "init": "gateway.cli.init:init",
+        "validate": "gateway.cli.configuration:validate",
+        "explain": "gateway.cli.configuration:explain",
+        "schema": "gateway.cli.schema:schema",
+        "infer": "gateway.cli.client:infer",
+        "models": "gateway.cli.client:models",
+        "health": "gateway.cli.client:health",
+        "status": "gateway.cli.status:status",
+        "top": "gateway.cli.top:top",
+        "reload": "gateway.cli.admin:reload",
+        "upstream": "gateway.cli.admin:upstream",
+        "route": "gateway.cli.admin:route",
+    }
+)
+"""The functions of the gateway's own commands."""
+
+
+def all_commands() -> Mapping[str, str]:
+    """Return the functions of all commands, those of extensions too, by name."""
+    from gateway.registry import extensions  # noqa: PLC0415  # slow to import
+
+    found = dict(COMMANDS)
+    for extension in extensions().values():
+        found |= extension.commands
+    return found
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command that *arguments* name and return the exit status."""
-    requested = [word for word in arguments[:1] if word in COMMANDS]
+    requested = [word for word in arguments[:1] if word in COMMANDS or word in all_commands()]
     try:
-        command_line(requested or tuple(COMMANDS))(list(arguments), prog_name="gateway")
+        command_line(requested)(list(arguments), prog_name="gateway")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     return 0
 
 
-def command_line(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
-    """Return the command line with the commands *names*."""
+def command_line(names: Sequence[str] = ()) -> typer.Typer:
+    """Return the command line with the commands *names*, or with all for none."""
+    # Extensions are imported only for a command that is not the gateway's own.
+    commands = COMMANDS if names and set(names) <= COMMANDS.keys() else all_commands()
     app = typer.Typer(
         add_completion=False,
         no_args_is_help=True,
@@ -58,14 +64,13 @@ def command_line(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_gateway)
-    for name in names:
-        # The function of a command that is a keyword ends in an underscore.
-        attribute = f"{name}_" if iskeyword(name) else name
-        command = getattr(importlib.import_module(COMMANDS[name]), attribute)
+    for name in names or commands:
+        module, _, attribute = commands[name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
         if isinstance(command, typer.Typer):  # a command with commands of its own
             app.add_typer(command, name=name)
         else:
-            app.command(name)(command)
+            app.command(name, hidden=getattr(command, "is_hidden", False))(command)
     return app
 
 

@@ -21,8 +21,8 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
+from gateway.cli.sidecar import load_mapping
 from gateway.config.load import ConfigError, LoadedConfig, is_secret_text, load_file
-from gateway.config.sidecar import load_mapping
 from gateway.config.yaml_tree import Problem
 
 ConfigArgument = Annotated[

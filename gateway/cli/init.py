@@ -10,20 +10,20 @@ from gateway.cli.client import run_client
 from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note, print_text
 from gateway.cli.serve import AdminOption, GrpcOption, HttpOption
-from gateway.config.load import ConfigError
-from gateway.config.sidecar import (
+from gateway.cli.sidecar import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
     admin_config,
     listener_config,
     sidecar_config,
 )
+from gateway.config.load import ConfigError
 from gateway.config.starter import FoundServer, starter_text
-from gateway.config.units import parse_url
 from gateway.ir.calls import ModelMetadataRequest, RepositoryIndexRequest, ServerMetadataRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.service import Service
+from gateway.settings.units import parse_url
 
 _MODELS_ASKED = 100
 _SUFFIXES = {".onnx": "onnx", ".pt": "torch", ".pt2": "torch"}

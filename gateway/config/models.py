@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from gateway.config.fields import (
+from gateway.config.cors import CorsConfig
+from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
+from gateway.config.pipelines import PipelineConfig
+from gateway.config.routes import PoliciesConfig, RouteConfig
+from gateway.config.signatures import SignatureConfig
+from gateway.config.telemetry import TelemetryConfig
+from gateway.config.tls import TlsConfig
+from gateway.ir.context import TRITON_PREFIX
+from gateway.settings.fields import (
     AdminToken,
     CallKey,
     Duration,
@@ -28,28 +36,8 @@ from gateway.config.fields import (
     UpstreamUrl,
     WorkerCount,
 )
-from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
-from gateway.config.migration import CaptureConfig, MigrationConfig, StateConfig, StockConfig
-from gateway.config.pipelines import PipelineConfig
-from gateway.config.routes import PoliciesConfig, RouteConfig
-from gateway.config.signatures import Model, SignatureConfig
-from gateway.config.telemetry import TelemetryConfig
-from gateway.config.units import UNIX, Address, Url
-from gateway.ir.context import TRITON_PREFIX
-
-
-class TlsConfig(Model):
-    """TLS files of a listener or an upstream. Paths are relative to the configuration file."""
-
-    cert: Text | None = None
-    """PEM file with the certificate chain. A listener requires it. An upstream sends it as client
-    certificate. Default: no certificate."""
-    key: Text | None = None
-    """PEM file with the private key of `cert`. Default: no key."""
-    ca: Text | None = None
-    """PEM file with the trusted certificate authorities. With it, a listener requires client
-    certificates (mutual TLS). Default: no client certificates for a listener, and the authorities
-    of the system for an upstream."""
+from gateway.settings.model import Model
+from gateway.settings.units import UNIX, Address, Url
 
 
 class StreamConfig(Model):
@@ -166,6 +154,9 @@ class ListenerConfig(Model):
     grpcio, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
+    cors: CorsConfig | None = None
+    """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
+    refuse their requests."""
     limits: ServerLimitsConfig = ServerLimitsConfig()
     """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -215,6 +206,8 @@ class AdminConfig(Model):
     """Names of this gateway in the `host` header of requests to the same pages, besides IP
     addresses, `localhost` and the host of `address`. Other names are refused, because a web page
     can point its own name at this machine. Default: `[]`."""
+    tls: TlsConfig | None = None
+    """TLS of both addresses. With `ca`, clients need a certificate. Default: no TLS."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)
     """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
     Default: `127.0.0.1:8002`, if the port is free."""
@@ -246,13 +239,14 @@ class OutlierDetectionConfig(Model):
 
     One trial call ends the ejection or prolongs it. It is sent when the time is over, or after a
     successful probe, but not within half of `base_ejection_time` after a trial that failed. While
-    no other address is available no address is ejected.
+    no other address is available no address is ejected. A server that replies to inferences with
+    refusals or errors is not ejected, but gets a smaller share of them until it serves again.
     """
 
     consecutive_failures: Annotated[int, Field(ge=0)] = 5
     """Failures in a row that eject an address: failed connections, resets, responses that cannot
-    be decoded, and replies that it is unavailable. `0` ejects no address for failures.
-    Default: `5`."""
+    be decoded, and replies that it is unavailable while it has no other calls. `0` ejects no
+    address for failures. Default: `5`."""
     consecutive_timeouts: Annotated[int, Field(ge=0)] = 5
     """Timeouts in a row that eject an address. A timeout counts if the call had five times the
     usual latency of the address, or 1 s. `0` ejects no address for timeouts. Default: `5`."""
@@ -268,8 +262,8 @@ class OutlierDetectionConfig(Model):
     """Codes of further errors of the server that count as failures, as they stand in the log and in
     the metrics. Default: `[]`."""
     slow_factor: Annotated[float, Field(gt=1)] | None = None
-    """Multiple of the median latency of the other addresses above which an address is ejected.
-    Default: no such rule."""
+    """Multiple of the median latency of the other addresses above which an address is ejected. The
+    latency of a trial decides whether that ends. Default: no such rule."""
     min_requests: Annotated[int, Field(ge=1)] = 20
     """Number of calls in an `interval` that an address needs for the comparison of latencies.
     Default: `20`."""
@@ -325,7 +319,8 @@ class UpstreamConfig(Model):
     url: UpstreamUrl | None = None
     """Address and protocol of the server: `oip+http`, `oip+grpc`, `trtis+http`, `trtis+grpc`,
     `graphpipe+http`, `graphpipe+tcp`, `graphpipe+unix`, `grps+http`, `grps+grpc` or `grps+brpc`,
-    followed by `://HOST:PORT`. `http` and `grpc` alone mean Open Inference. Default: none."""
+    followed by `://HOST:PORT`. `https`, `grpcs`, `brpcs` and, for `tcp`, `tls` stand for the same
+    with TLS. `http`, `https`, `grpc` and `grpcs` alone mean Open Inference. Default: none."""
     urls: tuple[UpstreamUrl, ...] = ()
     """Addresses of equivalent servers of the same protocol. Each is probed, and used while it is
     ready. Default: `[]`."""
@@ -337,8 +332,9 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Names that begin with `triton_` are refused, because they can end a Triton server.
-    Tracing headers are always forwarded, and HTTP servers get the request id. Default: `[]`."""
+    `x-`. Values of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that
+    begin with `triton_` are refused, because they can end a Triton server. Tracing headers are
+    always forwarded, and HTTP servers get the request id. Default: `[]`."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
@@ -384,8 +380,8 @@ class UpstreamConfig(Model):
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None
-    """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: no
-    TLS."""
+    """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: that
+    for a URL with TLS, such as `https://`, and else no TLS."""
     limits: ClientLimitsConfig = ClientLimitsConfig()
     """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -410,11 +406,16 @@ class UpstreamConfig(Model):
             raise ValueError("'resolve: all' is for host names, and the carrier is 'unix'")
         if self.cancellation == "withhold" and carrier != "grpc":
             raise ValueError(f"cancellation 'withhold' is for gRPC, and the carrier is {carrier!r}")
-        kinds = {f"{url.protocol}+{url.carrier}" for url in self.urls}
+        kinds = {url.scheme for url in self.urls}
         if len(kinds) > 1:
             found = ", ".join(sorted(kinds))
             raise ValueError(f"the urls of one upstream need the same protocol, found {found}")
         return self
+
+    @property
+    def server_tls(self) -> TlsConfig | None:
+        """TLS to the server: `tls`, or the default of a URL with TLS, such as `https://`."""
+        return TlsConfig() if self.tls is None and self.all_urls[0].tls else self.tls
 
     @property
     def all_urls(self) -> tuple[Url, ...]:
@@ -504,6 +505,9 @@ class ReloadConfig(Model):
     debounce: Duration = 0.5
     """With `watch`, the time without further changes after which the file is read. Default:
     `500ms`."""
+    timeout: Duration = 300.0
+    """Longest time for reading the file, and for loading its models in a process. The old
+    configuration stays in force when it is exceeded. Default: `5m`."""
 
 
 class LifecycleConfig(Model):
@@ -518,16 +522,27 @@ class LifecycleConfig(Model):
     these routes. Liveness never depends on upstreams. Default: `any`."""
     pre_stop: Duration = 5.0
     """Time after SIGTERM in which the gateway reports not ready and still serves. Load balancers
-    remove it meanwhile. Default: `5s`."""
+    remove it meanwhile. SIGINT, as from Ctrl-C, skips it. Default: `5s`."""
     reload: ReloadConfig = ReloadConfig()
     """When the gateway reads its configuration file again."""
     drain: Duration = 25.0
     """Longest time after `pre_stop` for requests in flight. The rest is cancelled.
     Default: `25s`."""
+    worker_timeout: Duration = 30.0
+    """With several processes, the time without any reply after which one of them is killed and
+    started again. A process that hangs gets connections as before, so the gateway is not ready
+    meanwhile. `0s` kills none. Default: `30s`."""
     hand_over: bool = False
     """Whether another gateway with this setting may listen on the same addresses, so that the next
     release takes over before this one stops. Both need the same user. From SIGTERM on, the admin
     pages belong to the other gateway. Default: `false`."""
+
+
+class StateConfig(Model):
+    """Files that the gateway keeps across restarts."""
+
+    directory: Text
+    """Directory of the files, relative to the configuration file. Each gateway needs its own."""
 
 
 class Config(Model):
@@ -563,12 +578,6 @@ class Config(Model):
     """How the gateway starts and stops."""
     state: StateConfig | None = None
     """Files that the gateway keeps across restarts. Default: none."""
-    stock: StockConfig | None = None
-    """Counts of who calls what. `{}` switches them on. Default: off."""
-    capture: CaptureConfig | None = None
-    """Recording of inferences. Default: nothing is recorded."""
-    migrations: Mapping[Name, MigrationConfig] = Field(default_factory=dict)
-    """Migrations from an old to a new server, by a name of your choice. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
     arrived counts, not what was announced. Responses, and requests of

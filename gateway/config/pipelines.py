@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from gateway.config.fields import Name, Scalar, Text
-from gateway.config.signatures import Model, SignatureConfig
+from gateway.config.signatures import SignatureConfig
+from gateway.settings.fields import Name, Scalar, Text
+from gateway.settings.model import Model
 
 
 class StepConfig(Model):

@@ -14,9 +14,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema, WithDefaultSchema
 
-from gateway.config.fields import DURATION, SIZE
-from gateway.config.models import Config
-from gateway.config.units import Address, size_text
+from gateway.config import extended
+from gateway.config.extended import config_type
+from gateway.settings.fields import DURATION, SIZE
+from gateway.settings.units import Address, size_text
 
 
 class _Schema(GenerateJsonSchema):
@@ -50,7 +51,7 @@ class _Schema(GenerateJsonSchema):
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a configuration file."""
-    schema = Config.model_json_schema(schema_generator=_Schema)
+    schema = config_type().model_json_schema(schema_generator=_Schema)
     _join_lines(schema)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -69,6 +70,8 @@ def _attribute_docstrings(cls: type[BaseModel]) -> dict[str, str]:
     found: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         if not issubclass(each, BaseModel) or each is BaseModel:
+            continue
+        if each.__module__ == extended.__name__:  # its keys have descriptions, and no source
             continue
         (node,) = ast.parse(inspect.getsource(each)).body
         assert isinstance(node, ast.ClassDef)  # noqa: S101  # models are classes of modules

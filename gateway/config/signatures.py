@@ -1,21 +1,13 @@
-"""Signatures of models in the configuration file, and the base class of its pydantic models."""
+"""Signatures of models in the configuration file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from gateway.config.fields import Name, Text
-
-
-class Model(BaseModel):
-    """Base class: frozen, and unknown keys are errors.
-
-    The docstrings of attributes describe the keys. Only `schema.py` reads them, from the sources.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from gateway.settings.fields import Name, Text
+from gateway.settings.model import Model
 
 
 class TensorConfig(Model):

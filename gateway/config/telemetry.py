@@ -3,12 +3,19 @@
 See `gateway.config.models`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.config.fields import LineFormat, Text
-from gateway.config.signatures import Model
+from gateway.settings.fields import Text, field_schema, text_parser
+from gateway.settings.model import Model
+from gateway.telemetry.access_log import check_format
+
+LineFormat = Annotated[
+    str,
+    text_parser(check_format, str),
+    field_schema("`json` or a format", "string", "{code} {model} {ms}"),
+]
 
 
 class AccessLogConfig(Model):
@@ -16,14 +23,18 @@ class AccessLogConfig(Model):
 
     path: Text
     """The file. Lines are appended. It is relative to the configuration file, and opened again when
-    it was moved away."""
+    it was moved away, or by SIGUSR1."""
     format: LineFormat = "json"
     """`json`, or a text with fields in braces, such as `{code} {model} {ms} {request_id}`. A field
     that is empty is `-`. Default: `json`."""
 
 
 class LogConfig(Model):
-    """Settings of the log."""
+    """Settings of the log.
+
+    No call waits for a line: a thread writes the lines. Lines that standard error or the file does
+    not take, as a full disk, are lost, and `gateway_log_lines_lost_total` counts them.
+    """
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged. Default: `info`."""

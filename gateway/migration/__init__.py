@@ -1,5 +1,8 @@
-"""Moves clients from one server to another: replay, comparison of recordings, stock-taking.
+"""The migration kit: records, compares and moves calls, replays and reports them.
 
-Read `replay.py` first. Captures and comparisons are packages of their own; services come from
-`gateway.app`.
+The gateway finds it by `EXTENSION`, and imports nothing else of it.
 """
+
+from gateway.migration.extension import EXTENSION
+
+__all__ = ["EXTENSION"]

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from gateway.config.units import Url
+from gateway.api.protocol import Codec
 from gateway.ir.calls import Call, StreamInferRequest
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError
+from gateway.settings.units import Url
 from gateway.telemetry.call_log import code_of
 from gateway.telemetry.call_path import CallPath
-from gateway.wire.codec import Codec
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import HttpRequest, HttpResponse
 
@@ -72,14 +72,14 @@ def client_attributes(call: Call[Any]) -> Attributes:
     )
 
 
-def path_attributes(path: CallPath) -> Attributes:
-    """Return what is known of a call when it ends."""
+def path_attributes(path: CallPath, kind: str) -> Attributes:
+    """Return what is known of a call of *kind* when it ends."""
     return _without_empty(
         {
             "gateway.route": path.route,
             "gateway.target": path.target,
             "gateway.endpoint": path.endpoint,
-            "gateway.attempts": path.attempts,
+            "gateway.attempts": path.attempts_of(kind),
         }
     )
 

@@ -17,7 +17,7 @@ from gateway.otlp.logs import LogExport
 from gateway.otlp.metrics import Collect, MetricsExport, interval_s
 from gateway.otlp.spans import CallSpans, TracedPath, record_with_trace
 from gateway.policies.observe import Recorder
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from gateway.telemetry.call_path import CallPath
 
 _SCOPE: Final = "tensor_gateway"

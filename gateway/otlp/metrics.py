@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+import structlog
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     DataT,
@@ -28,6 +29,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
+
+from gateway.concurrency.background import start_background
+
+log = structlog.get_logger(__name__)
 
 Collect = Callable[[], Awaitable[Iterable[Family]]]
 
@@ -77,7 +82,7 @@ class MetricsExport:
 
     def start(self) -> None:
         """Export from now on."""
-        self._task = asyncio.create_task(self._run())
+        self._task = start_background(self._run(), "export of metrics")
 
     async def stop(self) -> Callable[[], None]:
         """End the intervals; return a blocking function that exports a last time."""
@@ -96,7 +101,10 @@ class MetricsExport:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            await asyncio.to_thread(self._export, await self._data())
+            try:
+                await asyncio.to_thread(self._export, await self._data())
+            except Exception:  # a defect, or an exporter of the user: the next time may succeed
+                log.exception("metrics not exported")
 
     async def _data(self) -> MetricsData:
         families = await self._collect()

@@ -28,7 +28,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.config.units import Url
+from gateway.api.protocol import Codec
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -56,9 +56,9 @@ from gateway.otlp.attributes import (
 from gateway.policies.batch.policy import Batch
 from gateway.policies.observe import Recorder
 from gateway.service import ReplyCoroutine, Service
+from gateway.settings.units import Url
 from gateway.telemetry.call_log import CallRecord, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath
-from gateway.wire.codec import Codec
 
 R = TypeVar("R")
 C = TypeVar("C", bound=Call[Any])
@@ -345,7 +345,7 @@ def _end_call(
         span.end()
         return
     if path is not None:
-        span.set_attributes(path_attributes(path))
+        span.set_attributes(path_attributes(path, type(call).__name__))
     if codec is not None:
         span.set_attributes(status_attributes(call, error, codec))
     _end_server(span, error)

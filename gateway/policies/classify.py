@@ -26,7 +26,7 @@ from gateway.ir.metadata import ModelMetadata
 from gateway.ir.streams import MappedStream
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw
 from gateway.ir.work import charge
-from gateway.policies.metadata_cache import MetadataCache
+from gateway.model_info.metadata_cache import MetadataCache
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from gateway.api.tap import CountCall
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -15,11 +16,12 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerReadyRequest,
     StreamInferRequest,
+    inference_of,
 )
 from gateway.ir.errors import GatewayError
 from gateway.ir.streams import on_stream_end
 from gateway.service import Service
-from gateway.telemetry.call_log import OK, CallLog, CallRecord, code_of
+from gateway.telemetry.call_log import NO_FAILURES, OK, CallLog, CallRecord, code_of
 from gateway.telemetry.call_path import CallPath, reset_path, set_path
 
 R = TypeVar("R")
@@ -39,6 +41,7 @@ class Observe:
         inference: Handles each InferRequest; None for *inner*.
         calls: Writes the line of each call; None for no lines.
         new_path: Makes the record of a call's path: a new one, or the one that a tap reads.
+        on_call: Called with each inference that has ended; None for nothing.
         clock: Monotonic seconds.
     """
 
@@ -50,6 +53,7 @@ class Observe:
         inference: Service | None = None,
         calls: CallLog | None = None,
         new_path: Callable[..., CallPath] = CallPath,
+        on_call: CountCall | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
@@ -57,6 +61,7 @@ class Observe:
         self._record = record
         self._calls = calls
         self._new_path = new_path
+        self._on_call = on_call
         self._clock = clock
 
     async def __call__(self, call: Call[R], /) -> R:
@@ -108,3 +113,7 @@ class Observe:
         record(outcome)
         if self._calls is not None and (error is not None or kind not in _QUIET):
             self._calls.call(outcome, error, reply)
+        if self._on_call is not None:
+            request = inference_of(call)
+            if request is not None:
+                self._on_call(request, outcome.seconds, outcome.code not in NO_FAILURES)

@@ -8,13 +8,13 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 import structlog
 
+from gateway.api.extension import TrafficShift
 from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.load_balancing import Key
 from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
-from gateway.routing.traffic_shift import TrafficShift
 from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_path import current_path, record_target
 
@@ -173,6 +173,9 @@ class Balance:
             return await target.service(call)
         except GatewayError as error:
             error.attempted = error.attempted or target.name
+            if len(self._in_use()) > 1 and not error.has_alternative:
+                # A retry may go to another target, which does not want that pause.
+                error.has_alternative = error.retry_after_s = None
             raise
 
     def ready(self) -> bool:

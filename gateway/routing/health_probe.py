@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from gateway.concurrency.background import start_background
 from gateway.ir.calls import ServerMetadataRequest, ServerReadyRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Unsupported
@@ -91,7 +92,7 @@ class Prober:
         """Start probing immediately; does nothing if already started."""
         if self._task is None:
             name = f"probe {self._upstream} {self._endpoint.name}"
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=name)
+            self._task = start_background(self._run(), name)
 
     async def close(self) -> None:
         """Stop probing; may be called twice. `endpoint.is_ready` keeps its last value."""

@@ -1,11 +1,9 @@
 """AccessLog: every line about calls in a file of its own, as JSON or in a format of the operator.
 
-Lines wait in memory for at most a second, so that no call waits for the disk. A file that was moved
-away, as logrotate does, is opened again.
+A thread writes the lines, so that no call waits for the disk (`line_writer.py`). A file that was
+moved away, as logrotate does, is opened again.
 """
 
-import asyncio
-import os
 import string
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,7 +13,8 @@ from typing import Any, Final
 import orjson
 import structlog
 
-from gateway.telemetry.log import cut_values
+from gateway.telemetry.line_writer import FileOutput, LineWriter
+from gateway.telemetry.logs import cut_values
 
 log = structlog.get_logger(__name__)
 
@@ -49,9 +48,7 @@ FIELDS: Final = (
 )
 """The fields of a line, which a format names in braces."""
 
-_FLUSH_S: Final = 1.0
-_MAX_WAITING: Final = 10_000
-_MODE: Final = 0o640
+_GATHER_S: Final = 0.2
 
 
 def check_format(text: str) -> str:
@@ -89,63 +86,47 @@ class AccessLog:
     def __init__(self, path: Path, form: str = JSON) -> None:
         self._path = path
         self._form = form
-        self._lines: list[bytes] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._dropped = 0
-        self._file = self._open()
+        self._writer = LineWriter(
+            FileOutput(path), _GATHER_S, on_failure=self._on_failure, on_recovery=_on_recovery
+        )
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """The number of lost lines, by reason."""
+        return self._writer.lost
 
     def write(self, event: str, keys: Mapping[str, Any]) -> None:
-        """Write a line with *keys*, at the latest in a second."""
-        if len(self._lines) >= _MAX_WAITING:
-            self._dropped += 1
-            return
+        """Write a line with *keys* soon; never waits and never raises."""
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        entry = cut_values(None, "", {"timestamp": time, "event": event, **keys})
-        if self._form == JSON:
-            self._lines.append(orjson.dumps(entry) + b"\n")
-        else:
-            self._lines.append(self._form.format_map(_Fields(entry)).encode() + b"\n")
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self.flush)
-
-    def flush(self) -> None:
-        """Write the lines that wait."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        lines, self._lines = self._lines, []
         try:
-            if self._is_moved():
-                os.close(self._file)
-                self._file = self._open()
-            # Several workers append to one file: a write of whole lines stays in one piece.
-            os.write(self._file, b"".join(lines))
-        except OSError as error:
-            self._dropped += len(lines)
-            log.error("access log not written", path=str(self._path), reason=str(error))  # noqa: TRY400
-        if self._dropped:
-            log.warning("lines of the access log are missing", count=self._dropped)
-            self._dropped = 0
+            entry = cut_values(None, "", {"timestamp": time, "event": event, **keys})
+            if self._form == JSON:
+                line = orjson.dumps(entry, default=repr)
+            else:
+                line = self._form.format_map(_Fields(entry)).encode()
+        except (TypeError, ValueError):  # a value without a JSON form must not fail its call
+            self._writer.lose()
+            return
+        self._writer.put(line + b"\n")
+
+    def reopen(self) -> None:
+        """Open the file again."""
+        self._writer.reopen()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the lines are written or lost; return False after *timeout_s*."""
+        return self._writer.flush(timeout_s)
 
     def close(self) -> None:
-        """Write the lines that wait, and close the file; idempotent."""
-        if self._file < 0:
-            return
-        self.flush()
-        os.close(self._file)
-        self._file = -1
+        """Write the lines that wait, then close the file; does not wait for that. Idempotent."""
+        self._writer.close()
 
-    def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+    def _on_failure(self, reason: str) -> None:
+        log.error("access log not written", path=str(self._path), reason=reason)
 
-    def _is_moved(self) -> bool:
-        """Return whether the path leads to another file, or to none."""
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
-            return True
-        opened = os.fstat(self._file)
-        return (found.st_dev, found.st_ino) != (opened.st_dev, opened.st_ino)
+
+def _on_recovery(count: int) -> None:
+    log.warning("lines of the access log are missing", count=count)
 
 
 class _Fields(dict[str, Any]):

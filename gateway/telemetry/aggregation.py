@@ -25,15 +25,17 @@ A sample has its name, labels and value, and its exemplar if there is one.
 """
 
 # Gauges whose aggregate is the minimum.
-_MINIMUM: Final = frozenset({"gateway_upstream_ready"})
+_MINIMUM: Final = frozenset(
+    {"gateway_upstream_ready", "gateway_tls_certificate_expiry_timestamp_seconds"}
+)
 # Gauges with the same value in every process.
 _MAXIMUM: Final = frozenset({"gateway_build_info", "gateway_config_info"})
 # Prefixes of counters that are published as gauges, because of their names.
 _COUNTERS: Final = ("nv_inference_",)
 
 
-def snapshot(registry: CollectorRegistry) -> Snapshot:
-    """Return all metrics of a registry as values that JSON can represent."""
+def snapshot(registry: Collector) -> Snapshot:
+    """Return all metrics of a registry or a collector as values that JSON can represent."""
     return [
         [
             metric.name,

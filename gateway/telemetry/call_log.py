@@ -7,7 +7,8 @@ gets all of them.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -18,13 +19,17 @@ from gateway.ir.context import NO_CLIENT, Client, Context
 from gateway.ir.data import ArrayData, RawData
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.call_path import INFERENCES, CallPath
 
 log = structlog.get_logger(__name__)
 
 OK: Final = "ok"
 PASSTHROUGH: Final = "Passthrough"
 """The kind of a request that is forwarded without being read."""
+TRAFFIC_KINDS: Final = INFERENCES | {PASSTHROUGH}
+"""The kinds of calls that rates and shares of failures count: no probes, and no metadata."""
+NO_FAILURES: Final = frozenset({OK, ErrorCode.CANCELLED.value})
+"""The codes of calls that did not fail: a client may leave whenever it likes."""
 LIMIT: Final = "calls_per_second"
 """The key of `telemetry.log` that limits the lines."""
 
@@ -107,12 +112,14 @@ class CallLog:
     ) -> None:
         self._clock = clock
         self._access: AccessLog | None = None
+        self._lost_before: Counter[str] = Counter()  # by earlier access logs
         self._summary: asyncio.TimerHandle | None = None
         self.configure(lines_per_s, access)
 
     def configure(self, lines_per_s: int, access: AccessLog | None) -> None:
         """Use other settings from now on; see the arguments of the class."""
         self.close()
+        self._lost_before = Counter(self.lost_lines())
         self._access = access
         self._is_enabled = lines_per_s > 0
         self._succeeded = WarningBudget(lines_per_s)
@@ -153,6 +160,16 @@ class CallLog:
             self._access.write("rejected", keys)
         if skipped is not None:
             log.warning("rejected", **keys, **_skipped(skipped))
+
+    def lost_lines(self) -> Mapping[str, int]:
+        """Return the number of lines that the access log lost, by reason."""
+        lost = {} if self._access is None else self._access.lost
+        return self._lost_before + Counter(lost)
+
+    def reopen(self) -> None:
+        """Open the file of the access log again, as after logrotate."""
+        if self._access is not None:
+            self._access.reopen()
 
     def close(self) -> None:
         """Write what is missing, and close the access log; idempotent."""
@@ -202,7 +219,7 @@ def _call_keys(record: CallRecord, error: BaseException | None, reply: object) -
         "route": path.route,
         "target": path.target,
         "endpoint": path.endpoint,
-        "attempts": path.attempts,
+        "attempts": path.attempts_of(record.kind),
         "upstream_ms": _ms(path.upstream_s),
         "queue_ms": _ms(path.queued_s + path.batched_s),
         "request_bytes": _size_of(context),

@@ -1,6 +1,6 @@
 """ServerFrontend: the interface between a server transport and the handling of its messages.
 
-The implementation that decodes, calls a service and encodes is `gateway.frontend.Frontend`.
+`gateway.frontend.frontend.Frontend` decodes, calls a service and encodes.
 """
 
 import abc

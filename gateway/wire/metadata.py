@@ -3,9 +3,15 @@
 A client's headers become a Context, and a Context becomes the headers of a request to an upstream.
 `gateway.policies.forward_headers` decides which headers are forwarded.  This module leaves out only
 those that the carrier cannot write, and those of one message or connection.
+
+A Context has text only.  The bytes of gRPC metadata whose key ends with "-bin" are base64 in it, as
+in the headers of HTTP.
 """
 
 import re
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
@@ -17,6 +23,7 @@ _REQUEST_ID_BYTES: Final = 128
 _NAME: Final = re.compile(r"(?!grpc-)[!#$%&'*+.^_`|~0-9a-z-]+")
 # Keys of metadata with text: "-bin" ends those with bytes, "grpc-" begins those of the runtime.
 _KEY: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
+_BINARY_KEY: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+-bin")
 
 
 def http_context(
@@ -55,7 +62,7 @@ def grpc_context(
     metadata = wire.metadata
     if not metadata:  # most clients send no fields of their own
         return Context(codec, (), request_id, wire.deadline, None, needs, origin, wire.client)
-    texts = tuple([(key, value) for key, value in metadata if isinstance(value, str)])
+    texts = text_metadata(metadata)
     found = metadata_request_id(texts)
     return Context(
         codec, texts, found or request_id, wire.deadline, None, needs, origin, wire.client
@@ -72,8 +79,13 @@ def metadata_request_id(metadata: Metadata) -> str:
 
 
 def text_metadata(metadata: Metadata) -> tuple[tuple[str, str], ...]:
-    """Return the entries of gRPC metadata whose values are text."""
-    return tuple([(key, value) for key, value in metadata if isinstance(value, str)])
+    """Return gRPC metadata as text: bytes are base64, with padding."""
+    return tuple(
+        [
+            (key, value if isinstance(value, str) else b64encode(value).decode())
+            for key, value in metadata
+        ]
+    )
 
 
 def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str], ...]:
@@ -103,13 +115,15 @@ def grpc_metadata(context: Context) -> Metadata:
     """Return the metadata of a request to an upstream, with the id of the call."""
     if not context.metadata:
         return ((REQUEST_ID, context.request_id),) if context.request_id else ()
-    metadata = []
+    metadata: list[tuple[str, str | bytes]] = []
     has_id = False
     for pair in context.metadata:  # on the path of every inference: a plain loop
         name, value = pair
         if _is_key(name) and value.isascii() and value.isprintable():
             metadata.append(pair)
             has_id = has_id or name == REQUEST_ID
+        elif name.endswith("-bin") and _BINARY_KEY.fullmatch(name):
+            metadata += [(name, data) for data in _decoded(value)]
     if context.request_id and not has_id:
         metadata.append((REQUEST_ID, context.request_id))
     return tuple(metadata)
@@ -121,6 +135,19 @@ def valid_request_id(text: str) -> str:
         return ""
     valid = len(text) <= _REQUEST_ID_BYTES and text.isascii() and text.isprintable()
     return text if valid else ""
+
+
+def _decoded(value: str) -> Iterator[bytes]:
+    """Yield the values of binary metadata, which commas separate; those not of base64 are left out.
+
+    Source: gRPC over HTTP/2, "Custom-Metadata"; the padding may be missing.
+    """
+    for each in value.split(","):
+        text = each.strip()
+        try:
+            yield b64decode(text + "=" * (-len(text) % 4), validate=True)
+        except (Base64Error, ValueError):
+            continue
 
 
 @lru_cache(1024)  # messages repeat the same few keys

@@ -22,12 +22,12 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.app import connect
-from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Overloaded, Unavailable
 from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
+from gateway.settings.units import parse_url
 from tests.chaos.faulty_server import FAULTS, FaultyServer
 from tests.integration.reload_kit import Reloaded, reloadable_beside
 from tests.integration.workers_kit import in_flight, is_alive, pids

@@ -111,9 +111,10 @@ class Echo(FrameByFrame):
         else:
             self.core.grant(stream, STREAM_WINDOW - stream.window)
 
-    def on_reset(self, stream: Http2Stream, code: int) -> None:
+    def on_reset(self, stream: Http2Stream, code: int) -> bool:
         if stream.number not in self.ended_streams:
             self.reset_streams.append(stream.number)
+        return False
 
     def on_writable(self, stream: Http2Stream) -> None: ...
 

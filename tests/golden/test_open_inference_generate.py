@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import (
     Call,
     InferRequest,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import InferResponse, StreamInferRequest
 from gateway.ir.context import Sequence
 from gateway.ir.errors import GatewayError, ModelNotFound, Unsupported

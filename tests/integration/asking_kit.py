@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from gateway.app import Gateway, connect
 from gateway.config.load import load_text
-from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, Metadata, ModelRef, Need
 from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.registry import PROTOCOLS, protocol
+from gateway.settings.units import parse_url
 from tests.integration.cli_kit import Running
 
 Array = npt.NDArray[Any]

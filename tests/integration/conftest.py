@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from tests.integration.grpc_echo import MAKES
 from tests.integration.http_kit import HTTP_MAKES
 
@@ -29,7 +30,7 @@ def json_logs() -> Iterator[None]:
     """
     root, before = logging.getLogger(), structlog.get_config()
     handlers, level = root.handlers[:], root.level
-    logs.configure("info", "json")
+    logs.configure("info", "json", sys.stderr)
     structlog.configure(cache_logger_on_first_use=False)
     yield
     structlog.configure(**before)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.http.codec import HttpCodec
@@ -27,6 +27,7 @@ from gateway.transports.contract import (
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.http1.server import HttpServer
+from gateway.transports.net.tls_files import TlsContext
 from gateway.upstream import Upstream
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from tests.integration.http_kit import Answer, Raw, eventually
@@ -170,7 +171,7 @@ async def near(
         ),
         budget=budget,
         refused=refused.append,
-        ssl_context=tls,
+        tls=None if tls is None else TlsContext(tls),
     )
     await server.start()
     try:

@@ -25,7 +25,7 @@ _MODULES = (
     "gateway.cli.commands",
     "gateway.app",
     "gateway.app.check",
-    "gateway.demo",
+    "gateway.cli.demo",
 )
 _MESSAGE_BYTES = 1 << 16
 _FDS = 3  # standard output, standard error, and where the exit status goes

@@ -25,14 +25,8 @@ from gateway.transports.contract import (
 from gateway.transports.grpc.client import GrpcClient as NativeClient
 from gateway.transports.grpc.server import GrpcServer as NativeServer
 from gateway.transports.grpc.withheld import WithheldCalls
-from gateway.transports.net.tls import (
-    ClientTls,
-    ServerTls,
-    client_context,
-    grpc_channel_credentials,
-    grpc_server_credentials,
-    server_context,
-)
+from gateway.transports.net.tls import ClientTls, ServerTls
+from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.reference.grpc_client import GrpcClient as ReferenceClient
 from gateway.transports.reference.grpc_server import GrpcServer as ReferenceServer
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
@@ -140,7 +134,7 @@ def new_server(
     limits: ServerLimits | None = None,
     *,
     budget: MemoryBudget | None = None,
-    tls: ServerTls | None = None,
+    tls: ServerTls | TlsFiles | None = None,
     extras: Sequence[GrpcMount] = (),
 ) -> Server:
     """Make a server of the implementation under test; without *frontend* it has no methods."""
@@ -149,27 +143,27 @@ def new_server(
         limits or ServerLimits(requests_per_address=256),
         budget or MemoryBudget(512 * MIB),
     )
+    files = TlsFiles("listener test", tls) if isinstance(tls, ServerTls) else tls
     if MAKES.server == "native":
-        context = None if tls is None else server_context(tls)
-        return NativeServer(address, mounts, limits, budget, ssl_context=context, extras=extras)
-    credentials = None if tls is None else grpc_server_credentials(tls)
-    return ReferenceServer(address, mounts, limits, budget, credentials=credentials, extras=extras)
+        context = None if files is None else files.context("h2")
+        return NativeServer(address, mounts, limits, budget, tls=context, extras=extras)
+    return ReferenceServer(address, mounts, limits, budget, tls=files, extras=extras)
 
 
 def new_client(
     target: str,
     limits: ClientLimits | None = None,
     *,
-    tls: ClientTls | None = None,
+    tls: ClientTls | TlsFiles | None = None,
     withheld: WithheldCalls | None = None,
 ) -> GrpcClient:
     """Make a client of the implementation under test."""
     limits = limits or ClientLimits()
+    files = TlsFiles("upstream test", tls) if isinstance(tls, ClientTls) else tls
     if MAKES.client == "native":
-        context = None if tls is None else client_context(tls)
-        return NativeClient(target, limits, ssl_context=context, withheld=withheld)
-    credentials = None if tls is None else grpc_channel_credentials(tls)
-    return ReferenceClient(target, limits, credentials=credentials, withheld=withheld)
+        context = None if files is None else files.context("h2")
+        return NativeClient(target, limits, tls=context, withheld=withheld)
+    return ReferenceClient(target, limits, tls=files, withheld=withheld)
 
 
 @asynccontextmanager

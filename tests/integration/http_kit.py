@@ -14,6 +14,7 @@ from gateway.transports.contract import HttpFrontend, HttpMount, MemoryBudget, S
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.http1.client import HttpClient as NativeClient
 from gateway.transports.http1.server import HttpServer as NativeServer
+from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.reference.http_client import HttpClient as ReferenceClient
 from gateway.transports.reference.http_server import HttpServer as ReferenceServer
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -240,7 +241,7 @@ async def serving(
         limits=ServerLimits(**{"requests_per_address": 256, **limits}),
         budget=budget,
         fallback=fallback,
-        ssl_context=ssl_context,
+        tls=None if ssl_context is None else TlsContext(ssl_context),
         refused=refused.append,
     )
     await server.start()

@@ -16,17 +16,27 @@ import numpy.typing as npt
 import yaml
 
 from gateway.app import Gateway, complete_service, connect
-from gateway.config.units import parse_url
-from gateway.demo.config import demo_config
+from gateway.cli.demo.config import demo_config
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.migration.mirror.keeper import ShadowKeeper
+from gateway.migration.serving import MigrationServing
+from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, running, urls
 
 NAME = "digits"
 RULES = {"outputs": {"label": "exact", "probabilities": {"top_k": 1}}}
 
 Scans = npt.NDArray[np.float32]
+
+
+def keeper_of(gateway: Gateway) -> ShadowKeeper:
+    """Return the keeper of the shadow process of a gateway without workers."""
+    part = gateway.parts["migration"]
+    assert isinstance(part, MigrationServing)
+    assert part.keeper is not None
+    return part.keeper
 
 
 def server_config() -> str:
@@ -123,10 +133,9 @@ async def evidence(
     gateway: Gateway, condition: Callable[[Mapping[str, Any]], bool], migration: str = NAME
 ) -> Mapping[str, Any]:
     """Return the first evidence of a migration that fulfils *condition*."""
-    assert gateway.shadow_keeper is not None
     async with asyncio.timeout(60):
         while True:
-            evidence_so_far = gateway.shadow_keeper.evidence.get(migration)
+            evidence_so_far = keeper_of(gateway).evidence.get(migration)
             if evidence_so_far is not None and condition(evidence_so_far.document):
                 return evidence_so_far.document
             await asyncio.sleep(0.02)

@@ -22,13 +22,13 @@ from gateway.app import Connected, Gateway, connect
 from gateway.backends.base import Job
 from gateway.backends.python import declares
 from gateway.config.load import load_text
-from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
+from gateway.settings.units import parse_url
 from tests.integration.cli_kit import Running, serving
 
 PATIENCE_S = 45.0

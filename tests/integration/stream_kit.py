@@ -14,6 +14,7 @@ from gateway.ir.errors import GatewayError, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.graphpipe.stream import SizePrefixFramer
 from gateway.transports.contract import MemoryBudget, ServerLimits, StreamFrontend
+from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.stream.server import StreamServer
 from gateway.wire.http import Buffer, size_of
 from gateway.wire.stream import Frame, Framer
@@ -255,7 +256,7 @@ async def serving(
         limits=ServerLimits(**{"requests_per_address": 256, **limits}),
         budget=budget,
         ordered=in_order,
-        ssl_context=ssl_context,
+        tls=None if ssl_context is None else TlsContext(ssl_context),
         mode=mode,
         refused=refused.append,
     )

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.app.admin_api.pages import AdminPages, _overview, _render
+from gateway.app.admin.pages import AdminPages, _overview, _render
 from gateway.ir.context import Client
 from gateway.wire.http import Headers, HttpRequest
 from tests.integration.test_admin_api import Cutover, Evidence, api, started
@@ -124,5 +124,8 @@ async def test_overview_shows_targets_with_and_without_calls() -> None:
     listed = [{"name": "own", "ready": True, "reason": ""}]
     rest = {"weights": {}, "routes": listed, "upstreams": [], "warnings": [], "listeners": {}}
     facts = {"ready": True, "reason": "", "version": "1", "started": "", "config": {"file": "f"}}
-    page = _render("overview.html", {**_overview({**status, **rest, **facts}), "pages": ()})
+    runtime = {"runtime": {"changes": {}, "lines": ["route own: a=1"]}}
+    overview = _overview({**status, **rest, **facts, **runtime})
+    page = _render("overview.html", {**overview, "pages": ()})
+    assert b"<li>route own: a=1</li>" in page
     assert b">own<" in page

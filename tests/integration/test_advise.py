@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.migration.advice import CURL, GRPC_CLIENT, HTTP_CLIENT
+from gateway.migration.callers.advice import CURL, GRPC_CLIENT, HTTP_CLIENT
 from tests.integration.advice_kit import advise, called_gateway, code_of, servers_of
 from tests.integration.cli_kit import Running
 

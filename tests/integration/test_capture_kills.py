@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.captures.capture import Capture
-from gateway.captures.directory import open_segments, read_manifest, sha256_of
+from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.directory import open_segments, read_manifest, sha256_of
 from tests.integration import workers_kit
 from tests.integration.cli_kit import serving
 from tests.integration.workers_kit import connect, eventually
-from tests.unit.captures.kit import FULL, recordable, recorder, request
+from tests.unit.migration.captures.kit import FULL, recordable, recorder, request
 
 KILLS = 100
 LOST_S = 0.25

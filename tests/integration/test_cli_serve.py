@@ -13,7 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from gateway.demo.samples import load_scans
+from gateway.cli.demo.samples import load_scans
 from tests.cases import brpc_oracle as brpc
 from tests.integration.cli_kit import Running, gateway, get, serving
 

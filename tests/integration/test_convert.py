@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from gateway.cli.commands import command_line
-from gateway.demo.config import demo_config
+from gateway.cli.demo.config import demo_config
 from tests.integration.asking_kit import ask, running, urls
 
 pytestmark = pytest.mark.timeout(90)

@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 
 from gateway.app import Gateway
 from gateway.app import connect as client
-from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import array_tensor
 from gateway.policies.complete.policy import Complete
+from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, ask, running, urls
 from tests.integration.cli_kit import serving
 from tests.integration.workers_kit import PATIENCE_S, connect, eventually, metrics, two_workers

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from gateway.app import connect
-from gateway.config.units import parse_url
 from gateway.ir.calls import StreamInferRequest
 from gateway.ir.tensor import as_numpy
 from gateway.policies.complete.policy import Complete
+from gateway.settings.units import parse_url
 from tests.integration import mirror_kit, workers_kit
 from tests.integration.cutover_kit import GUARDED, MigratingGateway, migrating, two_servers
 from tests.integration.reload_kit import (

@@ -21,7 +21,6 @@ import pytest
 from gateway.app import connect
 from gateway.app.gateway import Gateway
 from gateway.config.load import load_text
-from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import (
@@ -34,6 +33,7 @@ from gateway.ir.errors import (
 )
 from gateway.ir.tensor import array_tensor
 from gateway.policies.complete.policy import Complete
+from gateway.settings.units import parse_url
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http1.client import HttpClient

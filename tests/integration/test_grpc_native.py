@@ -278,7 +278,16 @@ async def test_health_rejects_large_messages() -> None:
     assert "at most 65536 are allowed" in response.details
 
 
-async def test_other_content_type_is_415() -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        b"text/plain",
+        b"application/grpc-web",
+        b"application/grpc-web+proto",
+        b"application/grpc-web-text",
+    ],
+)
+async def test_other_content_type_is_415(kind: bytes) -> None:
     """A call of another content type gets HTTP status 415."""
     block = b"".join(
         literal(name, value)
@@ -286,7 +295,7 @@ async def test_other_content_type_is_415() -> None:
             (b":method", b"POST"),
             (b":scheme", b"http"),
             (b":path", UNARY.encode()),
-            (b"content-type", b"text/plain"),
+            (b"content-type", kind),
         )
     )
     data = PREFACE + frames.frame(frames.HEADERS, 5, 1, block)

@@ -12,6 +12,7 @@ import trustme
 
 from gateway.ir.errors import NotSent
 from gateway.transports.net import tls
+from gateway.transports.net.tls_files import TlsFiles
 from tests.integration.grpc_echo import Answers, ask, calling, echo, serving
 
 
@@ -105,9 +106,9 @@ def test_missing_file_is_named(files: Files, tmp_path: Path) -> None:
         tls.ServerTls(cert=files.server.cert, key=files.server.key, client_ca=none),
     ):
         with pytest.raises(FileNotFoundError, match=f"cannot read {none}"):
-            tls.grpc_server_credentials(broken)
+            TlsFiles("listener main", broken)
     with pytest.raises(FileNotFoundError, match=f"cannot read {none}"):
-        tls.grpc_channel_credentials(tls.ClientTls(ca=none))
+        TlsFiles("upstream far", tls.ClientTls(ca=none))
 
 
 def test_invalid_file_is_named(files: Files, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import ssl
 import pytest
 import trustme
 
+from gateway.transports.http2.flood_control import EARLY_RESET_S
 from gateway.transports.http2.frames import PREFACE
 from gateway.wire.http import size_of
 from tests.integration.http2_kit import H2Client, h2_client
@@ -307,6 +308,27 @@ async def test_rejected_requests_do_not_refill_the_flood_budget() -> None:
     assert ENHANCE_YOUR_CALM in [code for _, code in client.goaways]
 
 
+async def test_cancelled_requests_leave_the_stream_of_a_neighbour() -> None:
+    """300 requests that their clients leave in the middle are no attack."""
+    slow = Slow()
+    async with (
+        serving(
+            slow, h2_streams=1000, requests_in_flight=1000, requests_per_address=1000
+        ) as running,
+        h2_client(running.server.address) as client,
+    ):
+        neighbour = client.begin("GET", "/v2", end=True)
+        numbers = [client.begin("GET", "/v2", end=True) for _ in range(300)]
+        assert 404 == (await client.ask("GET", "/else")).status
+        await asyncio.sleep(2 * EARLY_RESET_S)
+        for number in numbers:
+            client.reset(number)
+        assert 404 == (await client.ask("GET", "/else")).status
+        slow.go.set()
+        assert b"slow" == bytes((await client.answer(neighbour)).body)
+    assert [] == client.goaways
+
+
 async def test_cookie_fields_are_joined() -> None:
     """RFC 9113 8.2.3: HTTP/1 has one Cookie field."""
     echo = Echo()
@@ -372,6 +394,7 @@ async def test_tls_negotiates_the_version(offered: list[str] | None) -> None:
     """ALPN selects HTTP/2 where the client offers it, and HTTP/1 otherwise."""
     authority = trustme.CA()
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.set_alpn_protocols(["h2", "http/1.1"])
     authority.issue_cert("127.0.0.1").configure_cert(server_side)
     client_side = ssl.create_default_context()
     authority.configure_trust(client_side)

@@ -197,6 +197,18 @@ async def test_unclaimed_path_is_not_found() -> None:
     assert response.json == {"error": "nothing is served at '/v22'"}
 
 
+@pytest.mark.parametrize("kind", ["", "+proto", "-text", "-text+proto", "; x=y"])
+async def test_grpc_web_is_415(kind: str) -> None:
+    """It is not gRPC, and no frontend reads its messages as those of HTTP."""
+    echo = Echo()
+    async with serving(echo, fallback=echo) as running:
+        for path in ("/v2/x", "/inference.GRPCInferenceService/ModelInfer"):
+            head = f"Content-Type: application/grpc-web{kind}"
+            data = await running.ask(post(b"x", head, CLOSE, path=path))
+            assert [415] == parse(data)
+    assert [] == echo.seen
+
+
 @pytest.mark.parametrize(
     "path", ["/x/../v2/a", "/%762/a", "//v2/a", "/x/%2e%2e/v2", "/./v2", "/x%5c..%5cv2", "/v2;a/b"]
 )

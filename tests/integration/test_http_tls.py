@@ -9,6 +9,7 @@ import trustme
 
 from gateway.ir.errors import NotSent
 from gateway.transports.contract import ClientLimits
+from gateway.transports.net.tls_files import TlsContext
 from gateway.wire.http import HttpRequest
 from tests.integration.http_kit import HTTP_MAKES, Echo, serving
 
@@ -26,7 +27,7 @@ async def test_tls_requires_a_trusted_certificate() -> None:
             client_side = ssl.create_default_context()
             trusted.configure_trust(client_side)
             client = HTTP_MAKES.http_client(
-                f"https://127.0.0.1:{running.port}", ClientLimits(), ssl_context=client_side
+                f"https://127.0.0.1:{running.port}", ClientLimits(), tls=TlsContext(client_side)
             )
             try:
                 if trusted is authority:

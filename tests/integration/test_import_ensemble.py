@@ -9,7 +9,7 @@ from shutil import copytree
 import numpy as np
 import yaml
 
-from gateway.migration.triton_repository import import_repository
+from gateway.migration.importers.triton_repository import import_repository
 from tests.integration.asking_kit import ask, running, urls
 
 ENSEMBLE = """
@@ -36,7 +36,7 @@ lifecycle: {pre_stop: 0s, drain: 1s}
 async def test_imported_ensemble_replies_as_its_model(tmp_path: Path) -> None:
     """Its tensors have the names that its clients use."""
     source = tmp_path / "models"
-    copytree(str(files("gateway.demo")) + "/models", source)
+    copytree(str(files("gateway.cli.demo")) + "/models", source)
     (source / "scan").mkdir()
     (source / "scan" / "config.pbtxt").write_text(ENSEMBLE)
     found = import_repository(source)

@@ -11,13 +11,13 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from gateway.cli.commands import command_line
-from gateway.demo.config import demo_config
+from gateway.cli.demo.config import demo_config
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.test_convert import PIXELS
 
 pytestmark = pytest.mark.timeout(60)
 
-DIGITS = str(files("gateway.demo") / "models" / "digits")
+DIGITS = str(files("gateway.cli.demo") / "models" / "digits")
 
 
 def command(*arguments: str) -> Result:

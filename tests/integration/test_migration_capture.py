@@ -11,11 +11,11 @@ import yaml
 from sklearn.datasets import load_digits
 
 from gateway.app import Gateway
-from gateway.captures.capture import Capture
-from gateway.captures.records import RecordedCall
-from gateway.captures.sampling import draw
 from gateway.ir.tensor import as_raw
-from gateway.migration.sampling import SHADOW_HEADER
+from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.records import RecordedCall
+from gateway.migration.captures.sampling import draw
+from gateway.migration.mirror.sampling import SHADOW_HEADER
 from tests.integration import mirror_kit as kit
 from tests.integration.asking_kit import ask, running, urls
 
@@ -120,8 +120,7 @@ async def test_captures_of_gateway_and_migration_are_independent(
             await language(gateway)
             await kit.until(gateway, lambda found: found["gateway_capture_calls_total"] == 9)
             sample = await kit.evidence(gateway, lambda found: len(found["samples"]) > 0)
-            assert gateway.shadow_keeper is not None
-            sample_document = await gateway.shadow_keeper.sample(
+            sample_document = await kit.keeper_of(gateway).sample(
                 kit.NAME, sample["samples"][0]["id"]
             )
     everything = list(Capture(tmp_path / "all").calls())

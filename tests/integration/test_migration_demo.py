@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway.app.check import check
-from gateway.config.sidecar import load_mapping
-from gateway.demo.migration import STEPS, migration_config
-from gateway.demo.samples import load_held_out
+from gateway.cli.demo.samples import load_held_out
+from gateway.cli.sidecar import load_mapping
+from gateway.migration.demo.story import STEPS, migration_config
 
 # The digits of the eight scans, and what both servers take them for.
 DIFFERENT = [

@@ -30,10 +30,9 @@ def scans() -> kit.Scans:
 async def different_rows(gateway: Gateway, samples: list[dict[str, object]]) -> list[int]:
     """Return the numbers in the request ids of the kept calls that differ."""
     rows = []
-    assert gateway.shadow_keeper is not None
     for each in samples:
         if each["outcome"] == "mismatch":
-            sample = await gateway.shadow_keeper.sample(kit.NAME, str(each["id"]))
+            sample = await kit.keeper_of(gateway).sample(kit.NAME, str(each["id"]))
             assert sample is not None
             rows.append(int(sample["request_id"].removeprefix("row-")))
     return sorted(rows)
@@ -50,8 +49,7 @@ async def test_held_out_scans_differ_in_8_rows(scans: kit.Scans) -> None:
             counts = await kit.until(gateway, kit.is_balanced)
             assert kit.total(counts, "gateway_migration_output_mismatches_total") == 16
             assert kit.total(counts, "gateway_migration_latency_seconds") > 0
-            assert gateway.shadow_keeper is not None
-            gateway.shadow_keeper.reset_evidence(kit.NAME)
+            kit.keeper_of(gateway).reset_evidence(kit.NAME)
             await kit.evidence(gateway, lambda found: found["compared"] == 0)
             await kit.classify(gateway, "trtis.http", scans[:2])
             anew = await kit.evidence(gateway, kit.has_compared(2))
@@ -99,7 +97,7 @@ async def test_every_pair_of_protocols_finds_the_difference(scans: kit.Scans) ->
             for number in range(len(PROTOCOLS)):
                 for protocol in PROTOCOLS:
                     await kit.classify(gateway, protocol, some, model=f"m{number}")
-            keeper = gateway.shadow_keeper
+            keeper = kit.keeper_of(gateway)
             assert keeper is not None
             for number, protocol in enumerate(PROTOCOLS):
                 found = await kit.evidence(
@@ -199,8 +197,7 @@ async def test_old_target_gets_the_shadow_call_of_the_new_one(scans: kit.Scans) 
         async with running(text) as gateway:
             labels = await kit.classify(gateway, "oip.grpc", scans[DIFFERENT])
             found = await kit.evidence(gateway, kit.has_compared(8))
-            assert gateway.shadow_keeper is not None
-            keeper = gateway.shadow_keeper
+            keeper = kit.keeper_of(gateway)
             samples = [await keeper.sample(kit.NAME, each["id"]) for each in found["samples"]]
     assert found["outcomes"]["mismatch"] == 8
     assert len(labels) == 8
@@ -217,9 +214,8 @@ async def test_samples_have_elements_only_with_full_payload(
             async with running(text) as gateway:
                 await kit.classify(gateway, "oip.grpc", scans[[DIFFERENT[0]]])
                 found = await kit.evidence(gateway, kit.has_compared(1))
-                assert gateway.shadow_keeper is not None
                 sample_id = found["samples"][0]["id"]
-                sample = await gateway.shadow_keeper.sample(kit.NAME, sample_id)
+                sample = await kit.keeper_of(gateway).sample(kit.NAME, sample_id)
                 assert sample is not None
         (pixels,) = sample["inputs"]
         labels = [

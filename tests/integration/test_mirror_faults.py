@@ -96,7 +96,7 @@ async def test_killed_shadow_process_fails_no_call(scans: kit.Scans) -> None:
         text = kit.migration_config(url["oip.grpc"], url["oip.http"])
         async with running(text) as gateway:
             expected = await kit.classify(gateway, "oip.grpc", scans[:4])
-            keeper = gateway.shadow_keeper
+            keeper = kit.keeper_of(gateway)
             assert keeper is not None
             assert keeper.pid is not None
             for _ in range(2):
@@ -123,7 +123,7 @@ async def test_stopped_shadow_process_fails_no_call(scans: kit.Scans) -> None:
     async with kit.servers() as url:
         text = kit.migration_config(url["oip.grpc"], url["oip.http"])
         async with running(text) as gateway:
-            keeper = gateway.shadow_keeper
+            keeper = kit.keeper_of(gateway)
             assert keeper is not None
             assert keeper.pid is not None
             os.kill(keeper.pid, signal.SIGSTOP)

@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from gateway.app import Gateway, complete_service, connect
-from gateway.captures.sampling import draw
-from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import array_tensor, as_items, as_numpy
+from gateway.migration.captures.sampling import draw
 from gateway.schema import open_inference_pb2 as pb
+from gateway.settings.units import parse_url
 from tests.integration import mirror_kit as kit
 from tests.integration.asking_kit import WHOLE, running, urls
 from tests.integration.cut_kit import MIB, Far, request

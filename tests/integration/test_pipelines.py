@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from gateway.app import Gateway
+from gateway.cli.demo.samples import load_scans
 from gateway.config.load import load_text
-from gateway.demo.samples import load_scans
 from gateway.ir.calls import ModelReadyRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Unavailable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,17 +18,17 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner, Result
 
 from gateway.app import Gateway, complete_service, connect
-from gateway.captures.capture import Capture
 from gateway.cli.commands import command_line
-from gateway.compare.replies import Comparison
-from gateway.compare.rules import EXACT, OutputRule, OutputRules
-from gateway.compare.tensors import Outcome
-from gateway.config.units import parse_url
-from gateway.demo.config import demo_config
+from gateway.cli.demo.config import demo_config
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import array_tensor
-from gateway.migration.replay import Replay, ReplayOptions, ReplayOutcome
+from gateway.migration.captures.capture import Capture
+from gateway.migration.compare.replies import Comparison
+from gateway.migration.compare.rules import EXACT, OutputRule, OutputRules
+from gateway.migration.compare.tensors import Outcome
+from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayOutcome
+from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, running, urls
 from tests.integration.cli_kit import gateway as gateway_command
 
@@ -284,6 +285,28 @@ def test_replay_and_diff_print_a_verdict(recorded: Path, tmp_path: Path) -> None
     failed = command("diff", str(recorded), results, "--fail-if", "errors>0")
     assert failed.exit_code == 1
     assert "verdict: failed, errors 100.00% > 0.00%" in failed.stdout
+
+
+def test_calls_that_fail_at_the_new_server_are_no_agreement(recorded: Path, tmp_path: Path) -> None:
+    """No condition on replies passes; text, JSON and page begin with the failed calls."""
+    results, page = tmp_path / "results", tmp_path / "page.html"
+    against = ("--against", "oip+http://127.0.0.1:1", "--limit", "3")
+    replayed = command("replay", str(recorded), *against, "-o", str(results), "--report", str(page))
+    assert re.search(
+        r"^3 calls in .* s \(--pace max\), 3 failed, 0 left out$", replayed.stdout, re.MULTILINE
+    )
+    assert re.search(r"^3 new_error unavailable: .+ \(call [^ ]+\)$", replayed.stdout, re.MULTILINE)
+    assert "3 of 3 calls failed at the new server. No reply was compared." in page.read_text()
+    found = command("diff", str(recorded), str(results), "--fail-unless", "mismatch<1%@95%")
+    assert found.exit_code == 1
+    assert "0 calls compared, 3 failed, 447 in one capture only" in found.stdout
+    assert "mismatch is at most 100.000%, not below 1.000%: 0 of 0 calls" in found.stdout
+    unjudged = command("diff", str(recorded), str(results), "--output", "json")
+    document = json.loads(unjudged.stdout)
+    assert unjudged.exit_code == 1
+    assert document["verdict"].startswith("undecided, 3 of 3 calls failed at the new server")
+    assert (3, 0, 3) == tuple(document[key] for key in ("calls", "compared", "failed"))
+    assert ("unavailable", 3) == tuple(document["reasons"][0][key] for key in ("code", "count"))
 
 
 @pytest.mark.parametrize("keeps_results", [True, False])

@@ -88,7 +88,7 @@ def test_reports_are_reproducible(recordings: tuple[Path, Path, str], tmp_path: 
         "| mismatch.below | trips | 8 of 20,",
         "| errors\\>0 | holds |",
         "| label | 20 | 8 | 40.00% |",
-        "| 127.0.0.1 | - | trtis.http | digits:1 | 20 | 8 | 40.00% | 0 |",
+        "| 127.0.0.1 | - | trtis.http | digits:1 | 20 | 0 | 20 | 8 | 40.00% |",
         "| rule of probabilities | top\\_k 1 |",
     ):
         assert line in markdown

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gateway.app import Gateway
-from gateway.captures.capture import Capture
+from gateway.migration.captures.capture import Capture
 from tests.integration import workers_kit
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.cli_kit import Running
@@ -57,7 +57,7 @@ def shadow_pid(gateway: Gateway) -> int:
     (found,) = [
         int(pid)
         for pid in children
-        if b"gateway.app.shadow.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"gateway.migration.mirror.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     return found
 

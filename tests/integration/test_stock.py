@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.commands import command_line
 from gateway.cli.configuration import load_checked_mapping
+from gateway.cli.demo.config import demo_config
 from gateway.config.load import ConfigError
-from gateway.demo.config import demo_config
 from tests.integration.cli_kit import gateway, serving
 
 pytestmark = pytest.mark.timeout(90)

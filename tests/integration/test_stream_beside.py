@@ -16,7 +16,8 @@ import trustme
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps.brpc.framing import looks_like, server_framer
-from gateway.transports.admission import ConnectionCount, MemoryBudget
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     ClientLimits,
     GrpcFrontend,
@@ -27,6 +28,7 @@ from gateway.transports.contract import (
 )
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http2.frames import PREFACE, may_be_http2, settings
+from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.reference.http_server import HttpServer
 from gateway.transports.stream.protocol_sniffing import (
     SharedPortProtocols,
@@ -139,7 +141,7 @@ async def both(
         limits=limits,
         budget=budget,
         ordered=False,
-        ssl_context=ssl_context,
+        tls=None if ssl_context is None else TlsContext(ssl_context),
         refused=refused.append,
         beside=SharedPortProtocols(looks_like, connections, (beside,), count),
     )
@@ -392,6 +394,9 @@ class Noted:
 
     async def start(self) -> None:
         self.calls.append("start")
+
+    def drain_unverified(self, _authorities: Authorities) -> None:
+        self.calls.append("drain_unverified")
 
     def announce_close(self) -> None:
         self.calls.append("announce_close")

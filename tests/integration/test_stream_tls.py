@@ -11,6 +11,7 @@ import trustme
 
 from gateway.ir.errors import NotSent
 from gateway.transports.contract import ClientLimits
+from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.stream.client import StreamClient
 from gateway.wire.stream import Frame
 from tests.integration.http_kit import eventually
@@ -30,7 +31,9 @@ async def test_frames_are_echoed_under_tls() -> None:
     authority = trustme.CA()
     server, client = contexts(authority, authority)
     async with serving(Echo(), ssl_context=server) as running:
-        asking = StreamClient(running.server.address, ordered, ClientLimits(), ssl_context=client)
+        asking = StreamClient(
+            running.server.address, ordered, ClientLimits(), tls=TlsContext(client)
+        )
         payload = bytes(range(256)) * 2000
         found = [payload_of(await asking.send(Frame((payload,)), deadline=None)) for _ in range(2)]
         await asking.close()
@@ -47,7 +50,11 @@ async def test_fixed_address_is_verified_by_its_host_name() -> None:
         port = running.server.address.rpartition(":")[2]
         for host, fails in (("triton.test", False), ("other.test", True)):
             asking = StreamClient(
-                f"{host}:{port}", ordered, ClientLimits(), ssl_context=client, address="127.0.0.1"
+                f"{host}:{port}",
+                ordered,
+                ClientLimits(),
+                tls=TlsContext(client),
+                address="127.0.0.1",
             )
             refused = pytest.raises(NotSent, match="Hostname mismatch") if fails else nullcontext()
             with refused:
@@ -60,7 +67,9 @@ async def test_untrusted_server_gets_no_request() -> None:
     server, client = contexts(trustme.CA(), trustme.CA())
     frontend = Echo()
     async with serving(frontend, ssl_context=server) as running:
-        asking = StreamClient(running.server.address, ordered, ClientLimits(), ssl_context=client)
+        asking = StreamClient(
+            running.server.address, ordered, ClientLimits(), tls=TlsContext(client)
+        )
         with pytest.raises(NotSent, match="certificate verify failed"):
             await asking.send(Frame((b"question",)), deadline=None)
         await asking.close()
@@ -73,7 +82,9 @@ async def test_cancelled_request_cancels_the_server() -> None:
     server, client = contexts(authority, authority)
     frontend = Slow()
     async with serving(frontend, ssl_context=server) as running:
-        asking = StreamClient(running.server.address, ordered, ClientLimits(), ssl_context=client)
+        asking = StreamClient(
+            running.server.address, ordered, ClientLimits(), tls=TlsContext(client)
+        )
         request = asyncio.ensure_future(asking.send(Frame((b"question",)), deadline=None))
         await eventually(lambda: bool(frontend.waiting))
         request.cancel()

@@ -18,11 +18,11 @@ from structlog.testing import capture_logs
 from gateway.app import Gateway, connect
 from gateway.app.errors import StartError
 from gateway.config.load import load_text
-from gateway.config.units import parse_url
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import array_tensor
+from gateway.settings.units import parse_url
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.otlp_kit import Collector, collecting, values
 

@@ -86,6 +86,28 @@ def test_killed_worker_loses_only_its_own_calls(lasting: Running) -> None:
     assert [(1, "was killed by SIGKILL")] == [(line["worker"], line["ended"]) for line in died]
 
 
+def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
+    """It is down and the gateway not ready; a reload goes on, and a new worker serves."""
+    path = tmp_path / "workers.yaml"
+    text = CONFIG.format(folder=tmp_path, port=0, transport="native", more="")
+    path.write_text(text.replace("drain: 5s", "drain: 5s, worker_timeout: 9s"))
+    with serving(str(path), patience_s=kit.PATIENCE_S) as running:
+        hung = kit.pids(running)[2]
+        kit.end(hung, signal.SIGSTOP)
+        kit.eventually(lambda: kit.of_workers(running, "worker_up") == {1: 1.0, 2: 0.0})
+        assert (503, {"ready": False}) == get(running.url("/readyz", "admin"))
+        assert [(2, hung)] == [
+            (line["worker"], line["pid"]) for line in kit.events(running, "process does not reply")
+        ]
+        status, body = get(running.url("/reload", "admin"), {})
+        assert (200, "applied") == (status, body["outcome"])
+        kit.eventually(lambda: kit.of_workers(running, "worker_up") == {1: 1.0, 2: 1.0})
+        assert (200, {"ready": True}) == get(running.url("/readyz", "admin"))
+        assert {1: 0.0, 2: 1.0} == kit.of_workers(running, "worker_restarts_total")
+        assert not kit.is_alive(hung)
+        assert 0 == running.stop()
+
+
 def test_stop_loses_no_call(two: Running, tmp_path: Path) -> None:
     """On SIGTERM both finish their calls; the status is 0, and the socket file is removed."""
     assert (tmp_path / "g.sock").exists()

@@ -11,10 +11,10 @@ import pytest
 import trustme
 
 from gateway.app import connect
-from gateway.config.models import TlsConfig
-from gateway.config.units import parse_url
+from gateway.config.tls import TlsConfig
 from gateway.ir.calls import ServerReadyRequest
 from gateway.ir.errors import GatewayError
+from gateway.settings.units import parse_url
 from tests.integration.asking_kit import running
 
 CONFIG = """

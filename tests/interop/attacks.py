@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from gateway.app.weaknesses import WEAKNESSES
+from gateway.protocols.oip.server_defects import WEAKNESSES
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running
 from tests.interop.gateways import make

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 
 from gateway.app import Gateway
-from gateway.app.admin import start_pages
-from gateway.app.admin_api.access import AdminAccess
-from gateway.app.admin_api.api import AdminApi, AdminSources
-from gateway.app.control import Control
+from gateway.app.admin.access import AdminAccess
+from gateway.app.admin.admin import start_pages
+from gateway.app.admin.api import AdminApi, AdminSources
+from gateway.app.admin.control import Control
 from gateway.app.reload import Reloader
 from gateway.config.load import load_text
 from gateway.config.models import AdminConfig
-from gateway.config.units import Address
+from gateway.settings.units import Address
 from tests.interop.browser import opened
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.migration.advice import CURL
+from gateway.migration.callers.advice import CURL
 from tests.integration.advice_kit import called_gateway, code_of
 from tests.interop.client import Client
 

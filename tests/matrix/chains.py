@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from gateway.backends.python import PythonBackend
 from gateway.backends.versions import Versions
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.metadata import ModelMetadata
 from gateway.policies.buffer_body import BufferBody

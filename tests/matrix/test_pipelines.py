@@ -14,16 +14,16 @@ import pytest
 
 from gateway.backends.python import PythonBackend
 from gateway.backends.versions import Versions
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import Call
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
+from gateway.model_info.metadata_cache import MetadataCache
 from gateway.pipelines.graph import Graph, Step, parse_source
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature_cache import SignatureCache
 from gateway.policies.complete.policy import Complete
 from gateway.policies.forward_headers import ForwardHeaders
-from gateway.policies.metadata_cache import MetadataCache
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
 from tests.matrix.clients import CLIENTS, WHOLE, Array, Client, OipGrpc

@@ -16,7 +16,7 @@ from gateway.backends.examples import simple
 from gateway.backends.python import PythonBackend
 from gateway.backends.versions import Versions
 from gateway.config.models import BatchingConfig, CacheConfig, ModelConfig
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.policies.complete.policy import Complete

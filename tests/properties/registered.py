@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.api.protocol import ProtocolSpec
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.registry import PROTOCOLS, protocol
-from gateway.wire.codec import ProtocolSpec
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.stream import Frame

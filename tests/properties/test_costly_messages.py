@@ -22,7 +22,7 @@ import pytest
 
 from gateway.backends import examples
 from gateway.backends.python import PythonBackend
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import Call
 from gateway.ir.errors import NotFound
 from gateway.ir.limits import DEFAULT_LIMITS

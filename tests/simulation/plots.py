@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from gateway.policies.limits.adaptive_concurrency import AdaptiveConcurrency, AdaptiveRules
+from gateway.policies.limits.adaptive.latency import AdaptiveConcurrency, AdaptiveRules
 from gateway.policies.limits.policy import CallLimits
 from gateway.policies.limits.retry import RetryRules
 from tests.simulation.test_failures import EVERYTHING, Replicas, hang, heal, slow_down

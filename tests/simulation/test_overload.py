@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.ir.calls import Call
-from gateway.policies.limits.adaptive_concurrency import AdaptiveConcurrency, AdaptiveRules
-from gateway.policies.limits.overload_limit import OverloadLimit
+from gateway.policies.limits.adaptive.latency import AdaptiveConcurrency, AdaptiveRules
+from gateway.policies.limits.adaptive.overload import OverloadLimit
 from gateway.policies.limits.policy import CallLimits
 from gateway.service import Service
 from tests.simulation.virtual_time import (

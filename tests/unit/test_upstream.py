@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.protocol import FramingCodec
 from gateway.concurrency.limiter import QUEUE_TIMEOUT_US
 from gateway.ir.calls import (
     Call,
@@ -33,7 +34,6 @@ from gateway.ir.errors import (
 from gateway.ir.metadata import ModelMetadata, ServerMetadata
 from gateway.ir.work import charge
 from gateway.upstream import DialectDetectingUpstream, Upstream
-from gateway.wire.codec import FramingCodec
 from tests.fakes import FakeCodec, ScriptedService
 
 

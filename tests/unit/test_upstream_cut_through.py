@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.frontend import Frontend
+from gateway.api.protocol import CutThroughCodec
+from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.data import StreamedData
@@ -16,7 +17,6 @@ from gateway.ir.errors import MalformedMessage, Overloaded, Unavailable
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.tensor import as_raw, streamed_tensor
 from gateway.upstream import Upstream
-from gateway.wire.codec import CutThroughCodec
 from tests.fakes import FakeArriving, FakeCodec, ScriptedService
 
 MODEL = ModelRef("m")

@@ -4,10 +4,11 @@ The first message is the worker's setup, as a pickle; all others are JSON. End o
 the other process has exited.
 """
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import pickle
-import signal
 import socket
 import struct
 from collections.abc import Mapping
@@ -16,12 +17,39 @@ from typing import Any
 
 import orjson
 
+from gateway.api.extension import PartSetup
 from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 
 _SIZE = struct.Struct("!I")
 
 Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PartDescriptors:
+    """What the part of an extension begins with in another process.
+
+    Attributes:
+        document: JSON values.
+        sockets: Descriptors, by names of the extension's own choice.
+    """
+
+    document: Mapping[str, Any]
+    sockets: Mapping[str, int]
+
+    @classmethod
+    def of(cls, setup: PartSetup) -> PartDescriptors:
+        """Return a setup as another process inherits it."""
+        sockets = {name: each.fileno() for name, each in setup.sockets.items()}
+        return cls(setup.document, sockets)
+
+    def open(self) -> PartSetup:
+        """Return the setup in the process that inherited the descriptors."""
+        sockets = {name: socket.socket(fileno=number) for name, number in self.sockets.items()}
+        for each in sockets.values():
+            each.setblocking(False)
+        return PartSetup(self.document, sockets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +62,7 @@ class WorkerSetup:
         should_log_warnings: Whether this worker logs warnings about the configuration.
         sockets: Descriptors of the unix sockets that the workers share, by address.
         drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
-        shadow: Descriptors of the sockets to the shadow process: "" for the capture, and the name
-            of each live migration.
-        serving: For the shadow process: by the same names, descriptors of the sockets to the
-            workers, by number.
-        weights: Percentage, epoch and attempt of each cut-over, by migration.
+        parts: What the parts of extensions begin with: documents, and descriptors of sockets.
     """
 
     loaded: LoadedConfig
@@ -46,15 +70,13 @@ class WorkerSetup:
     should_log_warnings: bool
     sockets: Mapping[str, int] = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
-    shadow: Mapping[str, int] = field(default_factory=dict)
-    serving: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    weights: Mapping[str, tuple[float, int, int]] = field(default_factory=dict)
+    parts: Mapping[str, PartDescriptors] = field(default_factory=dict)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """All descriptors that the process inherits."""
-        serving = [number for ends in self.serving.values() for number in ends.values()]
-        return (*self.sockets.values(), *self.shadow.values(), *serving)
+        own = [number for part in self.parts.values() for number in part.sockets.values()]
+        return (*self.sockets.values(), *own)
 
 
 def encode_loaded(loaded: LoadedConfig) -> str:
@@ -68,14 +90,6 @@ def decode_loaded(text: str) -> LoadedConfig:
     loaded = pickle.loads(base64.b64decode(text))  # noqa: S301
     assert isinstance(loaded, LoadedConfig)  # noqa: S101  # the parent process encodes nothing else
     return loaded
-
-
-def stop_signal() -> asyncio.Event:
-    """Return an event that SIGTERM or SIGINT sets."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
 
 
 def read_setup(sock: socket.socket) -> WorkerSetup:

@@ -20,23 +20,24 @@ from gateway.app.processes.channel import (
     encode_loaded,
     open_channel,
 )
+from gateway.app.processes.reply_watch import REPLY_S
+from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.telemetry.aggregation import Snapshot
 
-MODULES: Final = {"serving": "gateway.app.workers.worker", "shadow": "gateway.app.shadow.process"}
-"""The main module of a process, by its role."""
-_REPLY_TIMEOUT_S: Final = 1.0
+WORKER: Final = "gateway.app.workers.worker"
+"""The main module of a serving process."""
 
 
-async def launch(setup: WorkerSetup) -> WorkerProcess:
-    """Start a worker in a new process, without a fork of this one."""
+async def launch(setup: WorkerSetup, module: str = WORKER) -> WorkerProcess:
+    """Start a process with the main module *module*, without a fork of this one."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # do not import modules from the working directory
             "-m",
-            MODULES[setup.slot.role],
+            module,
             f"{setup.slot.number}/{setup.slot.count}",
             str(theirs.fileno()),
             stdin=asyncio.subprocess.DEVNULL,
@@ -58,15 +59,15 @@ class WorkerProcess:
     Attributes:
         pid: The process id.
         metrics: The last metrics that the worker sent.
-        on_evidence: Called with the evidence that a shadow process sends, by migration.
-        on_trip: Called when a guard of a cut-over trips in the worker.
+        on_document: Called with each document that the process of an extension sends by itself.
+        on_notice: Called with the name of an extension whose leading part is to decide soon.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, channel: WorkerChannel) -> None:
         self.pid = process.pid
         self.metrics: Snapshot = ()
-        self.on_evidence: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None
-        self.on_trip: Callable[[], None] | None = None
+        self.on_document: Callable[[Mapping[str, Any]], None] | None = None
+        self.on_notice: Callable[[str], None] | None = None
         self._process = process
         self._channel = channel
         self._pending: dict[int, asyncio.Future[Message]] = {}
@@ -76,7 +77,7 @@ class WorkerProcess:
         self._startup: asyncio.Future[Mapping[str, str] | str] = (
             asyncio.get_running_loop().create_future()
         )
-        self._receiver = asyncio.create_task(self._receive())
+        self._receiver = start_background(self._receive(), f"messages of process {self.pid}")
 
     async def wait_started(self) -> Mapping[str, str]:
         """Wait until the worker listens, and return its addresses.
@@ -98,24 +99,18 @@ class WorkerProcess:
         found: dict[str, Any] = (await self._request("status")).get("status", {})
         return found
 
-    async def sample(self, migration: str, sample_id: str) -> dict[str, Any] | None:
-        """Request a kept sample of a migration from a shadow process; None if there is none."""
-        wanted = {"migration": migration, "id": sample_id}
-        found: dict[str, Any] | None = (await self._request("sample", sample=wanted)).get("sample")
-        return found
-
     def send(self, message: Message) -> None:
         """Send a message without a reply; do nothing if the process has exited."""
         self._channel.send(message)
 
-    async def update_metrics(self) -> None:
-        """Request the metrics of the worker; keep the last ones on timeout."""
-        await self._request("metrics")
+    async def update_metrics(self) -> bool:
+        """Request the metrics of the worker; return False and keep the last ones on timeout."""
+        return "metrics" in await self._request("metrics")
 
-    async def exchange_weights(self, weights: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Put weights of cut-overs in force; return the worker's report, or None on timeout."""
-        reply = await self._request("weights", weights=dict(weights))
-        found: Mapping[str, Any] | None = reply.get("cutovers")
+    async def exchange(self, part: str, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Send a document to the part of an extension; return its reply, or None on timeout."""
+        reply = await self._request("exchange", part=part, document=dict(document))
+        found: Mapping[str, Any] | None = reply.get("document")
         return found
 
     async def reload(self, loaded: LoadedConfig, drained: AbstractSet[str]) -> dict[str, list[str]]:
@@ -135,9 +130,9 @@ class WorkerProcess:
         changes: dict[str, list[str]] = reply["changes"]
         return changes
 
-    def stop(self) -> None:
-        """Send SIGTERM: the worker drains and exits."""
-        self._signal(signal.SIGTERM)
+    def stop(self, *, interrupts: bool = False) -> None:
+        """Send SIGTERM: the worker drains and exits; or SIGINT, which skips `pre_stop`."""
+        self._signal(signal.SIGINT if interrupts else signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -151,7 +146,7 @@ class WorkerProcess:
         return status
 
     async def _request(
-        self, name: str, *, timeout_s: float | None = _REPLY_TIMEOUT_S, **content: Any
+        self, name: str, *, timeout_s: float | None = REPLY_S, **content: Any
     ) -> Message:
         """Send a request and return the reply; an empty one on timeout or exit."""
         if self._has_exited:
@@ -173,10 +168,10 @@ class WorkerProcess:
         while (message := await self._channel.receive()) is not None:
             if "metrics" in message:
                 self.metrics = message["metrics"]
-            if "evidence" in message and self.on_evidence is not None:
-                self.on_evidence(message["evidence"])
-            if "tripped" in message and self.on_trip is not None:
-                self.on_trip()
+            if "notice" in message and self.on_notice is not None:
+                self.on_notice(message["notice"])
+            if "number" not in message and "document" in message and self.on_document is not None:
+                self.on_document(message["document"])
             if "started" in message:
                 self._set_startup(message["started"])
             elif "failed" in message:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig, StreamConfig
-from gateway.config.units import Address, StreamAddress
+from gateway.settings.units import Address, StreamAddress
 from gateway.transports.net.port_reservation import PortReservation
 from gateway.transports.net.unix_socket import UnixSocket
 

@@ -12,32 +12,39 @@ import structlog
 from prometheus_client.core import Metric
 
 from gateway import __version__
-from gateway.app.admin import PAGE_DRAIN_S, start_pages
-from gateway.app.admin_api.api import AdminApi, AdminSources
-from gateway.app.announce import log_addresses
+from gateway.api.extension import Reports
+from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
+from gateway.app.admin.api import AdminApi, AdminSources
+from gateway.app.admin.control import control_of
+from gateway.app.admin.status import Document
+from gateway.app.announce import log_addresses, log_default_timeout
+from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
-from gateway.app.control import control_of
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import log_extensions
-from gateway.app.migration.controller import CutoverController
-from gateway.app.migration.leader import Reports
-from gateway.app.migration.shifts import ShiftWeights
-from gateway.app.processes.channel import WorkerSetup
+from gateway.app.parts import LeadingParts
+from gateway.app.processes.channel import PartDescriptors, WorkerSetup
+from gateway.app.processes.reply_watch import POLL_S, ReplyWatch
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.reload import Changes, Load, Reloader
-from gateway.app.run import stop_event
-from gateway.app.shadow.keeper import EvidenceDocuments, ShadowKeeper, shadow_channels
-from gateway.app.shadow.lost_samples import with_lost_samples
-from gateway.app.status import Document
+from gateway.app.signals import StopSignal, on_reopen, start_reaping
 from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import LifecycleConfig
-from gateway.telemetry import log as logs
-from gateway.telemetry.aggregation import MetricsAggregator, counter, gauge, total_of, write_page
+from gateway.telemetry import logs
+from gateway.telemetry.aggregation import (
+    MetricsAggregator,
+    counter,
+    gauge,
+    snapshot,
+    total_of,
+    write_page,
+)
+from gateway.telemetry.lost_lines import LostLines
 from gateway.transports.contract import Server
 
 log = structlog.get_logger(__name__)
@@ -46,8 +53,6 @@ Launch = Callable[[WorkerSetup], Awaitable[WorkerProcess]]
 
 # A worker may take this time longer to stop than `pre_stop` and `drain` of the configuration.
 _GRACE_S: Final = 10.0
-# A worker that is killed loses the counts since the last poll.
-_POLL_S: Final = 2.0
 _REQUESTS: Final = "gateway_requests_total"
 
 
@@ -61,10 +66,9 @@ class Supervisor:
         sockets: Descriptors of the unix sockets that the workers share, by address.
         restart_policy: The backoff between restarts.
         clock: Monotonic seconds; the event loop's clock by default.
-        shadow: Keeps the shadow process running; None if the configuration needs none.
 
     Attributes:
-        cutovers: Decides about the cut-overs; None for none.
+        leading: The parts of extensions in this process; None for none.
     """
 
     def __init__(
@@ -76,10 +80,8 @@ class Supervisor:
         sockets: Mapping[str, int] = MappingProxyType({}),
         restart_policy: RestartPolicy | None = None,
         clock: Callable[[], float] | None = None,
-        shadow: ShadowKeeper | None = None,
     ) -> None:
-        self.cutovers: CutoverController | None = None
-        self._shadow = shadow
+        self.leading: LeadingParts | None = None
         self._loaded = loaded
         self._launch = launch
         self._sockets = dict(sockets)
@@ -88,7 +90,7 @@ class Supervisor:
         self._clock = clock or asyncio.get_running_loop().time
         self._slots = [WorkerSlot(number, count) for number in range(1, count + 1)]
         self._workers: dict[int, WorkerProcess] = {}
-        self._serving: set[int] = set()
+        self._serving: dict[int, ReplyWatch] = {}
         self._restarts: dict[int, int] = dict.fromkeys(range(1, count + 1), 0)
         # Requests of the earlier processes of each worker.
         self._past_requests: dict[int, float] = dict.fromkeys(range(1, count + 1), 0.0)
@@ -105,6 +107,11 @@ class Supervisor:
         """The number of workers."""
         return len(self._slots)
 
+    @property
+    def config(self) -> LoadedConfig:
+        """The configuration in force."""
+        return self._loaded
+
     async def start(self) -> Mapping[str, str]:
         """Start all workers, and return their addresses when each of them listens.
 
@@ -113,8 +120,8 @@ class Supervisor:
         Raises:
             StartError: A worker cannot start; the others are killed.
         """
-        if self._shadow is not None:
-            await self._shadow.start()
+        if self.leading is not None:
+            await self.leading.start()
         tasks = [
             asyncio.ensure_future(self._start_worker(slot, is_first=True)) for slot in self._slots
         ]
@@ -129,11 +136,11 @@ class Supervisor:
                 self._supervise(*(self._run_worker(slot) for slot in self._slots))
             else:
                 await self._kill_all()
-                if self._shadow is not None:
-                    await self._shadow.stop()
+                if self.leading is not None:
+                    await self.leading.stop()
             raise
         self._is_started = True
-        self._supervise(*(self._run_worker(slot) for slot in self._slots), self._poll_metrics())
+        self._supervise(*(self._run_worker(slot) for slot in self._slots), self._poll_workers())
         return addresses[0]
 
     def _supervise(self, *coroutines: Coroutine[Any, Any, None]) -> None:
@@ -147,7 +154,8 @@ class Supervisor:
     ) -> Changes:
         """Put another configuration in force in one worker after the other.
 
-        If one of them cannot, those that have the new configuration get the old one again.
+        If one of them cannot, those that have the new configuration get the old one again. One that
+        does not reply is restarted, with the new configuration.
 
         Args:
             loaded: A configuration without errors. Its listeners are the same, port 0 included.
@@ -156,42 +164,52 @@ class Supervisor:
         Raises:
             StartError: A worker cannot use the configuration.
         """
+        if self._serving and not self._replying():
+            raise StartError("no worker replies")
         old, old_drained = self._loaded, self._drained
         # A worker that restarts meanwhile begins with the new configuration.
         self._loaded = new = loaded.changed(listeners=old.config.listeners)
         self._drained = frozenset(drained)
         changes: Changes = {}
+        certificates: set[str] = set()
         before = list(self._workers.values())
         reloaded: list[WorkerProcess] = []
         for number in sorted(self._serving):
-            worker = self._workers.get(number)
-            if worker is None:  # it exited meanwhile
+            worker, watch = self._workers.get(number), self._serving.get(number)
+            if worker is None or watch is None:  # it exited meanwhile
+                continue
+            if watch.is_silent:
+                self._restart(worker, "it does not reply")
                 continue
             try:
                 changes = await worker.reload(new, drained)
             except StartError as error:
+                if watch.is_killed:  # it hung, and restarts with the new configuration
+                    continue
                 self._loaded, self._drained = old, old_drained
                 serving = [self._workers[each] for each in self._serving]
                 reloaded += [each for each in serving if each not in {*before, *reloaded}]
                 await asyncio.gather(*(self._restore(each) for each in reloaded))
                 raise StartError(f"worker {number}: {error}") from error
             reloaded.append(worker)
-        if self._shadow is not None:
-            self._shadow.change(new)
-        return changes
+            certificates.update(changes.get(CERTIFICATES, ()))
+        return {**changes, CERTIFICATES: sorted(certificates)} if certificates else changes
 
     async def _restore(self, worker: WorkerProcess) -> None:
         """Give a worker the configuration in force again, or restart the worker."""
         try:
             await worker.reload(self._loaded, self._drained)
         except StartError as error:
-            log.warning("worker restarts after a failed reload", pid=worker.pid, reason=str(error))
-            worker.stop()
+            self._restart(worker, str(error))
 
-    async def exchange_weights(self, weights: ShiftWeights) -> Reports:
-        """Put weights of cut-overs in force in all workers; return their reports by process."""
+    def _restart(self, worker: WorkerProcess, reason: str) -> None:
+        log.warning("worker restarts after a failed reload", pid=worker.pid, reason=reason)
+        worker.stop()
+
+    async def exchange(self, part: str, document: Mapping[str, Any], /) -> Reports:
+        """Send a document to the part of an extension in all workers; return their replies."""
         workers = list(self._workers.values())
-        found = await asyncio.gather(*(worker.exchange_weights(weights) for worker in workers))
+        found = await asyncio.gather(*(worker.exchange(part, document) for worker in workers))
         return {str(worker.pid): report for worker, report in zip(workers, found, strict=True)}
 
     def publish(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -207,18 +225,31 @@ class Supervisor:
         """Wait until a worker fails for good; `stop` then stops the others."""
         await self._failed.wait()
 
-    async def stop(self) -> int:
+    def reopen_logs(self) -> None:
+        """Let every worker open its files of logs again."""
+        for worker in self._workers.values():
+            worker.send({"request": "reopen_logs"})
+        log.info("log files reopened")
+
+    async def stop(self, *, interrupts: bool = False) -> int:
         """Drain and stop every worker; return the exit status.
+
+        Args:
+            interrupts: Skip `pre_stop`.
 
         The status is 0 unless a worker failed for good, did not stop in time, or failed to stop.
         """
         self._stopping.set()
-        for worker in self._workers.values():
-            worker.stop()
+        silent = self._silent()
+        for number, worker in self._workers.items():
+            if number in silent:
+                worker.kill()
+            else:
+                worker.stop(interrupts=interrupts and number in self._serving)
         lifecycle = self.lifecycle
         await self._wait_all(lifecycle.pre_stop + lifecycle.drain + _GRACE_S)
-        if self._shadow is not None:
-            await self._shadow.stop()
+        if self.leading is not None:
+            await self.leading.stop()
         return self._status
 
     def kill(self) -> None:
@@ -228,18 +259,29 @@ class Supervisor:
             worker.kill()
 
     async def ready(self) -> bool:
-        """Return whether any worker is ready, once all of them have started."""
-        if self._stopping.is_set() or not self._is_started:
+        """Return whether any worker is ready, once all of them have started.
+
+        The kernel gives connections to a worker that hangs, too, so the gateway is then not ready.
+        """
+        if self._stopping.is_set() or not self._is_started or self._silent():
             return False
         replies = [self._workers[number].ready() for number in self._serving]
         return any(await asyncio.gather(*replies))
+
+    def _silent(self) -> list[int]:
+        """Return the numbers of the workers that do not reply."""
+        return sorted(number for number, watch in self._serving.items() if watch.is_silent)
+
+    def _replying(self) -> list[int]:
+        """Return the numbers of the workers that serve and reply."""
+        return sorted(number for number, watch in self._serving.items() if not watch.is_silent)
 
     async def status(self) -> Document:
         """Return the status of the first worker that serves, and a line for each worker.
 
         The workers share the configuration. Each has its own connections to upstreams.
         """
-        serving = sorted(self._serving)
+        serving = self._replying()
         found = await self._workers[serving[0]].status() if serving else {}
         ready = await self.ready()
         return {
@@ -253,18 +295,24 @@ class Supervisor:
             "limits": {},
             **found,
             "ready": ready,
-            "reason": "" if ready else found.get("reason") or "no worker is ready",
+            "reason": "" if ready else self._reason(found),
             "shown_worker": serving[0] if serving else None,
             "workers": [
                 {
                     "worker": slot.number,
-                    "serving": slot.number in self._serving,
+                    "serving": slot.number in serving,
                     "restarts": self._restarts[slot.number],
                 }
                 for slot in self._slots
             ],
             "warnings": [*found.get("warnings", ()), *logs.recent_warnings()],
         }
+
+    def _reason(self, found: Document) -> str:
+        """Return why the gateway is not ready, given the status of a worker."""
+        if self._silent():
+            return f"worker {', '.join(map(str, self._silent()))} does not reply"
+        return found.get("reason") or "no worker is ready"
 
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page of all workers, and its content type."""
@@ -277,7 +325,8 @@ class Supervisor:
         return [*self._totals.collect(), *own]
 
     def _own_metrics(self) -> Iterable[Metric]:
-        up = {str(slot.number): float(slot.number in self._serving) for slot in self._slots}
+        serving = self._replying()
+        up = {str(slot.number): float(slot.number in serving) for slot in self._slots}
         yield gauge(
             "gateway_worker_up", "Whether the worker is serving (1) or not (0).", up, "worker"
         )
@@ -300,8 +349,7 @@ class Supervisor:
             StartError: The worker cannot start.
         """
         # Every worker would log the same warnings about the configuration: one of them does.
-        ends = {} if self._shadow is None else self._shadow.serving_ends(slot.number)
-        shadow = {name: end.fileno() for name, end in ends.items()}
+        setups = {} if self.leading is None else self.leading.setups(slot.number)
         is_first = is_first and slot.number == 1
         setup = WorkerSetup(
             self._loaded,
@@ -309,16 +357,15 @@ class Supervisor:
             is_first,
             self._sockets,
             self._drained,
-            shadow=shadow,
-            weights={} if self.cutovers is None else self.cutovers.weights(),
+            parts={name: PartDescriptors.of(each) for name, each in setups.items()},
         )
         try:
             worker = await self._launch(setup)
         except OSError as error:  # no memory, no descriptors, no more processes
             raise StartError(f"cannot start a worker process: {reason_of(error)}") from error
         self._workers[slot.number] = worker
-        if self.cutovers is not None:
-            worker.on_trip = self.cutovers.wake
+        if self.leading is not None:
+            worker.on_notice = self.leading.on_notice
         if self._stopping.is_set():
             worker.stop()
         addresses = await worker.wait_started()
@@ -326,7 +373,7 @@ class Supervisor:
         while loaded is not self._loaded:  # a reload happened meanwhile
             loaded = self._loaded
             await worker.reload(loaded, self._drained)
-        self._serving.add(slot.number)
+        self._serving[slot.number] = ReplyWatch(worker, "worker", worker=slot.number)
         log.info("worker started", worker=slot.number, pid=worker.pid)
         return addresses
 
@@ -368,9 +415,12 @@ class Supervisor:
         status = await worker.wait()
         # SIGTERM may kill a worker before it handles signals; then no call is in flight.
         killed_early = status == -signal.SIGTERM and slot.number not in self._serving
-        self._serving.discard(slot.number)
+        self._serving.pop(slot.number, None)
         self._past_requests[slot.number] = self._request_count(slot.number)
-        self._totals.update(worker, with_lost_samples(worker.metrics))
+        metrics = worker.metrics
+        if self.leading is not None:
+            metrics = self.leading.on_process_ended(metrics)
+        self._totals.update(worker, metrics)
         self._totals.process_ended(worker)
         del self._workers[slot.number]
         if self._stopping.is_set() and status != 0 and not killed_early:
@@ -383,15 +433,18 @@ class Supervisor:
         if not task.cancelled() and task.exception() is not None:
             self._failed.set()
 
-    async def _poll_metrics(self) -> None:
-        while not await is_set_within(self._stopping, _POLL_S):
-            await self._update_metrics()
+    async def _poll_workers(self) -> None:
+        """Ask all workers for a reply regularly, and end those that hang; `_run_worker` goes on."""
+        while not await is_set_within(self._stopping, POLL_S):
+            timeout_s = self.lifecycle.worker_timeout
+            await asyncio.gather(*(watch.poll(timeout_s) for watch in self._serving.values()))
 
     async def _update_metrics(self) -> None:
-        workers = list(self._workers.values())
+        workers = [self._workers[number] for number in self._replying()]
         await asyncio.gather(*(worker.update_metrics() for worker in workers))
         for worker in self._workers.values():
             self._totals.update(worker, worker.metrics)
+        self._totals.update(self, snapshot(LostLines({"stderr": logs.lost_lines})))
 
     async def _wait_all(self, timeout_s: float) -> None:
         """Wait until all workers exit, and kill those that take longer."""
@@ -455,31 +508,37 @@ async def _run(
     restart_policy: RestartPolicy | None,
     load: Load,
 ) -> int:
-    shadow = ShadowKeeper(loaded, count) if shadow_channels(loaded) else None
-    cutovers = CutoverController(loaded)
     supervisor = Supervisor(
         sockets.loaded,
         count,
         launch,
         sockets=sockets.sockets,
         restart_policy=restart_policy,
-        shadow=shadow,
     )
-    supervisor.cutovers = cutovers
-    supervisor.publish(cutovers.collect)
-    if shadow is not None:
-        supervisor.publish(shadow.collect)
-    stop = stop_event(supervisor.kill)
-    reloader = Reloader(load, loaded, supervisor.reload, cutovers=cutovers)
+    supervisor.leading = leading = LeadingParts(supervisor)
+    supervisor.publish(leading.collect)
+    stop = StopSignal(is_final=True, kill=supervisor.kill)
+    reaping = start_reaping()
+    try:
+        tls = admin_tls(loaded.config.admin, loaded.directory)
+    except REASONS as error:
+        raise StartError(f"admin: {reason_of(error)}") from error
+    certificates = Certificates(lambda: () if tls is None else (tls,))
+    supervisor.publish(certificates.collect)
+
+    async def apply(loaded: LoadedConfig, drained: AbstractSet[str]) -> Changes:
+        return await certificates.renewed(await supervisor.reload(loaded, drained))
+
+    reloader = Reloader(load, loaded, apply, leading=leading)
     reloader.handle_signal()
+    on_reopen(supervisor.reopen_logs)
     supervisor.publish(reloader.metrics.collect)
     try:
         export = open_export(loaded.config.telemetry.otlp, traces=False)
         if export is not None:
             export.start_metrics(supervisor.metrics)
         control = control_of(loaded.config, reloader)
-        evidence = None if shadow is None else EvidenceDocuments(shadow)
-        sources = AdminSources(supervisor.status, supervisor.metrics, control, evidence, cutovers)
+        sources = AdminSources.of(supervisor.status, supervisor.metrics, control, leading)
         pages = await start_pages(
             loaded.config.admin,
             supervisor.page,
@@ -487,24 +546,28 @@ async def _run(
             control,
             supervisor.status,
             AdminApi(sources, control.access),
+            tls=tls,
             reuse_port=loaded.config.lifecycle.hand_over,
         )
     except REASONS as error:
         raise StartError(reason_of(error)) from error
-    cutovers.start(supervisor, shadow)
+    leading.lead()
+    certificates.start()
     try:
         async with reloader:
             return await _serve(supervisor, sockets, stop, pages)
     finally:
-        await cutovers.stop()
+        await certificates.stop()
+        await leading.stop()
         if export is not None:
             await export.close()
         for page in pages.values():
             await page.stop()
+        reaping.cancel()
 
 
 async def _serve(
-    supervisor: Supervisor, sockets: SharedSockets, stop: asyncio.Event, pages: dict[str, Server]
+    supervisor: Supervisor, sockets: SharedSockets, stop: StopSignal, pages: dict[str, Server]
 ) -> int:
     start = asyncio.create_task(supervisor.start())
     await _wait_first(start, stop.wait())
@@ -515,18 +578,19 @@ async def _serve(
         return await supervisor.stop()
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
     log_extensions(sockets.loaded.config.listeners)
+    log_default_timeout(sockets.loaded.config.policies)
     log_addresses(addresses)
     log.info("started", version=__version__, workers=supervisor.count, **addresses)
     await _wait_first(asyncio.create_task(supervisor.wait_failed()), stop.wait())
     log.info("not ready", reason="stopping" if stop.is_set() else "a worker keeps dying")
     # Workers stop accepting after `pre_stop`; an open reservation would still queue connections.
-    pre_stop_s = supervisor.lifecycle.pre_stop
+    pre_stop_s = 0.0 if stop.is_interrupt else supervisor.lifecycle.pre_stop
     asyncio.get_running_loop().call_later(pre_stop_s, sockets.close)
     leaving = pages.values() if sockets.loaded.config.lifecycle.hand_over else ()
     async with asyncio.TaskGroup() as draining:
         for page in leaving:
             draining.create_task(page.drain(PAGE_DRAIN_S))
-        status = await supervisor.stop()
+        status = await supervisor.stop(interrupts=stop.is_interrupt)
     log.info("stopped")
     return status
 

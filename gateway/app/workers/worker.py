@@ -22,11 +22,11 @@ from gateway.app.processes.channel import (
     decode_loaded,
     open_channel,
     read_setup,
-    stop_signal,
 )
 from gateway.app.run import loop_factory, prepare
+from gateway.app.signals import StopSignal, ignore_log_signals, on_reopen
 from gateway.config.load import ConfigError
-from gateway.telemetry import log as logs
+from gateway.telemetry import logs
 from gateway.telemetry.aggregation import snapshot
 
 log = structlog.get_logger(__name__)
@@ -37,6 +37,7 @@ _FAILED = 1
 def main() -> int:
     """Serve until a signal or the exit of the supervisor; return the exit status."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor reloads the configuration
+    ignore_log_signals()
     sock = socket.socket(fileno=int(sys.argv[2]))
     try:
         setup = read_setup(sock)
@@ -61,26 +62,23 @@ def level_at_start(level: str, *, logs_warnings: bool) -> str:
 
 
 async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
-    stop = stop_signal()
+    stop = StopSignal(is_final=False)
     channel = await open_channel(sock)
     try:
         sockets = {
             address: socket.socket(fileno=number) for address, number in setup.sockets.items()
         }
-        shadow = {name: socket.socket(fileno=number) for name, number in setup.shadow.items()}
-        for each in shadow.values():
-            each.setblocking(False)
         gateway = Gateway(
             setup.loaded,
             setup.slot,
             sockets,
             setup.drained,
-            shadow,
-            setup.weights,
-            lambda: channel.send({"tripped": {}}),
+            {name: part.open() for name, part in setup.parts.items()},
+            lambda name: channel.send({"notice": name}),
         )
     except (ConfigError, StartError) as error:
         return await _report_failure(channel, error)
+    on_reopen(gateway.reopen_logs)
     requests = asyncio.create_task(_handle_requests(channel, gateway))
     start = asyncio.create_task(gateway.start())
     await asyncio.wait({start, requests}, return_when=asyncio.FIRST_COMPLETED)
@@ -96,7 +94,7 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({stopping, requests}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():
-        await gateway.stop()
+        await gateway.stop(pre_stop_s=0 if stop.is_interrupt else None)
     else:
         log.error("supervisor exited")
         await gateway.stop(pre_stop_s=0)
@@ -122,10 +120,13 @@ async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
             reloads.add(reload)
             reload.add_done_callback(reloads.discard)
             continue
+        if message["request"] == "reopen_logs":
+            gateway.reopen_logs()
+            continue
         if message["request"] == "ready":
             reply: dict[str, object] = {"ready": await gateway.ready()}
-        elif message["request"] == "weights":
-            reply = {"cutovers": gateway.shifts.exchange(message["weights"])}
+        elif message["request"] == "exchange":
+            reply = {"document": gateway.parts.exchange(message["part"], message["document"])}
         elif message["request"] == "status":
             reply = {"status": await gateway.status()}
         else:

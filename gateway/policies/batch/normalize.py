@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest
 from gateway.ir.context import ModelRef
-from gateway.policies.metadata_cache import METADATA_TTL_S, MetadataCache
+from gateway.model_info.metadata_cache import METADATA_TTL_S, MetadataCache
 from gateway.service import Service
 
 R = TypeVar("R")

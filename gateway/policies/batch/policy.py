@@ -18,6 +18,7 @@ from gateway.ir import errors
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef
+from gateway.model_info.metadata_cache import METADATA_TTL_S, MetadataCache
 from gateway.policies.batch.merge import batch_key, merge_requests, row_count, split_reply
 from gateway.policies.batch.queue import (
     BatchQueue,
@@ -26,7 +27,6 @@ from gateway.policies.batch.queue import (
     DispatchSlot,
     PendingRequest,
 )
-from gateway.policies.metadata_cache import METADATA_TTL_S, MetadataCache
 from gateway.service import Service
 from gateway.telemetry.call_path import record_batch
 

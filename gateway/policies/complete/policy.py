@@ -23,6 +23,7 @@ from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import MappedStream
 from gateway.ir.tensor import RequestedOutput
+from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.complete.batch_axis import (
     apply_batch_size,
     merge_batch_size,
@@ -43,7 +44,6 @@ from gateway.policies.complete.tensors import (
     is_raw_binary_request,
 )
 from gateway.policies.complete.versions import resolve_version
-from gateway.policies.metadata_cache import MetadataCache
 from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)

@@ -15,7 +15,7 @@ import structlog
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.streaming_body import streaming_body_of
-from gateway.policies.limits.adaptive_concurrency import percentile
+from gateway.policies.limits.adaptive.latency import percentile
 from gateway.service import Service
 
 log = structlog.get_logger(__name__)

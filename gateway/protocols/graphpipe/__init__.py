@@ -4,11 +4,11 @@ Read `translate.py` first, then the codecs in `http.py` and `stream.py`.  `optio
 options of listeners and upstreams.
 """
 
+from gateway.api.protocol import HttpBinding, ProtocolSpec, StreamBinding
 from gateway.protocols.graphpipe.http import HttpCodec
 from gateway.protocols.graphpipe.options import check_options
 from gateway.protocols.graphpipe.paths import PREFIX
 from gateway.protocols.graphpipe.stream import GraphPipeStreamCodec, SizePrefixFramer
-from gateway.wire.codec import HttpBinding, ProtocolSpec, StreamBinding
 
 SPEC = ProtocolSpec(
     name="graphpipe",

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+from gateway.api.protocol import Codec, unsupported
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -45,7 +46,6 @@ from gateway.protocols.graphpipe.paths import (
     no_model,
 )
 from gateway.protocols.graphpipe.translate import UpstreamFault
-from gateway.wire.codec import Codec, unsupported
 from gateway.wire.errors import RETRY_AFTER_CODES, MethodNotAllowed, is_error_status
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import Any, Final, TypeVar, cast
 
+from gateway.api.protocol import Codec, unsupported
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -39,7 +40,6 @@ from gateway.protocols.graphpipe.flatbuffer_writer import (
 from gateway.protocols.graphpipe.messages import open_request
 from gateway.protocols.graphpipe.options import read_options
 from gateway.protocols.graphpipe.translate import UpstreamFault
-from gateway.wire.codec import Codec, unsupported
 from gateway.wire.http import Buffer, view_of
 from gateway.wire.stream import Frame
 

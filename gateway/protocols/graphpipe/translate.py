@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from gateway import __version__
+from gateway.api.protocol import unsupported
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -53,7 +54,6 @@ from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import infer_request, infer_response
 from gateway.protocols.graphpipe.messages import read_infer_request, read_infer_response
 from gateway.protocols.graphpipe.options import GraphPipeOptions
-from gateway.wire.codec import unsupported
 from gateway.wire.errors import error_class_of_http, is_error_status
 from gateway.wire.http import Buffer
 

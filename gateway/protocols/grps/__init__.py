@@ -6,13 +6,13 @@ are mounted in addition to the prefixes here.  The page at `/` is served where n
 claims that path.
 """
 
+from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
 from gateway.protocols.grps.brpc.codec import BrpcCodec
 from gateway.protocols.grps.brpc.framing import BaiduFramer, looks_like, server_framer
 from gateway.protocols.grps.grpc import BRPC_METHODS, METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.grps.http.codec import HttpCodec
 from gateway.protocols.grps.http.paths import BRPC_PREFIXES, PREFIX
 from gateway.protocols.grps.options import check_options, custom_paths
-from gateway.wire.codec import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
 
 SPEC = ProtocolSpec(
     name="grps",

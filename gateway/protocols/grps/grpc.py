@@ -9,6 +9,7 @@ Source: docs/protocols/grps.md, "11. gRPC".
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
+from gateway.api.protocol import Codec
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, MalformedMessage
@@ -21,7 +22,6 @@ from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import read_options
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema import grps_pb2 as pb
-from gateway.wire.codec import Codec
 from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata

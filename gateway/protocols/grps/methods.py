@@ -9,6 +9,7 @@ Source: docs/protocols/grps.md, "2. Model keys", "7. Methods and health", "16. U
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.api.protocol import unsupported
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -52,7 +53,6 @@ from gateway.protocols.grps.metadata import (
     write_server,
 )
 from gateway.protocols.grps.options import LIVE, GrpsOptions
-from gateway.wire.codec import unsupported
 from gateway.wire.errors import clip, is_error_status, strip_traceback
 
 REPLY_NEEDS: Final = frozenset({Need.DATATYPES, Need.SHAPES, Need.WIDENED})

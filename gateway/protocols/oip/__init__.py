@@ -5,11 +5,11 @@ as JSON.  `options.py` describes the options of a listener: `not_ready_status` a
 each off by default.  An upstream has the option `dialect`.
 """
 
+from gateway.api.protocol import GrpcBinding, HttpBinding, Options, ProtocolSpec
 from gateway.protocols.oip.dialects import dialect_of
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.options import UNKNOWN, check_options, extension_status
-from gateway.wire.codec import GrpcBinding, HttpBinding, Options, ProtocolSpec
 
 
 def choose_dialect(options: Options, server_name: str) -> Options:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gateway.wire.codec import Options
+from gateway.api.protocol import Options
 from gateway.wire.options import Reader, flag, one_of, read_values, wrong
 
 DIALECT_NAMES = ("auto", "triton", "mlserver", "kserve", "ovms", "gateway")

@@ -4,10 +4,10 @@ Read `http/codec.py` and `grpc/codec.py` first; the other modules here serve bot
 describes the options of listeners and upstreams.
 """
 
+from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec
 from gateway.protocols.trtis.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.trtis.http.codec import HttpCodec
 from gateway.protocols.trtis.options import check_options
-from gateway.wire.codec import GrpcBinding, HttpBinding, ProtocolSpec
 
 SPEC = ProtocolSpec(
     name="trtis",

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gateway.wire.codec import Options
+from gateway.api.protocol import Options
+from gateway.protocols.trtis.request_numbers import OPTION as REQUEST_IDS
+from gateway.protocols.trtis.request_numbers import RequestIds
 from gateway.wire.options import Reader, flag, matching, number, one_of, read_values
-from gateway.wire.request_ids import OPTION as REQUEST_IDS
-from gateway.wire.request_ids import RequestIds
 
 _SCHEDULED = (1, 12)
 _SNAKE_CASE = (1, 13)

@@ -50,6 +50,9 @@ class Http2ClientConnection(Protocol):
     def on_cancelled(self) -> None:
         """Let a call that waits for a stream have that of a cancelled call."""
 
+    def on_unanswered(self) -> None:
+        """Ask a silent server whether it is there: a call has ended without a response."""
+
 
 class ClientCall(Struct, eq=False):
     """A call in progress.
@@ -174,7 +177,9 @@ class ClientCall(Struct, eq=False):
         except errors.GatewayError as error:
             self.fail(self._protocol_error(error.message))
             return
-        if not found and len(view) < SMALL_FRAME_BYTES:
+        if found:
+            self.connection.core.flood_budget.remaining += 1  # of a prefix in a frame of its own
+        elif len(view) < SMALL_FRAME_BYTES:
             self.connection.core.flood_budget.charge(1)
         if end:
             self.fail(self._protocol_error("a response that ends without a status"))
@@ -306,7 +311,7 @@ class ClientCall(Struct, eq=False):
         """Reset the stream, unless it has ended."""
         core = self.connection.core
         if self.stream.number in core.streams:
-            core.reset(self.stream, h2.CANCEL)
+            core.cancel(self.stream)
             self.connection.flush()
             self.connection.on_cancelled()
 
@@ -323,6 +328,7 @@ class ClientCall(Struct, eq=False):
         """Ignore the response, and call *on_end* when the call has ended."""
         self.waiter = None
         self._on_end = on_end
+        self.connection.on_unanswered()
 
     def release(self) -> None:
         """Detach the ended stream, which would otherwise be a reference cycle with the call."""

@@ -7,13 +7,13 @@ one only when all are full.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
-from gateway.transports.admission import CLIENT_MEMORY, MemoryBudget, Reservation
+from gateway.transports.admission import MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import (
@@ -22,12 +22,15 @@ from gateway.transports.grpc.headers import (
     request_block,
 )
 from gateway.transports.grpc.messages import PREFIX_BYTES, frame_message
+from gateway.transports.grpc.silence import ACKNOWLEDGED_WITHIN_S, ServerSilence
 from gateway.transports.http2.connection import Http2Connection
+from gateway.transports.http2.flood_control import FLOOD_TEXT
 from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.resolver import UNIX, UpstreamConnector
-from gateway.transports.net.tls import MAYBE_TLS, TLS_ALERT, connect_failure_text
+from gateway.transports.net.tls import MAYBE_TLS, NEEDS_TLS, TLS_ALERT, connect_failure_text
+from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
@@ -58,12 +61,15 @@ class GrpcClientConnection(Http2Protocol):
         self.core = Http2Connection(
             self, read_response_head, client=True, streams=0, header_bytes=_HEADER_BYTES
         )
+        self.core.flood_budget.on_low = self._on_flood
         self.created_at = self.idle_since = monotonic()
         self.ready: asyncio.Future[None] = self.loop.create_future()
         self.is_new = True
         self.is_used = False
         self._pool = pool
         self._closing_reason: str | None = None
+        self._silence = ServerSilence(self.created_at)
+        self._pongs = 0
 
     def reservation(self) -> Reservation:
         """Return a reservation for a response, in the share of the client that called."""
@@ -122,6 +128,17 @@ class GrpcClientConnection(Http2Protocol):
         """Let a call that waits for a stream have that of a cancelled call."""
         if self._pool.waiting:
             self._pool.on_call_ended(self)
+        self.on_unanswered()
+
+    def on_unanswered(self) -> None:
+        """Ask a silent server whether it is there: a call has ended without a response."""
+        now = monotonic()
+        self._note_received(now)
+        if self.is_open() and self._silence.should_ping(now):
+            self.core.ping()
+            self.flush_soon()
+            gone_at = now + ACKNOWLEDGED_WITHIN_S
+            self.loop.call_later(ACKNOWLEDGED_WITHIN_S, self._retire_if_gone, gone_at)
 
     # -- for the protocol
 
@@ -132,7 +149,7 @@ class GrpcClientConnection(Http2Protocol):
                 "it serves HTTP/1 on this port; for HTTP use a URL such as oip+http://"
             )
         elif data.startswith(TLS_ALERT):
-            self._closing_reason = "it needs TLS on this port; add `tls: {}` to the upstream"
+            self._closing_reason = NEEDS_TLS
         else:
             return False
         self.abort()
@@ -194,10 +211,11 @@ class GrpcClientConnection(Http2Protocol):
         """Pass several parts of a response to their call."""
         stream.owner.on_data_batch(views)
 
-    def on_reset(self, stream: Http2Stream, code: int) -> None:
+    def on_reset(self, stream: Http2Stream, code: int) -> bool:
         """Fail a call whose stream the server has reset."""
         stream.owner.on_reset(code)
         self._pool.on_call_ended(self)
+        return True
 
     def on_writable(self, stream: Http2Stream) -> None:
         """Let a call send more of its request."""
@@ -213,6 +231,11 @@ class GrpcClientConnection(Http2Protocol):
         self._pool.remove(self)
         if not self.core.streams:
             self.loop.call_soon(self.close)
+
+    def _on_flood(self) -> None:
+        """Start no more calls: half of the flood budget is spent. Calls in progress go on."""
+        self._closing_reason = f"the server sent {FLOOD_TEXT}"
+        self._pool.remove(self)
 
     # -- life
 
@@ -237,10 +260,24 @@ class GrpcClientConnection(Http2Protocol):
             self.idle_since = now
         elif self._closing_reason is not None or now - self.idle_since > keepalive_s:
             self.retire()
+        self._retire_if_gone(now)
         stuck = self.stuck_since
         if stuck is not None and now - stuck > _WRITE_TIMEOUT_S:
             self._closing_reason = f"the server read nothing for {_WRITE_TIMEOUT_S:g} s"
             self.abort()
+
+    def _retire_if_gone(self, now: float) -> None:
+        """Start no more calls if a PING was not acknowledged."""
+        self._note_received(now)
+        if self._silence.is_gone(now) and self.is_open():
+            self._closing_reason = f"the server acknowledged no PING in {ACKNOWLEDGED_WITHIN_S:g} s"
+            self._pool.remove(self)
+
+    def _note_received(self, now: float) -> None:
+        if self.has_received:
+            self.has_received = False
+            pongs, self._pongs = self._pongs, self.core.pongs
+            self._silence.heard(now, only_pong=pongs != self._pongs)
 
     def _calls(self) -> list[ClientCall]:
         return [stream.owner for stream in self.core.streams.values()]
@@ -253,7 +290,7 @@ class GrpcConnectionPool:
         name: The name of the upstream, for errors.
         upstream: Resolves and connects to its address.
         limits: The limits of the upstream.
-        tls: For TLS; None for plain text.
+        tls: The context of handshakes; None for plain text.
         budget: The memory budget for responses.
 
     Attributes:
@@ -267,7 +304,7 @@ class GrpcConnectionPool:
         name: str,
         upstream: UpstreamConnector,
         limits: ClientLimits,
-        tls: ssl.SSLContext | None,
+        tls: TlsContext | None,
         budget: MemoryBudget,
     ) -> None:
         self.authority = "localhost" if name.startswith(UNIX) else name
@@ -279,6 +316,8 @@ class GrpcConnectionPool:
         self._limits = limits
         self._age_s = limits.connection_age_s
         self._tls = tls
+        if tls is not None:
+            tls.add_user(self)
         self._connections: list[GrpcClientConnection] = []
         self._all: set[GrpcClientConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
@@ -289,6 +328,12 @@ class GrpcConnectionPool:
     def reservation(self) -> Reservation:
         """Return a reservation for a response, in the share of the client that called."""
         return Reservation(self._budget, self._limits.memory_wait_s, CLIENT_MEMORY.get())
+
+    def tls_renewed(self, _authorities: Authorities | None) -> None:
+        """Close each connection after its last call."""
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.retire()
 
     def find(self, now: float) -> GrpcClientConnection | None:
         """Return a connection that can carry one more call, if there is one."""
@@ -365,7 +410,7 @@ class GrpcConnectionPool:
 
     async def _wait_for_connection(self) -> None:
         """Wait for a new connection, or for the end of a call on another. Raises NotSent."""
-        if len(self._connections) >= self._limits.connections:
+        if len(self._connections) >= self._limits.most_connections:
             future = asyncio.get_running_loop().create_future()
             self.waiting.add(future)
             try:
@@ -396,8 +441,7 @@ class GrpcConnectionPool:
     async def _connect(self) -> None:
         options: dict[str, Any] = {}
         if self._tls is not None:
-            self._tls.set_alpn_protocols(["h2"])
-            options["ssl"] = self._tls
+            options["ssl"] = self._tls.current
         connection: GrpcClientConnection | None = None
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):

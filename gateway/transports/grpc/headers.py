@@ -26,10 +26,13 @@ from gateway.transports.http2.hpack import FIELD_OVERHEAD, Field, indexed, liter
 from gateway.wire.grpc import GrpcStatus, Metadata
 
 _CONTENT_TYPE: Final = b"application/grpc"
+_AFTER_TYPE: Final = (b"", b"+", b";", b" ")
 _CODINGS: Final = b"identity,deflate,gzip"
 _AGENT: Final = f"tensor-gateway/{__version__}".encode()
 # Fields that are the transport's: no frontend sees them.
 _OURS: Final = frozenset({b"te", b"content-type", b"content-length", b"host"})
+# The only field of gRPC itself in the metadata of a response: when a server wants the call again.
+_PUSHBACK: Final = b"grpc-retry-pushback-ms"
 _OF_A_REQUEST: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _OF_AN_ANSWER: Final = frozenset({b":status"})
 _TE: Final = b"trailers"
@@ -83,7 +86,7 @@ class GrpcResponseHead(Struct, frozen=True):
         is_grpc: Whether the content type is that of gRPC.
         status: The gRPC status; None without one.
         details: The text of the status.
-        metadata: The fields that do not belong to the transport.
+        metadata: The fields that do not belong to the transport, and pushback (gRPC A6).
         coding: The compression of messages with the compressed flag.
     """
 
@@ -141,7 +144,13 @@ def read_request_head(
 def _http_status(method: bytes, content_type: bytes) -> int:
     if method != b"POST":
         return 405
-    return 200 if content_type.startswith(_CONTENT_TYPE) else 415
+    return 200 if _is_grpc(content_type) else 415
+
+
+def _is_grpc(content_type: bytes) -> bool:
+    """Return whether a content type is that of gRPC; "application/grpc-web" is another one."""
+    size = len(_CONTENT_TYPE)
+    return content_type[:size] == _CONTENT_TYPE and content_type[size : size + 1] in _AFTER_TYPE
 
 
 def read_response_head(fields: Sequence[Field]) -> GrpcResponseHead | Http2StreamError:
@@ -162,10 +171,10 @@ def read_response_head(fields: Sequence[Field]) -> GrpcResponseHead | Http2Strea
         elif name == b":status":
             http_status = int(value) if value.isdigit() and len(value) == 3 else 0  # noqa: PLR2004
         elif name == b"content-type":
-            is_grpc = value.startswith(_CONTENT_TYPE)
+            is_grpc = _is_grpc(value)
         elif name == b"grpc-encoding":
             coding = value.decode("latin-1").lower()
-        elif not name.startswith((b"grpc-", b":")) and name not in _OURS:
+        elif name == _PUSHBACK or (not name.startswith((b"grpc-", b":")) and name not in _OURS):
             metadata += _pair(name, value)
     return GrpcResponseHead(http_status, is_grpc, status, details, tuple(metadata), coding)
 

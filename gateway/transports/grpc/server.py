@@ -7,7 +7,6 @@ connections, requires a minimum rate of senders, and disconnects clients that do
 import asyncio
 import random
 import socket
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
 from gateway.transports.grpc.admission import CallAdmission
@@ -23,6 +22,8 @@ from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.net.accept_backlog import drain_accept_queue
+from gateway.transports.net.tls_files import Authorities, TlsContext
+from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 
 _UNBOUNDED: Final = 1 << 62
@@ -48,7 +49,7 @@ class GrpcServer:
         mounts: The frontends and their methods; the first mount with a method gets its calls.
         limits: The limits of this listener.
         budget: The memory budget of the process.
-        ssl_context: From `tls.server_context`; None for plain text.
+        tls: The context of handshakes; None for no TLS.
         extras: Mounts whose calls need no slot and no memory: health, reflection.
         refused: Called for connections and calls that are rejected before they reach a frontend.
         listens: False for a server that only gets accepted connections, see `connection`.
@@ -64,7 +65,7 @@ class GrpcServer:
         limits: ServerLimits,
         budget: MemoryBudget,
         *,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         extras: Sequence[GrpcMount] = (),
         refused: Callable[[GatewayError], str | None] = _ignore,
         listens: bool = True,
@@ -77,7 +78,7 @@ class GrpcServer:
         self._reuse_port = reuse_port
         self._should_listen = listens
         self._limits = limits
-        self._ssl = ssl_context
+        self._tls = tls
         self._refused = refused
         self._admission = CallAdmission(budget, limits)
         self._wheel = TimerWheel()
@@ -90,7 +91,7 @@ class GrpcServer:
         self._open = OpenConnections(
             count or ConnectionCount(limits.connections, limits.connections_per_address)
         )
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._is_running = False
         self._is_leaving = False
         self._socket: UnixSocket | None = None
@@ -114,13 +115,10 @@ class GrpcServer:
         if not self._reuse_port:
             await require_free(self._address)
         loop = asyncio.get_running_loop()
-        if self._ssl is not None:
-            self._ssl.set_alpn_protocols(["h2"])
-        options: dict[str, Any] = {"backlog": _BACKLOG, **self._tls}
         if self._address.startswith(PREFIX):
             self._socket = UnixSocket(self._address.removeprefix(PREFIX))
             sock = self._socket.bind()
-            self._server = await loop.create_unix_server(self.connection, sock=sock, **options)
+            self._server = await self._listening(loop.create_unix_server, sock=sock)
         else:
             host, port = host_and_port(self._address)
             shared = self._reuse_port
@@ -133,9 +131,20 @@ class GrpcServer:
                         bound_to, family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=shared
                     )
                 }
-            self._server = await loop.create_server(self.connection, **where, **options)
+            self._server = await self._listening(loop.create_server, **where)
             bound = self._server.sockets[0].getsockname()[1]
             self._address = bound_address(self._address, bound)
+
+    async def _listening(self, create: Callable[..., Any], **where: Any) -> Listening:
+        return await listening_server(
+            create,
+            self.connection,
+            self._tls,
+            self._limits.tls_handshake_s,
+            self.drain_unverified,
+            backlog=_BACKLOG,
+            **where,
+        )
 
     def connection(self) -> GrpcServerConnection:
         """Return the protocol of an accepted connection, before `connection_made`."""
@@ -149,6 +158,12 @@ class GrpcServer:
             age_s,
             self._http,
         )
+
+    def drain_unverified(self, authorities: Authorities) -> None:
+        """Send GOAWAY to clients that *authorities* do not verify; their calls finish."""
+        for connection in list(self._open.members):
+            if not authorities.verify(connection.transport):
+                connection.announce_close()
 
     def announce_close(self) -> None:
         """Send GOAWAY on each connection that has had a call; new ones are still accepted."""
@@ -164,7 +179,7 @@ class GrpcServer:
         end = monotonic() + timeout_s
         self.announce_close()
         if self._server is not None:
-            await drain_accept_queue(self._server, self.connection, self._tls)
+            await drain_accept_queue(self._server, self.connection)
         for connection in list(self._open.members):
             connection.announce_close()
         try:
@@ -201,12 +216,6 @@ class GrpcServer:
             connection.abort()
         if self._socket is not None:
             self._socket.remove()
-
-    @property
-    def _tls(self) -> dict[str, Any]:
-        if self._ssl is None:
-            return {}
-        return {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
 
     def _mount(
         self,

@@ -13,14 +13,10 @@ from typing import Any, Final
 
 import structlog
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import TimerStep
 from gateway.ir import errors
-from gateway.transports.admission import (
-    CLIENT_MEMORY,
-    RESPONSE_PATIENCE_S,
-    RESPONSE_UNCOUNTED_BYTES,
-    Reservation,
-)
+from gateway.transports.admission import RESPONSE_PATIENCE_S, RESPONSE_UNCOUNTED_BYTES, Reservation
 from gateway.transports.contract import is_probe
 from gateway.transports.grpc.admission import GrpcSessionLimits, Slot
 from gateway.transports.grpc.compression import decompress_message
@@ -36,6 +32,7 @@ from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, frame_me
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_messages import FINAL, Http2ServerConnection, RequestMessages
 from gateway.transports.http2 import frames as h2
+from gateway.transports.http2.flood_control import EARLY_RESET_S
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
@@ -167,12 +164,20 @@ class ServerCall:
                 stream.coming -= len(view)
                 self.on_data(view, end=False)
 
-    def on_reset(self) -> None:
-        """Cancel the call: the client has reset it, or the connection is lost."""
+    def on_reset(self) -> bool:
+        """Cancel the call: the client has reset it, or the connection is lost.
+
+        Returns:
+            Whether the call was served, and for longer than those of a flood of resets.
+        """
         if self.task is not None:
             self.task.cancel()
         if not self._is_running:
             self._release()
+            return False
+        if self._method.is_bidirectional and not self._receiving().has_message:
+            return False
+        return monotonic() - self._started_at >= EARLY_RESET_S
 
     def cancel(self) -> None:
         """End the call with UNAVAILABLE: the server is stopping."""
@@ -206,7 +211,7 @@ class ServerCall:
                 self._stream,
                 coding,
                 method.limits,
-                method.admission.reservation(self._connection.client),
+                method.admission.reservation(self._connection.client, self._deadline),
                 self._fail,
                 self._started_at,
             )
@@ -267,13 +272,13 @@ class ServerCall:
         try:
             if message is not None and message.coding is not None:
                 view = await self._plain(message)
-            size = len(view)
+            size = len(view) + admission.budget.call_bytes
             request = self._request(view, message)
             held = None if self._incoming is None else self._incoming.take_reservation()
             free = False
             if held is not None or not admission.admit(size, client):
-                free = not admission.has_room and is_probe(method.frontend, request, size)
-                await admission.enter(size, client, held, free=free)
+                free = not admission.has_room and is_probe(method.frontend, request, len(view))
+                await admission.enter(size, client, held, deadline=self._deadline, free=free)
             has_slot = not free
             size = 0 if free else size
             try:
@@ -372,7 +377,13 @@ class ServerCall:
         held = None if self._incoming is None else self._incoming.take_reservation()
         request = self._request(view, message)
         async with (
-            Slot(self._method.admission, len(view), self._connection.client, held),
+            Slot(
+                self._method.admission,
+                len(view),
+                self._connection.client,
+                held,
+                deadline=self._deadline,
+            ),
             aclosing(self._method.frontend(request)) as responses,
         ):
             await self._send_all(responses, request)

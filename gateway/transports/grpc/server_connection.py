@@ -9,14 +9,11 @@ from typing import Final
 
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InvalidRequest
-from gateway.transports.admission import (
+from gateway.transports.admission import NOBODY, ClientShares, Reservation, client_shares
+from gateway.transports.connection_count import (
     DESCRIPTORS,
-    NOBODY,
-    ClientShares,
     ConnectionCount,
-    Reservation,
     client_address,
-    client_shares,
     connection_refusal,
 )
 from gateway.transports.contract import ServerLimits
@@ -29,7 +26,7 @@ from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_body import EMPTY
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.connection import Http2Connection
-from gateway.transports.http2.flood_control import UNSERVED_COST
+from gateway.transports.http2.flood_control import FLOOD_TEXT, UNSERVED_COST
 from gateway.transports.http2.frames import Http2ConnectionError, Http2StreamError
 from gateway.transports.http2.hpack import Field
 from gateway.transports.http2.protocol import Http2Protocol
@@ -47,14 +44,14 @@ from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import size_of
 from gateway.wire.metadata import metadata_request_id, text_metadata
 
-_AGE_GRACE_S: Final = 30.0
+_IDLE_GRACE_S: Final = 30.0
 _LAST_CHANCE_S: Final = 0.25
 # A connection without calls for so long is not swept until its client sends.
 _IDLE_AFTER_S: Final = 5.0
 _UNSERVED: Final = "no protocol here serves this method"
 _NOT_A_CALL: Final = "the request is not a gRPC call; expected POST and application/grpc"
 _NO_GRPC: Final = "this address serves HTTP and no gRPC"
-_BLOCK_OVERHEAD: Final = 2
+_BLOCK_OVERHEAD: Final = 4
 """Header blocks may be that many times the metadata's limit: over it a call is refused by name."""
 
 RequestHead = GrpcRequestHead | HttpStreamHead
@@ -171,6 +168,7 @@ class GrpcServerConnection(Http2Protocol):
         self.core = Http2Connection(
             self, read_head, client=False, streams=limits.h2_streams, header_bytes=header_bytes
         )
+        self.core.flood_budget.on_low = self._on_flood
 
     # -- asyncio's protocol
 
@@ -224,7 +222,15 @@ class GrpcServerConnection(Http2Protocol):
 
     def broken(self, fault: Http2ConnectionError) -> None:
         """Count a peer that broke the protocol."""
-        error = InvalidRequest(fault.message, limit="h2")
+        self._report(fault.message)
+
+    def _on_flood(self) -> None:
+        """Accept no new calls: half of the flood budget is spent. Calls in progress go on."""
+        self._report(FLOOD_TEXT)
+        self._leave_now(FLOOD_TEXT)
+
+    def _report(self, message: str) -> None:
+        error = InvalidRequest(message, limit="h2")
         error.client = self.client.caller.client()
         self._refused(error)
 
@@ -276,10 +282,10 @@ class GrpcServerConnection(Http2Protocol):
         else:
             self.core.consume(stream, size_of(views))
 
-    def on_reset(self, stream: Http2Stream, _code: int) -> None:
+    def on_reset(self, stream: Http2Stream, _code: int) -> bool:
         """End a call whose client left it."""
-        if stream.owner is not None:
-            stream.owner.on_reset()
+        owner: ServerCall | HttpStream | None = stream.owner
+        return owner is not None and owner.on_reset()
 
     def on_writable(self, stream: Http2Stream) -> None:
         """Continue a call: its output is written."""
@@ -356,8 +362,10 @@ class GrpcServerConnection(Http2Protocol):
                     stream.owner.on_reset()
         if self.core.streams or self.core.last != self._last_seen:
             self._idle_since, self._last_seen = now, self.core.last
-        if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
-            self.announce_close(_AGE_GRACE_S)
+        if now - self._idle_since > limits.keepalive_s:
+            self.announce_close(_IDLE_GRACE_S)
+        elif now - self._born > self._age_s:
+            self.announce_close()
 
     def become_idle(self, now: float) -> None:
         """Become idle, if there was nothing to do for a while. Call it after `sweep`."""
@@ -404,16 +412,19 @@ class GrpcServerConnection(Http2Protocol):
             or now > self._latest_end
         )
 
-    def _leave_now(self) -> None:
+    def _leave_now(self, message: str = "") -> None:
         if self.state is not FINAL and self.transport is not None:
             self.state = FINAL
-            self.core.goaway(final=True)
+            self.core.goaway(final=True, message=message)
             self.flush_soon()
             self.loop.call_soon(self._close_if_idle)
 
     def _close_if_idle(self) -> None:
-        if not self.core.streams:
-            self.close()
+        if self.core.streams or self.transport is None or self.transport.is_closing():
+            return
+        if self.core.flood_budget.was_low:
+            self.core.goaway(final=True, code=h2.ENHANCE_YOUR_CALM, message=FLOOD_TEXT)
+        self.close()
 
     # -- plain requests
 

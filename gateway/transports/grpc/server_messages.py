@@ -73,6 +73,7 @@ class RequestMessages:
     Attributes:
         messages: The complete messages that nobody has read.
         has_ended: The client has sent its last message.
+        has_message: A message has arrived completely.
     """
 
     __slots__ = (
@@ -80,6 +81,7 @@ class RequestMessages:
         "_connection",
         "_growing",
         "_held",
+        "_is_charged",
         "_last_data_at",
         "_limits",
         "_on_failure",
@@ -88,6 +90,7 @@ class RequestMessages:
         "_started_at",
         "_stream",
         "has_ended",
+        "has_message",
         "messages",
     )
 
@@ -110,8 +113,10 @@ class RequestMessages:
         self._growing: asyncio.Task[None] | None = None
         self._arrived: asyncio.Future[None] | None = None
         self._received = 0
+        self._is_charged = False
         self._started_at = self._last_data_at = started_at
         self.messages: deque[GrpcMessage] = deque()
+        self.has_message = False
         self.has_ended = False
 
     def feed(self, view: memoryview, *, end: bool) -> None:
@@ -126,9 +131,8 @@ class RequestMessages:
         if not end and self.fill((view,)):  # most parts of a large message
             return
         found = self._reader.feed(view)
-        self.messages += _unpinned(found)
-        if found and self._held.size_bytes:
-            self._held.settle()  # a message that is complete waits for this side
+        if found:
+            self._add(found)
         if end and not self._reader.is_empty:
             raise MalformedMessage("the call ended in the middle of a message")
         if len(self.messages) > _MAX_UNREAD_MESSAGES:
@@ -137,11 +141,25 @@ class RequestMessages:
             self._last_data_at = monotonic()
             self._received += len(view)
             if len(view) < SMALL_FRAME_BYTES:
-                self._connection.core.flood_budget.charge(1)
+                self._charge()
         if not self.messages and not end:
             self._make_room()
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
+
+    def _add(self, found: list[GrpcMessage]) -> None:
+        self.messages += _unpinned(found)
+        self.has_message = True
+        if self._held.size_bytes:
+            self._held.settle()  # a message that is complete waits for this side
+        if self._is_charged:
+            self._is_charged = False
+            self._connection.core.flood_budget.remaining += 1
+
+    def _charge(self) -> None:
+        """Charge a small frame; the message that it belongs to refunds one of them."""
+        self._is_charged = True
+        self._connection.core.flood_budget.charge(1)
 
     def fill(self, views: Sequence[memoryview]) -> bool:
         """Copy parts of a message into its buffer; return False if it has none yet."""
@@ -152,7 +170,7 @@ class RequestMessages:
         self._received += size
         core = self._connection.core
         if size < SMALL_FRAME_BYTES:
-            core.flood_budget.charge(1)
+            self._charge()
         reader, held = self._reader, self._held
         if held.size_bytes < reader.size and 4 * reader.filled >= 3 * held.size_bytes:
             self._make_room()

@@ -6,20 +6,24 @@ belong to the implementations.
 
 import asyncio
 import socket
-import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
+from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
 from gateway.transports.net.accept_backlog import drain_accept_queue
+from gateway.transports.net.tls_files import Authorities, TlsContext
+from gateway.transports.net.tls_server import Listening, listening_server
+from gateway.transports.slots import request_slots
 
 _BACKLOG = 1024
 _LAST_WORDS_S = 1.0
@@ -27,7 +31,13 @@ _POLL_S = 0.01
 
 
 class OpenConnection(Protocol):
-    """A connection, as its listener sees it."""
+    """A connection, as its listener sees it.
+
+    Attributes:
+        transport: That of asyncio; None before and after.
+    """
+
+    transport: Any
 
     @property
     def in_flight(self) -> int:
@@ -84,7 +94,7 @@ class HttpListener(ABC):
         budget: The memory budget of the process.
         fallback: The frontend of all other paths; None to reply 404.
         sock: A bound socket, instead of *host* and *port*.
-        ssl_context: For TLS.
+        tls: The context of handshakes; None for no TLS.
         refused: Called for requests and connections that are rejected before they reach a frontend.
         reserve: Whether it may use the descriptors in reserve, as the admin port does.
         listens: False for a server that only gets accepted connections.
@@ -92,6 +102,7 @@ class HttpListener(ABC):
         reuse_port: Whether other processes listen on the same port too.
         grpc: gRPC methods, which connections of a native server may call over HTTP/2.
         extras: Methods whose calls need no slot and no memory: health, reflection.
+        cors: Which web pages may read the responses; None for no such pages.
         grpc_refused: As *refused*, for calls and connections of HTTP/2; *refused* by default.
     """
 
@@ -105,7 +116,7 @@ class HttpListener(ABC):
         budget: MemoryBudget,
         fallback: HttpFrontend | None = None,
         sock: socket.socket | None = None,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         refused: Callable[[GatewayError], str | None] = _ignore,
         reserve: bool = False,
         listens: bool = True,
@@ -114,6 +125,7 @@ class HttpListener(ABC):
         grpc: Sequence[GrpcMount] = (),
         extras: Sequence[GrpcMount] = (),
         grpc_refused: Callable[[GatewayError], str | None] | None = None,
+        cors: CorsRules | None = None,
     ) -> None:
         self._can_use_reserve = reserve
         self._reuse_port = reuse_port
@@ -121,16 +133,17 @@ class HttpListener(ABC):
         self._should_listen = listens
         self._where = (host, port)
         self._sock = sock
-        self._ssl = ssl_context
+        self._tls = tls
         self._limits = limits
         self._table = PathRouter(mounts, fallback)
         self._listener = ListenerState(
             limits=limits,
             budget=budget,
-            slots=request_slots(limits),
+            slots=request_slots(limits, budget),
             find=self._table.find,
             refused=refused,
             early=cut_through_limiter(limits),
+            cors=cors,
         )
         self._http2 = GrpcServer(
             "",
@@ -144,7 +157,7 @@ class HttpListener(ABC):
             http=self._listener,
         )
         self._connections: Connections | None = None
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._address: str | None = None
 
     @property
@@ -161,13 +174,20 @@ class HttpListener(ABC):
         await self._http2.start()
         if not self._should_listen:
             return
-        tls = self._tls
         where: dict[str, Any] = {"sock": self._sock}
         if self._sock is None:
             host, port = self._where
             where = {"host": host, "port": port, "reuse_address": True}
             where["reuse_port"] = self._reuse_port or None
-        self._server = await loop.create_server(self._connections, backlog=_BACKLOG, **where, **tls)
+        self._server = await listening_server(
+            loop.create_server,
+            self._connections,
+            self._tls,
+            self._limits.tls_handshake_s,
+            self.drain_unverified,
+            backlog=_BACKLOG,
+            **where,
+        )
         host, port = self._server.sockets[0].getsockname()[:2]
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -186,6 +206,13 @@ class HttpListener(ABC):
         """Return the protocol of an accepted connection that speaks HTTP/2."""
         return self._http2.connection()
 
+    def drain_unverified(self, authorities: Authorities) -> None:
+        """Close connections whose client *authorities* do not verify, each after its requests."""
+        for connection in self.open_connections:
+            if not authorities.verify(connection.transport):
+                connection.drain()
+        self._http2.drain_unverified(authorities)
+
     def announce_close(self) -> None:
         """Make each response the last of its connection from now on; continue to serve."""
         if self._connections is None:
@@ -202,7 +229,7 @@ class HttpListener(ABC):
         end = monotonic() + timeout_s
         self.announce_close()
         if self._server is not None:
-            await drain_accept_queue(self._server, self._connections, self._tls)
+            await drain_accept_queue(self._server, self._connections)
         timeout_s = max(0.0, end - monotonic())
         await asyncio.gather(self._drain_connections(timeout_s), self._http2.drain(timeout_s))
         await self.stop()
@@ -227,25 +254,12 @@ class HttpListener(ABC):
         await self._http2.stop()
         self._server = self._connections = None
 
-    @property
-    def _tls(self) -> dict[str, Any]:
-        if self._ssl is None:
-            return {}
-        if self._serves_http2:
-            self._ssl.set_alpn_protocols(["h2", "http/1.1"])
-        return {"ssl": self._ssl, "ssl_handshake_timeout": self._limits.tls_handshake_s}
-
     async def _emptied(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         # aiohttp has no event for the end of its last connection.
         while self.open_connections and loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_S)
-
-    @property
-    @abstractmethod
-    def _serves_http2(self) -> bool:
-        """Whether its connections may speak HTTP/2."""
 
     @abstractmethod
     def _make(

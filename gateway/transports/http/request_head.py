@@ -27,6 +27,7 @@ _ABSOLUTE = re.compile(
 _PORTS_END = 65_535
 _FIELD_OVERHEAD = 4  # ": " and the line's end
 _VERSIONS = ((1, 0), (1, 1))
+_GRPC_WEB = "application/grpc-web"
 
 Version = tuple[int, int]
 
@@ -84,6 +85,7 @@ def read_head(
     _check_size(fields, limits)
     headers = Headers([(name.decode("ascii"), decode_field(value)) for name, value in fields])
     _check_host(fields, headers, version)
+    _check_type(headers)
     path, query = _target(method, target)
     chunked = _chunked(headers, version)
     return Head(
@@ -172,6 +174,14 @@ def _check_host(fields: Sequence[tuple[bytes, bytes]], headers: Headers, version
     host = headers.get("host")
     if host is not None and _HOST.fullmatch(host) is None:
         raise HttpError(400, "the Host field is malformed", close=True)
+
+
+def _check_type(headers: Headers) -> None:
+    kind = headers.get("content-type")
+    if kind is not None and kind.lstrip().lower().startswith(_GRPC_WEB):
+        raise HttpError(
+            415, f"{_GRPC_WEB} is not supported: expected gRPC over HTTP/2, or JSON over HTTP"
+        )
 
 
 def _target(method: str, target: str) -> tuple[str, str]:

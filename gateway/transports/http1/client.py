@@ -8,6 +8,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from math import inf
 from time import monotonic
 from types import CoroutineType
 from typing import Any
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import Unavailable, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, MemoryBudget, upstream_slots
+from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.http.client_rules import (
     IDEMPOTENT,
@@ -28,7 +29,9 @@ from gateway.transports.http1.response_reader import ResponseHeadCache, Response
 from gateway.transports.net.resolver import UpstreamConnector
 from gateway.transports.net.sockets import UNSEEN_S
 from gateway.transports.net.tls import connect_failure_text
+from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.write_drain import deadline_scope
+from gateway.transports.slots import CONNECTION_KEYS, upstream_slots
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _PORTS = {"http": 80, "https": 443}
@@ -45,7 +48,7 @@ class HttpClient:
     Args:
         url: "http://host:port", or https.  A path becomes the prefix of the path of each request.
         limits: The limits of the upstream.
-        ssl_context: For https; None to trust what the system trusts.
+        tls: The context of handshakes of https; None to trust what the system trusts.
         budget: The memory budget for responses.
         address: IP address of the host; "" to look it up.
 
@@ -60,7 +63,7 @@ class HttpClient:
         url: str,
         limits: ClientLimits,
         *,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         budget: MemoryBudget = UNLIMITED,
         address: str = "",
     ) -> None:
@@ -74,12 +77,13 @@ class HttpClient:
         self._upstream = UpstreamConnector(
             parts.hostname, port, floor_s=limits.resolve_floor_s, address=address
         )
-        self._tls: dict[str, Any] = {}
+        self._tls: TlsContext | None = None
         if parts.scheme == "https":
-            self._tls = {"ssl": ssl_context or ssl.create_default_context()}
+            self._tls = tls or TlsContext(ssl.create_default_context())
+            self._tls.add_user(self)
         self._limits = limits
-        most = min(limits.connections, limits.in_flight)
-        self._slots = upstream_slots("pending", most, limits)
+        most = min(limits.most_connections, limits.most_in_flight)
+        self._slots = upstream_slots("pending", most, limits, self._peer.name, CONNECTION_KEYS)
         self._buffer = read_buffer()
         self._heads = ResponseHeadCache()
         self._wheel = TimerWheel()
@@ -156,8 +160,7 @@ class HttpClient:
         self, wire: HttpRequest, deadline: float | None, decode: Decode[HttpResponse] | None
     ) -> Any:
         """Send *wire* once there is a slot and a connection for it; return its response."""
-        async with deadline_scope(deadline, self._peer.name):
-            await self._enter()
+        await self._enter(deadline)
         try:
             async with deadline_scope(deadline, self._peer.name):
                 connection, reader = await self._exchange(wire, deadline, streamed=False)
@@ -194,8 +197,7 @@ class HttpClient:
         self, wire: HttpRequest, /, *, deadline: float | None
     ) -> AsyncGenerator[HttpResponse, None]:
         """Send one request and yield its response in pieces, at least one."""
-        async with deadline_scope(deadline, self._peer.name):
-            await self._enter()
+        await self._enter(deadline)
         try:
             async with deadline_scope(deadline, self._peer.name):
                 connection, reader = await self._exchange(wire, deadline, streamed=True)
@@ -229,10 +231,10 @@ class HttpClient:
             self._pruning.cancel()
             self._pruning = None
 
-    async def _enter(self) -> None:
+    async def _enter(self, deadline: float | None) -> None:
         """Acquire a slot of the pool."""
         if not self._slots.try_acquire():
-            await self._slots.wait(None)
+            await self._slots.wait(None, deadline=deadline)
 
     async def _exchange(
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool
@@ -343,6 +345,13 @@ class HttpClient:
             and (now - connection.last_used_at < UNSEEN_S or not connection.has_ended())
         )
 
+    def tls_renewed(self, _authorities: Authorities | None) -> None:
+        """Close each connection after its last request."""
+        for connection in self._open:
+            connection.created_at = -inf  # too old for another request
+        while self._idle:
+            self._cut(self._idle.pop())
+
     async def _connect(self) -> Http1ClientConnection:
         """Open a connection.
 
@@ -357,7 +366,8 @@ class HttpClient:
         scope = asyncio.timeout(timeout_s)
         try:
             async with scope:
-                connection = await self._upstream.connect(make, self._tls)
+                options = {} if self._tls is None else {"ssl": self._tls.current}
+                connection = await self._upstream.connect(make, options)
         except TimeoutError as error:
             if not scope.expired():
                 raise self._peer.unreached(error) from error

@@ -1,6 +1,6 @@
 """HttpServer of the native implementation: HTTP/1 and HTTP/2 on one port."""
 
-from gateway.transports.admission import ConnectionCount
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.http1.server_connection import Http1ServerProtocol
@@ -8,10 +8,6 @@ from gateway.transports.http1.server_connection import Http1ServerProtocol
 
 class HttpServer(HttpListener):
     """A listener for HTTP/1 and HTTP/2 with native connections."""
-
-    @property
-    def _serves_http2(self) -> bool:
-        return True
 
     def _make(
         self, listener: ListenerState, count: ConnectionCount, *, reserve: bool

@@ -8,15 +8,17 @@ pushes are refused.
 Source: RFC 9113.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from gateway.transports.http2 import frames as h2
-from gateway.transports.http2.flood_control import MESSAGE_REFUND, REFUND_FROM_BYTES, RESET_COST
+from gateway.transports.http2.flood_control import RESET_COST, RESPONSE_REFUND
 from gateway.transports.http2.frame_reader import FRAME_BYTES
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.http2.hpack import TABLE_BYTES
 from gateway.transports.http2.receiver import CONNECTION_WINDOW, STREAM_WINDOW, Http2Receiver
 from gateway.transports.http2.streams import Http2Stream
+
+_PING_DATA: Final = bytes(8)
 
 
 class Http2Connection(Http2Receiver):
@@ -26,18 +28,23 @@ class Http2Connection(Http2Receiver):
         out: The output, which the caller writes and empties.
         last: The highest stream number that a client has used.
         peer_streams: How many streams the peer allows at once.
+        pongs: How many acknowledgements of PING have arrived.
         is_exhausted: Whether a client has used all its stream numbers.
     """
 
     __slots__ = (
+        "_last_accepted",
         "_peer_table",
         "is_exhausted",
         "peer_streams",
+        "pongs",
     )
 
     def _initialise(self, header_bytes: int) -> None:
+        self._last_accepted: int | None = None
         self._peer_table = TABLE_BYTES
         self.peer_streams = 100
+        self.pongs = 0
         self.is_exhausted = False
         if self._is_client:
             self.out.append(h2.PREFACE)
@@ -53,7 +60,8 @@ class Http2Connection(Http2Receiver):
     # -- operations of the caller
 
     def _refused(self, fault: Http2ConnectionError) -> None:
-        self.out.append(h2.goaway(self.last, fault.code, fault.message))
+        last = self.last if self._last_accepted is None else self._last_accepted
+        self.out.append(h2.goaway(last, fault.code, fault.message))
 
     def open(self, owner: Any) -> Http2Stream:
         """Return a new stream of a client."""
@@ -72,16 +80,33 @@ class Http2Connection(Http2Receiver):
             self.writer.forget(stream)
             self.out.append(h2.reset(stream.number, code))
 
+    def cancel(self, stream: Http2Stream) -> None:
+        """Reset a stream, and refund its frames that are on their way."""
+        self.flood_budget.remaining += RESPONSE_REFUND
+        self.reset(stream, h2.CANCEL)
+
     def grant(self, stream: Http2Stream, size: int) -> None:
         """Open the window of a stream by *size* bytes."""
         if not stream.is_remote_closed and size > 0 and stream.number in self.streams:
             stream.window += size
             self.out.append(h2.window_update(stream.number, size))
 
-    def goaway(self, *, final: bool) -> None:
-        """Tell the peer not to open further streams; if *final*, refuse new ones."""
-        self._is_accepting = not final
-        self.out.append(h2.goaway(self.last if final else h2.MAX_WINDOW, h2.NO_ERROR))
+    def goaway(self, *, final: bool, code: int = h2.NO_ERROR, message: str = "") -> None:
+        """Tell the peer not to open further streams; if *final*, refuse new ones.
+
+        While streams are open, *code* is NO_ERROR: some clients end all streams at any other code.
+        """
+        last = h2.MAX_WINDOW
+        if final:
+            if self._last_accepted is None:
+                self._last_accepted = self.last
+            self._is_accepting = False
+            last = self._last_accepted
+        self.out.append(h2.goaway(last, code, message))
+
+    def ping(self) -> None:
+        """Ask the peer whether it is there; the acknowledgement increases `pongs`."""
+        self.out.append(h2.frame(h2.PING, 0, 0, _PING_DATA))
 
     # -- frames about the connection
 
@@ -136,8 +161,7 @@ class Http2Connection(Http2Receiver):
                 )
             self.refuse(stream, h2.FLOW_CONTROL_ERROR)
             return
-        if self.writer.pump() >= REFUND_FROM_BYTES:
-            self.flood_budget.remaining += MESSAGE_REFUND
+        self.writer.pump()
 
     def _reset_by_peer(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # one number
@@ -148,8 +172,8 @@ class Http2Connection(Http2Receiver):
             self.flood_budget.charge(1)
             return
         self.writer.forget(stream)
-        self._receiver.on_reset(stream, int.from_bytes(payload, "big"))
-        if not self._is_client:
+        was_served = self._receiver.on_reset(stream, int.from_bytes(payload, "big"))
+        if not was_served and not self._is_client:
             self.flood_budget.charge(RESET_COST)
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
@@ -198,7 +222,9 @@ class Http2Connection(Http2Receiver):
         if len(payload) != 8:  # noqa: PLR2004  # Source: RFC 9113 6.7
             raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
         self.flood_budget.charge(1)
-        if not flags & h2.ACK:
+        if flags & h2.ACK:
+            self.pongs += 1
+        else:
             self.out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
 
     def _goaway(self, number: int, payload: bytes) -> None:

@@ -26,6 +26,7 @@ class Http2Protocol(asyncio.Protocol):
         is_new: Whether received data are shown to `is_foreign` first.
         transport: None before the connection is made and after it is lost.
         fault: The connection error of the peer, if there was one.
+        has_received: Whether data has arrived since a subclass has set it to False.
         is_flushing: Whether the output of the core will be written in the next turn of the loop.
         turn: Increases with each flush.
     """
@@ -39,6 +40,7 @@ class Http2Protocol(asyncio.Protocol):
         "_waits_for_turn",
         "core",
         "fault",
+        "has_received",
         "is_flushing",
         "is_new",
         "loop",
@@ -54,6 +56,7 @@ class Http2Protocol(asyncio.Protocol):
         self.fault: Http2ConnectionError | None = None
         self.is_flushing = False
         self.is_new = False
+        self.has_received = False
         self.turn = 0
         self._is_paused = False
         self._waits_for_turn = False
@@ -78,6 +81,7 @@ class Http2Protocol(asyncio.Protocol):
         ):
             return
         core = self.core
+        self.has_received = True
         try:
             core.feed(data)
         except Http2ConnectionError as fault:

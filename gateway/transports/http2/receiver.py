@@ -12,7 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from gateway.transports.http2 import frames as h2
-from gateway.transports.http2.flood_control import REFUSAL_COST
+from gateway.transports.http2.flood_control import (
+    LATE_STREAM_COST,
+    REFUSAL_COST,
+    SMALL_FRAME_BYTES,
+)
 from gateway.transports.http2.frame_reader import FRAME_BYTES, FrameReader
 from gateway.transports.http2.frames import (
     FRAME_HEAD,
@@ -67,8 +71,12 @@ class StreamEvents(Protocol):
         All of them are in `coming`: a handler that passes them on one by one subtracts each.
         """
 
-    def on_reset(self, stream: Http2Stream, code: int) -> None:
-        """Handle a reset stream. REFUSED_STREAM means that the peer has not processed it."""
+    def on_reset(self, stream: Http2Stream, code: int) -> bool:
+        """Handle a reset stream. REFUSED_STREAM means that the peer has not processed it.
+
+        Returns:
+            Whether this side has served the call; another reset is charged to the client.
+        """
 
     def on_writable(self, stream: Http2Stream) -> None:
         """Continue writing: all data that waited for the peer's windows is written."""
@@ -145,6 +153,7 @@ class Http2Receiver(FrameReader):
     def close(self) -> None:
         """Detach the receiver, a reference cycle otherwise. Call it once, after the last `feed`."""
         del self._receiver, self._fast_stream
+        self.flood_budget.on_low = None
         self.writer.close()
 
     @abstractmethod
@@ -163,7 +172,8 @@ class Http2Receiver(FrameReader):
         stream = self.streams.get(number)
         if stream is None:
             self._require_known(number)
-            self.flood_budget.charge(1)
+            if length < SMALL_FRAME_BYTES:
+                self.flood_budget.charge(1)
             self._widen()
             return None
         stream.unread += length
@@ -375,13 +385,10 @@ class Http2Receiver(FrameReader):
             return None
         if not number % 2:
             raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a client may not open stream {number}")
-        if not self._is_accepting:
-            self.flood_budget.charge(1)
-            return None
         self.last = number
-        if len(self.streams) >= self._max_streams:
-            self.flood_budget.charge(REFUSAL_COST)
+        if not self._is_accepting or len(self.streams) >= self._max_streams:
             self.out.append(h2.reset(number, h2.REFUSED_STREAM))
+            self.flood_budget.charge(REFUSAL_COST if self._is_accepting else LATE_STREAM_COST)
             return None
         stream = Http2Stream(number, self.writer.initial_window, STREAM_WINDOW, None)
         self.streams[number] = stream

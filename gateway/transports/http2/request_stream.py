@@ -14,8 +14,9 @@ from email.utils import formatdate
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir.context import REQUEST_ID
-from gateway.transports.admission import CLIENT_MEMORY, ClientShares, Reservation
+from gateway.transports.admission import ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.exchange import Exchange, failure
@@ -29,9 +30,14 @@ from gateway.transports.http.request_body import (
     wait_for_body,
 )
 from gateway.transports.http.request_head import Head, Version
+from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.connection import Http2Connection
-from gateway.transports.http2.flood_control import RESPONSE_REFUND, SMALL_FRAME_BYTES
+from gateway.transports.http2.flood_control import (
+    EARLY_RESET_S,
+    RESPONSE_REFUND,
+    SMALL_FRAME_BYTES,
+)
 from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.request_head import HttpStreamHead
 from gateway.transports.http2.streams import Http2Stream
@@ -199,6 +205,12 @@ class Http2Exchange(Exchange):
         transport.head(_CONTINUE)
 
 
+class _SharedExchange(SharedResponses, Http2Exchange):
+    """One whose response web pages of other origins may read."""
+
+    __slots__ = ()
+
+
 class HttpStream:
     """A plain HTTP request: the `HttpConnection` and the `RequestReader` of its exchange.
 
@@ -240,6 +252,7 @@ class HttpStream:
         self.transport: Any = self._writer
         self._paused: asyncio.Event | None = None
         self._is_running = False
+        self._started_at = time.monotonic()
         self.is_head_sent = False
         self.responses_sent = 0
         self.client = connection.http_client
@@ -273,14 +286,21 @@ class HttpStream:
             self._stream.coming -= len(view)
             self.on_data(view, end=False)
 
-    def on_reset(self) -> None:
-        """Cancel the request: the client has reset it, or the connection is lost."""
+    def on_reset(self) -> bool:
+        """Cancel the request: the client has reset it, or the connection is lost.
+
+        Returns:
+            Whether the request was served, and for longer than those of a flood of resets.
+        """
+        age_s = time.monotonic() - self._started_at
+        was_served = self._is_running and self.is_complete and age_s >= EARLY_RESET_S
         self.transport = None
         self._failure = ConnectionResetError("the client has left")
         if self.task is not None:
             self.task.cancel()
         if not self._is_running:
             self._leave()
+        return was_served
 
     def on_writable(self) -> None:
         """Continue: all that waited is written."""
@@ -440,7 +460,8 @@ class HttpStream:
         self._connection.on_http_begin()
         CLIENT_MEMORY.set(self.client.memory)
         try:
-            await Http2Exchange(self._listener, self, self, self.task).run()
+            exchange = Http2Exchange if self._listener.cors is None else _SharedExchange
+            await exchange(self._listener, self, self, self.task).run()
         except asyncio.CancelledError:
             self.abort()
             raise

@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from gateway.transports.http2 import frames as h2
-from gateway.transports.http2.flood_control import MESSAGE_REFUND, RESPONSE_REFUND, FloodBudget
+from gateway.transports.http2.flood_control import (
+    MESSAGE_REFUND,
+    REFUND_FROM_BYTES,
+    REFUND_SHIFT,
+    RESPONSE_REFUND,
+    FloodBudget,
+)
 from gateway.transports.http2.frames import frame_head, join_stream
 from gateway.transports.http2.hpack import EMPTY_TABLE
 from gateway.wire.http import Buffer, size_of
@@ -240,8 +246,8 @@ class Http2StreamWriter:
             fits = fits and stream.room <= h2.MAX_WINDOW
         return fits
 
-    def pump(self) -> int:
-        """Write the data that waits, one stream after another; return the bytes written."""
+    def pump(self) -> None:
+        """Write the data that waits, one stream after another."""
         total = 0
         progress = True
         while progress and self._waiting and not self.is_paused:
@@ -257,7 +263,8 @@ class Http2StreamWriter:
                     if stream.has_pending_end:
                         self._finish(stream)
                     self._sent(stream)
-        return total
+        if total >= REFUND_FROM_BYTES:
+            self._credit.remaining += MESSAGE_REFUND + (total >> REFUND_SHIFT)
 
     def _write(self, stream: Http2Stream) -> int:
         """Write up to one turn of a stream; return the bytes written."""

@@ -15,8 +15,11 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
+
+from gateway.transports.net.tls_server import Listening, TlsServer
 
 FIRST_REQUEST_S: Final = 0.25
 """How long a client that was just accepted has to send its first request."""
@@ -35,17 +38,19 @@ _DROP_SYN: Final = (
 )
 
 
-async def drain_accept_queue(
-    server: asyncio.Server, new: Callable[[], asyncio.BaseProtocol], tls: Mapping[str, Any]
-) -> None:
+async def drain_accept_queue(server: Listening, new: Callable[[], asyncio.BaseProtocol]) -> None:
     """Close *server* to new connections, but accept those that wait, and give them time to ask.
 
     Args:
         server: Listens.
-        new: Makes the protocol of a connection.
-        tls: How connections are accepted, as `connect_accepted_socket` has it.
+        new: Makes the protocol of a connection without TLS.
     """
     loop = asyncio.get_running_loop()
+    connect: Callable[[socket.socket], Coroutine[Any, Any, Any]] = (
+        server.connect
+        if isinstance(server, TlsServer)
+        else partial(loop.connect_accepted_socket, new)
+    )
     with contextlib.ExitStack() as stack:
         listening = [
             stack.enter_context(socket.socket(fileno=os.dup(each.fileno())))
@@ -59,9 +64,7 @@ async def drain_accept_queue(
         for each in listening:
             each.setblocking(False)  # the library's own
             waiting += _queued(each)
-    accepting = [
-        asyncio.ensure_future(loop.connect_accepted_socket(new, each, **tls)) for each in waiting
-    ]
+    accepting = [asyncio.ensure_future(connect(each)) for each in waiting]
     await asyncio.sleep(FIRST_REQUEST_S)
     for connecting in accepting:
         connecting.cancel()

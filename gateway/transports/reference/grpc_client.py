@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator
 from time import monotonic
 from typing import Any
 
-import grpc
 from grpc import aio
 
 from gateway.ir import errors
-from gateway.transports.admission import upstream_slots
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.grpc.withheld import WithheldCalls
+from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.reference.grpc_errors import Ending, local_failure
 from gateway.transports.reference.grpc_metadata import STATUS_OF
 from gateway.transports.reference.grpc_pool import GrpcChannelPool, PooledChannel
+from gateway.transports.slots import upstream_slots
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 
 # grpcio and the event loop round time differently.
@@ -32,7 +32,7 @@ class GrpcClient:
     Args:
         target: "host:port" or "unix:/path".
         limits: The limits of this upstream.
-        credentials: From `tls.grpc_channel_credentials`; None for plain text.
+        tls: The TLS files; None for plain text.
         withheld: Decides whether calls without a waiting client are cancelled.
     """
 
@@ -41,13 +41,13 @@ class GrpcClient:
         target: str,
         limits: ClientLimits,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: TlsFiles | None = None,
         withheld: WithheldCalls | None = None,
     ) -> None:
         self._target = target
         self._withheld = WithheldCalls() if withheld is None else withheld
-        self._pool = GrpcChannelPool(target, limits, credentials)
-        self._slots = upstream_slots("in_flight", limits.in_flight, limits)
+        self._pool = GrpcChannelPool(target, limits, tls)
+        self._slots = upstream_slots("in_flight", limits.most_in_flight, limits, target)
         self._is_closed = False
 
     async def send(
@@ -80,10 +80,12 @@ class GrpcClient:
             )
             try:
                 message = await call
+                channel.heard()
                 return GrpcResponse((message,), metadata=await _trailing(call))
             except aio.AioRpcError as error:
                 return self._status(error, channel, deadline)
             except asyncio.CancelledError:
+                self._pool.unanswered(channel)
                 self._raise_if_closed()
                 raise
         finally:
@@ -102,6 +104,7 @@ class GrpcClient:
                 return await asyncio.shield(ending)
         except (TimeoutError, asyncio.CancelledError) as error:
             if not ending.done():
+                self._pool.unanswered(channel)
                 self._withhold(ending, call)
             elif not ending.cancelled():
                 ending.exception()  # it came too late
@@ -113,6 +116,7 @@ class GrpcClient:
     async def _reply(self, call: Any, channel: PooledChannel) -> GrpcResponse:
         try:
             message = await call
+            channel.heard()
             return GrpcResponse((message,), metadata=await _trailing(call))
         except aio.AioRpcError as error:
             return self._status(error, channel, None)
@@ -143,10 +147,12 @@ class GrpcClient:
             )
             try:
                 while (message := await call.read()) is not aio.EOF:
+                    channel.heard()
                     yield GrpcResponse((message,))
             except aio.AioRpcError as error:
                 yield self._status(error, channel, deadline)
             except asyncio.CancelledError:
+                self._pool.unanswered(channel)
                 self._raise_if_closed()
                 raise
             finally:
@@ -163,17 +169,9 @@ class GrpcClient:
         """Acquire a slot and a channel for one call; `_leave` releases them."""
         if self._is_closed:
             raise errors.NotSent(f"the client of {self._target} is closed")
-        left_s = self._remaining_s(deadline)
+        self._remaining_s(deadline)
         if not self._slots.try_acquire():
-            try:
-                await self._slots.wait(left_s)
-            except errors.QueueTimeout:
-                raise
-            except errors.Overloaded as error:
-                self._remaining_s(deadline)
-                raise errors.Overloaded(
-                    f"{self._target}: {error.message}", limit=error.limit
-                ) from None
+            await self._slots.wait(None, deadline=deadline)
         try:
             return self._pool.acquire()
         except BaseException:
@@ -204,7 +202,11 @@ class GrpcClient:
         late = deadline is not None and monotonic() >= deadline - _CLOCK_SLACK_S
         ending = Ending(error.code(), details, channel.is_connected, late)
         failure = local_failure(self._target, ending)
-        if failure is not None:
+        if failure is None:
+            channel.heard()
+        else:
+            if isinstance(failure, errors.DeadlineExceeded):
+                self._pool.unanswered(channel)
             raise failure from error
         return GrpcResponse(
             status=STATUS_OF[error.code()],

@@ -9,6 +9,8 @@ import grpc
 from grpc import aio
 
 from gateway.transports.contract import ClientLimits
+from gateway.transports.grpc.silence import ACKNOWLEDGED_WITHIN_S, SILENT_S
+from gateway.transports.net.tls_files import Authorities, TlsFiles, grpc_channel_credentials
 from gateway.transports.reference.grpc_quirks import keep_log_quiet
 
 # What servers allow on one connection (RELIABILITY.md D1); more would wait in the C core unseen.
@@ -17,6 +19,7 @@ _MAX_METADATA = 16 * 1024
 _WINDOW_BYTES = 4 * 1024 * 1024
 _FIRST_BACKOFF_MS = 100
 _MAX_BACKOFF_MS = 1000
+_GONE_AFTER_S = SILENT_S + ACKNOWLEDGED_WITHIN_S
 
 
 class PooledChannel:
@@ -30,6 +33,7 @@ class PooledChannel:
         self.channel = channel
         self.users = 0
         self.born = monotonic()
+        self._unanswered_since: float | None = None
         self._unary: dict[str, Any] = {}
         self._stream: dict[str, Any] = {}
 
@@ -37,6 +41,21 @@ class PooledChannel:
     def is_connected(self) -> bool:
         """The connection works, as far as is known."""
         return self.channel.get_state() is grpc.ChannelConnectivity.READY
+
+    def heard(self) -> None:
+        """Note that the server has replied to a call."""
+        self._unanswered_since = None
+
+    def used(self) -> None:
+        """Note that a call is sent."""
+        self.users += 1
+        if self._unanswered_since is None:
+            self._unanswered_since = monotonic()
+
+    @property
+    def unanswered_s(self) -> float:
+        """For how many seconds calls have been sent without any reply."""
+        return 0.0 if self._unanswered_since is None else monotonic() - self._unanswered_since
 
     def unary(self, method: str) -> Any:
         """Return the callable for one response, with raw bytes."""
@@ -60,24 +79,24 @@ class GrpcChannelPool:
     that a change of address is noticed.
     """
 
-    def __init__(
-        self, target: str, limits: ClientLimits, credentials: grpc.ChannelCredentials | None
-    ) -> None:
+    def __init__(self, target: str, limits: ClientLimits, tls: TlsFiles | None) -> None:
         self._target = target
         self._limits = limits
-        self._credentials = credentials
+        self._tls = tls
+        if tls is not None:
+            tls.add_user(self)
         self._channels: list[PooledChannel] = []
         self._closing: set[asyncio.Task[None]] = set()
 
     def acquire(self) -> PooledChannel:
         """Return a channel for one call; `release` returns it."""
-        self._retire()
+        self._retire(monotonic() - self._limits.connection_age_s)
         for channel in self._channels:
             if channel.users < _STREAMS:
                 break
         else:
             channel = self._another()
-        channel.users += 1
+        channel.used()
         return channel
 
     def release(self, channel: PooledChannel) -> None:
@@ -85,6 +104,15 @@ class GrpcChannelPool:
         channel.users -= 1
         if channel.users == 0 and channel not in self._channels:
             self._close(channel)
+
+    def unanswered(self, channel: PooledChannel) -> None:
+        """Use *channel* no more if it is silent: a call on it has ended without a reply.
+
+        A PING would tell a lost connection from a slow server, but grpcio has none to send.  So
+        this takes as long as the PING of the native implementation and its acknowledgement.
+        """
+        if channel in self._channels and channel.unanswered_s >= _GONE_AFTER_S:
+            self._channels.remove(channel)  # and `release` closes it
 
     async def close(self) -> None:
         """Close every channel, which breaks off the calls on them."""
@@ -94,9 +122,12 @@ class GrpcChannelPool:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _retire(self) -> None:
-        """Remove channels that are too old."""
-        oldest = monotonic() - self._limits.connection_age_s
+    def tls_renewed(self, _authorities: Authorities | None) -> None:
+        """Close each channel after its last call."""
+        self._retire(monotonic())
+
+    def _retire(self, oldest: float) -> None:
+        """Remove channels that were opened before *oldest*."""
         if not self._channels or self._channels[0].born >= oldest:  # the first is the oldest
             return
         for channel in [each for each in self._channels if each.born < oldest]:
@@ -105,14 +136,15 @@ class GrpcChannelPool:
                 self._close(channel)
 
     def _another(self) -> PooledChannel:
-        if len(self._channels) >= self._limits.connections:
+        if len(self._channels) >= self._limits.most_connections:
             return min(self._channels, key=lambda channel: channel.users)
         keep_log_quiet()
         options = _options(self._limits)
-        if self._credentials is None:
+        if self._tls is None:
             opened = aio.insecure_channel(self._target, options=options)
         else:
-            opened = aio.secure_channel(self._target, self._credentials, options=options)
+            credentials = grpc_channel_credentials(self._tls)
+            opened = aio.secure_channel(self._target, credentials, options=options)
         channel = PooledChannel(opened)
         self._channels.append(channel)
         return channel

@@ -18,12 +18,14 @@ from time import monotonic
 from typing import Any
 
 import grpc
+import structlog
 from grpc import aio
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir import errors
 from gateway.ir.context import Client
-from gateway.transports.admission import CLIENT_MEMORY, ClientShares, client_shares
+from gateway.transports.admission import ClientShares, client_shares
 from gateway.transports.callers import agent_of
 from gateway.transports.contract import (
     GrpcFrontend,
@@ -35,15 +37,19 @@ from gateway.transports.contract import (
 from gateway.transports.grpc.address import bound_address, require_free
 from gateway.transports.grpc.admission import CallAdmission, GrpcSessionLimits, Slot
 from gateway.transports.grpc.metadata import sendable
+from gateway.transports.net.tls_files import Authorities, TlsFiles, grpc_server_credentials
 from gateway.transports.reference.grpc_guard import guarded_server
 from gateway.transports.reference.grpc_metadata import CODE_OF
 from gateway.transports.reference.grpc_quirks import Context, keep_log_quiet, write
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 
+log = structlog.get_logger(__name__)
+
 # Calls that need no slot, such as health checks, are served while all slots are in use.
 _SPARE_CALLS = 64
 _UNBOUNDED = 1 << 62
-_AGE_GRACE_MS = 30_000
+# Connections of clients that the authorities verify no more end after this time.
+_DRAIN_S = 30.0
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000
@@ -61,7 +67,7 @@ class GrpcServer:
         mounts: The frontends and their methods; the first mount with a method gets its calls.
         limits: The limits of this listener.
         budget: The memory budget of the process.
-        credentials: From `tls.grpc_server_credentials`; None for plain text.
+        tls: The TLS files; None for plain text.
         extras: Mounts whose calls need no slot and no memory: health, reflection.
         reuse_port: Whether other processes listen on the same port too.
     """
@@ -73,14 +79,19 @@ class GrpcServer:
         limits: ServerLimits,
         budget: MemoryBudget,
         *,
-        credentials: grpc.ServerCredentials | None = None,
+        tls: TlsFiles | None = None,
         extras: Sequence[GrpcMount] = (),
         reuse_port: bool = False,
     ) -> None:
         self._address = address
         self._reuse_port = reuse_port
         self._limits = limits
-        self._credentials = credentials
+        self._tls = tls
+        if tls is not None:
+            tls.add_user(self)
+        # Another server takes over when the authorities of clients change.
+        self._shares_port = reuse_port or (tls is not None and tls.tls.ca is not None)
+        self._replacing: set[asyncio.Task[None]] = set()
         self._admission = CallAdmission(budget, limits)
         free = CallAdmission(MemoryBudget(_UNBOUNDED), limits, slots=_UNBOUNDED)
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
@@ -100,21 +111,42 @@ class GrpcServer:
         if not self._reuse_port:
             await require_free(self._address)
         keep_log_quiet()
+        self._server, self._address = await self._started()
+
+    async def _started(self) -> tuple[aio.Server, str]:
+        """Return a server that listens, and its address with the real port."""
         server = guarded_server(
             self._handlers,
-            _options(self._limits, reuse_port=self._reuse_port),
-            self._limits.requests_in_flight + self._limits.requests_queued + _SPARE_CALLS,
+            _options(self._limits, reuse_port=self._shares_port),
+            self._admission.limit + self._limits.requests_queued + _SPARE_CALLS,
         )
         try:
-            if self._credentials is None:
+            if self._tls is None:
                 port = server.add_insecure_port(self._address)
             else:
-                port = server.add_secure_port(self._address, self._credentials)
+                port = server.add_secure_port(self._address, grpc_server_credentials(self._tls))
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._address}: the address is in use") from error
         await server.start()
-        self._address = bound_address(self._address, port)
-        self._server = server
+        return server, bound_address(self._address, port)
+
+    def tls_renewed(self, authorities: Authorities | None) -> None:
+        """Close all connections after their calls if other authorities verify clients now.
+
+        grpcio tells nothing of single connections, so another server takes over.
+        """
+        if authorities is not None and self._server is not None:
+            task = asyncio.ensure_future(self._replace(self._server))
+            self._replacing.add(task)
+            task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self, old: aio.Server) -> None:
+        try:
+            self._server, _ = await self._started()
+        except OSError as error:
+            log.error("connections not drained", address=self._address, reason=str(error))  # noqa: TRY400
+            return
+        await old.stop(_DRAIN_S)
 
     def announce_close(self) -> None:
         """Do nothing: grpcio sends GOAWAY only when it stops, which `drain` does."""
@@ -132,6 +164,8 @@ class GrpcServer:
 
     async def stop(self) -> None:
         """Close at once. A second call does nothing."""
+        for task in list(self._replacing):
+            task.cancel()
         if self._server is not None:
             await self._server.stop(None)
 
@@ -150,7 +184,6 @@ def _options(limits: ServerLimits, *, reuse_port: bool) -> list[tuple[str, Any]]
         ("grpc.absolute_max_metadata_size", limits.grpc_metadata_bytes),
         ("grpc.max_concurrent_streams", limits.h2_streams),
         ("grpc.max_connection_age_ms", _ms(limits.connection_age_s)),
-        ("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS),
         ("grpc.max_connection_idle_ms", _ms(limits.keepalive_s)),
         ("grpc.server_handshake_timeout_ms", _ms(limits.tls_handshake_s)),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
@@ -204,7 +237,8 @@ class _Method:
         """Return the slot and memory of a message; a health check needs neither."""
         admission = self._admission
         free = not admission.has_room and is_probe(self._frontend, request, size)
-        return Slot(admission, size, self._client(context), free=free)
+        client = self._client(context)
+        return Slot(admission, size, client, deadline=request.deadline, free=free)
 
     def _client(self, context: Context) -> ClientShares:
         """Return the client's shares of slots and memory."""

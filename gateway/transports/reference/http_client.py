@@ -6,7 +6,6 @@ or in pieces, within the limits.  There are no redirects, cookies, proxies or fi
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from gateway.ir.errors import NotSent, Unavailable, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation, upstream_slots
+from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.http.client_rules import (
     HEADER_COUNT,
@@ -31,8 +30,10 @@ from gateway.transports.http.client_rules import (
 )
 from gateway.transports.http.content_coding import coding_of
 from gateway.transports.net.sockets import reset_when_closed
+from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.net.write_drain import deadline_scope
 from gateway.transports.reference.http_pool import ATTEMPT, Attempt, HttpConnectionPool
+from gateway.transports.slots import CONNECTION_KEYS, upstream_slots
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _JOIN_BYTES = 64 * 1024
@@ -46,7 +47,7 @@ class HttpClient:
     Args:
         url: "http://host:port", or https.  A path becomes the prefix of the path of each request.
         limits: The limits of the upstream.
-        ssl_context: For https; None to trust what the system trusts.
+        tls: The context of handshakes of https; None to trust what the system trusts.
         budget: The memory budget for responses.
 
     Raises:
@@ -58,7 +59,7 @@ class HttpClient:
         url: str,
         limits: ClientLimits,
         *,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         budget: MemoryBudget = UNLIMITED,
     ) -> None:
         base = URL(url)
@@ -67,9 +68,9 @@ class HttpClient:
         self._peer = UpstreamErrors(f"{base.host}:{base.port}", base.host, limits, budget)
         self._prefix = f"{base.scheme}://{base.raw_authority}{base.raw_path.rstrip('/')}"
         self._limits = limits
-        self._ssl = ssl_context
-        most = min(limits.connections, limits.in_flight)
-        self._slots = upstream_slots("pending", most, limits)
+        self._tls = tls
+        most = min(limits.most_connections, limits.most_in_flight)
+        self._slots = upstream_slots("pending", most, limits, self._peer.name, CONNECTION_KEYS)
         self._session: aiohttp.ClientSession | None = None
         self._is_closed = False
 
@@ -128,8 +129,7 @@ class HttpClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield a response with its head; close its connection unless the body was read."""
         if not self._slots.try_acquire():
-            async with deadline_scope(deadline, self._peer.name):
-                await self._slots.wait(None)
+            await self._slots.wait(None, deadline=deadline)
         try:
             async with deadline_scope(deadline, self._peer.name):
                 response, attempt = await self._request(wire, deadline)
@@ -176,6 +176,8 @@ class HttpClient:
                 headers=header_fields(wire, deadline),
                 data=_Body(wire.body, attempt) if size_of(wire.body) else None,
                 allow_redirects=False,
+                # aiohttp uses a connection only for requests with the context that it has.
+                ssl=True if self._tls is None else self._tls.current,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._forget_addresses()
@@ -192,9 +194,7 @@ class HttpClient:
             raise self._peer.closed()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=HttpConnectionPool(
-                    self._limits, ssl=self._ssl if self._ssl is not None else True
-                ),
+                connector=HttpConnectionPool(self._limits),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 auto_decompress=False,

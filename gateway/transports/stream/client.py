@@ -6,16 +6,18 @@ some connections.
 """
 
 import asyncio
-import ssl
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from gateway.ir.errors import ConnectFailure, NotSent, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation, upstream_slots
+from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.net.resolver import upstream_of
 from gateway.transports.net.sockets import UNSEEN_S
+from gateway.transports.net.tls import connect_failure_text
+from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.write_drain import deadline_scope
+from gateway.transports.slots import CONNECTION_KEYS, upstream_slots
 from gateway.transports.stream.client_connection import FramedClientConnection
 from gateway.wire.stream import Frame, Framer
 
@@ -34,7 +36,7 @@ class StreamClient:
         framer: Creates the framer of a connection, which limits the size of a response.
         limits: The limits of the upstream.
         ordered: Whether responses arrive in the order of the requests, or have their numbers.
-        ssl_context: For TLS; None for plain TCP.
+        tls: The context of handshakes; None for plain TCP.
         budget: The memory budget for responses.
         address: IP address of the host; "" to look it up.
 
@@ -49,7 +51,7 @@ class StreamClient:
         limits: ClientLimits,
         *,
         ordered: bool = True,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         budget: MemoryBudget = UNLIMITED,
         address: str = "",
     ) -> None:
@@ -59,14 +61,16 @@ class StreamClient:
         self._framer = framer
         self._limits = limits
         self._is_ordered = ordered
-        self._ssl = ssl_context
+        self._tls = tls
+        if tls is not None:
+            tls.add_user(self)
         self._max_exchanges = 1 if ordered else _EXCHANGES
-        most = min(limits.connections * self._max_exchanges, limits.in_flight)
-        self._slots = upstream_slots("pending", most, limits)
+        most = min(limits.most_connections * self._max_exchanges, limits.most_in_flight)
+        self._slots = upstream_slots("pending", most, limits, target, CONNECTION_KEYS)
         self._open: set[FramedClientConnection] = set()
         # Connections that can carry a further exchange; the newest is the last.
         self._free: list[FramedClientConnection] = []
-        self._unshared = min(_UNSHARED, limits.connections)
+        self._unshared = min(_UNSHARED, limits.most_connections)
         self._connecting = 0  # connections being opened that requests will share
         self._connected = asyncio.Event()  # set when one of them is open or has failed
         self._sweeper: asyncio.TimerHandle | None = None
@@ -77,8 +81,7 @@ class StreamClient:
     ) -> Any:
         """Send one frame and return its response; see `contract.Client`."""
         if not self._slots.try_acquire():
-            async with deadline_scope(deadline, self._name):
-                await self._slots.wait(None)
+            await self._slots.wait(None, deadline=deadline)
         try:
             async with deadline_scope(deadline, self._name):
                 return await self._send(Frame(wire.payload, wire.correlation, deadline), decode)
@@ -100,6 +103,14 @@ class StreamClient:
         for connection in list(self._open):
             connection.abort()
         self._free.clear()
+
+    def tls_renewed(self, _authorities: Authorities | None) -> None:
+        """Close each connection after its last exchange."""
+        for connection in list(self._open):
+            connection.is_unusable = True
+        for connection in [each for each in self._free if not each.exchanges]:
+            self._free.remove(connection)
+            connection.abort()
 
     async def _send(self, frame: Frame, decode: Decode[Frame] | None) -> Any:
         connection, reused = await self._acquire()
@@ -225,7 +236,9 @@ class StreamClient:
             async with asyncio.timeout(self._limits.connect_timeout_s):
                 connection = await self._open_connection(loop)
         except (OSError, TimeoutError) as error:
-            reason = str(error) or f"no response within {self._limits.connect_timeout_s} s"
+            is_late = isinstance(error, TimeoutError) and not str(error)
+            limit = f"no response within {self._limits.connect_timeout_s} s"
+            reason = limit if is_late else connect_failure_text(error)
             raise ConnectFailure(
                 f"cannot connect to upstream {self._name}: {reason[:200]}"
             ) from error
@@ -242,5 +255,5 @@ class StreamClient:
                 held=Reservation(self._budget, self._limits.memory_wait_s),
             )
 
-        tls = {} if self._ssl is None else {"ssl": self._ssl}
-        return await self._upstream.connect(make, tls)
+        options = {} if self._tls is None else {"ssl": self._tls.current}
+        return await self._upstream.connect(make, options)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.ir.errors import InvalidRequest, Overloaded
-from gateway.transports.admission import DESCRIPTORS, ConnectionCount
+from gateway.transports.connection_count import DESCRIPTORS, ConnectionCount
+from gateway.transports.net.tls_files import Authorities
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.refused import FIRST_FRAME_S
 
@@ -34,6 +35,10 @@ class ConnectionServer(Protocol):
 
     async def start(self) -> None:
         """Be ready to be handed connections."""
+        ...
+
+    def drain_unverified(self, authorities: Authorities) -> None:
+        """Close connections whose client *authorities* do not verify, each after its requests."""
         ...
 
     def announce_close(self) -> None:
@@ -100,6 +105,11 @@ class ProtocolSniffer(asyncio.Protocol):
         self._address: str | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._first = b""
+
+    @property
+    def transport(self) -> Any:
+        """That of asyncio; None before and after."""
+        return self._transport
 
     # -- asyncio's protocol
 

@@ -7,7 +7,6 @@ messages: a framer splits the stream, and a frontend handles frames.
 import asyncio
 import os
 import socket
-import ssl
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -15,10 +14,14 @@ from time import monotonic
 from typing import Any
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.net.accept_backlog import drain_accept_queue
+from gateway.transports.net.tls_files import Authorities, TlsContext
+from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
+from gateway.transports.slots import request_slots
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.protocol_sniffing import ProtocolSniffer, SharedPortProtocols
 from gateway.transports.stream.server_connection import StreamConnection
@@ -45,7 +48,7 @@ class StreamServer:
         limits: The limits of this listener.
         budget: The memory budget of the process.
         ordered: Whether responses are sent in the order of the requests.
-        ssl_context: For TLS.
+        tls: The context of handshakes; None for no TLS.
         mode: The permissions of a unix socket.
         refused: Called for connections and frames that are rejected before they reach the frontend.
         beside: Other protocols on this port, recognised by the first bytes of a connection.
@@ -64,7 +67,7 @@ class StreamServer:
         limits: ServerLimits,
         budget: MemoryBudget,
         ordered: bool = True,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
         mode: int = 0o660,
         refused: Callable[[GatewayError], str | None] = _ignore,
         beside: SharedPortProtocols | None = None,
@@ -80,13 +83,13 @@ class StreamServer:
         self._beside = beside
         self._others = () if beside is None else beside.servers
         self._mode = mode
-        self._ssl = ssl_context
+        self._tls = tls
         if count is None:
             count = ConnectionCount(limits.connections, limits.connections_per_address)
         self._listener = StreamListenerState(
             limits=limits,
             budget=budget,
-            slots=request_slots(limits),
+            slots=request_slots(limits, budget),
             count=count if beside is None else beside.count,
             frontend=frontend,
             framer=framer,
@@ -95,7 +98,7 @@ class StreamServer:
             refused=refused,
         )
         self._file: UnixSocket | None = None
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._address: str | None = None
 
     @property
@@ -117,7 +120,7 @@ class StreamServer:
             raise
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        options: dict[str, Any] = {"backlog": _BACKLOG, **self._tls}
+        options: dict[str, Any] = {}
         connection = self._connections(loop)
         if self._where.startswith(PREFIX):
             sock = self._sock
@@ -126,14 +129,25 @@ class StreamServer:
                 sock = self._file.bind(replaces=self._should_replace)
             elif sys.version_info >= (3, 13):  # the file is not ours to remove
                 options["cleanup_socket"] = False
-            self._server = await loop.create_unix_server(connection, sock=sock, **options)
+            self._server = await loop.create_unix_server(
+                connection, sock=sock, backlog=_BACKLOG, **options
+            )
             self._address = self._where
             return
         host, _, port = self._where.rpartition(":")
-        where: Any = (host.strip("[]") or None, int(port))
-        options |= {"reuse_address": True, "reuse_port": self._reuse_port or None}
         try:
-            self._server = await loop.create_server(connection, *where, **options)
+            self._server = await listening_server(
+                loop.create_server,
+                connection,
+                self._tls,
+                self._listener.limits.tls_handshake_s,
+                self.drain_unverified,
+                backlog=_BACKLOG,
+                host=host.strip("[]") or None,
+                port=int(port),
+                reuse_address=True,
+                reuse_port=self._reuse_port or None,
+            )
         except OSError as error:
             number = error.errno or 0  # negative for a name that has no address
             reason = os.strerror(number) if number > 0 else error.strerror or str(error)
@@ -148,6 +162,14 @@ class StreamServer:
             return stream
         return partial(ProtocolSniffer, self._listener, self._beside, stream, loop)
 
+    def drain_unverified(self, authorities: Authorities) -> None:
+        """Close connections whose client *authorities* do not verify, each after its requests."""
+        for connection in list(self._listener.connections):
+            if not authorities.verify(connection.transport):
+                connection.drain()
+        for server in self._others:
+            server.drain_unverified(authorities)
+
     def announce_close(self) -> None:
         """Ask clients of HTTP and gRPC to close; framed protocols have no message for it."""
         for server in self._others:
@@ -160,7 +182,7 @@ class StreamServer:
         end = monotonic() + timeout_s
         self.announce_close()
         connection = self._connections(asyncio.get_running_loop())
-        await drain_accept_queue(self._server, connection, self._tls)
+        await drain_accept_queue(self._server, connection)
         self._close_sockets()
         for each in list(self._listener.connections):
             each.drain()
@@ -188,14 +210,6 @@ class StreamServer:
         for server in self._others:
             await server.stop()
         self._server = None
-
-    @property
-    def _tls(self) -> dict[str, Any]:
-        if self._ssl is None:
-            return {}
-        if self._beside is not None:
-            self._ssl.set_alpn_protocols(["h2", "http/1.1"])
-        return {"ssl": self._ssl, "ssl_handshake_timeout": self._listener.limits.tls_handshake_s}
 
     def _close_sockets(self) -> None:
         self._listener.is_open = False

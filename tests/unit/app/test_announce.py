@@ -7,12 +7,13 @@ import socket
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.admin import start_pages
+from gateway.app.admin.admin import start_pages
 from gateway.app.announce import example_command, log_models
 from gateway.config.load import load_text
 from gateway.config.models import AdminConfig, ListenerConfig
-from gateway.config.units import Address
+from gateway.ir.errors import Unavailable
 from gateway.ir.metadata import ModelState, RepositoryEntry
+from gateway.settings.units import Address
 from tests.fakes import ScriptedService
 
 UP = "upstreams: {up: {url: 'grpc://h:1'}}\n"
@@ -110,3 +111,12 @@ async def test_a_used_default_metrics_port_is_logged() -> None:
         explicit = AdminConfig(address=free, metrics=used)
         with pytest.raises(OSError, match=f"metrics: .*{port}"):
             await start_pages(explicit, page, is_ready)
+
+
+async def test_the_log_has_the_reason_of_missing_models() -> None:
+    """An upstream that cannot be asked is one line, and not a failed task that nobody sees."""
+    with capture_logs() as logs:
+        await log_models(ScriptedService(Unavailable("no response")), listeners("{http: 1}"), {})
+    assert [("models not listed", "no response")] == [
+        (each["event"], each["reason"]) for each in logs
+    ]

@@ -21,7 +21,6 @@ from gateway.app.layers import build_chain
 from gateway.app.models import build_models
 from gateway.config.load import load_text
 from gateway.config.models import BatchingConfig, CacheConfig, ModelConfig, UpstreamConfig
-from gateway.config.units import parse_url
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
@@ -35,6 +34,7 @@ from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.service import Service
+from gateway.settings.units import parse_url
 from gateway.telemetry.metrics import Metrics
 from tests.fakes import ScriptedService, settle
 

@@ -10,13 +10,13 @@ from structlog.testing import capture_logs
 
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.server_identity import ServerIdentity
-from gateway.config.units import Url, parse_url
 from gateway.ir.calls import InferRequest, InferResponse, ServerReadyRequest
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Unavailable, Unsupported
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
+from gateway.settings.units import Url, parse_url
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.host_addresses import HostAddress, HostAddresses
 from tests.fakes import FakeClock, settle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -12,6 +13,7 @@ from gateway.app import Gateway, StartError
 from gateway.config.load import load_text
 from gateway.ir.calls import ModelReadyRequest, ServerSwitchRequest
 from gateway.ir.context import ModelRef
+from tests.unit.app.waiting_models import MAY_LOAD
 
 TEXT = """
 version: 1
@@ -98,4 +100,38 @@ async def test_offline_state_survives_a_reload() -> None:
         await asyncio.gather(gateway.reload(load_text(CHANGED)))
         assert await gateway.ready() is False
     finally:
+        await gateway.stop()
+
+
+async def test_a_reload_reads_the_file_of_a_header_again(tmp_path: Path) -> None:
+    """An upstream whose key is in a file is replaced when the key is another one."""
+    key = tmp_path / "key"
+    key.write_text("old")
+    text = TEXT.replace('127.0.0.1:1"', '127.0.0.1:1", headers: {x-key: "${file:key}"}')
+    gateway = Gateway(load_text(text, directory=tmp_path))
+    await gateway.start()
+    try:
+        unchanged = await gateway.reload(load_text(text, directory=tmp_path))
+        key.write_text("new")
+        changes = await gateway.reload(load_text(text, directory=tmp_path))
+    finally:
+        await gateway.stop()
+    assert [] == unchanged["replaced"]
+    assert "upstream behind" in changes["replaced"]
+
+
+async def test_a_reload_ends_with_its_timeout() -> None:
+    """A model that does not load in time changes nothing, and the reason names the key."""
+    gateway = Gateway(load_text(TEXT))
+    await gateway.start()
+    try:
+        late = "{backend: python, options: {callable: 'tests.unit.app.waiting_models:Late'}}"
+        text = TEXT.replace("models: {", f"models: {{late: {late}, ").replace(
+            "drain: 60s", "drain: 60s, reload: {timeout: 20ms}"
+        )
+        with pytest.raises(StartError, match=r"lifecycle\.reload\.timeout"):
+            await gateway.reload(load_text(text))
+        assert await gateway.service(ModelReadyRequest(model=ModelRef("simple"))) is True
+    finally:
+        MAY_LOAD.set()
         await gateway.stop()

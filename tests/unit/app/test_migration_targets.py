@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.capture_options import captures_of
 from gateway.app.check import check
 from gateway.app.gateway import Gateway
-from gateway.app.migration.targets import live_migrations
 from gateway.config.load import ConfigError, load_text
+from gateway.migration.options import captures_of
+from gateway.migration.targets import live_migrations
 
 GOOD = """version: 1
 listeners: [{http: 127.0.0.1:0}]

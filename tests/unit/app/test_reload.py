@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -72,6 +73,7 @@ def test_changes_that_need_a_restart_are_rejected(old: str, new: str, expected: 
         ("calls_per_second: 5", "calls_per_second: 6"),
         ("drain: 5s", "drain: 6s"),
         ("version: 1", "version: 1\npolicies: {timeout: 5s}"),
+        ("address: 9901", "address: 9901, token: 0123456789abcdef, hosts: [gateway.example]"),
     ],
 )
 def test_other_changes_need_no_restart(old: str, new: str) -> None:
@@ -130,3 +132,24 @@ async def test_a_failed_reload_keeps_the_current_configuration(
     result = await reloader.reload()
     assert ("applied", "", new.sha256) == (result.outcome, result.error, result.sha256)
     assert reloader.loaded is new
+
+
+async def test_a_file_that_cannot_be_read_in_time_fails_the_reload() -> None:
+    """A file system that hangs does not hold up the next reload."""
+    old = load_text(TEXT.replace("drain: 5s", "drain: 5s, reload: {timeout: 20ms}"))
+    hangs, may_end = [True], threading.Event()
+
+    def load() -> LoadedConfig:
+        if hangs.pop():
+            may_end.wait(10)
+        return old
+
+    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
+        return {}
+
+    reloader = Reloader(load, old, apply, clock=lambda: 5.0)
+    result = await reloader.reload()
+    assert ("failed", True) == (result.outcome, "lifecycle.reload.timeout" in result.error)
+    hangs.append(False)
+    assert "applied" == (await reloader.reload()).outcome
+    may_end.set()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app.runtime_changes import RuntimeChanges
+from gateway.app.runtime_changes import RuntimeChanges, differences, runtime_document
 from gateway.config.load import LoadedConfig, load_text
+from gateway.migration import settings
 
 TEXT = """\
 version: 1
@@ -95,12 +96,13 @@ CAPTURE = load_text(
 
 def test_starts_and_stops_the_capture() -> None:
     """Omitted options are those of the file; the last change replaces the one before it."""
-    changes = RuntimeChanges().with_capture(CAPTURE.config, {"enabled": True, "payload": "full"})
-    capture = changes.apply(CAPTURE).config.capture
+    changes = RuntimeChanges().with_part("capture", {"enabled": True, "payload": "full"})
+    capture = settings.CAPTURE.of(changes.apply(CAPTURE).config)
     assert capture is not None
     assert (capture.enabled, capture.payload, capture.percent) == (True, "full", 5)
     assert changes.document()["capture"] == {"enabled": True, "payload": "full"}
-    capture = changes.with_capture(CAPTURE.config, {"enabled": False}).apply(CAPTURE).config.capture
+    changes = changes.with_part("capture", {"enabled": False})
+    capture = settings.CAPTURE.of(changes.apply(CAPTURE).config)
     assert capture is not None
     assert (capture.enabled, capture.payload) == (False, "none")
 
@@ -118,11 +120,35 @@ def test_invalid_capture_changes_are_rejected(
 ) -> None:
     """A change must fit the file and have valid values."""
     with pytest.raises(error, match=text):
-        RuntimeChanges().with_capture(loaded.config, changed)
+        RuntimeChanges().with_part("capture", changed).check(loaded)
 
 
 def test_wire_capture_requires_the_full_payload() -> None:
     """The rules of the file also apply to changes."""
     wire = load_text(TEXT + "capture: {directory: d, payload: full, wire: true}\n")
     with pytest.raises(ValueError, match="wire: payload is 'none'; expected 'full'"):
-        RuntimeChanges().with_capture(wire.config, {"payload": "none"})
+        RuntimeChanges().with_part("capture", {"payload": "none"}).check(wire)
+
+
+def test_differences_to_the_file_have_both_values() -> None:
+    """Each is a line with the command that ends it; what the file no longer has is no difference."""
+    changes = RuntimeChanges().with_drained(LOADED.config, "pair/a:1", drained=True)
+    changes = changes.with_weights(LOADED.config, "split", {"pair": 0, "one/m": 1})
+    found = differences(changes, LOADED.config)
+    assert found == {
+        "drained": ["pair/a:1"],
+        "weights": {"split": {"pair": {"now": 0, "file": 3}}},
+    }
+    assert runtime_document(found)["lines"] == [
+        "pair/a:1 is drained ('gateway upstream enable pair/a:1' ends this)",
+        "route split: pair=0, not pair=3 as in the file ('gateway route reset split')",
+    ]
+    other = TEXT.replace("http://a:1", "http://c:1").replace("name: split", "name: other")
+    assert {} == differences(changes, load_text(other).config)
+    assert {} == differences(RuntimeChanges(), LOADED.config)
+
+
+def test_changes_of_extensions_are_differences() -> None:
+    """They are shown as they were made."""
+    found = differences(RuntimeChanges().with_part("capture", {"enabled": False}), LOADED.config)
+    assert ["capture: enabled=False"] == runtime_document(found)["lines"]

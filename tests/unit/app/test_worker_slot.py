@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot, available_cores, resolve_workers
-from gateway.config.units import AUTO
+from gateway.settings.units import AUTO
 
 
 @pytest.mark.parametrize(

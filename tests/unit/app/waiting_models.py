@@ -1,7 +1,8 @@
-"""A model that waits until its caller leaves, and lists the running jobs."""
+"""Models that wait: one until its caller leaves, with a list of its jobs, and one with its load."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from gateway.backends.base import Job
@@ -10,6 +11,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
 
 RUNNING: list[Job] = []
+MAY_LOAD = threading.Event()
 
 
 @declares(
@@ -22,3 +24,13 @@ def wait(inputs: dict[str, Any], job: Job) -> dict[str, Any]:
     job.cancelled.wait(10)
     RUNNING.remove(job)
     return {"y": inputs["x"]}
+
+
+class Late:
+    """A model that waits until it may load, for ten seconds at most."""
+
+    def __init__(self) -> None:
+        MAY_LOAD.wait(10)
+
+    def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return inputs

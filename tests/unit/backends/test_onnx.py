@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import gateway.demo
+import gateway.cli.demo
 from gateway.backends import onnx
 from gateway.backends.base import Job, LoadError
 from gateway.backends.model_spec import ModelSpec
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
 from gateway.backends.repository import find_versions, from_spec, onnx_model
-from gateway.demo.samples import SIDE, load_scans
+from gateway.cli.demo.samples import SIDE, load_scans
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
@@ -26,7 +26,7 @@ from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from tests.unit.backends import onnx_models
 
-DEMO = Path(gateway.demo.__file__).parent / "models"
+DEMO = Path(gateway.cli.demo.__file__).parent / "models"
 M = ModelRef("m", "1")
 
 

@@ -40,4 +40,4 @@ def test_a_small_json_request_passes_few_files() -> None:
     assert int(counts[2]) <= MAX_CHANGES
     visits = [line.split()[1] for line in found.splitlines()[1:]]
     assert visits[0] == "transports/http1/server_connection.py"
-    assert {"frontend.py", "upstream.py"} <= set(visits)
+    assert {"frontend/frontend.py", "upstream.py"} <= set(visits)

@@ -10,17 +10,17 @@ from typer.testing import CliRunner
 
 from gateway import __version__
 from gateway.accelerator import BUILD
-from gateway.cli.commands import COMMANDS, command_line, run
+from gateway.cli.commands import all_commands, command_line, run
 
 
 def test_help_lists_every_command() -> None:
-    """`gateway --help` has the names of all commands."""
+    """`gateway --help` has the names of all commands but the hidden one."""
     result = CliRunner().invoke(command_line(), ["--help"])
     assert result.exit_code == 0
-    assert [verb for verb in COMMANDS if verb not in result.stdout] == []
+    assert {verb for verb in all_commands() if verb not in result.stdout} == {"migration-demo"}
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
+@pytest.mark.parametrize("verb", all_commands())
 def test_each_command_has_help(verb: str) -> None:
     """`gateway COMMAND --help` describes the command."""
     result = CliRunner().invoke(command_line([verb]), [verb, "--help"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.load import ConfigError, load_file, load_text
-from gateway.config.units import Address
+from gateway.settings.units import Address
 
 BASE = "version: 1\nlisteners: [{http: 8000}]\n"
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from gateway.app import check
+from gateway.cli.sidecar import load_mapping
 from gateway.config.schema import json_schema
-from gateway.config.sidecar import load_mapping
 from schemas.configuration import EXAMPLES, PAGE, list_sections, page_text
 
 TEXTS: dict[str, str] = yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from gateway.cli.sidecar import sidecar_config
 from gateway.config.load import LoadedConfig, load_text
-from gateway.config.sidecar import sidecar_config
 from gateway.config.starter import FoundServer, starter_text
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.migration.settings import STOCK
 
 DIGITS = ModelMetadata(
     name="digits",
@@ -59,7 +60,7 @@ def test_the_text_and_all_examples_are_valid(server: FoundServer | None) -> None
     text = sidecar(*([] if server is None else [server]))
     assert load_text(text).config.routes == ()
     config = with_examples(text).config
-    assert (len(config.routes), config.stock is not None) == (1, True)
+    assert (len(config.routes), STOCK.of(config) is not None) == (1, True)
     assert bool(config.models) == bool(server and server.untold)
 
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.commands import command_line
 from gateway.config.load import load_text
-from gateway.migration.text_format import MalformedText, parse_fields
-from gateway.migration.triton_repository import import_repository
+from gateway.migration.importers.text_format import MalformedText, parse_fields
+from gateway.migration.importers.triton_repository import import_repository
 
 DIGITS = """
 name: "digits"  # a comment
@@ -113,7 +113,7 @@ def import_command(*arguments: str) -> Result:
 def test_the_demo_repository_becomes_a_valid_configuration(tmp_path: Path) -> None:
     """A repository without config.pbtxt is imported by its files, and passes `validate`."""
     source = tmp_path / "models"
-    copytree(str(files("gateway.demo")) + "/models", source)
+    copytree(str(files("gateway.cli.demo")) + "/models", source)
     out = tmp_path / "gateway.yaml"
     result = import_command("triton", str(source), "-o", str(out), "--strict")
     assert result.exit_code == 0, result.output

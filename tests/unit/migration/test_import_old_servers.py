@@ -12,10 +12,10 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.commands import command_line
 from gateway.config.load import load_text
-from gateway.migration.graphpipe_command import import_graphpipe
-from gateway.migration.grps_config import import_grps
+from gateway.migration.importers.graphpipe_command import import_graphpipe
+from gateway.migration.importers.grps_config import import_grps
 
-MODEL = str(files("gateway.demo") / "models" / "digits" / "1" / "model.onnx")
+MODEL = str(files("gateway.cli.demo") / "models" / "digits" / "1" / "model.onnx")
 
 INFERENCE = """
 models:

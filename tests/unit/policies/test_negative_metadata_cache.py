@@ -7,8 +7,8 @@ import pytest
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import NotFound
 from gateway.ir.metadata import ModelMetadata
-from gateway.policies import metadata_cache as module
-from gateway.policies.metadata_cache import MetadataCache
+from gateway.model_info import metadata_cache as module
+from gateway.model_info.metadata_cache import MetadataCache
 from tests.fakes import FakeClock, ScriptedService
 
 M = ModelRef("m")

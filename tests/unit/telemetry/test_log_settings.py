@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from gateway.ir.errors import GatewayError, InvalidRequest, Unsupported
-from gateway.telemetry import log
+from gateway.telemetry import logs as log
 from gateway.telemetry.log_settings import LogSettings, Settings
 
 

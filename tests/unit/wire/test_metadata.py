@@ -32,11 +32,19 @@ def test_headers_become_a_context() -> None:
 
 
 def test_metadata_becomes_a_context() -> None:
-    """Only text is included: keys that end in -bin hold bytes."""
+    """It is text: bytes are base64."""
     wire = GrpcRequest("/s/m", metadata=(("a", "b"), ("c-bin", b"\x00"), ("x-request-id", "r")))
     context = grpc_context(wire, "c", NEEDS)
-    assert (("a", "b"), ("x-request-id", "r")) == context.metadata
+    assert (("a", "b"), ("c-bin", "AA=="), ("x-request-id", "r")) == context.metadata
     assert "r" == context.request_id
+
+
+def test_base64_becomes_binary_metadata() -> None:
+    """Commas separate values, the padding may be missing, and what is not base64 is left out."""
+    pairs = (("a-bin", "AA==, AAE"), ("b-bin", "A"), ("c-bin", "\u00e9"), ("grpc-d-bin", "AA=="))
+    expected = (("a-bin", b"\0"), ("a-bin", b"\0\1"))
+    assert expected == grpc_metadata(Context(metadata=pairs))
+    assert pairs[:1] == http_headers(Context(metadata=pairs[:1]))
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "é", "x" * 129])

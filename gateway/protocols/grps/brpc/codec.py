@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+from gateway.api.protocol import Codec, unsupported
 from gateway.ir import errors
 from gateway.ir.calls import Call, StreamInferRequest
 from gateway.ir.context import Context, Origin
@@ -40,7 +41,6 @@ from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import read_options
 from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
-from gateway.wire.codec import Codec, unsupported
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.http import Buffer, view_of
 from gateway.wire.metadata import valid_request_id

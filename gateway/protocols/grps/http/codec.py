@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote
 
+from gateway.api.protocol import FramingCodec, StreamCodec
 from gateway.ir import errors
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Origin
@@ -24,7 +25,6 @@ from gateway.protocols.grps.json.document import read_leniently
 from gateway.protocols.grps.json.message import read_response, write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.options import GrpsOptions, read_options
-from gateway.wire.codec import FramingCodec, StreamCodec
 from gateway.wire.errors import clip, is_error_status, read_error_text
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers

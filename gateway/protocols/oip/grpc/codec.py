@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
+from gateway.api.protocol import CutThroughCodec, ServerReadingCodec, StreamCodec, unsupported
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -62,7 +63,6 @@ from gateway.protocols.oip.grpc.streaming import (
 )
 from gateway.protocols.oip.options import UNKNOWN, check_options, read_extensions
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.codec import CutThroughCodec, ServerReadingCodec, StreamCodec, unsupported
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer, size_of

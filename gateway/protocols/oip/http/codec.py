@@ -8,6 +8,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
+from gateway.api.protocol import (
+    CutThroughCodec,
+    FramingCodec,
+    ServerReadingCodec,
+    StreamCodec,
+    unsupported,
+)
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -73,13 +80,6 @@ from gateway.protocols.oip.json.parse import dump
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.write import Nonfinite
 from gateway.protocols.oip.options import check_options, read_extensions
-from gateway.wire.codec import (
-    CutThroughCodec,
-    FramingCodec,
-    ServerReadingCodec,
-    StreamCodec,
-    unsupported,
-)
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
+from gateway.api.protocol import FramingCodec, unsupported
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -59,7 +60,6 @@ from gateway.protocols.trtis.status_replies import (
     error_of,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.wire.codec import FramingCodec, unsupported
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata

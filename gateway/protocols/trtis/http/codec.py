@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
 
+from gateway.api.protocol import CutThroughCodec, unsupported
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -50,7 +51,6 @@ from gateway.protocols.trtis.server_status import write_status
 from gateway.protocols.trtis.status_replies import MODEL_CONTROL_CALLS
 from gateway.protocols.trtis.textproto.writer import response_line, status_line
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.wire.codec import CutThroughCodec, unsupported
 from gateway.wire.errors import HTTP_METHOD_NOT_ALLOWED, MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 

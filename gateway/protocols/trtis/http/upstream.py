@@ -9,6 +9,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from gateway.api.protocol import unsupported
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -43,7 +44,6 @@ from gateway.protocols.trtis.status_replies import (
 from gateway.protocols.trtis.textproto.parser import parse_text
 from gateway.protocols.trtis.textproto.writer import request_line
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.wire.codec import unsupported
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 

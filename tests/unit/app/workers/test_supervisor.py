@@ -6,7 +6,7 @@ import asyncio
 import errno
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -33,6 +33,7 @@ class FakeWorker:
         self.setup = setup
         self.metrics: Snapshot = ()
         self.is_ready = True
+        self.replies = True
         self.commands: list[str] = []
         self.startup: asyncio.Future[Mapping[str, str] | str] = asyncio.Future()
         self.over: asyncio.Future[int] = asyncio.Future()
@@ -65,18 +66,28 @@ class FakeWorker:
     async def ready(self) -> bool:
         return self.is_ready
 
-    async def update_metrics(self) -> None:
+    async def update_metrics(self) -> bool:
         self.commands.append("count")
+        return self.replies
+
+    async def status(self) -> dict[str, Any]:
+        return {"routes": [self.pid]}
 
     async def reload(self, loaded: LoadedConfig, drained: frozenset[str]) -> dict[str, list[str]]:
-        await self.may_reload.wait()
+        waiting: set[asyncio.Future[Any]] = {
+            asyncio.ensure_future(self.may_reload.wait()),
+            self.over,
+        }
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if self.over.done():
+            raise StartError("it exited meanwhile")
         if self.refuses(loaded):
             raise StartError("it cannot")
         self.loaded, self.drained = loaded, drained
         return {"replaced": ["route a"]}
 
-    def stop(self) -> None:
-        self.commands.append("stop")
+    def stop(self, *, interrupts: bool = False) -> None:
+        self.commands.append("interrupt" if interrupts else "stop")
         if self.stops_on_request:
             self.end(0)
 
@@ -245,6 +256,18 @@ async def test_stop_waits_for_all_workers(supervisor: Supervisor, launcher: Fake
     assert not await supervisor.ready()
 
 
+async def test_an_interrupt_skips_pre_stop_in_all_workers(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    """Workers get SIGINT, but one that starts gets SIGTERM: it may have no handler yet."""
+    await supervisor.start()
+    launcher.listen = False
+    launcher.started[0].end(KILLED)
+    await launcher.wait_launched(3)
+    await supervisor.stop(interrupts=True)
+    assert [[], ["interrupt"], ["stop"]] == [child.commands for child in launcher.started]
+
+
 async def test_stop_during_the_start_lets_calls_complete(
     supervisor: Supervisor, launcher: FakeLauncher
 ) -> None:
@@ -411,6 +434,117 @@ async def test_a_restarted_worker_kept_a_reverted_configuration(
     with pytest.raises(StartError, match="worker 2: it cannot"):
         await reload
     assert third.loaded is LOADED
+
+
+async def silenced(supervisor: Supervisor, *workers: FakeWorker) -> None:
+    """Let workers miss polls until the supervisor notices."""
+    for each in workers:
+        each.replies = False
+    async with asyncio.timeout(20):
+        while len([row for row in (await rows(supervisor)).values() if not row]) < len(workers):
+            await settle()
+
+
+async def rows(supervisor: Supervisor) -> dict[int, bool]:
+    """Return which workers serve, by the status."""
+    return {row["worker"]: row["serving"] for row in (await supervisor.status())["workers"]}
+
+
+@pytest.fixture
+async def lenient(
+    launcher: FakeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Supervisor]:
+    """A supervisor that polls without a pause, and kills no worker that hangs."""
+    monkeypatch.setattr("gateway.app.workers.supervisor.POLL_S", 0.0)
+    lifecycle = LOADED.config.lifecycle.model_copy(update={"worker_timeout": 0.0})
+    made = Supervisor(LOADED.changed(lifecycle=lifecycle), 2, cast("Launch", launcher.launch))
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_a_worker_that_hangs_is_down(lenient: Supervisor, launcher: FakeLauncher) -> None:
+    """The gateway is not ready and says why, until the worker replies again."""
+    with structlog.testing.capture_logs() as lines:
+        await silenced(lenient, launcher.started[0])
+        assert not await lenient.ready()
+        status = await lenient.status()
+        assert ("worker 1 does not reply", [101]) == (status["reason"], status["routes"])
+        found = await page(lenient)
+        assert 'gateway_worker_up{worker="1"} 0.0' in found
+        assert 'gateway_worker_up{worker="2"} 1.0' in found
+        launcher.started[0].replies = True
+        async with asyncio.timeout(20):
+            while not await lenient.ready():
+                await settle()
+    assert [("process does not reply", 1), ("process replies again", 1)] == [
+        (line["event"], line["worker"]) for line in lines
+    ]
+
+
+async def test_a_worker_that_hangs_is_killed_and_restarted(
+    launcher: FakeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `worker_timeout` it is replaced."""
+    monkeypatch.setattr("gateway.app.workers.supervisor.POLL_S", 0.0)
+    supervisor = Supervisor(LOADED, 2, cast("Launch", launcher.launch), restart_policy=AT_ONCE)
+    await supervisor.start()
+    launcher.started[1].replies = False
+    again = await launcher.wait_launched(3)
+    assert 2 == again.setup.slot.number
+    assert await supervisor.ready()
+    await supervisor.stop()
+
+
+async def test_a_reload_does_not_wait_for_a_worker_that_hangs(
+    lenient: Supervisor, launcher: FakeLauncher
+) -> None:
+    """It restarts with the new configuration, which the other one has already."""
+    first, second = launcher.started
+    first.may_reload.clear()
+    await silenced(lenient, first)
+    assert {"replaced": ["route a"]} == await lenient.reload(OTHER)
+    again = await launcher.wait_launched(3)
+    assert "stop" in first.commands
+    assert (5, 5) == (again.loaded.config.in_flight_bytes, second.loaded.config.in_flight_bytes)
+
+
+async def test_a_reload_without_any_reply_changes_nothing(
+    lenient: Supervisor, launcher: FakeLauncher
+) -> None:
+    """A configuration that no worker can try is not put in force."""
+    await silenced(lenient, *launcher.started)
+    with pytest.raises(StartError, match="no worker replies"):
+        await lenient.reload(OTHER)
+    assert ["stop" in each.commands for each in launcher.started] == [False, False]
+
+
+async def test_a_worker_that_hangs_during_a_reload_does_not_fail_it(
+    launcher: FakeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed after `worker_timeout`, and restarts with the new configuration."""
+    monkeypatch.setattr("gateway.app.workers.supervisor.POLL_S", 0.0)
+    supervisor = Supervisor(LOADED, 2, cast("Launch", launcher.launch), restart_policy=AT_ONCE)
+    await supervisor.start()
+    first, second = launcher.started
+    first.may_reload.clear()
+    reload = asyncio.ensure_future(supervisor.reload(OTHER))
+    await settle()
+    first.replies = False
+    again = await launcher.wait_launched(3)
+    assert {"replaced": ["route a"]} == await reload
+    assert (5, 5) == (again.loaded.config.in_flight_bytes, second.loaded.config.in_flight_bytes)
+    await supervisor.stop()
+
+
+async def test_a_worker_that_hangs_delays_no_stop(
+    lenient: Supervisor, launcher: FakeLauncher
+) -> None:
+    """It is killed at once, because it would not see the signal."""
+    await silenced(lenient, launcher.started[0])
+    await lenient.stop()
+    found = [[each for each in worker.commands if each != "count"] for worker in launcher.started]
+    assert [["kill"], ["stop"]] == found
 
 
 async def page(supervisor: Supervisor) -> str:

@@ -19,8 +19,8 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import NotFound
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.batch.normalize import NormalizeOutputs
-from gateway.policies.metadata_cache import MetadataCache
 from tests.fakes import FakeStream, ScriptedService
 
 M = ModelRef("m")

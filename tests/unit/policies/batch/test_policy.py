@@ -316,7 +316,7 @@ async def test_load_or_unload_invalidates_the_metadata(kind: Any) -> None:
 
 async def test_number_of_cached_models_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients choose versions, so the number of cached entries is limited."""
-    monkeypatch.setattr("gateway.policies.metadata_cache._LIMIT", 2)
+    monkeypatch.setattr("gateway.model_info.metadata_cache._LIMIT", 2)
     bench = Bench(always=tenfold, metadata=no_metadata)
     for version in ("1", "2", "3", "1"):
         await bench.batch(request(1).changed(model=ModelRef("m", version)))

@@ -30,9 +30,9 @@ from gateway.ir.errors import (
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
+from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.complete.policy import Complete
 from gateway.policies.complete.tensors import ALL_NEEDS
-from gateway.policies.metadata_cache import MetadataCache
 from tests.fakes import FakeStream, ScriptedService
 
 M = ModelRef("m")

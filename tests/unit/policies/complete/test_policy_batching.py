@@ -14,8 +14,8 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_numpy
+from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.complete.policy import Complete
-from gateway.policies.metadata_cache import MetadataCache
 from tests.fakes import FakeClock, ScriptedService
 
 M = ModelRef("m")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from gateway.api.protocol import Codec
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.protocols.graphpipe import SPEC
 from gateway.protocols.graphpipe.errors import STATUS
 from gateway.protocols.graphpipe.options import GraphPipeOptions, read_options
-from gateway.wire.codec import Codec
 from gateway.wire.errors import error_class_of_http
 
 # Codes that share a status are read as the neighbour.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.protocol import CutThroughCodec
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.data import RawData, StreamedData
@@ -17,7 +18,6 @@ from gateway.ir.tensor import RequestedOutput, Tensor, as_numpy, streamed_tensor
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.codec import CutThroughCodec
 from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import Headers, HttpRequest
 from tests.fakes import FakeArriving

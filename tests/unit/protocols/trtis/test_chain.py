@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from google.protobuf import text_format
 
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,

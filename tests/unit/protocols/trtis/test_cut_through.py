@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.api.protocol import CutThroughCodec
 from gateway.ir.calls import InferRequest, ModelReadyRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.data import RawData, StreamedData
@@ -12,7 +13,6 @@ from gateway.ir.errors import InvalidTensor
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.trtis.http.codec import HttpCodec
-from gateway.wire.codec import CutThroughCodec
 from tests.fakes import FakeArriving
 
 CODEC = HttpCodec(MessageLimits(), {})

@@ -11,6 +11,7 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.admission import BODY_PATIENCE_S, MemoryBudget, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.server_messages import RequestMessages
+from gateway.transports.http2.flood_control import FloodBudget
 
 EMPTY = bytes(5)
 
@@ -57,3 +58,23 @@ async def test_a_complete_unread_message_is_not_a_stalled_one() -> None:
     assert [] == failures
     found.close()
     assert 0 == budget.used_bytes
+
+
+async def test_prefixes_in_frames_of_their_own_are_no_flood() -> None:
+    """Each complete message refunds one small frame before it, and no more."""
+    connection, stream = mock.MagicMock(), mock.MagicMock(unread=0)
+    stream.short_by.return_value = 0
+    connection.core.consume.return_value = False
+    connection.core.flood_budget = budget = FloodBudget()
+    reservation = Reservation(MemoryBudget(1 << 20), 0.0)
+    unused = cast("Any", None)
+    found = RequestMessages(connection, stream, "", ServerLimits(), reservation, unused, 0.0)
+    before = budget.remaining
+    for _ in range(3000):
+        found.feed(memoryview(b"\0\0\0\0\3"), end=False)
+        found.feed(memoryview(b"abc"), end=False)
+        found.messages.clear()
+    assert before == budget.remaining
+    for piece in (b"\0\0\0", b"\0\3", b"a", b"b", b"c"):
+        found.feed(memoryview(piece), end=False)
+    assert before - 3 == budget.remaining

@@ -64,8 +64,9 @@ class Seen(FrameByFrame):
         if end:
             self.log.append(("end", stream.number))
 
-    def on_reset(self, stream: Http2Stream, code: int) -> None:
+    def on_reset(self, stream: Http2Stream, code: int) -> bool:
         self.log.append(("reset", stream.number, code))
+        return False
 
     def on_writable(self, stream: Http2Stream) -> None:
         self.log.append(("sent", stream.number))

@@ -129,3 +129,55 @@ def test_the_flood_budget_is_refilled_over_time() -> None:
         server.core.feed(frame(frames.PING, 0, 0, bytes(8)) * 300)
         server.core.flood_budget.refill()
     assert 2000 == server.core.flood_budget.remaining
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_updates_after_each_frame_of_a_long_message_are_no_flood(is_paused: bool) -> None:
+    """A client with large windows may update both of them for each frame of 100 MB."""
+    server, size = Seen(), 100_000_000
+    room = frames.window_update(0, 1 << 30) + frames.settings([(4, 1 << 30)])
+    server.core.feed(PREFACE + room + opening(1, end=True))
+    server.core.writer.is_paused = is_paused
+    server.core.writer.send(server.core.streams[1], ANSWER, [bytes(size)], TRAILERS)
+    server.core.writer.is_paused = False
+    server.core.writer.pump()
+    update = frames.window_update(0, 16_384) + frames.window_update(1, 16_384)
+    flood(server, lambda: update, size // 16_384)
+    assert 1000 <= server.core.flood_budget.remaining
+
+
+def test_late_frames_of_cancelled_calls_are_no_flood() -> None:
+    """A server may be in the middle of 500 streams that this side cancels."""
+    client, lows = Seen(client=True), []
+    client.core.feed(frames.settings([]))
+    client.core.flood_budget.on_low = lambda: lows.append(1)
+    streams = [client.core.open(None) for _ in range(500)]
+    for stream in streams:
+        client.core.cancel(stream)
+    for stream in streams:
+        data = frame(frames.DATA, 0, stream.number, bytes(50)) * 4
+        trailers = frame(frames.HEADERS, frames.LAST_HEADERS, stream.number, TRAILERS)
+        client.core.feed(data + trailers)
+    assert [] == lows
+
+
+def test_half_of_the_budget_is_reported_once() -> None:
+    """The connection can leave before its peer is disconnected."""
+    server, lows = Seen(), []
+    server.core.flood_budget.on_low = lambda: lows.append(server.core.flood_budget.remaining)
+    server.core.feed(PREFACE)
+    flood(server, lambda: frame(frames.PING, 0, 0, bytes(8)), 1900)
+    assert [999] == lows
+    assert server.core.flood_budget.was_low
+
+
+def test_streams_after_goaway_are_refused() -> None:
+    """Their frames are no error, and GOAWAY names the last stream that was accepted."""
+    server = Seen()
+    server.core.feed(PREFACE + opening(1))
+    server.core.goaway(final=True)
+    late = opening(3) + frame(frames.DATA, 0, 3, b"x") + frames.window_update(3, 1)
+    server.core.feed(late + frames.reset(3, frames.CANCEL))
+    server.core.goaway(final=True)
+    away = frames.goaway(1, frames.NO_ERROR)
+    assert server.take().endswith(away + frames.reset(3, frames.REFUSED_STREAM) + away)

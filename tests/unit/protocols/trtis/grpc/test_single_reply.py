@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.frontend import Frontend
+from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, Overloaded, UpstreamProtocolError

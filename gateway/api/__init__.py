@@ -1,0 +1,1 @@
+"""The extension points: what protocols, policies, pages and wings are made of."""

@@ -1,0 +1,217 @@
+"""Extension: a wing of the gateway, with keys, commands, admin pages and parts of its processes.
+
+The gateway knows an extension by these classes alone. `registry.extensions` finds it. `Extension`
+and `ConfigView` follow the version of the API; the other classes here may change with any release.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import socket
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from prometheus_client.core import Metric as MetricFamily
+
+from gateway.api.tap import CountCall, RouteTap, Tap
+from gateway.ir.calls import Call
+from gateway.ir.errors import ErrorCode
+from gateway.settings.setting import Setting
+
+T = TypeVar("T")
+
+Finding = tuple[tuple[str | int, ...], str]
+"""A path of keys in the configuration file, and what is wrong there."""
+
+Reports = Mapping[str, Mapping[str, Any] | None]
+"""The reply of each serving process, by its name; None of one that is late."""
+
+
+class ConfigView(Protocol):
+    """A configuration file that matches the schema."""
+
+    @property
+    def directory(self) -> Path:
+        """The folder that paths in the file are relative to."""
+
+    def setting(self, setting: Setting[T], /) -> T:
+        """Return the value of a top-level key."""
+
+    def changed(self, **fields: Any) -> "ConfigView":
+        """Return a copy with other values of top-level keys."""
+
+
+class TrafficShift(Protocol):
+    """The share of a route's calls that goes to the target which replaces the others."""
+
+    @property
+    def target(self) -> str:
+        """The name of the target; its weight in the file is 0."""
+
+    @property
+    def share(self) -> float:
+        """The part of the calls that the target gets, from 0 to 1."""
+
+    @property
+    def watched(self) -> frozenset[str]:
+        """The targets whose inferences `ended` is called for."""
+
+    def moves(self, call: Call[Any], /) -> bool:
+        """Return whether a call that belongs to no open sequence goes to the target."""
+
+    def ended(self, target: str, code: ErrorCode | None, /) -> None:
+        """Receive how an inference of a watched target ended; None for success."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartSetup:
+    """What the leading process gives an extension's part of a serving process.
+
+    Attributes:
+        document: JSON values.
+        sockets: Ends of sockets, by names of the extension's own choice.
+    """
+
+    document: Mapping[str, Any] = field(default_factory=dict)
+    sockets: Mapping[str, socket] = field(default_factory=dict)
+
+
+class ServingProcess(Protocol):
+    """A process that serves clients, as the part of an extension sees it."""
+
+    @property
+    def config(self) -> ConfigView:
+        """The configuration at the start."""
+
+    @property
+    def number(self) -> int:
+        """The number of the process among all that serve, from 1."""
+
+    @property
+    def count(self) -> int:
+        """The number of all serving processes."""
+
+    @property
+    def setup(self) -> PartSetup | None:
+        """What the leading process gave this extension; None where nothing leads."""
+
+    @property
+    def metrics(self) -> Any:
+        """The metrics of the process; see `gateway.telemetry.metrics.Metrics`."""
+
+    @property
+    def new_path(self) -> Callable[..., Any]:
+        """Makes the record of a call's path."""
+
+    def notify(self) -> None:
+        """Let the leading part decide soon; see `LeadingPart.on_notice`."""
+
+
+class ServingPart(Protocol):
+    """An extension's part of a serving process. Its faults change no call."""
+
+    @property
+    def taps(self) -> Sequence[Tap]:
+        """Receive the calls of all frontends."""
+
+    @property
+    def on_call(self) -> CountCall | None:
+        """Called with each inference of a client; None for nothing."""
+
+    def route_taps(self) -> Mapping[str, RouteTap]:
+        """Return what receives chosen calls of routes, by the name of the route."""
+
+    def shifts(self, config: ConfigView, /) -> Mapping[str, TrafficShift]:
+        """Return the moved share of each route that has one, by the name of the route."""
+
+    async def start(self) -> None:
+        """Begin, before the gateway listens. Raises StartError."""
+
+    def change(self, config: ConfigView, /) -> None:
+        """Follow a reload."""
+
+    def exchange(self, document: Mapping[str, Any], /) -> Mapping[str, Any]:
+        """Receive what the leading part sends, and return a reply, both as JSON values."""
+
+    async def stop(self) -> None:
+        """Finish, after the last call; idempotent."""
+
+
+class Processes(Protocol):
+    """All processes of a gateway, as the part of an extension that leads sees them."""
+
+    @property
+    def config(self) -> ConfigView:
+        """The configuration at the start."""
+
+    @property
+    def count(self) -> int:
+        """The number of serving processes."""
+
+    async def exchange(self, part: str, document: Mapping[str, Any], /) -> Reports:
+        """Send a document to a part of every serving process, and return the replies."""
+
+
+class LeadingPart(Protocol):
+    """An extension's part of the process that leads: the supervisor, or the only process."""
+
+    def setup(self, number: int, /) -> PartSetup:
+        """Return what the serving process *number* begins with."""
+
+    def collect(self) -> Iterable[MetricFamily]:
+        """Return the metrics of this part."""
+
+    def check_reload(self, config: ConfigView, /) -> None:
+        """Check that a configuration may replace the one in force. Raises ConfigError."""
+
+    async def change(self, config: ConfigView, /) -> None:
+        """Follow a configuration that `check_reload` has accepted. Raises StartError."""
+
+    def on_notice(self) -> None:
+        """Decide soon: a serving process called `notify`."""
+
+    def on_process_ended(self, metrics: Any, /) -> Any:
+        """Return the last metrics of a serving process that died, corrected for what it lost."""
+
+    async def start(self) -> None:
+        """Begin, before the serving processes start. Raises StartError."""
+
+    def lead(self) -> None:
+        """Begin to decide: the serving processes have started."""
+
+    async def stop(self) -> None:
+        """End, after the serving processes; idempotent."""
+
+
+@runtime_checkable
+class Extension(Protocol):
+    """A wing, found by entry points of the group `gateway.extensions`.
+
+    Attributes:
+        name: Its name.
+        settings: Its keys in the configuration file.
+        commands: Its commands of `gateway`, each as "package.module:function".
+    """
+
+    name: str
+    settings: tuple[Setting[Any], ...]
+    commands: Mapping[str, str]
+
+    def check(self, config: ConfigView, /) -> Iterator[Finding]:
+        """Yield what is wrong with its keys, beyond their types."""
+
+    def warnings(self, config: ConfigView, /) -> Iterator[Finding]:
+        """Yield what is probably not meant; `gateway validate --strict` makes them errors."""
+
+    def apply_changes(self, config: ConfigView, changes: Mapping[str, Any], /) -> ConfigView:
+        """Return the configuration with changes that an operator made at run time.
+
+        Raises:
+            LookupError: A change names something that does not exist.
+            ValueError: A change is invalid.
+        """
+
+    def serve(self, process: ServingProcess, /) -> ServingPart | None:
+        """Return its part of a serving process; None if the configuration needs none."""
+
+    def lead(self, processes: Processes, /) -> LeadingPart | None:
+        """Return its part of the leading process; None if the configuration needs none."""

@@ -1,0 +1,215 @@
+"""The status of the gateway as one document, and as a page for a browser.
+
+It shows what the process knows without asking anybody: routes, upstreams with their endpoints,
+limits in use, and the latest warnings. It holds no payloads and no secrets.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, Final
+
+from gateway.app.route_rules import target_name
+from gateway.app.routes import BuiltRoute
+from gateway.app.server_identity import ServerIdentity
+from gateway.app.upstreams import BuiltUpstream
+from gateway.routing.endpoints import Endpoint
+from gateway.telemetry.gauges import LabelledGauges
+from gateway.telemetry.upstream_metrics import AttemptMetrics
+
+Document = dict[str, Any]
+Status = Callable[[], Awaitable[Document]]
+"""Returns the status."""
+
+_SHOWN: Final = ("gateway_route_in_flight", "gateway_route_queued", "gateway_connections")
+
+
+def route_entries(
+    routes: Iterable[BuiltRoute], upstreams: Mapping[str, BuiltUpstream], required: Sequence[str]
+) -> Iterator[Document]:
+    """Yield the entry of each route: its readiness, and why it is not ready.
+
+    Args:
+        routes: In order of precedence.
+        upstreams: By name.
+        required: The routes that must be ready for the gateway to be ready.
+    """
+    for built in routes:
+        names = _upstreams_of(built, upstreams)
+        ready = built.ready()
+        yield {
+            "name": built.ruled.name,
+            "ready": ready,
+            "required": built.ruled.name in required,
+            "weights": _weights(built),
+            "targets": names or [f"model {built.ruled.model}" if built.ruled.model else "local"],
+            "reason": "" if ready else _reason(names, upstreams),
+        }
+
+
+def _weights(built: BuiltRoute) -> Document:
+    """Return the weights in force of a route's targets; empty without weights."""
+    config = built.ruled.config
+    if config is None:
+        return {}
+    return {target_name(target): target.weight for target in config.targets}
+
+
+def _upstreams_of(built: BuiltRoute, upstreams: Mapping[str, BuiltUpstream]) -> list[str]:
+    config = built.ruled.config
+    if config is None:
+        return [] if built.ruled.model else list(upstreams)
+    return [target.upstream for target in config.targets if target.upstream is not None]
+
+
+def _reason(names: Sequence[str], upstreams: Mapping[str, BuiltUpstream]) -> str:
+    """Return which endpoints of the upstreams *names* are missing, and why."""
+    reasons = [
+        f"upstream {name}: {reason}"
+        for name in dict.fromkeys(names)
+        for reason in _missing(upstreams[name].endpoints.endpoints)
+    ]
+    return "; ".join(reasons) or "its model is not loaded"
+
+
+def _missing(endpoints: Sequence[Endpoint]) -> Iterator[str]:
+    """Yield why each of the endpoints that are not available gets no calls."""
+    if not endpoints:
+        yield "no address: its name is unknown"
+    for endpoint in endpoints:
+        now = endpoint.clock()
+        if not endpoint.is_available(now):
+            yield f"endpoint {endpoint.name}: {_reason_of(endpoint, now)}"
+
+
+def _reason_of(endpoint: Endpoint, now: float) -> str:
+    """Return why an endpoint gets no calls; "" if it does."""
+    if endpoint.is_drained:
+        return "its name no longer has this address" if endpoint.is_leaving else "drained"
+    if endpoint.reason or endpoint.is_available(now):
+        is_refusing = not endpoint.share.admits(now) or endpoint.share.is_set_aside
+        return endpoint.reason or ("its server refuses calls" if is_refusing else "")
+    is_ejected = endpoint.health.ejected_until is not None
+    return "ejected" if is_ejected else "it could not be reached a moment ago"
+
+
+def upstream_entries(
+    upstreams: Mapping[str, BuiltUpstream], attempts: AttemptMetrics
+) -> Iterator[Document]:
+    """Yield the entry of each upstream, with its endpoints."""
+    for name, built in upstreams.items():
+        yield {
+            "name": name,
+            "ready": built.ready(),
+            "endpoints": [
+                _endpoint_entry(
+                    each.endpoint, each.identity, attempts.of(name, each.endpoint.name).mean_s
+                )
+                for each in built.members
+            ],
+        }
+
+
+def _endpoint_entry(endpoint: Endpoint, identity: ServerIdentity, mean_s: float) -> Document:
+    now = endpoint.clock()
+    ejected_until = endpoint.health.ejected_until
+    server = identity.server
+    entry: Document = {
+        "address": endpoint.name,
+        "ready": endpoint.is_ready,
+        "available": endpoint.is_available(now),
+        "since_s": round(max(0.0, now - endpoint.changed_at), 1),
+        "reason": _reason_of(endpoint, now),
+        "share": round(endpoint.share.value, 2),
+        "in_flight": endpoint.pending,
+        "withheld": identity.withheld_calls,
+        "mean_latency_ms": round(mean_s * 1e3, 3),
+        "ejected_for_s": 0.0 if ejected_until is None else round(max(0.0, ejected_until - now), 1),
+    }
+    if server is not None:
+        entry["server"] = f"{server.name} {server.version}".strip()
+        entry["weaknesses"] = identity.weaknesses()
+    return entry
+
+
+def gauge_entries(gauges: LabelledGauges) -> Document:
+    """Return the limits in use, by metric and label."""
+    found: Document = {}
+    for metric in gauges.collect():
+        if metric.name in _SHOWN:
+            key = metric.name.removeprefix("gateway_")
+            found[key] = {
+                ",".join(sample.labels.values()): sample.value for sample in metric.samples
+            }
+    return found
+
+
+def readiness_document(status: Document) -> Document:
+    """Return the part of a status that tells why the gateway is ready, or not."""
+    missing = [route for route in status["routes"] if not route["ready"]]
+    return {
+        "ready": status["ready"],
+        "reason": status["reason"],
+        "missing": [
+            {key: route[key] for key in ("name", "required", "reason")} for route in missing
+        ],
+    }
+
+
+def status_page(status: Document) -> str:
+    """Return the status as a page of HTML, without scripts."""
+    head = {key: status[key] for key in ("version", "ready", "reason", "started", "config")}
+    sections = [
+        _table("Gateway", [{"what": key, "value": value} for key, value in head.items()]),
+        _table("Listeners", [{"name": n, "address": a} for n, a in status["listeners"].items()]),
+        _table("Routes", status["routes"]),
+        _table("Endpoints", list(_flat_endpoints(status))),
+        _table(
+            "Limits in use",
+            [{"what": key, "value": value} for key, value in status["limits"].items()],
+        ),
+        _table("Changed at run time", [{"what": each} for each in _runtime_lines(status)]),
+        _table("Latest warnings", list(reversed(status["warnings"]))),
+    ]
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8><title>Tensor Gateway</title>"
+        f"<style>{_STYLE}</style></head><body>{''.join(sections)}</body></html>"
+    )
+
+
+def _runtime_lines(status: Document) -> Sequence[str]:
+    lines: Sequence[str] = status.get("runtime", {}).get("lines", ())
+    return lines
+
+
+_STYLE: Final = (
+    "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse;margin-bottom:2em}"
+    "td,th{border:1px solid #bbb;padding:4px 8px;text-align:left;vertical-align:top}"
+)
+
+
+def _flat_endpoints(status: Document) -> Iterator[Document]:
+    for upstream in status["upstreams"]:
+        for endpoint in upstream["endpoints"]:
+            yield {"upstream": upstream["name"], **endpoint}
+
+
+def _table(title: str, rows: Sequence[Document]) -> str:
+    if not rows:
+        return f"<h2>{escape(title)}</h2><p>none</p>"
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_cell(row.get(column, ''))}</td>" for column in columns) + "</tr>"
+        for row in rows
+    )
+    return f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table>"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return "<br>".join(escape(str(each)) for each in value)
+    if isinstance(value, dict):
+        return "<br>".join(f"{escape(str(key))}: {escape(str(it))}" for key, it in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return escape(str(value))

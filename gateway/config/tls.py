@@ -1,0 +1,62 @@
+"""TLS of listeners, upstreams and the admin port in the configuration file."""
+
+from collections.abc import Iterator
+from ssl import TLSVersion
+from typing import Literal
+
+from gateway.config.yaml_tree import KeyPath
+from gateway.settings.fields import Text
+from gateway.settings.model import Model
+
+
+class CertificateConfig(Model):
+    """A certificate with its key. Paths are relative to the configuration file."""
+
+    cert: Text
+    """PEM file with the certificate chain."""
+    key: Text
+    """PEM file with the private key of `cert`."""
+
+
+class TlsConfig(Model):
+    """TLS of a listener or an upstream. Paths are relative to the configuration file.
+
+    Files that change are used within 2 s, without a restart. Files that are broken, or that do not
+    fit together, leave those in force that were read before.
+    """
+
+    cert: Text | None = None
+    """PEM file with the certificate chain. A listener requires it. An upstream sends it as client
+    certificate. Default: no certificate."""
+    key: Text | None = None
+    """PEM file with the private key of `cert`. Default: no key."""
+    ca: Text | None = None
+    """PEM file with the trusted certificate authorities. With it, a listener requires client
+    certificates (mutual TLS). Default: no client certificates for a listener, and the authorities
+    of the system for an upstream."""
+    client_certificates: Literal["required", "optional"] = "required"
+    """Whether a listener with `ca` refuses clients without a certificate. With `optional`, only
+    certificates that clients send are verified. `transport: reference` has no `optional` for gRPC.
+    Default: `required`."""
+    certificates: tuple[CertificateConfig, ...] = ()
+    """Further certificates of a listener. Each is used for the DNS names that it has, wildcards
+    too, where clients send the name (SNI); `cert` is used for all others. Default: `[]`."""
+    min_version: Literal["1.2", "1.3"] = "1.2"
+    """Oldest version of TLS. `transport: reference` has no other for gRPC. Default: `1.2`."""
+    verify: bool = True
+    """Whether the certificate of an upstream is verified. With `false`, anyone in between can read
+    and change the calls. `transport: reference` always verifies gRPC servers. Default: `true`."""
+
+    def files(self) -> Iterator[tuple[KeyPath, str]]:
+        """Yield the files, each with its key."""
+        for key in ("cert", "key", "ca"):
+            if getattr(self, key) is not None:
+                yield (key,), getattr(self, key)
+        for index, each in enumerate(self.certificates):
+            yield ("certificates", index, "cert"), each.cert
+            yield ("certificates", index, "key"), each.key
+
+    @property
+    def oldest_version(self) -> TLSVersion:
+        """The oldest version of TLS, as `ssl` names it."""
+        return TLSVersion.TLSv1_3 if self.min_version == "1.3" else TLSVersion.TLSv1_2

@@ -1,0 +1,1 @@
+"""A server transport with a codec. Begin with `frontend.py`."""

@@ -1,0 +1,112 @@
+"""Flags of the commands that compare replies, and what they become."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from gateway.cli.output import WRONG_USAGE, fail
+from gateway.config.load import ConfigError, load_file
+from gateway.migration.compare.conditions import Condition, parse_fail_if, parse_fail_unless
+from gateway.migration.compare.summary import Summary
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing, unjudged_calls, verdict_text
+from gateway.migration.settings import MIGRATIONS, MigrationConfig
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+CompareOption = Annotated[
+    str | None,
+    typer.Option(
+        "--compare",
+        metavar="FILE#NAME",
+        help="Rules of the outputs and guards: `migrations: {NAME: ...}` of a configuration.",
+    ),
+]
+FailIfOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-if",
+        metavar="METRIC>VALUE",
+        help="Exit with 1 if it holds: mismatch>0.1%, mismatch.OUTPUT>1%, structure>0, errors>1%, "
+        "missing>0, p99>200ms, p50_ratio>1.2, p99_ratio>1.3; repeatable.",
+    ),
+]
+FailUnlessOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-unless",
+        metavar="METRIC<VALUE@CONFIDENCE",
+        help="Exit with 1 unless the calls show it, such as mismatch<0.1%@95%; repeatable.",
+    ),
+]
+
+
+def load_migration(source: str | None) -> MigrationConfig:
+    """Return the migration `FILE#NAME`, or the defaults; end the command if there is none."""
+    if source is None:
+        return MigrationConfig()
+    file, _, name = source.rpartition("#")
+    if not file:
+        fail(f"--compare is {source!r}; expected FILE#NAME", WRONG_USAGE)
+    try:
+        config = load_file(Path(file)).config
+    except ConfigError as error:
+        fail(f"the configuration is invalid:\n{error}", WRONG_USAGE)
+    except OSError as error:
+        fail(f"cannot read {file}: {error.strerror}", WRONG_USAGE)
+    migration = MIGRATIONS.of(config).get(name)
+    if migration is None:
+        names = ", ".join(MIGRATIONS.of(config)) or "none"
+        fail(f"{file} has no migration {name!r}; its migrations are {names}", WRONG_USAGE)
+    return migration
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What conditions and guards say of a comparison.
+
+    Attributes:
+        text: The verdict, for people.
+        checked: The conditions, as the user wrote them, each with why it fails or "".
+        guards: The verdict of each guard.
+        is_failure: Whether the command fails: not if guards only need more calls.
+    """
+
+    text: str
+    checked: Sequence[tuple[str, str]]
+    guards: Sequence[GuardVerdict]
+    is_failure: bool
+
+    @property
+    def failures(self) -> list[str]:
+        """Why conditions fail."""
+        return [failure for _, failure in self.checked if failure]
+
+
+def judged(summary: Summary, conditions: Sequence[Condition], guards: Guards) -> Judgement:
+    """Judge a comparison by the conditions of the flags and the guards of the migration."""
+    checked = [(each.text, each.failure(summary)) for each in conditions]
+    failures = [failure for _, failure in checked if failure]
+    verdicts = guards.verdicts()
+    unjudged = unjudged_calls(summary, conditions, verdicts)
+    has_tripped = any(each.standing is Standing.TRIPS for each in verdicts)
+    text = verdict_text(failures, verdicts, has_conditions=bool(conditions), unjudged=unjudged)
+    return Judgement(text, checked, verdicts, bool(failures or unjudged or has_tripped))
+
+
+def parse_conditions(fail_if: list[str] | None, fail_unless: list[str] | None) -> list[Condition]:
+    """Return the conditions of the flags; end the command if one is malformed."""
+    found = [parse_or_fail(parse_fail_if, each) for each in fail_if or ()]
+    return found + [parse_or_fail(parse_fail_unless, each) for each in fail_unless or ()]
+
+
+def parse_or_fail(parse: Callable[[V], T], value: V) -> T:
+    """Return the value of a flag; end the command if it is malformed."""
+    try:
+        return parse(value)
+    except ValueError as error:
+        fail(str(error), WRONG_USAGE)

@@ -1,0 +1,94 @@
+"""The command `import`: the configuration of another server, as one of the gateway."""
+
+import enum
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from gateway.cli.configuration import load_checked_mapping
+from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note, print_text
+from gateway.cli.sidecar import DEFAULT_GRPC, DEFAULT_HTTP
+from gateway.config.load import ConfigError
+from gateway.migration.importers.graphpipe_command import import_graphpipe
+from gateway.migration.importers.grps_config import import_grps
+from gateway.migration.importers.imported import Imported
+from gateway.migration.importers.triton_repository import import_repository
+
+
+class ImportSource(enum.Enum):
+    """A server whose configuration can be imported."""
+
+    TRITON = "triton"
+    TRTIS = "trtis"
+    GRAPHPIPE = "graphpipe"
+    GRPS = "grps"
+
+
+def import_(
+    source: Annotated[ImportSource, typer.Argument(help="The server.")],
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="REPOSITORY|CONF|-- COMMAND...",
+            help="Model repository of Triton or TensorRT, directory `conf` of grps, or command "
+            "line of a GraphPipe server.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="File to write; standard output by default.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if a setting has no equivalent.")
+    ] = False,
+) -> None:
+    """Write a configuration that replaces a server of Triton, TensorRT, GraphPipe or grps.
+
+    Settings without an equivalent are named with file and line on standard error. Exit status: 0
+    success, 1 no model or, with --strict, a setting without an equivalent, 2 usage error.
+    """
+    found = _import(source, what)
+    for each in found.unmapped:
+        print_note(str(each))
+    if not found.models:
+        fail(f"no model of {what[0]} can run in the gateway")
+    try:
+        load_checked_mapping(found.config)
+    except ConfigError as error:
+        fail(f"the imported configuration is invalid:\n{error}")
+    text = f"# Imported by gateway import {source.value} from {shlex.join(what)}.\n"
+    text += yaml.safe_dump(found.config, sort_keys=False)
+    if out is None:
+        print_text(text.rstrip())
+    else:
+        try:
+            out.write_text(text)
+        except OSError as error:
+            fail(f"cannot write {out}: {error.strerror}")
+        print_text(f"{found.models} {'model' if found.models == 1 else 'models'} written to {out}")
+    if strict and found.unmapped:
+        raise typer.Exit(FAILED)
+
+
+def _import(source: ImportSource, what: list[str]) -> Imported:
+    try:
+        if source is ImportSource.GRAPHPIPE:
+            return import_graphpipe(what)
+        if len(what) > 1:
+            fail(f"too many arguments: {len(what)}; expected one directory", WRONG_USAGE)
+        if source is ImportSource.GRPS:
+            return import_grps(Path(what[0]))
+        repository = import_repository(Path(what[0]))
+    except OSError as error:
+        fail(f"cannot read {error.filename or what[0]}: {error.strerror}", WRONG_USAGE)
+    except ValueError as error:
+        fail(str(error), WRONG_USAGE)
+    config = {
+        "version": "1",
+        "listeners": [{"name": "main", "http": DEFAULT_HTTP, "grpc": DEFAULT_GRPC}],
+        "models": repository.models,
+        **({"pipelines": repository.pipelines} if repository.pipelines else {}),
+    }
+    return Imported(config, repository.unmapped)

@@ -1,0 +1,435 @@
+"""The commands `replay` and `diff`: recorded calls sent to another server, and two recordings."""
+
+import asyncio
+import re
+import signal
+import sqlite3
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from gateway.api.protocol import Codec
+from gateway.app import complete_service, connect
+from gateway.app.process import freeze_startup_objects
+from gateway.app.run import loop_factory
+from gateway.cli.output import (
+    FAILED,
+    WRONG_USAGE,
+    OutputFormat,
+    fail,
+    format_table,
+    print_json,
+    print_note,
+    print_text,
+)
+from gateway.cli.server_flags import ServerFlags, server_flags
+from gateway.ir.limits import MessageLimits
+from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.directory import make_directory
+from gateway.migration.captures.records import RecordedCall
+from gateway.migration.captures.segment_reader import UnreadableSegment
+from gateway.migration.captures.segment_writer import SegmentWriter
+from gateway.migration.commands.capture import CaptureArgument, open_capture
+from gateway.migration.commands.comparison import (
+    CompareOption,
+    FailIfOption,
+    FailUnlessOption,
+    Judgement,
+    judged,
+    load_migration,
+    parse_conditions,
+    parse_or_fail,
+)
+from gateway.migration.commands.report import write_report
+from gateway.migration.compare.output_rules import rules_of
+from gateway.migration.compare.replies import Comparison
+from gateway.migration.compare.summary import Summary
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import GuardVerdict
+from gateway.migration.replay.differences import compare_captures
+from gateway.migration.replay.replay import (
+    LATE_S,
+    Replay,
+    ReplayOptions,
+    ReplayOutcome,
+    ReplayReport,
+    replayed_call,
+)
+from gateway.migration.replay.selection import Selection, parse_models, parse_selection
+from gateway.migration.replay.wire_replay import RecordedRequests
+from gateway.migration.settings import MigrationConfig
+from gateway.registry import protocol
+from gateway.settings.units import Url, parse_duration, parse_url
+
+FormatOption = Annotated[OutputFormat, typer.Option("--output", help="Format of the data.")]
+
+
+@server_flags
+def replay(  # noqa: PLR0913, PLR0917  # one for each flag
+    capture: CaptureArgument,
+    against: Annotated[str, typer.Option("--against", metavar="URL", help="The new server.")],
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference", metavar="URL", help="Compare with this server's replies."),
+    ] = None,
+    compare: CompareOption = None,
+    fail_if: FailIfOption = None,
+    fail_unless: FailUnlessOption = None,
+    pace: Annotated[str, typer.Option(metavar="recorded|max", help="When calls are sent.")] = "max",
+    speed: Annotated[
+        str | None, typer.Option(metavar="2x", help="Multiple of the recorded pace.")
+    ] = None,
+    rate: Annotated[str | None, typer.Option(metavar="500/s", help="Calls per second.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Calls in flight; 64 for --pace max.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of calls to send.")] = None,
+    where: Annotated[
+        str, typer.Option(metavar="CONDITIONS", help="Such as 'model=fraud and protocol=trtis.*'.")
+    ] = "",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW[:VERSION]", help="Another name of a model; repeatable."),
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Timeout of each call.")] = "60s",
+    wire: Annotated[
+        bool,
+        typer.Option("--wire", help="Send the recorded messages to a server of the same protocol."),
+    ] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option("-o", "--results", metavar="DIR", help="Record the new replies here."),
+    ] = None,
+    report_file: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write a page on old and new replies."),
+    ] = None,
+    server: ServerFlags = ServerFlags(),  # noqa: B008  # frozen
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Send the calls of a capture to a server of any protocol, and compare the replies.
+
+    Exit status: 0 the conditions hold, 1 they do not or calls could not be sent, 2 wrong usage or
+    no capture.
+    """
+    migration = load_migration(compare)
+    guards = Guards(migration.guards)
+    conditions = parse_conditions(fail_if, fail_unless)
+    options, mode = _options(pace, speed, rate, concurrency, limit, timeout, model or [])
+    selection = parse_or_fail(parse_selection, where) if where else Selection()
+    urls = [parse_or_fail(parse_url, each) for each in (against, reference) if each is not None]
+    if wire and (reference is not None or model):
+        fail("--wire sends messages as they are; --reference and --model do not apply", WRONG_USAGE)
+    if report_file is not None and reference is not None:
+        fail("--report shows recorded replies; --reference does not apply", WRONG_USAGE)
+    found = open_capture(capture)
+    if results is not None and results.exists() and any(results.iterdir()):
+        fail(f"{results} is not empty", WRONG_USAGE)
+    freeze_startup_objects()  # a collection takes 40 ms, which makes calls late
+    with _results_directory(results, report_file) as directory:
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                report = runner.run(
+                    _run(
+                        found,
+                        urls,
+                        options,
+                        migration,
+                        guards,
+                        selection,
+                        directory,
+                        server,
+                        wire=wire,
+                    )
+                )
+        except LookupError as error:
+            fail(str(error.args[0]), WRONG_USAGE)
+        except (OSError, ValueError, sqlite3.Error) as error:
+            fail(f"replay failed: {error}")
+        if report_file is not None and directory is not None:
+            write_report(capture, directory, compare, conditions, html=report_file)
+    judgement = judged(report.summary, conditions, guards)
+    verdict = _verdict(report, judgement)
+    if output is OutputFormat.JSON:
+        print_json(_document(report, mode, verdict, judgement))
+    else:
+        _print_report(report, mode, verdict, judgement.guards)
+    for problem in found.problems[:10]:
+        print_note(f"gateway: skipped: {problem}")
+    if judgement.is_failure or report.failed or report.stopped or not report.sent:
+        raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _results_directory(results: Path | None, report_file: Path | None) -> Iterator[Path | None]:
+    """Yield the directory for the new replies; a report needs one until it is written."""
+    if results is not None or report_file is None:
+        yield results
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="A", help="A capture, or results of a replay.")],
+    new: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same calls.")],
+    compare: CompareOption = None,
+    fail_if: FailIfOption = None,
+    fail_unless: FailUnlessOption = None,
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Compare the replies of two captures, call by call, by their request ids.
+
+    Exit status: 0 the conditions hold, 1 they do not, 2 wrong usage or no capture.
+    """
+    migration = load_migration(compare)
+    guards = Guards(migration.guards)
+    conditions = parse_conditions(fail_if, fail_unless)
+    a, b = open_capture(old), open_capture(new)
+    skipped: Counter[str] = Counter()
+    try:
+        summary = compare_captures(
+            a,
+            b,
+            rules_of(migration.compare),
+            lambda reason: skipped.update([reason]),
+            lambda call: guards.add(call.evidence),
+        )
+    except UnreadableSegment as error:
+        fail(str(error), WRONG_USAGE)
+    judgement = judged(summary, conditions, guards)
+    if output is OutputFormat.JSON:
+        print_json(
+            {
+                **summary.document(),
+                "skipped": dict(skipped),
+                "verdict": judgement.text,
+                "failures": judgement.failures,
+                "guards": [each.document() for each in judgement.guards],
+            }
+        )
+    else:
+        print_text(
+            f"{summary.compared} calls compared, {_failed_text(summary)}, "
+            f"{summary.missing} in one capture only"
+        )
+        _print_summary(summary, judgement.guards)
+        print_text(f"verdict: {judgement.text}")
+    for reason, count in skipped.items():
+        print_note(f"gateway: {count} calls not compared: {reason}")
+    for problem in [*a.problems, *b.problems][:10]:
+        print_note(f"gateway: skipped: {problem}")
+    if judgement.is_failure or not summary.calls:
+        raise typer.Exit(FAILED)
+
+
+_SPEED: Final = re.compile(r"([0-9.]+)x?")
+_RATE: Final = re.compile(r"([0-9.]+)(/s)?")
+
+
+def _options(  # one for each flag
+    pace: str,
+    speed: str | None,
+    rate: str | None,
+    concurrency: int | None,
+    limit: int | None,
+    timeout: str,
+    models: list[str],
+) -> tuple[ReplayOptions, str]:
+    """Return the options, and the flags that say when calls are sent."""
+    if pace not in {"recorded", "max"}:
+        fail(f"--pace is {pace!r}; expected recorded or max", WRONG_USAGE)
+    if speed is not None and rate is not None:
+        fail("--speed and --rate exclude each other", WRONG_USAGE)
+    factor = 1.0 if pace == "recorded" else None
+    mode = f"--pace {pace}"
+    if speed is not None:
+        factor, mode = _number(_SPEED, speed, "--speed", "2x"), f"--speed {speed}"
+    per_s = None
+    if rate is not None:
+        per_s, mode = _number(_RATE, rate, "--rate", "500/s"), f"--rate {rate}"
+    options = ReplayOptions(
+        speed=factor,
+        rate=per_s,
+        concurrency=concurrency,
+        limit=limit,
+        timeout_s=parse_or_fail(parse_duration, timeout),
+        models=parse_or_fail(parse_models, models),
+    )
+    return options, mode
+
+
+def _number(form: re.Pattern[str], text: str, flag: str, example: str) -> float:
+    found = form.fullmatch(text)
+    try:
+        value = float(found[1]) if found is not None else 0.0
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        fail(f"{flag} is {text!r}; expected a number above 0, such as {example}", WRONG_USAGE)
+    return value
+
+
+async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
+    capture: Capture,
+    urls: Sequence[Url],
+    options: ReplayOptions,
+    migration: MigrationConfig,
+    guards: Guards,
+    selection: Selection,
+    results: Path | None,
+    server: ServerFlags,
+    *,
+    wire: bool,
+) -> ReplayReport:
+    """Connect, send the calls, and close; Ctrl-C ends the sending."""
+    adapt = partial(RecordedRequests, headers=server.metadata) if wire else None
+    connections = [(connect(url, adapt=adapt, tls=server.tls), url) for url in urls]
+    # A layer that completes a call would write its message anew.
+    services = [
+        connected.service if wire else complete_service(connected, url, server.headers)
+        for connected, url in connections
+    ]
+    writer = None if results is None else _ResultsWriter(results, str(urls[0]))
+    is_terminal = sys.stderr.isatty()
+    progress = Progress(console=Console(stderr=True), disable=not is_terminal)
+    task = progress.add_task("replay", total=options.limit)
+
+    def done(record: RecordedCall, outcome: ReplayOutcome, _: Comparison | None) -> None:
+        if is_terminal:
+            progress.advance(task)
+        if writer is not None:
+            writer.add(record, outcome)
+
+    running = Replay(
+        services[0],
+        options,
+        rules_of(migration.compare),
+        reference=services[1] if len(services) > 1 else None,
+        wire=_codec_of(urls[0]) if wire else None,
+        on_done=done,
+        guards=guards,
+    )
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, running.stop)
+    try:
+        with progress:
+            return await running.run(_selected(capture, selection))
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        for connected, _ in connections:
+            await connected.close()
+        if writer is not None:
+            writer.close()
+
+
+def _codec_of(url: Url) -> Codec[Any, Any]:
+    spec = protocol(url.protocol)
+    # Every message names a model here; a listener's own default is not known.
+    options = {spec.default_model: "default"} if spec.default_model else {}
+    return spec.carriers[url.carrier].codec(MessageLimits(), spec.options(options))
+
+
+def _selected(capture: Capture, selection: Selection) -> Iterator[RecordedCall]:
+    return (call for call in capture.calls() if selection.includes(call))
+
+
+class _ResultsWriter:
+    """Writes the new replies as a capture, which `gateway diff` reads."""
+
+    def __init__(self, directory: Path, target: str) -> None:
+        make_directory(directory)
+        self._segment = SegmentWriter(directory, {"replayed": target})
+        self._segment.begin()
+        self._target = target
+
+    def add(self, record: RecordedCall, outcome: ReplayOutcome) -> None:
+        self._segment.add(replayed_call(record, outcome, self._target))
+        if not self._segment.calls % 64:
+            self._segment.commit()
+            self._segment.begin()
+
+    def close(self) -> None:
+        self._segment.commit()
+        self._segment.seal({})
+
+
+def _verdict(report: ReplayReport, judgement: Judgement) -> str:
+    if report.stopped:
+        return "interrupted"
+    if report.failed:
+        return f"failed, {report.failed} calls could not be sent"
+    if not report.sent:
+        return "failed, no call was sent"
+    return judgement.text
+
+
+def _failed_text(summary: Summary) -> str:
+    """Return how many calls failed at the new server."""
+    alike = f" ({summary.failed_alike} as at the old server)" if summary.failed_alike else ""
+    return f"{summary.failed} failed{alike}"
+
+
+def _print_report(
+    report: ReplayReport, mode: str, verdict: str, verdicts: Sequence[GuardVerdict]
+) -> None:
+    left_out = sum(report.left_out.values())
+    print_text(
+        f"{report.sent} calls in {report.seconds:.1f} s ({mode}), "
+        f"{_failed_text(report.summary)}, {left_out} left out"
+    )
+    for reason, count in report.left_out.items():
+        print_text(f"left out: {count} calls: {reason}")
+    if report.uncompared:
+        print_text(f"not compared: {report.uncompared} calls without recorded outputs")
+    for reason, count in report.unreadable.items():
+        print_text(f"not compared: {count} calls: {reason}")
+    if report.lag_p99_s > LATE_S:
+        print_note(
+            f"gateway: the schedule was late: 99% of the calls within {report.lag_p99_s * 1e3:.0f} "
+            "ms; times are not those of the recorded pace"
+        )
+    _print_summary(report.summary, verdicts)
+    print_text(f"verdict: {verdict}")
+
+
+def _print_summary(summary: Summary, verdicts: Sequence[GuardVerdict]) -> None:
+    rows = []
+    for name, each in summary.outputs.items():
+        error = "-" if each.errors is None else f"{each.errors.max_abs:.2g}"
+        rows.append((name, *each.rate_texts(), error, each.worst or "-"))
+    if rows:
+        head = ("output", "compared", "mismatched", "rate", "95% interval", "max abs", "worst call")
+        print_text(format_table(head, rows, right=(1, 2, 3, 4, 5)))
+    for reason in summary.reasons:
+        print_text(reason.line)
+    if verdicts:
+        found = [(each.guard, each.standing.value, each.evidence) for each in verdicts]
+        print_text(format_table(("guard", "verdict", "evidence"), found))
+
+
+def _document(
+    report: ReplayReport, mode: str, verdict: str, judgement: Judgement
+) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "sent": report.sent,
+        "not_received": report.failed,
+        "left_out": dict(report.left_out),
+        "not_compared": report.uncompared + report.unreadable.total(),
+        "seconds": report.seconds,
+        "lag_p99_s": report.lag_p99_s,
+        **report.summary.document(),
+        "verdict": verdict,
+        "failures": judgement.failures,
+        "guards": [each.document() for each in judgement.guards],
+    }

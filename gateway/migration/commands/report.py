@@ -1,0 +1,146 @@
+"""The command `report`: two recordings of the same calls, as a page and as Markdown."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway import __version__
+from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note, write_bytes
+from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.segment_reader import UnreadableSegment
+from gateway.migration.commands.capture import open_capture
+from gateway.migration.commands.comparison import (
+    CompareOption,
+    FailIfOption,
+    FailUnlessOption,
+    judged,
+    load_migration,
+    parse_conditions,
+)
+from gateway.migration.compare.conditions import Condition
+from gateway.migration.compare.output_rules import rules_of
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.replay.differences import compare_captures
+from gateway.migration.report.blocks import html_page, markdown_page
+from gateway.migration.report.report import ReportEvidence, ReportFacts, report_sections
+from gateway.migration.settings import CompareConfig, RuleChoice
+
+
+def report(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A capture of the old server.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="Results of `replay -o`, or another capture.")
+    ],
+    html: Annotated[
+        Path | None, typer.Option("-o", "--html", metavar="FILE", help="Write a page of HTML.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write Markdown; - for standard output.")
+    ] = None,
+    compare: CompareOption = None,
+    fail_if: FailIfOption = None,
+    fail_unless: FailUnlessOption = None,
+) -> None:
+    """Write a report on the replies of two servers to the same calls.
+
+    It shows elements of tensors where both recordings have them. Equal recordings give equal bytes.
+
+    Exit status: 0 conditions and guards hold, 1 they do not, 2 wrong usage or no capture.
+    """
+    if html is None and markdown is None:
+        fail("nothing to write; expected -o FILE or --markdown FILE", WRONG_USAGE)
+    conditions = parse_conditions(fail_if, fail_unless)
+    verdict, holds = write_report(old, new, compare, conditions, html=html, markdown=markdown)
+    print_note(f"verdict: {verdict}")
+    if not holds:
+        raise typer.Exit(FAILED)
+
+
+def write_report(
+    old: Path,
+    new: Path,
+    compare: str | None,
+    conditions: Sequence[Condition],
+    *,
+    html: Path | None = None,
+    markdown: Path | None = None,
+) -> tuple[str, bool]:
+    """Write the report on two recordings; return its verdict, and whether all conditions hold.
+
+    Args:
+        old: Of the old server.
+        new: Of the new one.
+        compare: The flag --compare.
+        conditions: Those of the flags.
+        html: File of the page; None for none.
+        markdown: File of the same in Markdown; None for none.
+    """
+    migration = load_migration(compare)
+    guards, evidence = Guards(migration.guards), ReportEvidence()
+    a, b = open_capture(old), open_capture(new)
+    lost: Counter[str] = Counter()
+
+    def add(call: Any) -> None:
+        guards.add(call.evidence)
+        evidence.add(call)
+
+    try:
+        rules = rules_of(migration.compare)
+        summary = compare_captures(a, b, rules, lambda reason: lost.update([reason]), add)
+    except UnreadableSegment as error:
+        fail(str(error), WRONG_USAGE)
+    lost["in one recording only"] = summary.missing
+    for side, capture in (("old", a), ("new", b)):
+        for reason, count in capture.dropped_calls().items():
+            lost[f"not recorded, {side}: {reason}"] += count
+        lost[f"unreadable, {side}"] = len(capture.problems)
+    judgement = judged(summary, conditions, guards)
+    name = compare.rpartition("#")[2] if compare is not None else "replies of two servers"
+    facts = ReportFacts(
+        title=f"Migration report: {name}",
+        verdict=judgement.text,
+        summary=summary,
+        evidence=evidence,
+        guards=judgement.guards,
+        conditions=judgement.checked,
+        lost=lost,
+        method=[*_rules(migration.compare), *_files("old", a), *_files("new", b), _VERSION],
+    )
+    sections = report_sections(facts)
+    if html is not None:
+        write_bytes(_file_of(html), html_page(facts.title, sections))
+    if markdown is not None:
+        write_bytes(_file_of(markdown), markdown_page(facts.title, sections))
+    return judgement.text, not judgement.is_failure and bool(summary.calls)
+
+
+def _file_of(path: Path) -> Path | None:
+    """Return the file of a flag; None for "-", standard output."""
+    return None if str(path) == "-" else path
+
+
+_VERSION = ("gateway", __version__)
+
+
+def _rules(config: CompareConfig) -> list[tuple[str, str]]:
+    named = [("rule of other outputs", config.default)]
+    named += [(f"rule of {name}", choice) for name, choice in config.outputs.items()]
+    return [(name, _rule_text(choice)) for name, choice in named]
+
+
+def _rule_text(choice: RuleChoice) -> str:
+    if isinstance(choice, str):
+        return choice
+    keys = choice.model_dump(exclude_defaults=True)
+    return ", ".join(f"{key} {value}" for key, value in keys.items()) or "tolerance of the datatype"
+
+
+def _files(side: str, capture: Capture) -> list[tuple[str, str]]:
+    """Return the files of a capture, with the SHA-256 that its manifest has of them."""
+    sums = capture.checksums()
+    return [
+        (f"{side} file", f"{it.name} {sums.get(it.name, '')}".strip()) for it in capture.segments
+    ]

@@ -1,0 +1,103 @@
+"""The command `stock`: who calls what, as a running gateway or its state directory tells."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from gateway.cli.admin import asks_admin, get_document
+from gateway.cli.output import (
+    WRONG_USAGE,
+    OutputFormat,
+    OutputOption,
+    fail,
+    format_table,
+    print_json,
+    print_text,
+)
+from gateway.migration.callers.inventory import merged_rows
+
+_SINCE: Final = re.compile(r"([0-9]+)([smhd])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_COLUMNS: Final = (
+    "client",
+    "agent",
+    "protocol",
+    "model",
+    "inputs",
+    "calls",
+    "per_min",
+    "errors",
+    "p99_ms",
+    "last_seen",
+)
+
+
+@asks_admin("[ADDR|DIR]", "Admin address, or the state directory.")
+def stock(
+    admin: str,
+    since: Annotated[
+        str | None, typer.Option(metavar="30d", help="Only callers seen in this time.")
+    ] = None,
+    output: OutputOption = OutputFormat.TEXT,
+) -> None:
+    """Show who still calls what: clients, protocols, models, inputs, rates and errors.
+
+    The counts are at most 10 s old. Exit status: 0 success, 1 unreachable or off, 2 usage error.
+    """
+    rows = stock_rows(admin)
+    now = datetime.now(UTC)
+    if since is not None:
+        earliest = now - _duration(since)
+        rows = [row for row in rows if _seen(row) >= earliest]
+    if output is OutputFormat.JSON:
+        print_json(rows)
+        return
+    cells = [
+        (
+            row["client"] or "-",
+            row["agent"] or "-",
+            row["protocol"] or "-",
+            row["model"] or "-",
+            row["inputs"] or "-",
+            str(row["calls"]),
+            f"{row['per_min']:.1f}",
+            f"{row['errors'] / max(row['calls'], 1):.1%}",
+            f"{row['p99_ms']:.1f}",
+            _ago(now - _seen(row)),
+        )
+        for row in rows
+    ]
+    print_text(format_table(_COLUMNS, cells, right=(5, 6, 7, 8)))
+
+
+def stock_rows(source: str) -> list[dict[str, Any]]:
+    """Return the rows of a gateway or a state directory; end the command if there is none."""
+    directory = Path(source)
+    if directory.is_dir():
+        return [row.document() for row in merged_rows(directory)]
+    rows: list[dict[str, Any]] | None = get_document(source, "/stock").get("rows")
+    if rows is None:
+        fail(f"no stock at {source}; expected the address of a gateway's `admin`, or DIR")
+    return rows
+
+
+def _seen(row: dict[str, Any]) -> datetime:
+    return datetime.fromisoformat(row["last_seen"])
+
+
+def _duration(text: str) -> timedelta:
+    found = _SINCE.fullmatch(text)
+    if found is None:
+        fail(f"--since is {text!r}; expected a number and s, m, h or d, as in 30d", WRONG_USAGE)
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def _ago(age: timedelta) -> str:
+    seconds = max(0, int(age.total_seconds()))
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"

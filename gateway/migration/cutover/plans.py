@@ -1,0 +1,72 @@
+"""The plan of each cut-over of a configuration, and the directory of its files."""
+
+from pathlib import Path
+from typing import Any
+
+from gateway.config.load import LoadedConfig
+from gateway.config.models import Config
+from gateway.config.routes import TargetConfig
+from gateway.migration.cutover.steps import CutoverPlan
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.settings import MIGRATIONS
+from gateway.migration.targets import LiveMigration, live_migrations
+
+_FOLDER = "cutover"
+
+
+def cutover_plans(config: Config) -> dict[str, CutoverPlan]:
+    """Return the plans of the cut-overs by the names of their migrations."""
+    return {
+        live.name: _plan(live, config)
+        for live in live_migrations(config)
+        if live.config.cutover is not None
+    }
+
+
+def cutover_directory(loaded: LoadedConfig, migration: str) -> Path:
+    """Return the directory of the files of a cut-over."""
+    cutover, state = MIGRATIONS.of(loaded.config)[migration].cutover, loaded.config.state
+    if cutover is not None and cutover.directory is not None:
+        return loaded.directory / cutover.directory
+    assert state is not None  # noqa: S101  # `check_migrations` refuses a cut-over without it
+    return loaded.directory / state.directory / _FOLDER
+
+
+def _plan(live: LiveMigration, config: Config) -> CutoverPlan:
+    cutover = live.config.cutover
+    assert cutover is not None  # noqa: S101  # the caller looks
+    guards = cutover.guards
+    errors = guards.error_limits
+    configured = guards.model_dump(mode="json")
+    if guards.has_default_errors:
+        configured["errors"] = None
+    return CutoverPlan(
+        migration=live.name,
+        new=live.new_name,
+        steps=cutover.steps,
+        bake_s=cutover.bake,
+        min_calls=cutover.min_calls,
+        max_wait_s=cutover.max_wait,
+        approve=cutover.approve,
+        pauses_on_trip=cutover.on_trip == "pause",
+        guards=tuple(verdict.guard for verdict in Guards(guards).verdicts()),
+        implied_guards=("errors.above_old",) if guards.has_default_errors else (),
+        errors_below=None if errors is None else errors.below,
+        identity={
+            "route": live.route,
+            "old": _identity(live.old, config),
+            "new": _identity(live.new, config),
+            "sticky": cutover.sticky,
+            "guards": configured,
+            "compare": live.config.compare.model_dump(mode="json"),
+        },
+    )
+
+
+def _identity(target: TargetConfig, config: Config) -> dict[str, Any]:
+    """Return what makes a target: its servers, and its model there."""
+    upstream = None if target.upstream is None else config.upstreams[target.upstream]
+    return {
+        "urls": [] if upstream is None else sorted(map(str, upstream.all_urls)),
+        "target": target.model_dump(mode="json", exclude={"weight", "priority"}),
+    }

@@ -1,0 +1,1 @@
+"""What comparisons of a migration show: counts, guards and kept samples."""

@@ -1,0 +1,110 @@
+"""MigrationExtension: the migration kit as the gateway finds it, by `gateway.api.Extension`.
+
+This module is imported at every start, so it imports the folders of the kit on use only.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from gateway.api.extension import (
+    ConfigView,
+    Finding,
+    LeadingPart,
+    Processes,
+    ServingPart,
+    ServingProcess,
+)
+from gateway.config.load import LoadedConfig
+from gateway.migration.settings import CAPTURE, MIGRATIONS, STOCK
+
+_COMMANDS: Final = "gateway.migration.commands"
+
+
+class MigrationExtension:
+    """Records, compares and moves calls from an old to a new server."""
+
+    name = "migration"
+    settings = (STOCK, CAPTURE, MIGRATIONS)
+    commands: Mapping[str, str] = MappingProxyType(
+        {
+            "capture": f"{_COMMANDS}.capture:capture",
+            "stock": f"{_COMMANDS}.stock:stock",
+            "advise": f"{_COMMANDS}.advise:advise",
+            "import": f"{_COMMANDS}.import_command:import_",
+            "convert": f"{_COMMANDS}.convert:convert",
+            "replay": f"{_COMMANDS}.replay:replay",
+            "diff": f"{_COMMANDS}.replay:diff",
+            "report": f"{_COMMANDS}.report:report",
+            "cutover": f"{_COMMANDS}.cutover:cutover",
+            "migration-demo": "gateway.migration.demo.command:migration_demo",
+        }
+    )
+
+    def check(self, config: ConfigView, /) -> Iterator[Finding]:
+        """Yield what is wrong with captures, migrations and the stock of callers."""
+        if not _is_used(config):
+            return
+        from gateway.migration.options import check_captures  # noqa: PLC0415  # if it is used
+        from gateway.migration.targets import check_migrations  # noqa: PLC0415  # if it is used
+
+        loaded = _loaded(config)
+        if STOCK.of(loaded.config) is not None and loaded.config.state is None:
+            yield ("stock",), "needs 'state: {directory: DIR}', where the counts are kept"
+        yield from check_captures(loaded.config)
+        yield from check_migrations(loaded.config)
+
+    def warnings(self, config: ConfigView, /) -> Iterator[Finding]:
+        """Yield the cut-overs that nothing stops before a server that fails all calls."""
+        for name, migration in config.setting(MIGRATIONS).items():
+            cutover = migration.cutover
+            if cutover is not None and cutover.guards.error_limits is None:
+                path = ("migrations", name, "cutover", "guards", "errors")
+                yield path, "no guard watches errors: calls move on to a server that fails them"
+
+    def apply_changes(self, config: ConfigView, changes: Mapping[str, Any], /) -> ConfigView:
+        """Return the configuration with another `capture`, and check the weights of targets.
+
+        Raises:
+            LookupError: The configuration has no capture.
+            ValueError: A value of the capture is invalid, or a cut-over moves the target.
+        """
+        if not _is_used(config) and "capture" not in changes:
+            return config
+        from gateway.migration.runtime_changes import apply_changes  # noqa: PLC0415  # if it is used
+
+        return apply_changes(_loaded(config), changes)
+
+    def serve(self, process: ServingProcess, /) -> ServingPart | None:
+        """Return what records, mirrors and moves calls; None without a key of the kit."""
+        if not _is_used(process.config):
+            return None
+        from gateway.migration.serving import MigrationServing  # noqa: PLC0415  # if it is used
+
+        return MigrationServing(_loaded(process.config), process)
+
+    def lead(self, processes: Processes, /) -> LeadingPart | None:
+        """Return what decides about cut-overs; None without a key of the kit.
+
+        Raises:
+            StartError: A directory of states cannot be used.
+        """
+        if not _is_used(processes.config):
+            return None
+        from gateway.migration.leading import MigrationLeading  # noqa: PLC0415  # if it is used
+
+        return MigrationLeading(_loaded(processes.config), processes)
+
+
+def _is_used(config: ConfigView) -> bool:
+    stock, capture = config.setting(STOCK), config.setting(CAPTURE)
+    return stock is not None or capture is not None or bool(config.setting(MIGRATIONS))
+
+
+def _loaded(config: ConfigView) -> LoadedConfig:
+    """Return the configuration as the gateway reads it."""
+    assert isinstance(config, LoadedConfig)  # noqa: S101  # the gateway has no other one
+    return config
+
+
+EXTENSION: Final = MigrationExtension()

@@ -1,0 +1,1 @@
+"""Configurations of other servers, read into one of the gateway."""

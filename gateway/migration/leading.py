@@ -1,0 +1,105 @@
+"""MigrationLeading: the migration kit in the leading process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from gateway.api.extension import ConfigView, PartSetup, Processes, Reports
+from gateway.config.load import LoadedConfig
+from gateway.migration.cutover.controller import CutoverController
+from gateway.migration.cutover.shifts import ShiftWeights
+from gateway.migration.mirror.keeper import NAME, EvidenceDocuments, ShadowKeeper, shadow_channels
+from gateway.migration.mirror.lost_samples import with_lost_samples
+
+
+class MigrationLeading:
+    """Keeps the shadow process running, and decides about cut-overs.
+
+    Args:
+        loaded: The configuration.
+        processes: All processes of the gateway.
+
+    Attributes:
+        keeper: Keeps the shadow process running; None if the configuration needs none.
+        cutovers: Decides about the cut-overs.
+        evidence: What the shadow process has found; None without one.
+
+    Raises:
+        StartError: A directory of states cannot be used.
+    """
+
+    def __init__(self, loaded: LoadedConfig, processes: Processes) -> None:
+        needs_shadow = bool(shadow_channels(loaded))
+        self.cutovers = CutoverController(loaded)
+        self.keeper = ShadowKeeper(loaded, processes.count) if needs_shadow else None
+        self.evidence = None if self.keeper is None else EvidenceDocuments(self.keeper)
+        self._processes = processes
+
+    def setup(self, number: int, /) -> PartSetup:
+        """Return the weights in force, and the sockets to the shadow process."""
+        sockets = {} if self.keeper is None else self.keeper.serving_ends(number)
+        return PartSetup({"weights": self.cutovers.weights()}, sockets)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics of the cut-overs and of the shadow process."""
+        yield from self.cutovers.collect()
+        if self.keeper is not None:
+            yield from self.keeper.collect()
+
+    def check_reload(self, config: ConfigView, /) -> None:
+        """Check that a configuration changes no cut-over that is under way.
+
+        Raises:
+            ConfigError: It does.
+        """
+        self.cutovers.check(_loaded(config))
+
+    async def change(self, config: ConfigView, /) -> None:
+        """Follow another configuration.
+
+        Raises:
+            StartError: A directory of states cannot be used.
+        """
+        loaded = _loaded(config)
+        if self.keeper is not None:
+            self.keeper.change(loaded)
+        await self.cutovers.change(loaded)
+
+    def on_notice(self) -> None:
+        """Decide soon: a guard has tripped in a serving process."""
+        self.cutovers.wake()
+
+    def on_process_ended(self, metrics: Any, /) -> Any:
+        """Count the calls in flight of a process that died as dropped."""
+        return with_lost_samples(metrics)
+
+    async def start(self) -> None:
+        """Start the shadow process.
+
+        Raises:
+            StartError: It cannot start.
+        """
+        if self.keeper is not None:
+            await self.keeper.start()
+
+    def lead(self) -> None:
+        """Begin to decide about the cut-overs."""
+        self.cutovers.start(self, self.keeper)
+
+    async def exchange_weights(self, weights: ShiftWeights) -> Reports:
+        """Put weights in force in all serving processes, and return their reports."""
+        return await self._processes.exchange(NAME, {"weights": weights})
+
+    async def stop(self) -> None:
+        """Write the states of the cut-overs, and end the shadow process; idempotent."""
+        if self.keeper is not None:
+            await self.keeper.stop()
+        await self.cutovers.stop()
+
+
+def _loaded(config: ConfigView) -> LoadedConfig:
+    assert isinstance(config, LoadedConfig)  # noqa: S101  # the gateway has no other one
+    return config

@@ -1,0 +1,265 @@
+"""Connects the frontends with the shadow process, which records their calls."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import orjson
+from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
+
+from gateway.api.tap import TappedCall
+from gateway.ir.calls import Call, InferRequest, inference_of
+from gateway.ir.context import NO_CLIENT, Context, ModelRef
+from gateway.ir.errors import GatewayError
+from gateway.ir.teed_body import TeeBudget, tee_body
+from gateway.migration.captures.privacy import Privacy
+from gateway.migration.captures.records import Recordable, WireRow
+from gateway.migration.captures.sampling import CaptureCounts, CaptureOptions, CaptureSampler
+from gateway.migration.mirror.outbox import Outbox
+from gateway.migration.mirror.sampling import is_shadow_call, sequence_key
+from gateway.migration.mirror.sender import FinishedCalls, RecordSender
+from gateway.migration.replay.wire_messages import READING_HEADERS, Message, body_of, head_of
+from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.metrics import Metrics
+
+GATHER_S: Final = 0.02
+"""Calls wait for others for this time, which belongs to the 0.25 s that a crash may lose."""
+
+CLOSE_S: Final = 5.0
+"""A shadow process that does not confirm the last calls delays a stop for this time."""
+
+
+class Capturing:
+    """One capture of one serving process: it chooses calls, and sends them.
+
+    Args:
+        options: What to record.
+        sock: To the shadow process.
+    """
+
+    def __init__(self, options: CaptureOptions, sock: socket.socket) -> None:
+        self._sampler = CaptureSampler(options)
+        self.outbox = Outbox(sock, self._sampler, GATHER_S)
+        self._sender = RecordSender(self.outbox, lambda: self.options.privacy)
+
+    @property
+    def options(self) -> CaptureOptions:
+        """What is recorded now."""
+        return self._sampler.options
+
+    @property
+    def counts(self) -> CaptureCounts:
+        """What became of the calls."""
+        return self._sampler.counts
+
+    def chooses(self, request: InferRequest, context: Context) -> bool:
+        """Return whether to record a call, if its route is recorded. It is not counted yet."""
+        model = "" if request.model is None else request.model.name
+        key = context.request_id if request.sequence is None else sequence_key(request)
+        if not self._sampler.chooses(model, key):
+            return False
+        return not self.options.route or not is_shadow_call(context)
+
+    def samples_rejected(self) -> bool:
+        """Return whether to record a message that has no route, and count it if so."""
+        options = self.options
+        return (
+            options.privacy.wire
+            and not options.route
+            and self._sampler.samples("", f"{time.monotonic_ns()}")
+        )
+
+    def admit(self, route: str) -> bool:
+        """Return whether to send a call that has ended; count it if its route is recorded."""
+        sampler = self._sampler
+        if sampler.options.route not in {"", route}:
+            return False
+        sampler.counts.sampled += 1
+        return self.outbox.admit()
+
+    def put(self, call: Recordable) -> None:
+        """Send a call, or count why not."""
+        reason = self._sampler.reason_to_skip(call)
+        if reason:
+            self.outbox.skip(reason)
+        else:
+            self._sender.send(call)
+
+    def start(self) -> None:
+        """Begin to send calls to the shadow process."""
+        self.outbox.start()
+
+    def change(self, options: CaptureOptions) -> None:
+        """Choose calls by other options from now on. Limits and files stay as they are."""
+        self._sampler.change(options)
+
+    async def close(self) -> None:
+        """Wait until all calls are written; idempotent."""
+        await self._sender.close()
+        await self.outbox.close(CLOSE_S)
+
+
+def watch_captures(metrics: Metrics, captures: Sequence[Capturing]) -> None:
+    """Publish the counts of all captures together."""
+
+    def total(count: Callable[[CaptureCounts], int]) -> Callable[[], dict[tuple[str, ...], int]]:
+        return lambda: {(): sum(count(each.counts) for each in captures)}
+
+    def left_out() -> dict[tuple[str, ...], int]:
+        found: Counter[str] = Counter()
+        for each in captures:
+            found.update(each.counts.left_out)
+        return {(reason,): count for reason, count in found.items()}
+
+    metrics.watch_counter(
+        "gateway_capture_calls",
+        "Calls that were recorded.",
+        total(lambda counts: counts.recorded),
+    )
+    metrics.watch_counter(
+        "gateway_capture_bytes",
+        "Bytes of elements and messages that were recorded.",
+        total(lambda counts: counts.nbytes),
+    )
+    metrics.watch_counter(
+        "gateway_capture_dropped",
+        "Sampled calls that were not recorded, by reason.",
+        left_out,
+        ("reason",),
+    )
+    metrics.watch_counter(
+        "gateway_capture_sampled", "Calls to record.", total(lambda counts: counts.sampled)
+    )
+    metrics.watch(
+        "gateway_capture_outbox_bytes",
+        "Bytes of sampled calls that wait for the shadow process.",
+        lambda: sum(each.outbox.used_bytes for each in captures),
+    )
+
+
+class CapturedCall(TappedCall):
+    """A call that is recorded, if its route is.
+
+    Attributes:
+        captures: Those that chose it.
+    """
+
+    captures: Sequence[Capturing] = ()
+
+
+class CaptureTap:
+    """Passes the inferences of all frontends to the shadow process, which records them.
+
+    Args:
+        captures: Each chooses calls for itself.
+        new_path: Makes the record of a call's path.
+    """
+
+    def __init__(
+        self, captures: Sequence[Capturing], new_path: Callable[[], CallPath] = CallPath
+    ) -> None:
+        self._captures = captures
+        self._new_path = new_path
+        self._finished = FinishedCalls(self._send)
+        self._tee_budget = TeeBudget(sum(each.options.outbox_bytes for each in captures))
+
+    def begin(self, call: Call[Any], /) -> TappedCall | None:
+        """Return the exchange of an inference that is sampled, else None."""
+        request = call if type(call) is InferRequest else inference_of(call)
+        if request is None:
+            return None
+        captures: list[Capturing] = []
+        for each in self._captures:  # mostly none: a comprehension costs more
+            if each.chooses(request, call.context):
+                captures.append(each)  # noqa: PERF401
+        if not captures:
+            return None
+        started, path, teed = time.monotonic(), self._new_path(), None
+        reads_elements = any(each.options.privacy.reads_elements for each in captures)
+        if reads_elements and type(call) is InferRequest:
+            call, teed = tee_body(call, self._tee_budget)
+        return CapturedCall(call, started, path, teed=teed, captures=captures)
+
+    def end(self, exchange: TappedCall, /) -> None:
+        """Pass a finished exchange to the shadow process, after the response is written."""
+        self._finished.put(exchange)
+
+    def send_all(self) -> None:
+        """Pass on what has finished, before the captures close."""
+        self._finished.send_all()
+
+    def _send(self, exchange: TappedCall) -> None:
+        assert isinstance(exchange, CapturedCall)  # noqa: S101  # `begin` made it
+        route = exchange.path.route
+        captures = [each for each in exchange.captures if each.admit(route)]
+        if not captures:
+            return
+        found = self._finished.recordable(exchange)
+        if found is None:
+            for each in captures:
+                each.outbox.skip("arriving")
+            return
+        recordable, kept = found
+        recordable.request = _resolved(recordable.request, exchange.path.model)
+        for each in captures:
+            own = recordable
+            if each.options.privacy.wire:
+                own = replace(own, wire=_messages(exchange, kept, each.options.privacy))
+            each.put(own)
+
+    def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
+        """Record a message that could not be decoded, if messages are recorded."""
+        for capture in self._captures:
+            if capture.samples_rejected():
+                capture.put(self._rejected_call(codec, wire, error, response, capture))
+
+    def _rejected_call(
+        self, codec: str, wire: Any, error: GatewayError, response: Any, capture: Capturing
+    ) -> Recordable:
+        rows = [
+            _wire_row("request", 0, wire, capture.options.privacy),
+            _wire_row("reply", 0, response, capture.options.privacy),
+        ]
+        client = NO_CLIENT if error.client is None else error.client
+        context = Context(protocol=codec, request_id=error.request_id, client=client)
+        recordable = Recordable(
+            started_us=self._finished.started_us(time.monotonic()),
+            request=None,
+            kind="",
+            context=context,
+            agent=client.agent[:256],
+            client=client.address,
+            wire=rows,
+        )
+        recordable.fail(error)
+        return recordable
+
+
+def _messages(exchange: TappedCall, kept: memoryview, privacy: Privacy) -> list[WireRow]:
+    """Return the messages of an exchange; *kept* is what its teed body kept."""
+    rows = [
+        _wire_row("reply", place, each, privacy) for place, each in enumerate(exchange.responses)
+    ]
+    origin = exchange.call.context.origin
+    if origin is None:
+        return rows
+    row = _wire_row("request", 0, origin.wire, privacy)
+    return [WireRow(row.side, row.place, row.head, row.body + kept.tobytes()), *rows]
+
+
+def _resolved(request: InferRequest | None, name: str) -> InferRequest | None:
+    """Return *request* with the name of its model, where the client sent "name-version"."""
+    model = None if request is None else request.model
+    if request is None or model is None or not name or not model.name.startswith(f"{name}-"):
+        return request
+    return request.changed(model=ModelRef(name, model.name[len(name) + 1 :]))
+
+
+def _wire_row(side: str, place: int, message: Message, privacy: Privacy) -> WireRow:
+    """Return a message with the headers that are listed or that a reader of the body needs."""
+    head = head_of(message, READING_HEADERS | frozenset(privacy.headers))
+    return WireRow(side, place, orjson.dumps(head).decode(), body_of(message))

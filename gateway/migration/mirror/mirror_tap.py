@@ -1,0 +1,146 @@
+"""MirrorTap: sends chosen calls of a migration's route to the shadow process."""
+
+import socket
+from time import monotonic
+from typing import Any, Final
+
+from gateway.api.tap import SampledCall
+from gateway.ir.calls import Call, InferRequest, inference_of
+from gateway.ir.errors import ErrorCode
+from gateway.ir.streaming_body import streaming_body_of
+from gateway.ir.teed_body import TeeBudget, tee_body
+from gateway.migration.captures.privacy import Privacy
+from gateway.migration.captures.transfer import ShadowRequest
+from gateway.migration.mirror.outbox import Outbox
+from gateway.migration.mirror.sampling import MAX_ITEMS, Choice, MigrationSampler, MirrorLimits
+from gateway.migration.mirror.sender import FinishedCalls, RecordSender
+from gateway.migration.targets import LiveMigration
+from gateway.telemetry.metrics import Metrics
+
+# Shadow calls need everything; nothing of it is written.
+_EVERYTHING: Final = Privacy(payload="full", parameters=True)
+
+_GATHER_S: Final = 0.005
+"""Calls wait for others for this time, so that both processes wake up less often."""
+
+
+class MirrorTap:
+    """Chooses calls, and sends them after their replies. It never waits and changes no call.
+
+    Args:
+        migration: Whose route it taps.
+        sock: To the shadow process.
+        limits: Of the outbox.
+    """
+
+    def __init__(
+        self, migration: LiveMigration, sock: socket.socket, limits: MirrorLimits | None = None
+    ) -> None:
+        self.migration = migration
+        self.sampler = MigrationSampler(migration.name, migration.config, limits)
+        self.outbox = Outbox(sock, self.sampler, _GATHER_S)
+        self._targets = {migration.old_name, migration.new_name}
+        self._skips_large = migration.config.mirror.large == "skip"
+        self._sender = RecordSender(self.outbox, lambda: _EVERYTHING)
+        self._finished = FinishedCalls(self._send)
+        self._tee_budget = TeeBudget(self.sampler.options.outbox_bytes)
+
+    def start(self) -> None:
+        """Begin to send calls."""
+        self.outbox.start()
+
+    async def close(self, timeout_s: float) -> None:
+        """Wait until all calls are compared, for at most *timeout_s*; idempotent."""
+        self._finished.send_all()
+        await self._sender.close()
+        await self.outbox.close(timeout_s)
+
+    def begin(self, call: Call[Any], /) -> SampledCall | None:
+        """Return the exchange of a call that is compared, else None."""
+        request = inference_of(call)
+        assert request is not None  # noqa: S101  # the layer passes inferences only
+        choice = self.sampler.choose(request, call.context)
+        if choice is Choice.NO:
+            return None
+        if choice is Choice.SEQUENCE:
+            self.outbox.skip("sequence")
+        elif choice is Choice.RATE:
+            self.outbox.drop("rate")
+        elif not self.outbox.admit():
+            self.sampler.lost(request)
+        elif type(call) is not InferRequest or streaming_body_of(call) is None:
+            return SampledCall(call, monotonic(), noise=choice is Choice.NOISE)
+        elif self._skips_large:
+            self.outbox.skip("arriving")
+            self.sampler.lost(request)
+        else:
+            call, teed = tee_body(call, self._tee_budget)
+            return SampledCall(call, monotonic(), teed=teed, noise=choice is Choice.NOISE)
+        return None
+
+    def end(self, exchange: SampledCall, /) -> None:
+        """Send a call in the next turn of the loop, when its reply is written."""
+        self._finished.put(exchange)
+
+    def _send(self, exchange: SampledCall) -> None:
+        found = self._finished.recordable(exchange)
+        reason = "arriving" if found is None else _reason_to_skip(exchange, self._targets)
+        if found is not None and not reason:
+            shadow = ShadowRequest(
+                exchange.call.context.metadata, round(exchange.upstream_s * 1e6), exchange.noise
+            )
+            if self._sender.send(found[0], shadow):
+                return
+        if reason:
+            self.outbox.skip(reason)
+        request = inference_of(exchange.call)
+        assert request is not None  # noqa: S101  # as in `begin`
+        self.sampler.lost(request)
+
+
+def _reason_to_skip(exchange: SampledCall, targets: set[str]) -> str:
+    """Return why a call cannot be compared, whatever its tensors; "" if it can."""
+    if exchange.path.target not in targets:
+        return "not_sent" if not exchange.path.target else "other_target"
+    if len(exchange.items) > MAX_ITEMS:
+        return "too_many_items"
+    is_cancelled = exchange.error is not None and exchange.error[0] is ErrorCode.CANCELLED
+    return "cancelled" if is_cancelled and not exchange.items else ""
+
+
+def watch_migrations(metrics: Metrics, taps: list[MirrorTap]) -> None:
+    """Publish the counts of migrations in this serving process."""
+    by_name = {tap.migration.name: tap for tap in taps}
+
+    def counts(attribute: str) -> dict[tuple[str, ...], int]:
+        return {
+            (name, key): count
+            for name, tap in by_name.items()
+            for key, count in getattr(tap.sampler.counts, attribute).items()
+        }
+
+    metrics.watch_counter(
+        "gateway_migration_sampled",
+        "Calls that were chosen for comparison.",
+        lambda: {(name,): tap.sampler.counts.sampled for name, tap in by_name.items()},
+        ("migration",),
+    )
+    for name, text, attribute, label in _COUNTERS:
+        metrics.watch_counter(
+            f"gateway_migration_{name}",
+            text,
+            lambda attribute=attribute: counts(attribute),  # type: ignore[misc]
+            ("migration", label),
+        )
+    metrics.watch(
+        "gateway_migration_outbox_bytes",
+        "Bytes of chosen calls that wait for the shadow process.",
+        lambda: sum(tap.outbox.used_bytes for tap in by_name.values()),
+    )
+
+
+_COUNTERS: Final = (
+    ("samples", "Calls that were compared, by the outcome.", "outcomes", "outcome"),
+    ("skipped", "Chosen calls that cannot be compared, by reason.", "skipped", "reason"),
+    ("dropped", "Chosen calls that were lost, by reason.", "dropped", "reason"),
+)

@@ -1,0 +1,262 @@
+"""Outbox: sends sampled calls to the shadow process, and never waits for it.
+
+It gathers calls for some milliseconds, so that both processes wake up less often, and then sends
+one packet in each turn of the event loop. What the socket does not take stays here as views, up to
+a limit; further calls are dropped and counted.
+"""
+
+import asyncio
+import os
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+
+from gateway.migration.captures.records import RecordedCall
+from gateway.migration.captures.sampling import CaptureCounts
+from gateway.migration.captures.transfer import (
+    Confirmation,
+    SampleMessage,
+    ShadowRequest,
+    decode_confirmation,
+    encode_message,
+)
+from gateway.migration.mirror.packets import PACKET_BYTES, PacketWriter
+
+log = structlog.get_logger(__name__)
+
+
+class OutboxLimits(Protocol):
+    """What may wait in an outbox.
+
+    Attributes:
+        outbox_bytes: Elements and messages of all calls.
+        outbox_calls: Number of calls.
+        sample_bytes: Largest call.
+    """
+
+    @property
+    def outbox_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def outbox_calls(self) -> int: ...  # noqa: D102
+    @property
+    def sample_bytes(self) -> int: ...  # noqa: D102
+
+
+class OutboxSampler(Protocol):
+    """Chose the calls of an outbox.
+
+    Attributes:
+        options: The limits; they may be replaced.
+        counts: What became of the calls.
+    """
+
+    @property
+    def options(self) -> OutboxLimits: ...  # noqa: D102
+    @property
+    def counts(self) -> CaptureCounts: ...  # noqa: D102
+
+
+class Outbox:
+    """One end of a socket to the shadow process; used by one event loop.
+
+    Args:
+        sock: Non-blocking; it keeps the bounds of packets. It is not closed.
+        sampler: Has the limits and the counts.
+        gather_s: Time that calls may wait until a packet is full.
+
+    Attributes:
+        stopped: Why the capture has stopped; "" while it runs.
+        used_bytes: Bytes that wait for the socket.
+    """
+
+    def __init__(self, sock: socket.socket, sampler: OutboxSampler, gather_s: float = 0.0) -> None:
+        self._sock = sock
+        self._gather_s = gather_s
+        self._sampler = sampler
+        self._counts = sampler.counts
+        self._epoch = int.from_bytes(os.urandom(4), "big") | 1
+        self._writer = PacketWriter(self._epoch)
+        self._numbers = 0
+        self._confirmed = 0
+        self._flushes: set[int] = set()  # numbers that are no calls
+        # Calls without a message since the last one.
+        self._skipped: Counter[str] = Counter()
+        self._dropped: Counter[str] = Counter()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_scheduled = self._is_waiting = False
+        self._gathering: asyncio.TimerHandle | None = None
+        self._all_confirmed: asyncio.Event | None = None
+        self.stopped = ""
+        self.used_bytes = 0
+
+    def start(self) -> None:
+        """Begin to send and to receive, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._sock.fileno(), self._receive)
+        self._schedule()
+
+    def put(self, record: RecordedCall, shadow: ShadowRequest | None = None) -> bool:
+        """Send a sampled call, or drop and count it; never waits.
+
+        Elements and messages are not copied, and must not change.
+
+        Returns:
+            Whether it will be sent.
+        """
+        if not self.admit():
+            return False
+        buffers = self._encode(record, shadow)
+        size, options = sum(map(len, buffers)), self._sampler.options
+        if size <= options.sample_bytes and self.used_bytes + size <= options.outbox_bytes:
+            self._send(buffers)
+            return True
+        self.drop("too_large" if size > options.sample_bytes else "queue")
+        return False
+
+    def admit(self) -> bool:
+        """Return whether there is room for a sampled call; else drop and count it.
+
+        A caller that asks before it makes the record saves that work.
+        """
+        options = self._sampler.options
+        if self.stopped:
+            self.drop("stopped")
+        elif len(self._writer) >= options.outbox_calls or self.used_bytes >= options.outbox_bytes:
+            self.drop("queue")
+        else:
+            return True
+        return False
+
+    def skip(self, reason: str) -> None:
+        """Count a sampled call that cannot be recorded or compared."""
+        self._counts.skipped[reason] += 1
+        self._skipped[reason] += 1
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count sampled calls that are lost."""
+        self._counts.dropped[reason] += count
+        self._dropped[reason] += count
+
+    def _encode(
+        self, record: RecordedCall | None, shadow: ShadowRequest | None = None
+    ) -> Sequence[bytes]:
+        """Return a message as buffers. Raises for text that is not Unicode."""
+        message = SampleMessage(record, shadow=shadow)
+        if self._skipped or self._dropped:
+            message.skipped, message.dropped = dict(self._skipped), dict(self._dropped)
+        return encode_message(message)
+
+    def _send(self, buffers: Sequence[bytes]) -> None:
+        """Queue the message that was encoded last."""
+        if self._skipped or self._dropped:
+            self._skipped.clear()
+            self._dropped.clear()
+        self._numbers += 1
+        self.used_bytes += self._writer.put(self._numbers, buffers)
+        if self.used_bytes >= PACKET_BYTES or not self._gather_s:
+            self._schedule()
+        elif self._gathering is None and self._loop is not None:
+            self._gathering = self._loop.call_later(self._gather_s, self._schedule)
+
+    def _send_flush(self) -> None:
+        """Send a message without a call, which has everything before it confirmed."""
+        self._send(self._encode(None))
+        self._flushes.add(self._numbers)
+        self._schedule()
+
+    async def close(self, timeout_s: float) -> None:
+        """Wait until everything is written, and stop; what then has no result is dropped."""
+        if self._loop is None:
+            return
+        self._all_confirmed = asyncio.Event()
+        self._send_flush()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._all_confirmed.wait()
+        except TimeoutError:
+            log.warning("calls not recorded", reason="the shadow process did not confirm them")
+        self._loop.remove_reader(self._sock.fileno())
+        self._stop_waiting()
+        if self._gathering is not None:
+            self._gathering.cancel()
+        self._writer.clear()
+        self.used_bytes = 0
+        self._resolve(Confirmation(self._epoch, self._numbers))
+        self._loop = None
+
+    # -- sending
+
+    def _schedule(self) -> None:
+        if self._loop is not None and not self._is_scheduled and not self._is_waiting:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send one packet; wait until the socket is writable if it takes none."""
+        self._is_scheduled = False
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if self._loop is None or not self._writer:
+            self._stop_waiting()
+            return
+        buffers, parts = self._writer.packet()
+        try:
+            self._sock.sendmsg(buffers)
+        except (BlockingIOError, InterruptedError):
+            if not self._is_waiting:
+                self._is_waiting = True
+                self._loop.add_writer(self._sock.fileno(), self._flush)
+            return
+        except OSError as error:  # no memory for it; the next turn tries again
+            log.warning("calls not sent to the shadow process", reason=str(error))
+            self._loop.call_later(1.0, self._schedule)
+            return
+        self.used_bytes -= self._writer.sent(parts)
+        if self._writer:
+            self._schedule()
+        else:
+            self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._is_waiting and self._loop is not None:
+            self._is_waiting = False
+            self._loop.remove_writer(self._sock.fileno())
+
+    # -- receiving
+
+    def _receive(self) -> None:
+        try:
+            packet = self._sock.recv(PACKET_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        if not packet and self._loop is not None:  # the parent and the shadow process have exited
+            self._loop.remove_reader(self._sock.fileno())
+            return
+        confirmation = decode_confirmation(packet)
+        if not confirmation.epoch:  # a new process: what the old one had read is lost
+            self._send_flush()
+        elif confirmation.epoch == self._epoch:
+            self._resolve(confirmation)
+
+    def _resolve(self, confirmation: Confirmation) -> None:
+        """Count what became of all calls up to the confirmed number."""
+        flushes = {each for each in self._flushes if each <= confirmation.done}
+        self._flushes -= flushes
+        calls = confirmation.done - self._confirmed - len(flushes)
+        self._confirmed = max(self._confirmed, confirmation.done)
+        self._counts.recorded += confirmation.recorded
+        self._counts.nbytes += confirmation.nbytes
+        self._counts.outcomes.update(confirmation.outcomes)
+        self._counts.dropped.update(confirmation.lost)
+        self._counts.skipped.update(confirmation.skipped)
+        found = confirmation.recorded + sum(confirmation.lost.values())
+        lost = calls - found - sum(confirmation.skipped.values())
+        if lost > 0:
+            self.drop("shadow_down", lost)
+        self.stopped = confirmation.stopped
+        if self._all_confirmed is not None and self._confirmed == self._numbers:
+            self._all_confirmed.set()

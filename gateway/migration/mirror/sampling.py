@@ -1,0 +1,155 @@
+"""Which calls of a migration are compared.
+
+The choice depends on the key of a call alone, so that replicas and restarts agree. A call that is
+chosen is counted at once, whatever becomes of it.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from gateway.ir.bounded_dict import BoundedDict
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Context
+from gateway.migration.captures.sampling import CaptureCounts, draw
+from gateway.migration.settings import MigrationConfig
+
+SHADOW_HEADER: Final = "x-gateway-shadow"
+"""Header of shadow calls; calls with it are never compared."""
+
+_MIB: Final = 1 << 20
+_MAX_CALLERS: Final = 4096
+_MAX_SEQUENCES: Final = 65_536
+MAX_ITEMS: Final = 1024
+"""A stream with more replies is not compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorLimits:
+    """What may wait in an outbox of a serving process.
+
+    Attributes:
+        outbox_bytes: Elements of all calls.
+        outbox_calls: Number of calls.
+        sample_bytes: Largest call.
+    """
+
+    outbox_bytes: int = 64 * _MIB
+    outbox_calls: int = 1024
+    sample_bytes: int = 64 * _MIB
+
+
+class Choice(enum.Enum):
+    """What becomes of a call; all but NO are counted as sampled."""
+
+    NO = "no"
+    YES = "yes"
+    NOISE = "noise"
+    """It is compared, and the old target is asked once more."""
+    RATE = "rate"
+    SEQUENCE = "sequence"
+
+
+class MigrationSampler:
+    """Chooses the calls of one migration in one serving process.
+
+    Args:
+        name: Of the migration; it keys the draw.
+        config: The migration.
+        limits: Of the outbox.
+        clock: Monotonic seconds.
+
+    Attributes:
+        options: The limits of the outbox.
+        counts: What became of the calls.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: MigrationConfig,
+        limits: MirrorLimits | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.options = MirrorLimits() if limits is None else limits
+        self.counts = CaptureCounts()
+        self._name = name
+        self._threshold = config.sample.percent / 100
+        noise = 0.0 if config.noise is None else config.noise.percent / 100
+        self._noise = noise * self._threshold
+        self._first = config.sample.first
+        self._rate = config.sample.per_second
+        self._takes_sequences = config.mirror.sequences == "whole"
+        self._clock = clock
+        self._tokens = max(1.0, self._rate)
+        self._refilled_s = clock()
+        self._callers: BoundedDict[object, int] = BoundedDict(_MAX_CALLERS)
+        # Sequences of which a call was lost: their later calls are not compared either.
+        self._broken: BoundedDict[str, None] = BoundedDict(_MAX_SEQUENCES)
+
+    def choose(self, request: InferRequest, context: Context) -> Choice:
+        """Return whether a call is compared, and count it if so."""
+        if is_shadow_call(context):
+            return Choice.NO
+        sequence = sequence_key(request)
+        number = draw(sequence or context.request_id, self._name)
+        is_chosen = number < self._threshold
+        if not is_chosen and (sequence or not self._is_first(request, context)):
+            return Choice.NO
+        self.counts.sampled += 1
+        if sequence and not self._may_continue(sequence, request):
+            return Choice.SEQUENCE
+        if not self._has_token():
+            self.lost(request)
+            return Choice.RATE
+        return Choice.NOISE if number < self._noise and not sequence else Choice.YES
+
+    def lost(self, request: InferRequest) -> None:
+        """Note that a chosen call is not compared, so that the rest of its sequence is not."""
+        sequence = sequence_key(request)
+        if sequence:
+            self._broken[sequence] = None
+
+    def _may_continue(self, key: str, request: InferRequest) -> bool:
+        if not self._takes_sequences:
+            return False
+        if request.sequence is not None and request.sequence.start:
+            self._broken.pop(key, None)
+        return key not in self._broken
+
+    def _is_first(self, request: InferRequest, context: Context) -> bool:
+        """Return whether the call is one of the first of its kind."""
+        if not self._first:
+            return False
+        inputs = tuple(
+            [(each.name, each.datatype, each.shape and each.shape[1:]) for each in request.inputs]
+        )
+        kind = (context.client.address, context.protocol, request.model, inputs)
+        found = self._callers.get(kind, 0)
+        if found < self._first:
+            self._callers[kind] = found + 1
+        return found < self._first
+
+    def _has_token(self) -> bool:
+        now = self._clock()
+        refilled = self._tokens + (now - self._refilled_s) * self._rate
+        self._tokens, self._refilled_s = min(max(1.0, self._rate), refilled), now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+def is_shadow_call(context: Context) -> bool:
+    """Return whether another gateway made a call for its mirror."""
+    return SHADOW_HEADER in [name for name, _ in context.metadata]
+
+
+def sequence_key(request: InferRequest) -> str:
+    """Return "model|sequence id" of a call of a sequence; "" for other calls."""
+    if request.sequence is None:
+        return ""
+    model = "" if request.model is None else request.model.name
+    return f"{model}|{request.sequence.id}"

@@ -1,0 +1,93 @@
+"""The configuration of a shadow process: one route to each target of each migration.
+
+It has only the upstreams and models that shadow calls need, without batches, kept replies, retries
+and shares. So shadow calls have their own connections and limits.
+"""
+
+from typing import Final
+
+from gateway.config.models import Config, LifecycleConfig, ModelConfig, UpstreamConfig
+from gateway.config.routes import MatchConfig, RetryConfig, RouteConfig, TargetConfig
+from gateway.migration.mirror.sampling import SHADOW_HEADER
+from gateway.migration.targets import LiveMigration, live_migrations
+
+OLD: Final = "old"
+NEW: Final = "new"
+
+LONGEST_S: Final = 10.0
+"""Longest time of a shadow call by default."""
+
+# No model has such a name, so steps of pipelines do not take a shadow route.
+_NO_MODEL: Final = "\x00"
+
+
+def shadow_route(migration: str, side: str) -> str:
+    """Return the name of the route to the old or the new target of a migration."""
+    return f"{migration} ({side})"
+
+
+def shadow_config(config: Config) -> Config:
+    """Return the configuration of the shadow process for *config*; no migration needs it twice."""
+    migrations = live_migrations(config)
+    targets = [target for each in migrations for target in (each.old, each.new)]
+    has_pipeline = any(_is_pipeline(target, config) for target in targets)
+    routes = [
+        _route(each, side, target, config)
+        for each in migrations
+        for side, target in ((OLD, each.old), (NEW, each.new))
+    ]
+    upstreams = {target.upstream for target in targets if target.upstream is not None}
+    models = {target.model for target in targets if target.upstream is None}
+    return config.model_copy(
+        update={
+            "listeners": (),
+            "admin": None,
+            "stock": None,
+            "capture": None,
+            "routes": (*routes, *(config.routes if has_pipeline else ())),
+            "upstreams": {
+                name: _with_shadow_header(upstream)
+                for name, upstream in config.upstreams.items()
+                if has_pipeline or name in upstreams
+            },
+            "models": {
+                name: model.model_copy(update={"batching": None, "cache": None})
+                for name, model in config.models.items()
+                if _is_used(model) and (has_pipeline or not model.backend or name in models)
+            },
+            "pipelines": config.pipelines if has_pipeline else {},
+            "lifecycle": LifecycleConfig(),
+        }
+    )
+
+
+def _is_pipeline(target: TargetConfig, config: Config) -> bool:
+    return target.upstream is None and target.model in config.pipelines
+
+
+def _is_used(model: ModelConfig) -> bool:
+    return model.backend is not None or model.signature is not None
+
+
+def _route(
+    migration: LiveMigration, side: str, target: TargetConfig, config: Config
+) -> RouteConfig:
+    found = next(
+        route
+        for number, route in enumerate(config.routes, start=1)
+        if (route.name or f"route-{number}") == migration.route
+    )
+    mirror = migration.config.mirror
+    return RouteConfig(
+        name=shadow_route(migration.name, side),
+        match=MatchConfig(model=(_NO_MODEL,)),
+        targets=(target.model_copy(update={"weight": 1, "priority": 0}),),
+        timeout=max(mirror.timeout or LONGEST_S, LONGEST_S),
+        retry=RetryConfig(budget=0.0),
+        in_flight=mirror.in_flight,
+        sequence_ids=found.sequence_ids,
+    )
+
+
+def _with_shadow_header(upstream: UpstreamConfig) -> UpstreamConfig:
+    return upstream.model_copy(update={"headers": {**upstream.headers, SHADOW_HEADER: "1"}})

@@ -1,0 +1,1 @@
+"""Recorded calls: sent again, converted and compared offline."""

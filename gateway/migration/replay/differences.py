@@ -1,0 +1,149 @@
+"""Compares two captures call by call, by their request ids."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.ir.errors import GatewayError
+from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.records import OK, OLD, RecordedCall
+from gateway.migration.captures.segment_reader import SegmentReader
+from gateway.migration.compare.replies import Comparison, Result
+from gateway.migration.compare.rules import OutputRules
+from gateway.migration.compare.summary import Summary
+from gateway.migration.evidence.verdicts import Evidence, evidence_of
+from gateway.migration.replay.replay import compare, recorded_result
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCall:
+    """A call of both captures.
+
+    Attributes:
+        old: As the first capture has it.
+        new: As the second one has it.
+        evidence: For guards; its results have no outputs where both have the same bytes.
+    """
+
+    old: RecordedCall
+    new: RecordedCall
+    comparison: Comparison
+    evidence: Evidence
+
+
+_Compared = tuple[Result, Result, Comparison]
+_REPLIED: Final = Result()
+_MAX_KEPT: Final = 1024
+
+
+class _Comparer:
+    """Compares recorded replies; for equal bytes it has the comparison from an earlier call.
+
+    The comparison of equal bytes depends on names, datatypes and shapes alone, except where NaN
+    differs from NaN.
+    """
+
+    def __init__(self, rules: OutputRules) -> None:
+        self._rules = rules
+        self._kept: dict[tuple[Any, ...], Comparison | None] = {}
+
+    def compare(self, old: RecordedCall, new: RecordedCall) -> _Compared | None:
+        """Return both results and their comparison; None if elements are not recorded.
+
+        The results of equal bytes have no outputs.
+
+        Raises:
+            GatewayError: A record is malformed.
+        """
+        key = _key_of_equal(old, new)
+        if key is not None:
+            kept = self._kept.get(key)
+            if kept is not None:
+                return _REPLIED, _REPLIED, kept
+        a, b = recorded_result(old), recorded_result(new)
+        if a is None or b is None:
+            a, b = a or _REPLIED, b or _REPLIED
+            if a.error is b.error is None:
+                return None  # an error needs no elements
+        comparison = compare(old, a, b, self._rules)
+        if key is not None and key not in self._kept and len(self._kept) < _MAX_KEPT:
+            self._kept[key] = comparison if self._is_constant(a) else None
+        return a, b, comparison
+
+    def _is_constant(self, result: Result) -> bool:
+        """Return whether the rules of all outputs find NaN equal to NaN."""
+        return all(
+            self._rules.rule(tensor.name, tensor.datatype).nan == "equal"
+            for items in result.items
+            for tensor in items
+        )
+
+
+def _key_of_equal(old: RecordedCall, new: RecordedCall) -> tuple[Any, ...] | None:
+    """Return what a comparison depends on, for single replies of equal bytes; None for others."""
+    if not (old.call.code == new.call.code == OK and len(old.items) == len(new.items) == 1):
+        return None
+    a = [each for each in old.tensors if each.side == OLD]
+    b = [each for each in new.tensors if each.side == OLD]
+    if a != b or any(each.data is None for each in a):
+        return None
+    shapes = tuple([(it.name, it.datatype, it.shape, it.form, it.place) for it in a])
+    return old.class_outputs, shapes
+
+
+OnSkipped = Callable[[str], None]
+"""Called with the reason for each pair of calls that cannot be compared."""
+
+
+def compare_captures(
+    old: Capture,
+    new: Capture,
+    rules: OutputRules,
+    on_skipped: OnSkipped,
+    on_compared: Callable[[ComparedCall], None] | None = None,
+) -> Summary:
+    """Compare the replies of two captures; a repeated request id counts once.
+
+    The positions of the old calls are in memory, not the calls. *on_compared* is called for each
+    pair, in the order of the second capture.
+
+    Raises:
+        UnreadableSegment: A file is no segment.
+    """
+    summary, equal = Summary(), _Comparer(rules)
+    with ExitStack() as stack:
+        readers = [stack.enter_context(SegmentReader(each)) for each in old.segments]
+        places: dict[str, tuple[SegmentReader, int]] = {}
+        for reader in readers:
+            for number, request_id in reader.request_ids():
+                places.setdefault(request_id, (reader, number))
+        for call in new.calls():
+            found = places.pop(call.call.request_id, None)
+            if found is None:
+                summary.missing += 1
+                continue
+            before = found[0].call(found[1])
+            if before is None:
+                on_skipped("damaged")
+                continue
+            try:
+                compared = equal.compare(before, call)
+            except GatewayError as error:
+                summary.unreadable += 1
+                on_skipped(error.message[:200])
+                continue
+            if compared is None:
+                summary.uncompared += 1
+                on_skipped("payload not recorded")
+                continue
+            a, b, comparison = compared
+            times = (before.call.took_us / 1e6, call.call.took_us / 1e6)
+            evidence = evidence_of(a, b, comparison, times, call.call.at_us / 1e6)
+            error_text = call.call.error or before.call.error
+            summary.add(before.id, comparison, evidence.times_s, error_text)
+            if on_compared is not None:
+                on_compared(ComparedCall(before, call, comparison, evidence))
+        summary.missing += len(places)
+        old.problems += [each for reader in readers for each in reader.problems]
+    return summary

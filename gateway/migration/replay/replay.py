@@ -1,0 +1,425 @@
+"""Sends recorded calls to a server, when they are due, and compares the replies.
+
+Replay is open loop: a call goes out at its time, however late earlier replies are. Calls of one
+sequence wait for one another.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
+
+from gateway.api.protocol import Codec
+from gateway.concurrency.timeouts import Timeout
+from gateway.ir.calls import InferRequest, StreamInferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import ErrorCode, GatewayError, Unsupported
+from gateway.ir.streams import close_stream
+from gateway.ir.tensor import Tensor
+from gateway.migration.captures.records import (
+    OK,
+    OLD,
+    ItemRow,
+    RecordedCall,
+    outputs_of,
+    tensor_row,
+)
+from gateway.migration.compare.replies import Comparison, Result, compare_results
+from gateway.migration.compare.rules import OutputRules
+from gateway.migration.compare.summary import Summary, percentile
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import evidence_of
+from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
+from gateway.service import Service
+
+_CONCURRENCY: Final = 64
+_UNSENT: Final = frozenset({ErrorCode.UNAVAILABLE})
+LATE_S: Final = 0.01
+"""A schedule whose 99th percentile is later than this is reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """How to send the calls.
+
+    Attributes:
+        speed: Multiple of the recorded pace; None for as fast as possible.
+        rate: Calls per second, instead of a pace; None for no rate.
+        concurrency: Calls in flight; None for any number at a pace or rate, else 64.
+        limit: Number of calls to send; None for all.
+        timeout_s: Of each call.
+        models: Other names for models, by their recorded names.
+    """
+
+    speed: float | None = None
+    rate: float | None = None
+    concurrency: int | None = None
+    limit: int | None = None
+    timeout_s: float = 60.0
+    models: Mapping[str, ModelRef] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """The outcome of a replay.
+
+    Attributes:
+        sent: Calls that were sent.
+        failed: Calls that the server did not receive.
+        left_out: Calls that were not sent, by reason.
+        uncompared: Sent calls without recorded outputs to compare with.
+        unreadable: Sent calls whose recorded or new outputs cannot be read, by reason.
+        seconds: Duration.
+        lags_s: How late each call was sent.
+        stopped: Whether it was interrupted.
+    """
+
+    summary: Summary = field(default_factory=Summary)
+    sent: int = 0
+    failed: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    uncompared: int = 0
+    unreadable: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    lags_s: list[float] = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def lag_p99_s(self) -> float:
+        """The 99th percentile of the lag."""
+        return percentile(self.lags_s, 0.99) if self.lags_s else 0.0
+
+
+class ReplayOutcome(Struct, frozen=True):
+    """What a server made of a call.
+
+    Attributes:
+        error: The text of the error; "" for none.
+        times_s: When each reply came, since the start.
+    """
+
+    result: Result
+    seconds: float
+    error: str = ""
+    times_s: tuple[float, ...] = ()
+
+
+OnDone = Callable[[RecordedCall, ReplayOutcome, Comparison | None], None]
+"""Called for each call that was sent, in the order of the replies."""
+
+
+class Replay:
+    """Sends calls to one server, or to two and compares these.
+
+    Args:
+        service: The server.
+        options: How to send the calls.
+        rules: Returns the rules of a model's outputs.
+        reference: The other server; None to compare with the recorded replies.
+        wire: Reads the recorded messages, which *service* sends as they are; None to send calls.
+        on_done: Called for each call.
+        guards: Get each comparison; None for no guards.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        options: ReplayOptions,
+        rules: OutputRules,
+        *,
+        reference: Service | None = None,
+        wire: Codec[Any, Any] | None = None,
+        on_done: OnDone | None = None,
+        guards: Guards | None = None,
+    ) -> None:
+        self._service = service
+        self._wire = wire
+        self._options = options
+        self._rules = rules
+        self._reference = reference
+        self._on_done = on_done
+        self._guards = guards
+        self.report = ReplayReport()
+        self._stop = asyncio.Event()
+        self._started = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        # The last call of each sequence; its result says whether the next one may follow.
+        self._sequences: dict[str, asyncio.Task[None]] = {}
+        self._failed_sequences: set[str] = set()
+        self._error: BaseException | None = None
+
+    def stop(self) -> None:
+        """Stop sending calls."""
+        self.report.stopped = True
+        self._stop.set()
+
+    async def run(self, calls: Iterator[RecordedCall]) -> ReplayReport:
+        """Send *calls*, ordered by time, and return the report when all have replies.
+
+        Raises what `on_done` raised.
+        """
+        self._started = monotonic()
+        paced = self._options.speed is not None or self._options.rate is not None
+        limit = self._options.concurrency or (None if paced else _CONCURRENCY)
+        slots = None if limit is None else asyncio.Semaphore(limit)
+        try:
+            await self._send_all(calls, slots)
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self.report.seconds = monotonic() - self._started
+        if self._error is not None:
+            raise self._error
+        return self.report
+
+    async def _send_all(
+        self, calls: Iterator[RecordedCall], slots: asyncio.Semaphore | None
+    ) -> None:
+        first_us: int | None = None
+        number = 0
+        for record in calls:
+            if self._stop.is_set() or number == self._options.limit:
+                return
+            if record.missing:
+                self.report.left_out[record.missing] += 1
+                continue
+            first_us = record.call.at_us if first_us is None else first_us
+            due = self._due(record.call.at_us - first_us, number)
+            if due is not None:
+                await self._sleep_until(due)
+            if slots is not None:
+                await slots.acquire()
+            if self._stop.is_set():
+                return
+            number += 1
+            self._start(record, due, slots)
+            if due is None and not number % _CONCURRENCY:
+                await asyncio.sleep(0)
+
+    def _due(self, offset_us: int, number: int) -> float | None:
+        if self._options.rate is not None:
+            return self._started + number / self._options.rate
+        if self._options.speed is None:
+            return None
+        return self._started + offset_us / 1e6 / self._options.speed
+
+    async def _sleep_until(self, due: float) -> None:
+        """Wait until *due*, or until `stop`."""
+        delay = due - monotonic()
+        if delay > 0:
+            try:
+                async with asyncio.timeout(delay):
+                    await self._stop.wait()
+            except TimeoutError:
+                pass
+        else:
+            await asyncio.sleep(0)
+
+    def _start(
+        self, record: RecordedCall, due: float | None, slots: asyncio.Semaphore | None
+    ) -> None:
+        key = _sequence_key(record)
+        before = None if key is None else self._sequences.get(key)
+        task = asyncio.create_task(self._send(record, due, key, before))
+        if key is not None:
+            self._sequences[key] = task
+        self._tasks.add(task)
+        task.add_done_callback(self._finish)
+        if slots is not None:
+            task.add_done_callback(lambda _: slots.release())
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._error is None:
+            self._error = error
+            self._stop.set()
+
+    async def _send(
+        self,
+        record: RecordedCall,
+        due: float | None,
+        key: str | None,
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+            due = None  # its time is that of the reply before it
+        if key is not None and _starts_sequence(record):
+            self._failed_sequences.discard(key)
+        if key in self._failed_sequences:
+            self.report.left_out["an earlier call of its sequence failed"] += 1
+            return
+        if due is not None:
+            self.report.lags_s.append(monotonic() - due)
+        try:
+            request = self._request(record)
+        except GatewayError as error:
+            self.report.left_out[error.message[:200]] += 1
+            return
+        self.report.sent += 1
+        is_stream = record.call.kind == "StreamInferRequest"
+        timeout_s = self._options.timeout_s
+        others: list[ReplayOutcome] = []
+        if self._reference is None:  # `gather` would make another task
+            new = await ask(self._service, request, is_stream, timeout_s)
+        else:
+            new, *others = await asyncio.gather(
+                *(
+                    ask(each, request, is_stream, timeout_s)
+                    for each in (self._service, self._reference)
+                )
+            )
+        if new.result.error in _UNSENT:
+            self.report.failed += 1
+        if new.result.error is not None and key is not None:
+            self._failed_sequences.add(key)
+        self._compare(record, new, others[0] if others else None)
+
+    def _request(self, record: RecordedCall) -> InferRequest:
+        if self._wire is not None:
+            call = recorded_message(record, self._wire)
+            if not isinstance(call, InferRequest | StreamInferRequest):
+                raise Unsupported(f"{type(call).__name__} is not an inference")
+            request = call.request if isinstance(call, StreamInferRequest) else call
+            return request.with_context(origin=call.context.origin, needs=call.context.needs)
+        request = record.request()
+        model = self._options.models.get(record.call.model)
+        return request if model is None else request.changed(model=model)
+
+    def _compare(
+        self, record: RecordedCall, new: ReplayOutcome, reference: ReplayOutcome | None
+    ) -> None:
+        comparison: Comparison | None = None
+        old: Result | None = None
+        try:
+            old = recorded_result(record) if reference is None else reference.result
+            if old is None and new.result.error is not None:
+                old = Result()  # it had a reply, of which no elements are recorded
+            if old is not None:
+                result = new.result if self._wire is None else with_recorded_types(new.result, old)
+                comparison = compare(record, old, result, self._rules)
+        except GatewayError as error:
+            self.report.unreadable[error.message[:200]] += 1
+            self.report.summary.unreadable += 1
+        else:
+            self.report.uncompared += old is None
+            self.report.summary.uncompared += old is None
+        if old is not None and comparison is not None:
+            old_s = record.call.took_us / 1e6 if reference is None else reference.seconds
+            at_s = record.call.at_us / 1e6
+            found = evidence_of(old, new.result, comparison, (old_s, new.seconds), at_s)
+            error_text = new.error or record.call.error
+            self.report.summary.add(record.id, comparison, found.times_s, error_text)
+            if self._guards is not None:
+                self._guards.add(found)
+        if self._on_done is not None:
+            self._on_done(record, new, comparison)
+
+
+def compare(record: RecordedCall, old: Result, new: Result, rules: OutputRules) -> Comparison:
+    """Compare two results of a recorded call.
+
+    Raises:
+        InvalidTensor: The elements of an output do not match its datatype.
+    """
+    return compare_results(old, new, rules, classes=record.class_outputs)
+
+
+def recorded_result(record: RecordedCall) -> Result | None:
+    """Return the recorded result of a call; None if its outputs are not recorded.
+
+    Raises:
+        GatewayError: The record is malformed.
+    """
+    failed = next((each.code for each in record.items if each.code != OK), None)
+    if failed is not None:  # a reply of a stream may be an error
+        return Result(error=ErrorCode(failed))
+    if record.error_code is not None:
+        return Result(error=record.error_code)
+    outputs = record.outputs()
+    return None if outputs is None else Result(outputs)
+
+
+async def ask(
+    service: Service,
+    request: InferRequest,
+    is_stream: bool,
+    timeout_s: float,
+    most_items: int | None = None,
+) -> ReplayOutcome:
+    """Call a server, and return its result; an error is a result too.
+
+    Args:
+        service: The server.
+        request: The call, or that of the stream.
+        is_stream: Whether it is asked for a stream of replies.
+        timeout_s: Longest time.
+        most_items: Replies of a stream after which it is closed; None for all.
+    """
+    started = monotonic()
+    call = request.with_deadline(started + timeout_s)
+    items: list[tuple[Tensor, ...]] = []
+    times: list[float] = []
+    try:
+        with Timeout(timeout_s + 1):
+            if is_stream:
+                stream = StreamInferRequest(model=call.model, context=call.context, request=call)
+                replies = await service(stream)
+                try:
+                    async for item in replies:
+                        if item.error is not None:
+                            raise item.error
+                        times.append(monotonic() - started)
+                        items.append(outputs_of(item))
+                        if len(items) == most_items:
+                            break
+                finally:
+                    await close_stream(replies)
+            else:
+                items.append(outputs_of(await service(call)))
+                times.append(monotonic() - started)
+    except GatewayError as error:
+        return ReplayOutcome(Result(error=error.code), monotonic() - started, error.message)
+    except TimeoutError:
+        code = ErrorCode.DEADLINE_EXCEEDED
+        return ReplayOutcome(
+            Result(error=code), monotonic() - started, f"no reply in {timeout_s:g} s"
+        )
+    return ReplayOutcome(Result(tuple(items)), monotonic() - started, times_s=tuple(times))
+
+
+def replayed_call(record: RecordedCall, outcome: ReplayOutcome, target: str) -> RecordedCall:
+    """Return *record* with the result of a replay in the place of the recorded one."""
+    error = outcome.result.error
+    call = replace(
+        record.call,
+        took_us=round(outcome.seconds * 1e6),
+        target=target,
+        code=OK if error is None else error.value,
+        error=outcome.error,
+    )
+    items = [ItemRow(number, round(at * 1e6), OK) for number, at in enumerate(outcome.times_s)]
+    tensors = [each for each in record.tensors if each.side != OLD]
+    for number, outputs in enumerate(outcome.result.items):
+        tensors += [tensor_row(each, OLD, number, place) for place, each in enumerate(outputs)]
+    return RecordedCall(call, tensors, items)
+
+
+def _sequence_key(record: RecordedCall) -> str | None:
+    sequence = record.call.sequence
+    return None if sequence is None else f"{record.call.model}|{sequence.split(',')[0]}"
+
+
+def _starts_sequence(record: RecordedCall) -> bool:
+    """Return whether another sequence begins, which may have the id of an earlier one."""
+    sequence = record.call.sequence
+    return sequence is not None and bool(json.loads(sequence)[1])

@@ -1,0 +1,164 @@
+"""Messages outside of a connection: as a head and a body, in files and in rows of a capture."""
+
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, Final
+
+from gateway.api.protocol import GrpcBinding, HttpBinding, StreamBinding
+from gateway.ir.errors import MalformedMessage
+from gateway.ir.limits import MessageLimits
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, view_of
+from gateway.wire.stream import Frame, Framer
+
+Message = HttpRequest | HttpResponse | GrpcRequest | GrpcResponse | Frame
+Binding = HttpBinding | GrpcBinding | StreamBinding
+
+READING_HEADERS: Final = frozenset(
+    {
+        "content-type",
+        "content-encoding",
+        "accept",
+        "inference-header-content-length",
+        "nv-inferrequest",
+        "nv-inferresponse",
+        "nv-status",
+    }
+)
+"""Headers without which nobody can read the body of a message."""
+
+READING_QUERY: Final = frozenset(
+    {"format=binary", "format=json", "format=text", "streaming=true", "return-ndarray=true"}
+)
+"""Parts of a query that choose the form of the response; all others may contain secrets."""
+
+_OK: Final = 200
+# The body of a message value is decoded already, and the other one is no part of the request.
+_NOT_SENT: Final = frozenset({"content-encoding", "accept-encoding"})
+_INFERENCE: Final = re.compile(r".*/(ModelInfer|Infer|Predict)")
+
+
+def head_of(message: Message, headers: Container[str]) -> dict[str, Any]:
+    """Return what a message has besides its body: carrier, and method and path or status.
+
+    Of a query it has `READING_QUERY` only.
+
+    Args:
+        message: The message.
+        headers: Names of HTTP headers, in lower case, that the head includes.
+    """
+    if isinstance(message, HttpRequest | HttpResponse):
+        listed = [list(pair) for pair in message.headers if pair[0].lower() in headers]
+        if isinstance(message, HttpResponse):
+            return {"carrier": "http", "status": message.status, "headers": listed}
+        query = "&".join(each for each in message.query.split("&") if each in READING_QUERY)
+        path = f"{message.path}?{query}" if query else message.path
+        head = {"carrier": "http", "method": message.method, "path": path}
+        return {**head, "headers": listed}
+    if isinstance(message, GrpcRequest):
+        return {"carrier": "grpc", "method": message.method}
+    if isinstance(message, GrpcResponse):
+        return {"carrier": "grpc", "status": int(message.status)}
+    return {"carrier": "stream", "correlation": message.correlation}
+
+
+def body_of(message: Message) -> bytes:
+    """Return the body of a message; copies it."""
+    if isinstance(message, Frame):
+        return bytes(view_of(message.payload))
+    return bytes(message.view)
+
+
+def request_of(head: Mapping[str, Any], body: bytes) -> HttpRequest | GrpcRequest | Frame:
+    """Return the request of a head and a body, without the query and headers of the hop.
+
+    Raises:
+        MalformedMessage: The head is not that of a request.
+    """
+    try:
+        if head["carrier"] == "http":
+            path, _, query = str(head["path"]).partition("?")
+            return HttpRequest(str(head["method"]), path, query, _headers(head), (body,))
+        if head["carrier"] == "grpc":
+            return GrpcRequest(str(head["method"]), (body,))
+        return Frame((body,), head.get("correlation"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedMessage(f"head {str(head)[:80]!r} is not that of a request") from error
+
+
+def response_of(head: Mapping[str, Any], body: bytes) -> HttpResponse | GrpcResponse | Frame:
+    """Return the response of a head and a body.
+
+    Raises:
+        MalformedMessage: The head is not that of a response.
+    """
+    try:
+        if head["carrier"] == "http":
+            return HttpResponse(int(head["status"]), _headers(head), (body,))
+        if head["carrier"] == "grpc":
+            status = GrpcStatus(int(head["status"]))
+            return GrpcResponse((body,) if status is GrpcStatus.OK else (), status)
+        return Frame((body,), head.get("correlation"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise MalformedMessage(f"head {str(head)[:80]!r} is not that of a response") from error
+
+
+def _headers(head: Mapping[str, Any]) -> Headers:
+    pairs = [(str(name), str(value)) for name, value in head.get("headers", ())]
+    return Headers([pair for pair in pairs if pair[0].lower() not in _NOT_SENT])
+
+
+def read_request(
+    binding: Binding, body: bytes, path: str, headers: Sequence[tuple[str, str]] = ()
+) -> HttpRequest | GrpcRequest | Frame:
+    """Return the request in a file: a body, a gRPC message without its prefix, or a frame.
+
+    Args:
+        binding: The carrier of the protocol.
+        body: Contents of the file.
+        path: Path with a query, or gRPC method; "" for the usual method.
+        headers: HTTP headers.
+
+    Raises:
+        GatewayError: The frame is incomplete or malformed.
+    """
+    if isinstance(binding, HttpBinding):
+        head = {"carrier": "http", "method": "POST", "path": path or "/", "headers": headers}
+        return request_of(head, body)
+    if isinstance(binding, GrpcBinding):
+        return GrpcRequest(path or next(filter(_INFERENCE.fullmatch, binding.methods)), (body,))
+    return _frame_of(binding.server_framer, body)
+
+
+def read_response(
+    binding: Binding, body: bytes, headers: Sequence[tuple[str, str]] = ()
+) -> HttpResponse | GrpcResponse | Frame:
+    """Return the response in a file, as `read_request`; its status is that of success.
+
+    Raises:
+        GatewayError: The frame is incomplete or malformed.
+    """
+    if isinstance(binding, HttpBinding):
+        return response_of({"carrier": "http", "status": _OK, "headers": headers}, body)
+    if isinstance(binding, GrpcBinding):
+        return GrpcResponse((body,))
+    return _frame_of(binding.client_framer, body)
+
+
+def _frame_of(framer: Callable[[MessageLimits], Framer], data: bytes) -> Frame:
+    reader = framer(MessageLimits())
+    frames = reader.receive(data)
+    if reader.fault is not None:
+        raise reader.fault
+    if len(frames) != 1 or reader.held:
+        raise MalformedMessage(f"{len(data)} bytes have {len(frames)} whole frames; expected 1")
+    return frames[0]
+
+
+def write_file(binding: Binding, message: Message) -> bytes:
+    """Return what a file of *message* contains: its body, or its frame."""
+    if not isinstance(message, Frame):
+        return body_of(message)
+    assert isinstance(binding, StreamBinding)  # noqa: S101  # no other carrier has frames
+    frame = Frame(message.payload, message.correlation or (None if binding.is_ordered else 1))
+    return b"".join(binding.client_framer(MessageLimits()).send(frame))

@@ -1,0 +1,360 @@
+"""The keys of the migration kit in the configuration file: `stock`, `capture` and `migrations`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Final, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from gateway.settings.fields import STICKY, Duration, Name, Names, Share, Size, Text
+from gateway.settings.model import Model
+from gateway.settings.setting import Setting
+
+PayloadChoice = Literal["none", "hash", "full"]
+
+_MIB = 1 << 20
+_ALL: Final = 100
+
+
+class RecordingConfig(Model):
+    """What is recorded of which inferences, and where it is kept."""
+
+    directory: Text | None
+    percent: float = Field(100.0, gt=0, le=100)
+    """Share of the inferences to record. A sequence is recorded whole or not at all.
+    Default: `100.0`."""
+    payload: PayloadChoice = "none"
+    """What is written of the elements of tensors: nothing, a keyed hash, or all of them. `full`
+    also writes the texts of errors. Default: `none`."""
+    tensors: Mapping[Name, PayloadChoice] = Field(default_factory=dict)
+    """The same for single tensors, by name. Default: `{}`."""
+    parameters: Literal["none", "full"] = "none"
+    """Whether parameters of requests and replies are written. Default: `none`."""
+    headers: tuple[Text, ...] = ()
+    """Headers of requests to write. Names of credentials are refused. Default: `[]`."""
+    wire: bool = False
+    """Write the messages of clients too, refused requests included. Needs `payload: full`.
+    Default: `false`."""
+    segment_bytes: Size = Field(256 * _MIB, ge=_MIB)
+    """Size at which a file is sealed. Default: `256MiB`."""
+    segment_time: Duration = Field(3600.0, gt=0)
+    """Time after which a file is sealed. Default: `1h`."""
+    max_bytes: Size = Field(4096 * _MIB, ge=_MIB)
+    """Largest size of all files together. Default: `4GiB`."""
+    when_full: Literal["rotate", "stop"] = "rotate"
+    """At `max_bytes`: remove the oldest file, or stop recording. Default: `rotate`."""
+    min_free: float = Field(10.0, ge=0, lt=100)
+    """Percentage of the disk that stays free. Below it recording stops. Default: `10.0`."""
+    outbox_bytes: Size = Field(64 * _MIB, ge=1)
+    """Bytes of calls that may wait for the disk in each worker. Further calls are not recorded, and
+    counted. Default: `64MiB`."""
+
+
+class CaptureConfig(RecordingConfig):
+    """Recording of inferences with their replies, for `gateway capture` and `gateway replay`."""
+
+    directory: Text
+    """Directory of the files, relative to the configuration file. Only the user of the gateway can
+    read it."""
+    enabled: bool = True
+    """Whether recording begins with the gateway. `gateway capture start` and `stop` change it while
+    the gateway runs. Default: `true`."""
+    models: Names = ()
+    """Models to record. Default: `[]`, which records all models."""
+
+
+class MigrationCaptureConfig(RecordingConfig):
+    """Recording of the calls of a migration, besides that of `capture`.
+
+    It draws as `sample` does: the calls of the smaller share are among those of the larger one.
+    """
+
+    directory: Text | None = None
+    """Directory of the files, relative to the configuration file. No other recording may use it.
+    Default: `captures/NAME` in `state.directory`."""
+    wire: bool = False
+    """Write the messages of clients too. Needs `payload: full`. Default: `false`."""
+
+
+class StockConfig(Model):
+    """Counts of who calls what, for `gateway stock`. Needs `state`."""
+
+    clients: Literal["full", "prefix", "hash", "none"] = "full"
+    """What is kept of the addresses of clients: all, the network (/24 or /48), a hash with a new
+    key in each process, or nothing. Default: `full`."""
+
+
+class CompareRuleConfig(Model):
+    """How one output of a model is compared. All conditions that are present must hold."""
+
+    atol: float | None = Field(None, ge=0)
+    """With `rtol`, the largest difference of each element: `atol + rtol * abs(old)`. Default: the
+    tolerance of the datatype, or 0 if the rule has another condition."""
+    rtol: float | None = Field(None, ge=0)
+    """See `atol`. Default: see `atol`."""
+    fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of the elements that may break `atol`, `rtol` or `ulp`. Default: `0.0`."""
+    ulp: int | None = Field(None, ge=0)
+    """Largest number of representable values between two elements. Default: no such condition."""
+    cosine: float | None = Field(None, ge=-1, le=1)
+    """Least cosine of each vector of the last axis. Default: no such condition."""
+    top_k: int | None = Field(None, ge=1)
+    """Number of the largest elements that must be the same. Default: no such condition."""
+    axis: int = -1
+    """Axis of `top_k`. Default: `-1`."""
+    order: bool = False
+    """Whether `top_k` also compares the order. Default: `false`."""
+    text: Literal["exact", "nfc", "casefold", "whitespace", "json"] | None = None
+    """How elements of BYTES are normalised before they are compared. Default: `exact`."""
+    nan: Literal["equal", "differ"] = "equal"
+    """Whether NaN equals NaN. Default: `equal`."""
+    datatype: Literal["exact", "widen"] = "exact"
+    """Whether another datatype of the same kind is allowed. Default: `exact`."""
+    shape: Literal["exact", "squeeze"] = "exact"
+    """Whether axes of size 1 matter. Default: `exact`."""
+
+
+RuleChoice = Literal["exact", "ignore"] | CompareRuleConfig
+
+
+class CompareConfig(Model):
+    """How the replies of two servers are compared. Floats have a tolerance by default."""
+
+    default: RuleChoice = CompareRuleConfig()
+    """Rule of outputs without their own. Its tolerance applies to floats only; everything else must
+    be equal. Default: 1e-5 for FP32 and FP64, 1e-3 for FP16, 1e-2 for BF16."""
+    outputs: Mapping[Name, RuleChoice] = Field(default_factory=dict)
+    """Rules by output: `exact`, `ignore`, or conditions. Default: `{}`."""
+
+
+class MismatchGuardConfig(Model):
+    """Guard of the replies: calls whose outputs differ in values or structure."""
+
+    below: Share = Field(gt=0, lt=1)
+    """Share of the compared calls that may differ."""
+
+
+class ErrorsGuardConfig(Model):
+    """Guard of the errors of the new server."""
+
+    below: Share | None = Field(None, gt=0, lt=1)
+    """Share of the calls that may fail at the new server alone, or with an error of a server.
+    Default: no such limit."""
+    above_old: Share | None = Field(None, gt=0, lt=1)
+    """Largest share of failed calls at the new server, less that at the old one. Any error counts.
+    Default: no such limit."""
+
+
+DEFAULT_ERRORS: Final = ErrorsGuardConfig(above_old=0.02)
+"""The limits of errors of a cut-over that names none. They hold after 320 calls without a failure,
+which is less than `min_calls`."""
+
+
+def _or_default_errors(value: object) -> object:
+    """Read a guard without any limit, such as `{}`, as the one that stands by default."""
+    return DEFAULT_ERRORS if value is None or value == {} else value
+
+
+class LatencyGuardConfig(Model):
+    """Guard of the times of the new server."""
+
+    p99: Duration | None = Field(None, gt=0)
+    """Largest 99th percentile. Default: no such limit."""
+    p99_ratio: float | None = Field(None, gt=0)
+    """Largest 99th percentile as a multiple of that of the old server, for the same calls.
+    Default: no such limit."""
+
+
+class GuardsConfig(Model):
+    """Limits that the new server must keep. Each holds, trips, or needs more calls."""
+
+    mismatch: MismatchGuardConfig | None = None
+    """Limit of replies that differ. Default: no such guard."""
+    errors: Annotated[ErrorsGuardConfig | Literal["off"], BeforeValidator(_or_default_errors)] = (
+        DEFAULT_ERRORS
+    )
+    """Limits of errors. A cut-over without any limit goes on to a server that fails all calls:
+    only `off` switches this guard off. Default: `{above_old: 2%}`."""
+    latency: LatencyGuardConfig | None = None
+    """Limits of times. Default: no such guard."""
+
+    @property
+    def error_limits(self) -> ErrorsGuardConfig | None:
+        """The limits of errors; None if they are off."""
+        return None if isinstance(self.errors, str) else self.errors
+
+    @property
+    def has_default_errors(self) -> bool:
+        """Whether the limits of errors are those of a file that names none."""
+        return self.errors == DEFAULT_ERRORS
+
+
+class CutoverConfig(Model):
+    """When the target `new` gets which share of the calls, and when it loses them again."""
+
+    steps: tuple[float, ...] = (1.0, 5.0, 25.0, 50.0, 100.0)
+    """Percentages of the calls that go to `new`, one after the other. They rise to 100. Before the
+    first step `new` has shadow calls only. Default: `[1.0, 5.0, 25.0, 50.0, 100.0]`."""
+    bake: Duration = 600.0
+    """Least time of each step with calls. Time without calls does not count. Default: `10m`."""
+    min_calls: int = Field(500, ge=0)
+    """Least number of replies that clients got from `new` in each step. Failed calls do not count.
+    While calls are only mirrored, compared replies count. Default: `500`."""
+    max_wait: Duration = Field(21600.0, gt=0)
+    """Time after which a step that does not advance is paused. Default: `6h`."""
+    approve: tuple[float, ...] = ()
+    """Steps that begin only after `gateway cutover approve`. Default: `[]`."""
+    sticky: Annotated[Text, Field(pattern=STICKY)] = "client"
+    """Whose calls go to the same target while the share stays: `client` for the address of the
+    client, `header:NAME`, or `none` for single calls. Default: `client`."""
+    on_trip: Literal["rollback", "pause"] = "rollback"
+    """What happens when a guard trips. Both send all calls to `old`: `rollback` ends the cut-over,
+    `pause` waits for `gateway cutover resume`. Default: `rollback`."""
+    coordinate: Literal["none", "file", "kubernetes"] = "none"
+    """How several gateways of one migration agree: `file` is for a directory that all of them
+    share, `kubernetes` for a Lease and a ConfigMap in the namespace of their pods. Default: `none`,
+    for a single gateway."""
+    directory: Text | None = None
+    """Directory of the files of the cut-over, relative to the configuration file. With
+    `coordinate: file` all gateways share it, and need it. With `coordinate: kubernetes` there is
+    none. Default: `cutover` in `state.directory`."""
+    guards: GuardsConfig = GuardsConfig()
+    """Limits that the cut-over keeps, and that `gateway replay`, `gateway diff` and
+    `gateway report` judge."""
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> CutoverConfig:
+        rising = all(a < b for a, b in pairwise(self.steps))
+        if not self.steps or not rising or self.steps[0] <= 0 or self.steps[-1] != _ALL:
+            found = ", ".join(f"{each:g}" for each in self.steps) or "none"
+            raise ValueError(
+                f"the steps are {found}; expected percentages above 0 that rise to 100"
+            )
+        if self.coordinate == "file" and self.directory is None:
+            raise ValueError("'coordinate: file' needs 'directory', which all gateways share")
+        if self.coordinate == "kubernetes" and self.directory is not None:
+            raise ValueError("'coordinate: kubernetes' keeps no files; expected no 'directory'")
+        unknown = [each for each in self.approve if each not in self.steps]
+        if unknown:
+            raise ValueError(f"'approve' has {unknown[0]:g}, which is none of the steps")
+        return self
+
+
+class SampleConfig(Model):
+    """Which calls are compared. The same calls are chosen by all replicas and after a restart."""
+
+    percent: float = Field(10.0, gt=0, le=100)
+    """Share of the calls. A sequence is chosen whole or not at all. Default: `10.0`."""
+    per_second: float = Field(200.0, gt=0, le=1_000_000)
+    """Most calls in a second, in each worker. Further ones are counted as dropped, with the reason
+    `rate`. Default: `200.0`."""
+    first: int = Field(20, ge=0, le=100_000)
+    """Number of first calls that are chosen of each client, protocol, model and signature of the
+    inputs, so that no rare client is missed. Default: `20`."""
+
+
+class MirrorConfig(Model):
+    """How the calls are put to the other target. No client waits for that."""
+
+    timeout: Duration | None = Field(None, gt=0)
+    """Longest time of a shadow call. Default: twice the time of the client's call, from 1 s to
+    10 s."""
+    in_flight: int = Field(32, ge=1, le=1024)
+    """Most shadow calls at the same time. Default: `32`."""
+    sequences: Literal["skip", "whole"] = "skip"
+    """Whether sequences are compared: not at all, or whole, in order and at one endpoint of the
+    other target, under the same id. `whole` needs two different servers. Default: `skip`."""
+    streams: Literal["join", "items"] = "join"
+    """How streams of replies are compared. `join` compares BYTES joined over all replies of a
+    stream, `items` each reply, and wants as many of them. Default: `join`."""
+    large: Literal["tee", "skip"] = "tee"
+    """What happens to calls whose body is forwarded while it arrives: `tee` keeps a copy of the
+    body, `skip` leaves them out. Default: `tee`."""
+
+
+class NoiseConfig(Model):
+    """Second calls to the old target, which show how much its own replies differ."""
+
+    percent: float = Field(1.0, gt=0, le=100)
+    """Share of the compared calls that the old target gets once more. Default: `1.0`."""
+
+
+class MigrationConfig(Model):
+    """A migration from an old to a new target of a route.
+
+    Calls that one target answers are also put to the other one, and the replies are compared.
+    Without `route` it has rules for `gateway replay --compare FILE#NAME` only.
+    """
+
+    route: Name | None = None
+    """Route whose calls migrate. It needs explicit targets. Default: none, for offline use."""
+    old: Name | None = None
+    """Target that clients use today, by its name in logs: `UPSTREAM/MODEL:VERSION`, as far as the
+    target has them, and `local/MODEL` for a model of the gateway. It is required with `route`.
+    Default: none."""
+    new: Name | None = None
+    """Target that replaces it, likewise. With `cutover` its weight in the route is 0, and the
+    cut-over alone changes it. It is required with `route`, unless there is only a `capture`.
+    Default: none."""
+    sample: SampleConfig = SampleConfig()
+    """Which calls are compared."""
+    mirror: MirrorConfig = MirrorConfig()
+    """How the calls are put to the other target."""
+    noise: NoiseConfig | None = None
+    """Second calls to the old target. `{}` switches them on. Default: none."""
+    compare: CompareConfig = CompareConfig()
+    """Rules of the outputs."""
+    capture: MigrationCaptureConfig | None = None
+    """Recording of the calls of the route. `{}` switches it on. It also says which elements of
+    compared calls may be shown. Default: none; `capture` of the file says what may be shown."""
+    cutover: CutoverConfig | None = None
+    """Steps and guards of the new target. Default: replies are compared, and no call moves."""
+
+    @property
+    def guards(self) -> GuardsConfig:
+        """The limits of the new target."""
+        return GuardsConfig(errors="off") if self.cutover is None else self.cutover.guards
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> MigrationConfig:
+        if self.route is None:
+            live = {"old", "new", "sample", "mirror", "noise", "capture"} & self.model_fields_set
+            if live:
+                raise ValueError(f"{min(live)!r} needs 'route', whose calls are compared")
+        elif self.old is not None and self.new is None and self.capture is not None:
+            needs_new = {"sample", "mirror", "noise", "cutover"} & self.model_fields_set
+            if needs_new:
+                raise ValueError(f"{min(needs_new)!r} needs 'new'; without it calls are recorded")
+        elif self.old is None or self.new is None:
+            raise ValueError("a migration with 'route' needs 'old' and 'new', two of its targets")
+        elif self.old == self.new:
+            raise ValueError(f"'old' and 'new' are the same target {self.old!r}")
+        return self
+
+
+STOCK: Final = Setting[StockConfig | None](
+    key="stock",
+    type=StockConfig | None,
+    default=None,
+    help="Counts of who calls what. `{}` switches them on. Default: off.",
+    places=("top",),
+    needs_restart=True,
+)
+CAPTURE: Final = Setting[CaptureConfig | None](
+    key="capture",
+    type=CaptureConfig | None,
+    default=None,
+    help="Recording of inferences. Default: nothing is recorded.",
+    places=("top",),
+    needs_restart=True,
+)
+MIGRATIONS: Final = Setting[Mapping[str, MigrationConfig]](
+    key="migrations",
+    type=Mapping[Name, MigrationConfig],
+    default={},
+    help="Migrations from an old to a new server, by a name of your choice. Default: none.",
+    places=("top",),
+    needs_restart=True,
+)

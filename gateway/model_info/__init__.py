@@ -1,0 +1,1 @@
+"""What is known about models: inputs, metadata, and who owns a sequence."""

@@ -1,0 +1,1 @@
+"""Limits that follow the latency or the refusals of a server."""

@@ -1,0 +1,85 @@
+"""SampleCalls: passes chosen inferences of a route, with their replies, to a tap.
+
+It knows neither which calls are chosen nor what happens to them.
+"""
+
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+import structlog
+
+from gateway.api.tap import RecordedStream, RouteTap, SampledCall
+from gateway.ir.calls import Call, InferRequest, StreamInferRequest
+from gateway.ir.errors import ErrorCode
+from gateway.ir.streams import on_stream_end
+from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.call_path import CALL_PATH
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+_CANCELLED = ErrorCode.CANCELLED, "the client left before the end of the stream"
+
+
+class SampleCalls:
+    """Passes inferences to a tap. A fault of the tap changes no call.
+
+    Args:
+        inner: The service to call.
+        tap: Chooses calls, and receives them.
+    """
+
+    def __init__(self, inner: Service, tap: RouteTap) -> None:
+        self._inner = inner
+        self._tap = tap
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Call *inner*."""
+        kind = type(call)
+        if kind is not InferRequest and kind is not StreamInferRequest:
+            return self._inner(call)
+        try:
+            exchange = self._tap.begin(call)
+        except Exception:
+            log.exception("call not sampled")
+            exchange = None
+        return self._inner(call) if exchange is None else self._sampled(exchange)
+
+    async def _sampled(self, exchange: SampledCall) -> Any:
+        path, token = CALL_PATH.get(), None
+        if path is None:
+            token = CALL_PATH.set(exchange.path)
+        else:
+            exchange.path = path
+        before_s, requests = exchange.path.upstream_s, exchange.path.requests
+        try:
+            reply = await self._inner(exchange.call)
+        except BaseException as error:
+            exchange.fail(error)
+            self._end(exchange)
+            raise
+        finally:
+            if token is not None:
+                CALL_PATH.reset(token)
+        if type(exchange.call) is StreamInferRequest:
+            ended = partial(self._end_stream, exchange)
+            return on_stream_end(exchange.call, RecordedStream(reply, exchange), ended)
+        if exchange.path.requests <= requests + 1:
+            exchange.upstream_s = exchange.path.upstream_s - before_s
+        exchange.add(reply)
+        self._end(exchange)
+        return reply
+
+    def _end_stream(self, exchange: SampledCall, _error: BaseException | Any) -> None:
+        if not exchange.is_complete and exchange.error is None:
+            exchange.error = _CANCELLED
+        self._end(exchange)
+
+    def _end(self, exchange: SampledCall) -> None:
+        exchange.took_s = monotonic() - exchange.started
+        try:
+            self._tap.end(exchange)
+        except Exception:  # the client's reply must not fail because of a tap
+            log.exception("call not sampled")

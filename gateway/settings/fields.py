@@ -1,0 +1,169 @@
+"""The kinds of values in a configuration file: how each is parsed, and its JSON Schema.
+
+The `$comment` of a schema names the kind. The schema's defaults and docs/configuration.md use it.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    InstanceOf,
+    StringConstraints,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from gateway.settings.units import (
+    Address,
+    StreamAddress,
+    Url,
+    check_mode,
+    parse_address,
+    parse_duration,
+    parse_share,
+    parse_size,
+    parse_stream_address,
+    parse_url,
+    parse_workers,
+)
+
+DURATION: Final = "duration"
+SIZE: Final = "size"
+
+
+def text_parser(parse: Any, kind: type) -> BeforeValidator:
+    """Return the validator of a field that *parse* reads from text; a *kind* passes as it is."""
+
+    def convert(value: object) -> object:
+        if isinstance(value, str):
+            return parse(value)
+        # The field itself decides whether it accepts null.
+        if value is None or type(value) is kind:
+            return value
+        raise ValueError("expected text, not a mapping or a list")
+
+    convert.__name__ = f"to_{kind.__name__}"
+    return BeforeValidator(convert)
+
+
+def field_schema(kind: str, types: str | list[str], *examples: str | int) -> WithJsonSchema:
+    """Return what the JSON Schema says about a field: its kind, JSON types and examples."""
+    return WithJsonSchema({"$comment": kind, "type": types, "examples": list(examples)})
+
+
+_TEXT_OR_NUMBER = ["string", "integer"]
+
+Duration = Annotated[
+    float, text_parser(parse_duration, float), field_schema(DURATION, "string", "250ms", "30s")
+]
+Share = Annotated[float, text_parser(parse_share, float), field_schema("share", "string", "0.1%")]
+Size = Annotated[int, text_parser(parse_size, int), field_schema(SIZE, _TEXT_OR_NUMBER, "16MiB")]
+ListenAddress = Annotated[
+    InstanceOf[Address],
+    text_parser(parse_address, Address),
+    field_schema("address", _TEXT_OR_NUMBER, "127.0.0.1:8000"),
+]
+SocketAddress = Annotated[
+    InstanceOf[StreamAddress],
+    text_parser(parse_stream_address, StreamAddress),
+    field_schema(
+        "address or unix socket", _TEXT_OR_NUMBER, "127.0.0.1:9000", "unix:/run/gateway.sock"
+    ),
+]
+FileMode = Annotated[
+    str, text_parser(check_mode, str), field_schema("octal file mode", _TEXT_OR_NUMBER, "0660")
+]
+WorkerCount = Annotated[
+    int,
+    text_parser(parse_workers, int),
+    field_schema("integer or `auto`", _TEXT_OR_NUMBER, 2, "auto"),
+]
+UpstreamUrl = Annotated[
+    InstanceOf[Url],
+    text_parser(parse_url, Url),
+    field_schema("URL", "string", "oip+grpc://127.0.0.1:8001"),
+]
+_PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
+_VISIBLE: Final = r"^[!-~]+$"
+_CALL_KEY: Final = r"^(model|address|header:[!-9;-~]+)$"
+HEADER_KEY: Final = r"^header:[!-9;-~]+$"
+"""A pattern: what calls are grouped by, if it can only be the value of a header."""
+STICKY: Final = r"^(client|none|header:[!-9;-~]+)$"
+"""A pattern: whose calls stay at one target during a cut-over."""
+HEDGE_AFTER: Final = r"^(p[0-9]{1,2}(\.[0-9]+)?|[0-9]+(\.[0-9]+)?(us|ms|s))$"
+"""A pattern: a percentile or a duration."""
+MEMORY: Final = r"^([1-9][0-9]?%|[0-9]+[ A-Za-z]*)$"
+"""A pattern: a percentage or a size."""
+PART: Final = r"^([1-9][0-9]?%|[1-9][0-9]*)$"
+"""A pattern: a percentage or a number."""
+RATE: Final = r"^[0-9]*[1-9][0-9]*/(s|min)$"
+"""A pattern: a number in a second or minute."""
+_ORIGIN: Final = r"^(\*|[a-z][a-z0-9+.-]*://[!-.0-~]+)$"
+FORMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        _PRINTABLE: "text without control characters",
+        _VISIBLE: "ASCII characters without spaces",
+        _CALL_KEY: "'model', 'address' or 'header:NAME'",
+        HEADER_KEY: "'header:NAME'",
+        STICKY: "'client', 'none' or 'header:NAME'",
+        HEDGE_AFTER: "a percentile or a duration, as in p95 or 30ms",
+        MEMORY: "a percentage from 1% to 99%, or a size, as in 90% or 4GiB",
+        PART: "a percentage from 1% to 99%, or a whole number from 1, as in 25%",
+        _ORIGIN: "an origin without a path, as in https://app.example.com, or *",
+        RATE: "a number and /s or /min, as in 200/s",
+    }
+)
+"""What errors say about each pattern."""
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PRINTABLE)]
+Text = Annotated[str, StringConstraints(max_length=1024)]
+Origin = Annotated[str, StringConstraints(max_length=255, pattern=_ORIGIN)]
+"""An origin as browsers send it, or `*` for all of them."""
+AdminToken = Annotated[
+    str,
+    StringConstraints(min_length=16, max_length=1024, pattern=_VISIBLE, strip_whitespace=True),
+]
+"""A token that nobody guesses: at least 16 characters of ASCII, without spaces."""
+CallKey = Annotated[Text, Field(pattern=_CALL_KEY)]
+"""What calls are grouped by: their model, the address of the client, or the value of a header."""
+
+
+class OrText:
+    """Annotates a mapping with a short form as text, for the JSON Schema.
+
+    Args:
+        texts: The allowed texts; without them every text is allowed.
+    """
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = texts
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the schema of the text or the mapping."""
+        text = {"enum": list(self._texts)} if self._texts else {"type": "string"}
+        return {"anyOf": [text, handler(schema)]}
+
+
+def _as_list(value: object) -> object:
+    return value if value is None or isinstance(value, list | tuple) else [value]
+
+
+# The loader keeps every scalar as text, so `version: 2` is "2". Editors must not mark it.
+_SCALAR = {"$comment": "text", "type": ["string", "number", "boolean"]}
+Scalar = Annotated[Text, WithJsonSchema(_SCALAR)]
+Names = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(_as_list),
+    WithJsonSchema(
+        {
+            "$comment": "text or list of texts",
+            "anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}],
+        }
+    ),
+]

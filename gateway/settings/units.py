@@ -1,0 +1,265 @@
+"""Durations, sizes, addresses and URLs, and how they are written in YAML."""
+
+import re
+from dataclasses import dataclass
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h)")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+_SIZE = re.compile(r"([0-9]+)(B|KiB|MiB|GiB|kB|MB|GB)?")
+_BYTES = {
+    None: 1,
+    "B": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
+
+_MODE = re.compile("0?[0-7]{3}")
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._*-]*):([0-9]{1,5})")
+_URL = re.compile(
+    r"([a-z]+)(?:\+([a-z]+))?://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?(/[^?#\s]*)?"
+)
+
+_SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
+_UNIX_URL = re.compile(r"([a-z]+)\+unix://(/?[^?#\s]*)")
+
+_PORT_MAX = 65_535
+
+
+def parse_duration(text: str) -> float:
+    """Return a duration such as "250ms", "1.5s", "2m" in seconds.
+
+    Raises:
+        ValueError: The text is not a number followed by us, ms, s, m or h.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{text!r} is not a duration: expected a number and us, ms, s, m or h, as in 250ms"
+        )
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def parse_share(text: str) -> float:
+    """Return a share such as "0.1%" as a number from 0 to 1.
+
+    Raises:
+        ValueError: The text is not a number from 0 to 100 followed by %.
+    """
+    found = _SHARE.fullmatch(text)
+    share = float(found[1]) / 100 if found is not None else -1.0
+    if not 0 <= share <= 1:
+        raise ValueError(f"{text!r} is not a share: expected 0% to 100%, as in 0.1%")
+    return share
+
+
+def parse_size(text: str) -> int:
+    """Return a size such as "16MiB", "64kB", "1024" in bytes.
+
+    Raises:
+        ValueError: The text is not a whole number followed by B, KiB, MiB, GiB, kB, MB or GB.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{text!r} is not a size: expected a whole number and B, KiB, MiB or GiB, as in 16MiB"
+        )
+    return int(found[1]) * _BYTES[found[2]]
+
+
+def size_text(size: int) -> str:
+    """Return a size in bytes as text for `parse_size`, with the largest unit that divides it."""
+    units = ((unit, _BYTES[unit]) for unit in ("GiB", "MiB", "KiB"))
+    return next(
+        (f"{size // each}{unit}" for unit, each in units if size and not size % each), str(size)
+    )
+
+
+def check_mode(text: str) -> str:
+    """Return the permissions of a file, such as "0660", unchanged.
+
+    Raises:
+        ValueError: The text is not three octal digits, or four that begin with 0.
+    """
+    if _MODE.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is not a file mode: expected octal digits, as in 0660")
+    return text
+
+
+AUTO = 0
+"""Number of workers for "auto", which means one for each core."""
+
+_WORKERS_MAX = 256
+
+
+def parse_workers(text: str) -> int:
+    """Return a number of worker processes, or `AUTO` for "auto".
+
+    Raises:
+        ValueError: The text is neither "auto" nor a number from 1 to 256.
+    """
+    if text == "auto":
+        return AUTO
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if not 0 < number <= _WORKERS_MAX:
+        raise ValueError(
+            f"{text!r} is not a number of workers: expected 1 to {_WORKERS_MAX}, or auto"
+        )
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Host and port to listen on: host "" means every address, port 0 means any free port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect to it."""
+        return self.host in {"localhost", "::1"} or self.host.startswith("127.")
+
+
+def parse_address(text: str) -> Address:
+    """Return "HOST:PORT", ":PORT" or "PORT" as an address; a port alone means loopback.
+
+    Raises:
+        ValueError: The text is none of these, or the port is above 65535.
+    """
+    if text.isascii() and text.isdigit():
+        text = f"127.0.0.1:{text}"
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found[2]) > _PORT_MAX:
+        raise ValueError(f"{text!r} is not an address: expected HOST:PORT, as in 127.0.0.1:8000")
+    host = found[1].strip("[]")
+    return Address("" if host == "*" else host, int(found[2]))
+
+
+UNIX = "unix"
+"""The carrier of unix sockets, and the prefix of their addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAddress:
+    """Address of a byte stream to listen on: host and port, or the path of a unix socket."""
+
+    tcp: Address | None = None
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"{UNIX}:{self.path}" if self.tcp is None else str(self.tcp)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect to it."""
+        return self.tcp is None or self.tcp.is_loopback
+
+
+def parse_stream_address(text: str) -> StreamAddress:
+    """Return "unix:/path", or the text of an `Address`, as an address.
+
+    Raises:
+        ValueError: The text is none of these, or the path is not absolute.
+    """
+    prefix, colon, path = text.partition(":")
+    if prefix != UNIX or not colon:
+        return StreamAddress(tcp=parse_address(text))
+    if not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ValueError(
+            f"{text!r} is not a unix socket: expected unix:/PATH, as in unix:/run/g.sock"
+        )
+    return StreamAddress(path=path)
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """Address and protocol of an upstream: `protocol+carrier://host:port/path`.
+
+    A unix socket has only a path: `protocol+unix:///path`.
+
+    Attributes:
+        tls: Whether the scheme names TLS, as in `oip+https`; the carrier is then `http`.
+    """
+
+    protocol: str
+    carrier: str
+    host: str
+    port: int
+    path: str = ""
+    tls: bool = False
+
+    def __str__(self) -> str:
+        authority = "" if self.carrier == UNIX else self.authority
+        return f"{self.scheme}://{authority}{self.path}"
+
+    @property
+    def scheme(self) -> str:
+        """Protocol and carrier, as in `oip+https`."""
+        carrier = _TLS_NAMES[self.carrier] if self.tls else self.carrier
+        return f"{self.protocol}+{carrier}"
+
+    @property
+    def authority(self) -> str:
+        """Address without the protocol: host:port, or unix:/path. An IPv6 host is in brackets."""
+        if self.carrier == UNIX:
+            return str(StreamAddress(path=self.path))
+        return str(Address(self.host, self.port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the upstream runs on this machine."""
+        return self.carrier == UNIX or Address(self.host, self.port).is_loopback
+
+
+_DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
+_CARRIERS_OF_OIP = frozenset({"http", "grpc"})
+_PROTOCOLS = frozenset({"oip", "trtis", "graphpipe", "grps"})
+_TLS_PORT = 443
+# The carriers with TLS, by those without.
+_TLS_NAMES = {"http": "https", "grpc": "grpcs", "tcp": "tls", "brpc": "brpcs"}
+_WITHOUT_TLS = {name: carrier for carrier, name in _TLS_NAMES.items()}
+
+
+def parse_url(text: str) -> Url:
+    """Return an upstream's URL; `http`, `https`, `grpc` and `grpcs` alone mean Open Inference.
+
+    Raises:
+        ValueError: The text is not such a URL, or has no port although its carrier has no default.
+    """
+    unix = _UNIX_URL.fullmatch(text)
+    if unix is not None:
+        return Url(unix[1], UNIX, "", 0, parse_stream_address(f"{UNIX}:{unix[2]}").path)
+    found = _URL.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{text!r} is not an upstream URL: expected PROTOCOL+CARRIER://HOST:PORT, "
+            "as in oip+grpc://127.0.0.1:8001"
+        )
+    protocol, name, host, port, path = found.groups()
+    if name is None:
+        if _WITHOUT_TLS.get(protocol, protocol) not in _CARRIERS_OF_OIP:
+            known = protocol if protocol in _PROTOCOLS else "oip"
+            raise ValueError(
+                f"{text!r} names no carrier: expected PROTOCOL+CARRIER://, as in {known}+http://"
+            )
+        protocol, name = "oip", protocol
+    carrier = _WITHOUT_TLS.get(name, name)
+    has_tls = carrier != name
+    default = _DEFAULT_PORTS.get(carrier)
+    if has_tls and default is not None:
+        default = _TLS_PORT
+    number = int(port) if port else default
+    if number is None or not 0 < number <= _PORT_MAX:
+        raise ValueError(f"{text!r} has no valid port: expected 1 to {_PORT_MAX}")
+    path = (path or "").rstrip("/")
+    return Url(protocol, carrier, host.strip("[]"), number, path, has_tls)

@@ -1,0 +1,36 @@
+"""Tasks in the background."""
+
+from __future__ import annotations
+
+import asyncio
+
+from structlog.testing import capture_logs
+
+from gateway.concurrency.background import start_background
+
+
+async def fail() -> None:
+    """Raise an error."""
+    raise ValueError("a defect")
+
+
+async def test_failure_is_logged_at_once() -> None:
+    """Its owner keeps the task and never asks it; the log has the name and the error."""
+    with capture_logs() as logs:
+        task = start_background(fail(), "the work")
+        await asyncio.wait({task})
+        await asyncio.sleep(0)
+    assert [("background task failed", "the work", "a defect")] == [
+        (each["event"], each["task"], str(each["exc_info"])) for each in logs
+    ]
+
+
+async def test_end_and_cancellation_are_no_failures() -> None:
+    """Nothing is logged when the task ends as it should."""
+    with capture_logs() as logs:
+        done, left = (start_background(asyncio.sleep(delay), "rest") for delay in (0, 60))
+        await done
+        left.cancel()
+        await asyncio.wait({left})
+        await asyncio.sleep(0)
+    assert [] == logs

@@ -1,0 +1,344 @@
+"""The shadow calls of a migration: their order, limits, deadlines and results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+
+from gateway.config.load import load_text
+from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.errors import Unavailable
+from gateway.ir.metadata import ModelMetadata
+from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.migration.captures.privacy import Privacy
+from gateway.migration.captures.records import Recordable, RecordedCall, record_of
+from gateway.migration.captures.transfer import Confirmation, SampleMessage, ShadowRequest
+from gateway.migration.mirror.mirror import Mirror
+from gateway.migration.targets import live_migrations
+from tests.fakes import settle
+
+FILE = """version: 1
+listeners: [{{http: 0}}]
+upstreams: {{a: {{url: "http://h:1"}}, b: {{url: "http://h:2"}}}}
+routes: [{{name: r, targets: [{{upstream: a}}, {{upstream: b, weight: 0}}]}}]
+migrations: {{m: {{route: r, old: a, new: b, mirror: {{{mirror}}}, noise: {{percent: 100}}}}}}
+"""
+SENDER = (1, 77)
+
+
+def reply(value: float = 1.0) -> InferResponse:
+    return InferResponse(
+        model=ModelRef("m"), outputs=(array_tensor("y", np.array([value], np.float32)),)
+    )
+
+
+class Target:
+    """A target that replies when its gate is open.
+
+    Attributes:
+        calls: All calls, in their order.
+    """
+
+    def __init__(self, value: float = 1.0) -> None:
+        self.calls: list[Call[Any]] = []
+        self.value = value
+        self.gate: asyncio.Event | None = None
+        self.versions: tuple[str, ...] | None = None
+        self.error: Exception | None = None
+
+    async def __call__(self, call: Call[Any], /) -> Any:
+        if not isinstance(call, InferRequest | StreamInferRequest):
+            if self.versions is None:
+                raise Unavailable("no metadata")
+            return ModelMetadata(name="m", versions=self.versions)
+        self.calls.append(call)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return self._items() if isinstance(call, StreamInferRequest) else reply(self.value)
+
+    async def _items(self) -> AsyncIterator[InferResponse]:
+        for text in (b"he", b"l", b"lo"):
+            yield InferResponse(model=ModelRef("m"), outputs=(items_tensor("text", (1,), [text]),))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # the mirror announces nothing
+            await asyncio.sleep(0.01)
+
+
+class Setting:
+    """A mirror of two targets, with its confirmations."""
+
+    def __init__(self, mirror: str = "in_flight: 32") -> None:
+        (migration,) = live_migrations(load_text(FILE.format(mirror=mirror)).config)
+        self.old, self.new = Target(), Target()
+        self.confirmed: list[Confirmation] = []
+        services = {"old": self.old, "new": self.new}
+        self.mirror = Mirror(
+            migration, services, Privacy(), lambda _, found: self.confirmed.append(found)
+        )
+        self._numbers = 0
+
+    def put(self, record: RecordedCall | None, shadow: ShadowRequest | None = None) -> None:
+        self._numbers += 1
+        message = SampleMessage(record, shadow=shadow)
+        self.mirror.put(SENDER, self._numbers, message, 100)
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        found: dict[str, int] = self.mirror.document()["skipped"]
+        return found
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        document = self.mirror.document()
+        return {name: count for name, count in document["outcomes"].items() if count}
+
+    async def done(self) -> None:
+        """Wait until every call has a confirmed result."""
+        await until(lambda: bool(self.confirmed) and self.confirmed[-1].done >= self._numbers)
+
+
+def record(
+    target: str = "a",
+    *,
+    sequence: Sequence | None = None,
+    value: float = 1.0,
+    **fields: Any,
+) -> RecordedCall:
+    context = Context(protocol="oip.http", request_id="r")
+    request = InferRequest(
+        model=ModelRef("m"),
+        context=context,
+        inputs=(array_tensor("x", np.ones(1, np.float32)),),
+        sequence=sequence,
+    )
+    values: dict[str, Any] = {
+        "started_us": 1_700_000_000_000_000,
+        "request": request,
+        "kind": "InferRequest",
+        "context": context,
+        "target": target,
+        "took_us": 1000,
+        "items": [(900, reply(value))],
+    }
+    privacy = Privacy(payload="full", parameters=True)
+    return record_of(Recordable(**values | fields), privacy, None)
+
+
+def stream_record(texts: list[bytes], **fields: Any) -> RecordedCall:
+    items = [
+        (
+            100 * number,
+            InferResponse(model=ModelRef("m"), outputs=(items_tensor("text", (1,), [text]),)),
+        )
+        for number, text in enumerate(texts)
+    ]
+    return record(kind="StreamInferRequest", items=items, **fields)
+
+
+async def test_the_other_target_receives_the_shadow_call() -> None:
+    """The call has the client's headers; "old" is the old target in each outcome."""
+    setting = Setting()
+    setting.put(record("a"), ShadowRequest(metadata=(("x-tenant", "t"),)))
+    setting.put(record("b", value=2.0))
+    setting.put(record("c"))
+    await setting.done()
+    assert [len(target.calls) for target in (setting.old, setting.new)] == [1, 1]
+    assert setting.new.calls[0].context.metadata == (("x-tenant", "t"),)
+    assert setting.outcomes == {"match": 1, "mismatch": 1}
+    assert setting.skipped == {"other_target": 1}
+
+
+async def test_results_are_confirmed_in_the_order_of_the_calls() -> None:
+    """A pending call delays later results, and each result is confirmed once."""
+    setting = Setting()
+    setting.new.gate = asyncio.Event()
+    setting.put(record("a"))
+    setting.put(record("b"))
+    await settle()
+    assert setting.outcomes == {"match": 1}
+    assert setting.confirmed == []
+    setting.new.gate.set()
+    await setting.done()
+    assert sum(each.recorded for each in setting.confirmed) == 2
+    assert [each.epoch for each in setting.confirmed] == [77] * len(setting.confirmed)
+
+
+async def test_shadow_calls_wait_above_in_flight() -> None:
+    """At most `in_flight` shadow calls run at a time, and a full queue has no room."""
+    setting = Setting("in_flight: 2")
+    setting.new.gate = asyncio.Event()
+    for _ in range(5):
+        setting.put(record())
+    await settle()
+    assert len(setting.new.calls) == 2
+    found = [setting.mirror.has_room]
+    for _ in range(1024):
+        setting.put(record())
+    found.append(setting.mirror.has_room)
+    assert found == [True, False]
+    setting.new.gate.set()
+    await setting.done()
+    assert len(setting.new.calls) == 1029
+    assert setting.outcomes == {"match": 1029}
+
+
+async def test_shadow_calls_have_their_own_timeout() -> None:
+    """A target that does not reply in time has the outcome `timeout`."""
+    setting = Setting("timeout: 50ms")
+    setting.new.gate = asyncio.Event()
+    setting.put(record())
+    await setting.done()
+    assert setting.outcomes == {"timeout": 1}
+
+
+async def test_errors_are_outcomes() -> None:
+    """One target fails, both fail with the same code, or with different codes."""
+    setting = Setting()
+    setting.put(record(code="invalid_argument", items=[]))
+    await setting.done()
+    setting.new.error = Unavailable("down")
+    setting.put(record())
+    setting.put(record(code="unavailable", items=[]))
+    setting.put(record(code="invalid_argument", items=[]))
+    await setting.done()
+    assert setting.outcomes == {"old_error": 1, "new_error": 1, "match": 1, "both_error": 1}
+
+
+async def test_calls_of_a_sequence_run_in_order() -> None:
+    """A call waits for the one before it, and the end releases the id."""
+    setting = Setting("sequences: whole")
+    setting.new.gate = asyncio.Event()
+    setting.put(record(sequence=Sequence(5, start=True)))
+    setting.put(record(sequence=Sequence(5)))
+    setting.put(record(sequence=Sequence(5, end=True)))
+    await settle()
+    assert len(setting.new.calls) == 1
+    setting.new.gate.set()
+    await setting.done()
+    sequences = [call.sequence for call in setting.new.calls if isinstance(call, InferRequest)]
+    expected = [Sequence(5, start=True), Sequence(5), Sequence(5, end=True)]
+    assert sequences == expected
+    setting.put(record(sequence=Sequence(5)))
+    await setting.done()
+    assert setting.skipped == {"sequence": 1}
+
+
+async def test_a_failed_call_ends_the_comparison_of_its_sequence() -> None:
+    """Later calls are skipped until the sequence starts again, as are calls without a start."""
+    setting = Setting("sequences: whole")
+    setting.new.error = Unavailable("down")
+    for sequence in (Sequence(5, start=True), Sequence(5), Sequence(6)):
+        setting.put(record(sequence=sequence))
+    await setting.done()
+    setting.new.error = None
+    setting.put(record(sequence=Sequence(5)))
+    setting.put(record("b", sequence=Sequence(5, start=True)))
+    setting.put(record("a", sequence=Sequence(5)))
+    await setting.done()
+    assert setting.outcomes == {"new_error": 1, "match": 1}
+    assert setting.skipped == {"sequence": 4}
+
+
+async def test_a_reused_sequence_id_loses_no_waiting_call() -> None:
+    """All calls run in order, although the id starts again before its end has run."""
+    setting = Setting("sequences: whole")
+    setting.new.gate = asyncio.Event()
+    parts = [Sequence(5, start=True), Sequence(5), Sequence(5, start=True), Sequence(5, end=True)]
+    for sequence in parts:
+        setting.put(record(sequence=sequence))
+    await settle()
+    setting.new.gate.set()
+    await setting.done()
+    calls = [call.sequence for call in setting.new.calls if isinstance(call, InferRequest)]
+    assert calls == parts
+    assert setting.outcomes == {"match": 4}
+    assert setting.mirror.document()["in_flight"] == 0
+
+
+async def test_a_sequence_start_behind_a_failed_call_runs() -> None:
+    """Only the rest of the failed sequence is skipped, not the next one with its id."""
+    setting = Setting("sequences: whole")
+    setting.new.gate = asyncio.Event()
+    setting.new.error = Unavailable("down")
+    for sequence in (Sequence(5, start=True), Sequence(5), Sequence(5, start=True)):
+        setting.put(record(sequence=sequence))
+    await settle()
+    setting.new.gate.set()
+    await setting.done()
+    assert setting.outcomes == {"new_error": 2}
+    assert setting.skipped == {"sequence": 1}
+
+
+async def test_streams_are_joined_or_compared_item_by_item() -> None:
+    """Texts with different item boundaries match when joined, and differ as items."""
+    for mirror, outcome in (("streams: join", "match"), ("streams: items", "structure")):
+        setting = Setting(mirror)
+        setting.put(stream_record([b"hell", b"o"]))
+        await setting.done()
+        assert setting.outcomes == {outcome: 1}
+
+
+async def test_a_cancelled_stream_limits_the_compared_items() -> None:
+    """The items that the client received are compared; without items the call is skipped."""
+    setting = Setting("streams: items")
+    setting.put(stream_record([b"he", b"l"], code="cancelled"))
+    setting.put(stream_record([], code="cancelled"))
+    await setting.done()
+    assert setting.outcomes == {"match": 1}
+    assert setting.skipped == {"cancelled": 1}
+
+
+async def test_noise_calls_the_old_target_again() -> None:
+    """The two replies of the old target are compared with each other."""
+    setting = Setting()
+    setting.old.value = 3.0
+    setting.put(record(value=1.0), ShadowRequest(noise=True))
+    await setting.done()
+    await until(lambda: setting.mirror.document()["noise"]["compared"] > 0)
+    noise = setting.mirror.document()["noise"]
+    assert (noise["compared"], noise["mismatched"]) == (1, 1)
+    assert noise["tolerance"] == {"y": 2.0}
+    assert [len(target.calls) for target in (setting.old, setting.new)] == [1, 1]
+
+
+async def test_a_flush_message_is_confirmed_after_earlier_calls() -> None:
+    """A stopping serving process thus learns that every call has its result."""
+    setting = Setting()
+    setting.new.gate = asyncio.Event()
+    setting.put(record())
+    setting.put(None)
+    await settle()
+    assert setting.confirmed == []
+    setting.new.gate.set()
+    await setting.done()
+    assert sum(each.recorded for each in setting.confirmed) == 1
+
+
+async def test_the_evidence_has_the_model_versions_of_both_targets() -> None:
+    """The versions come from the metadata of the targets; a reset requests them again."""
+    setting = Setting()
+    watching = asyncio.create_task(setting.mirror.watch_metadata())
+
+    def versions() -> dict[str, list[str]]:
+        models: dict[str, Any] = setting.mirror.document()["models"]
+        return {side: found["versions"] for side, found in models.get("m", {}).items()}
+
+    assert {} == versions()
+    setting.new.versions = ("2",)
+    setting.put(record())
+    await until(lambda: versions() == {"new": ["2"]})
+    setting.old.versions, setting.new.versions = ("1",), ("3", "2")
+    setting.mirror.reset()
+    assert {} == versions()
+    await until(lambda: versions() == {"old": ["1"], "new": ["2", "3"]})
+    watching.cancel()
+    await setting.mirror.close(1)
