@@ -117,6 +117,10 @@ class VersionNotFound(ModelNotFound):
     """The model exists, but not this version of it."""
 
 
+class UnknownToServer(ModelNotFound):
+    """A client asks whether a model is ready that no server has, or whose version none has."""
+
+
 class NoRoute(NotFound):
     """No route matches the call."""
 
