@@ -37,6 +37,7 @@ from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
 from gateway.service import Service
+from gateway.telemetry.error_texts import error_text
 
 _CONCURRENCY: Final = 64
 _UNSENT: Final = frozenset({ErrorCode.UNAVAILABLE})
@@ -101,12 +102,14 @@ class ReplayOutcome(Struct, frozen=True):
 
     Attributes:
         error: The text of the error; "" for none.
+        shown_error: The same as the log may show it.
         times_s: When each reply came, since the start.
     """
 
     result: Result
     seconds: float
     error: str = ""
+    shown_error: str = ""
     times_s: tuple[float, ...] = ()
 
 
@@ -388,12 +391,11 @@ async def ask(
                 items.append(outputs_of(await service(call)))
                 times.append(monotonic() - started)
     except GatewayError as error:
-        return ReplayOutcome(Result(error=error.code), monotonic() - started, error.message)
+        texts = error.message, error_text(error)
+        return ReplayOutcome(Result(error=error.code), monotonic() - started, *texts)
     except TimeoutError:
-        code = ErrorCode.DEADLINE_EXCEEDED
-        return ReplayOutcome(
-            Result(error=code), monotonic() - started, f"no reply in {timeout_s:g} s"
-        )
+        result, text = Result(error=ErrorCode.DEADLINE_EXCEEDED), f"no reply in {timeout_s:g} s"
+        return ReplayOutcome(result, monotonic() - started, text, text)
     return ReplayOutcome(Result(tuple(items)), monotonic() - started, times_s=tuple(times))
 
 
