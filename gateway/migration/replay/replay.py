@@ -39,7 +39,8 @@ from gateway.migration.replay.wire_replay import recorded_message, with_recorded
 from gateway.service import Service
 from gateway.telemetry.error_texts import error_text
 
-_CONCURRENCY: Final = 64
+CONCURRENCY: Final = 64
+"""Calls in flight of a replay without a pace."""
 _UNSENT: Final = frozenset({ErrorCode.UNAVAILABLE})
 LATE_S: Final = 0.01
 """A schedule whose 99th percentile is later than this is reported."""
@@ -169,7 +170,7 @@ class Replay:
         """
         self._started = monotonic()
         paced = self._options.speed is not None or self._options.rate is not None
-        limit = self._options.concurrency or (None if paced else _CONCURRENCY)
+        limit = self._options.concurrency or (None if paced else CONCURRENCY)
         slots = None if limit is None else asyncio.Semaphore(limit)
         try:
             await self._send_all(calls, slots)
@@ -204,7 +205,7 @@ class Replay:
                 return
             number += 1
             self._start(record, due, slots)
-            if due is None and not number % _CONCURRENCY:
+            if due is None and not number % CONCURRENCY:
                 await asyncio.sleep(0)
 
     def _due(self, offset_us: int, number: int) -> float | None:
