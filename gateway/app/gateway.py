@@ -39,7 +39,7 @@ from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.routing.finish_sequences import FinishSequences
 from gateway.service import Service
-from gateway.telemetry import logs
+from gateway.telemetry import error_texts, logs
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
@@ -413,6 +413,7 @@ class Gateway:
 
     def _configure_call_log(self, loaded: LoadedConfig) -> None:
         settings = loaded.config.telemetry.log
+        error_texts.configure(settings.server_errors)
         access = None
         if settings.access is not None:
             access = AccessLog(loaded.directory / settings.access.path, settings.access.format)
