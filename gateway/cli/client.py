@@ -1,4 +1,4 @@
-"""The commands `infer`, `models` and `health`: a small client for every protocol."""
+"""The commands `infer` and `models`: a small client for every protocol."""
 
 import asyncio
 import json
@@ -9,15 +9,14 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from gateway.app import connect
+from gateway.cli.health import DEFAULT_URL, TimeoutOption, UrlArgument, VersionOption
 from gateway.cli.output import (
-    FAILED,
     WRONG_USAGE,
     OutputFormat,
     OutputOption,
     fail,
     format_table,
     print_json,
-    print_note,
     print_text,
 )
 from gateway.cli.tensors import json_of, read_value, tensor_of
@@ -25,9 +24,7 @@ from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     ModelMetadataRequest,
-    ModelReadyRequest,
     RepositoryIndexRequest,
-    ServerReadyRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.datatypes import Datatype
@@ -38,15 +35,7 @@ from gateway.policies.complete.policy import Complete
 from gateway.service import Service
 from gateway.settings.units import Url, parse_duration, parse_url
 
-DEFAULT_URL = "oip+http://127.0.0.1:8000"
-
 R = TypeVar("R")
-
-UrlArgument = Annotated[
-    str, typer.Argument(metavar="[URL]", help="Address and protocol.", show_default=True)
-]
-TimeoutOption = Annotated[str, typer.Option(metavar="TIME", help="Timeout, such as 500ms.")]
-VersionOption = Annotated[str, typer.Option(help="Version of the model; any by default.")]
 
 
 def infer(  # one for each flag
@@ -119,35 +108,6 @@ def models(
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
     else:
         print_text(format_table(("model", "version", "state", "reason"), rows))
-
-
-def health(
-    url: UrlArgument = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="Check this model instead.")] = None,
-    version: VersionOption = "",
-    timeout: TimeoutOption = "5s",
-    output: OutputOption = OutputFormat.TEXT,
-) -> None:
-    """Check whether a server, or one of its models, is ready.
-
-    Exit status: 0 ready, 1 not ready or unreachable, 2 usage error.
-    """
-    name = "server" if model is None else f"model {model}"
-
-    async def request(service: Service, context: Context) -> bool:
-        if model is None:
-            return await service(ServerReadyRequest(context=context))
-        ref = ModelRef(model, version)
-        return await service(ModelReadyRequest(model=ref, context=context))
-
-    ready = run_client(url, timeout, request)
-    if output is OutputFormat.JSON:
-        print_json({"ready": ready})
-    else:
-        print_text("ready" if ready else "not ready")
-    if not ready:
-        print_note(f"gateway: {name} at {url} is not ready")
-        raise typer.Exit(FAILED)
 
 
 # The model's metadata completes protocols that do not send names, datatypes or shapes.
