@@ -36,6 +36,7 @@ from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
 from gateway.telemetry.upstream_metrics import EndpointAttempts
+from gateway.wire.retry_after import retry_after_s
 
 log = structlog.get_logger(__name__)
 
@@ -339,6 +340,8 @@ class Upstream(Generic[Q, A]):
         if error.origin is None and isinstance(error, _MALFORMED):
             text = f"upstream {self._name!r} sent a malformed response: {redact(error.message)}"
             return errors.UpstreamProtocolError(text, model=call.model)
+        if error.origin is not None:
+            error.retry_after_s = retry_after_s(error.origin.wire)
         return self._redacted(call, error)
 
 

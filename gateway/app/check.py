@@ -8,6 +8,7 @@ from gateway.app.exposure import forbid_exposure
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
+from gateway.app.tls_checks import check_tls
 from gateway.app.worker_limits import check_workers
 from gateway.config.load import LoadedConfig
 from gateway.config.models import BatchingConfig, Config, ListenerConfig
@@ -40,8 +41,6 @@ def _findings(config: Config) -> Iterator[Finding]:
         yield from _raised((*at, "url"), _check_carrier, url.protocol, url.carrier)
         if url.protocol in PROTOCOLS:
             yield from _raised((*at, "options"), _check_options, url.protocol, upstream.options)
-        if upstream.tls is not None and (upstream.tls.cert is None) != (upstream.tls.key is None):
-            yield (*at, "tls"), "'cert' or 'key' is missing; expected both or neither"
     for name, model in config.models.items():
         at = ("models", name)
         if model.backend is not None:
@@ -56,6 +55,7 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from _repeated_ports(config)
     yield from check_graphs(config)
     yield from check_workers(config)
+    yield from check_tls(config)
 
 
 def _check_requirements(config: Config) -> Iterator[Finding]:
@@ -82,8 +82,6 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
             name = listener.passthrough.upstream
             message = f"upstream {name!r} uses {carrier!r}; passthrough needs an HTTP upstream"
             yield (*at, "passthrough"), message
-    if listener.tls is not None and (listener.tls.cert is None or listener.tls.key is None):
-        yield (*at, "tls"), "'cert' or 'key' is missing; a listener needs both"
     for path, address in _listener_addresses(at, listener) if config.security.strict else ():
         yield from _raised(path, forbid_exposure, listener, address)
 

@@ -88,6 +88,8 @@ def _unknown_protocols(config: Config) -> Iterator[Finding]:
 def _missing_files(config: Config, directory: Path) -> Iterator[Finding]:
     for index, listener in enumerate(config.listeners):
         yield from _missing_tls(("listeners", index, "tls"), listener.tls, directory)
+    if config.admin is not None:
+        yield from _missing_tls(("admin", "tls"), config.admin.tls, directory)
     for name, upstream in config.upstreams.items():
         yield from _missing_tls(("upstreams", name, "tls"), upstream.tls, directory)
     for name, model in config.models.items():

@@ -44,7 +44,8 @@ from gateway.settings.units import UNIX, Address, StreamAddress
 from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
-from gateway.transports.admission import ConnectionCount, MemoryBudget, TooManyConnections
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import ConnectionCount, TooManyConnections
 from gateway.transports.contract import (
     GrpcMount,
     HttpFrontend,

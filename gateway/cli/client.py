@@ -9,7 +9,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from gateway.app import connect
-from gateway.cli.health import DEFAULT_URL, TimeoutOption, UrlArgument, VersionOption
+from gateway.app.errors import reason_of
+from gateway.cli.health import DEFAULT_URL, NO_FLAGS, TimeoutOption, UrlArgument, VersionOption
 from gateway.cli.output import (
     WRONG_USAGE,
     OutputFormat,
@@ -19,6 +20,7 @@ from gateway.cli.output import (
     print_json,
     print_text,
 )
+from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.cli.tensors import json_of, read_value, tensor_of
 from gateway.ir.calls import (
     InferRequest,
@@ -38,7 +40,8 @@ from gateway.settings.units import Url, parse_duration, parse_url
 R = TypeVar("R")
 
 
-def infer(  # one for each flag
+@server_flags
+def infer(  # noqa: PLR0913, PLR0917  # one for each flag
     target: Annotated[
         list[str], typer.Argument(metavar="[URL] MODEL", help=f"URL by default: {DEFAULT_URL}.")
     ],
@@ -65,6 +68,7 @@ def infer(  # one for each flag
     ] = None,
     version: VersionOption = "",
     timeout: TimeoutOption = "30s",
+    server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Run one inference and print its outputs.
@@ -88,12 +92,14 @@ def infer(  # one for each flag
         call = InferRequest(model=model, context=context, inputs=tensors, outputs=requested)
         return await service(call)
 
-    _print_reply(run_client(url, timeout, request), output)
+    _print_reply(run_client(url, timeout, request, server), output)
 
 
+@server_flags
 def models(
     url: UrlArgument = DEFAULT_URL,
     timeout: TimeoutOption = "10s",
+    server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """List a server's models with their versions and states."""
@@ -101,7 +107,7 @@ def models(
     async def request(service: Service, context: Context) -> Any:
         return await service(RepositoryIndexRequest(context=context))
 
-    entries = run_client(url, timeout, request)
+    entries = run_client(url, timeout, request, server)
     rows = [(entry.name, entry.version, entry.state.value, entry.reason) for entry in entries]
     if output is OutputFormat.JSON:
         keys = ("name", "version", "state", "reason")
@@ -114,14 +120,19 @@ def models(
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-def run_client(url: str, timeout: str, request: Callable[[Service, Context], Awaitable[R]]) -> R:
+def run_client(
+    url: str,
+    timeout: str,
+    request: Callable[[Service, Context], Awaitable[R]],
+    server: ServerFlags = NO_FLAGS,
+) -> R:
     """Connect, run *request*, and close; an error ends the command with one line."""
     try:
         address, timeout_s = parse_url(url), parse_duration(timeout)
     except ValueError as error:
         fail(str(error), WRONG_USAGE)
     try:
-        return asyncio.run(_connect_and_run(address, timeout_s, request))
+        return asyncio.run(_connect_and_run(address, timeout_s, request, server))
     except LookupError as error:
         fail(str(error.args[0]), WRONG_USAGE)
     except GatewayError as error:
@@ -129,11 +140,19 @@ def run_client(url: str, timeout: str, request: Callable[[Service, Context], Awa
 
 
 async def _connect_and_run(
-    url: Url, timeout_s: float, request: Callable[[Service, Context], Awaitable[R]]
+    url: Url,
+    timeout_s: float,
+    request: Callable[[Service, Context], Awaitable[R]],
+    server: ServerFlags,
 ) -> R:
-    connected = connect(url)
     try:
-        context = Context(deadline=time.monotonic() + timeout_s, needs=_NEEDS)
+        connected = connect(url, tls=server.tls)
+    except (ValueError, OSError) as error:  # of a file
+        fail(reason_of(error), WRONG_USAGE)
+    try:
+        context = Context(
+            deadline=time.monotonic() + timeout_s, needs=_NEEDS, metadata=server.metadata
+        )
         return await request(Complete(connected.service, connected.needs), context)
     finally:
         await connected.close()

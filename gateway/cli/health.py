@@ -18,10 +18,12 @@ from gateway.cli.output import (
     print_text,
 )
 from gateway.cli.readiness import ask_ready
+from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.ir.errors import GatewayError
 from gateway.settings.units import parse_duration, parse_url
 
 DEFAULT_URL: Final = "oip+http://127.0.0.1:8000"
+NO_FLAGS: Final = ServerFlags()
 
 UrlArgument = Annotated[
     str, typer.Argument(metavar="[URL]", help="Address and protocol.", show_default=True)
@@ -30,11 +32,13 @@ TimeoutOption = Annotated[str, typer.Option(metavar="TIME", help="Timeout, such 
 VersionOption = Annotated[str, typer.Option(help="Version of the model; any by default.")]
 
 
+@server_flags
 def health(
     url: UrlArgument = DEFAULT_URL,
     model: Annotated[str | None, typer.Option(help="Check this model instead.")] = None,
     version: VersionOption = "",
     timeout: TimeoutOption = "5s",
+    server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Check whether a server, or one of its models, is ready.
@@ -47,11 +51,11 @@ def health(
     except ValueError as error:
         fail(str(error), WRONG_USAGE)
     try:
-        ready = ask_ready(address, model, version, timeout_s)
+        ready = ask_ready(address, model, version, timeout_s, server)
     except GatewayError as error:
         fail(f"{address}: {error.message} ({error.code.value})")
     if ready is None:
-        ready = _ask(url, model, version, timeout)
+        ready = _ask(url, model, version, timeout, server)
     if output is OutputFormat.JSON:
         print_json({"ready": ready})
     else:
@@ -61,7 +65,7 @@ def health(
         raise typer.Exit(FAILED)
 
 
-def _ask(url: str, model: str | None, version: str, timeout: str) -> bool:
+def _ask(url: str, model: str | None, version: str, timeout: str, server: ServerFlags) -> bool:
     """Ask with the client of all protocols."""
     from gateway.cli.client import run_client  # noqa: PLC0415  # slow to import
     from gateway.ir.calls import ModelReadyRequest, ServerReadyRequest  # noqa: PLC0415
@@ -76,4 +80,4 @@ def _ask(url: str, model: str | None, version: str, timeout: str) -> bool:
             )
         return found
 
-    return run_client(url, timeout, request)
+    return run_client(url, timeout, request, server)

@@ -6,16 +6,22 @@ for its imports. What is unusual, such as an error of the server, is left to tha
 Source: Open Inference Protocol, "Health" and "GRPCInferenceService"; RFC 9113.
 """
 
+from __future__ import annotations
+
 import json
 import socket
-from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
+from gateway.cli.server_flags import ServerFlags
+from gateway.ir.context import Metadata
 from gateway.ir.errors import ConnectFailure, DeadlineExceeded
 from gateway.settings.units import Url
+
+if TYPE_CHECKING:
+    from gateway.config.tls import TlsConfig
 
 _OK: Final = 200
 _NOT_READY: Final = frozenset({*range(400, 500), 503})
@@ -28,11 +34,20 @@ _REPLIES: Final = {b"\x08\x01": True, b"\x08\x00": False, b"": False}
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 
 
+class _Question(NamedTuple):
+    model: str | None
+    version: str
+    metadata: Metadata
+    end: float
+
+
 class _Unusual(Exception):  # no error: another client goes on
     """A response that this client does not understand."""
 
 
-def ask_ready(url: Url, model: str | None, version: str, timeout_s: float) -> bool | None:
+def ask_ready(
+    url: Url, model: str | None, version: str, timeout_s: float, server: ServerFlags
+) -> bool | None:
     """Return whether a server or its model is ready; None if another client must find out.
 
     Raises:
@@ -49,36 +64,48 @@ def ask_ready(url: Url, model: str | None, version: str, timeout_s: float) -> bo
         raise _late(timeout_s) from error
     except OSError as error:
         raise ConnectFailure(f"cannot connect to {url.authority}: {error}") from error
-    with closing(_with_tls(sock, url) if url.tls else sock) as connected:
-        try:
-            return ask(connected, url, model, version, end)
-        except TimeoutError as error:
-            raise _late(timeout_s) from error
-        except (_Unusual, OSError, HTTPException):
-            return None
+    try:
+        if url.tls or server.tls is not None:
+            sock = _with_tls(sock, url, server.tls)
+        return ask(sock, url, _Question(model, version, server.metadata, end))
+    except TimeoutError as error:
+        raise _late(timeout_s) from error
+    except (_Unusual, OSError, ValueError, HTTPException):
+        return None
+    finally:
+        sock.close()
 
 
-def _with_tls(sock: socket.socket, url: Url) -> socket.socket:
-    """Return a socket whose TLS handshake follows, with the defaults of upstreams."""
+def _with_tls(sock: socket.socket, url: Url, tls: TlsConfig | None) -> socket.socket:
+    """Return a connection with TLS, which replaces *sock*.
+
+    Raises:
+        OSError: The handshake fails.
+        ValueError: A file has invalid content.
+    """
     from gateway.transports.net.tls import ClientTls, client_context  # noqa: PLC0415  # rarely
 
-    context = client_context(ClientTls(), ("h2",) if url.carrier == "grpc" else ())
-    return context.wrap_socket(sock, server_hostname=url.host, do_handshake_on_connect=False)
+    files = ClientTls()
+    if tls is not None:
+        files = ClientTls(ca=tls.ca, cert=tls.cert, key=tls.key, verify=tls.verify)
+    context = client_context(files, ("h2",) if url.carrier == "grpc" else ())
+    return context.wrap_socket(sock, server_hostname=url.host)
 
 
 def _late(timeout_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"no response within {timeout_s:g} s")
 
 
-def _ask_http(sock: socket.socket, url: Url, model: str | None, version: str, end: float) -> bool:
+def _ask_http(sock: socket.socket, url: Url, question: _Question) -> bool:
     path = "/v2/health/ready"
-    if model is not None:
-        path = f"/v2/models/{quote(model, safe='')}"
-        path += f"/versions/{quote(version, safe='')}/ready" if version else "/ready"
+    if question.model is not None:
+        path = f"/v2/models/{quote(question.model, safe='')}"
+        version = quote(question.version, safe="")
+        path += f"/versions/{version}/ready" if version else "/ready"
     connection = HTTPConnection(url.host, url.port)
     connection.sock = sock
-    sock.settimeout(max(_LEAST_S, end - monotonic()))
-    connection.request("GET", path)
+    sock.settimeout(max(_LEAST_S, question.end - monotonic()))
+    connection.request("GET", path, headers=dict(question.metadata))
     response = connection.getresponse()
     body = response.read(_BODY_BYTES)
     if response.status in _NOT_READY:
@@ -97,13 +124,14 @@ def _says_ready(body: bytes) -> bool:
     return not (isinstance(document, dict) and document.get("ready") in _FALSE)
 
 
-def _ask_grpc(sock: socket.socket, url: Url, model: str | None, version: str, end: float) -> bool:
+def _ask_grpc(sock: socket.socket, url: Url, question: _Question) -> bool:
     from gateway.cli.unary_call import call_unary  # noqa: PLC0415  # only for gRPC
 
     method, message = "ServerReady", b""
-    if model is not None:
-        method, message = "ModelReady", _field(1, model) + _field(2, version)
-    reply = call_unary(sock, url.authority, _SERVICE + method, message, end)
+    if question.model is not None:
+        method, message = "ModelReady", _field(1, question.model) + _field(2, question.version)
+    path, metadata = _SERVICE + method, question.metadata
+    reply = call_unary(sock, url.authority, path, message, metadata, question.end)
     if reply is None or reply not in _REPLIES:
         raise _Unusual
     return _REPLIES[reply]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.cli.admin import DEFAULT_ADMIN, get_status
+from gateway.cli.admin import asks_admin, get_status
 from gateway.cli.output import (
     FAILED,
     OutputFormat,
@@ -20,13 +20,10 @@ from gateway.cli.output import (
 _INTERVAL_S: Final = 2.0
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
-AdminArgument = Annotated[
-    str, typer.Argument(metavar="[ADDR]", help="HOST:PORT of the admin pages.", show_default=True)
-]
 
-
+@asks_admin()
 def status(
-    address: AdminArgument = DEFAULT_ADMIN,
+    admin: str,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Print it again every 2 seconds.")
     ] = False,
@@ -37,8 +34,8 @@ def status(
     Exit status: 0 ready, or Ctrl-C while it watches; 1 not ready or unreachable, 2 usage error.
     """
     if watch:
-        _watch(address, output)
-    elif not _show(address, output)["ready"]:
+        _watch(admin, output)
+    elif not _show(admin, output)["ready"]:
         raise typer.Exit(FAILED)
 
 

@@ -15,7 +15,7 @@ from gateway.transports.grpc.headers import GrpcResponseHead, read_response_head
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.http2.streams import Http2Stream
-from gateway.wire.grpc import GrpcStatus
+from gateway.wire.grpc import GrpcStatus, Metadata
 
 _MESSAGE_BYTES: Final = 16_384
 _READ_BYTES: Final = 65_536
@@ -23,7 +23,12 @@ _PREFIX: Final = struct.Struct(">BI")  # whether the message is compressed, and 
 
 
 def call_unary(
-    sock: socket.socket, authority: str, path: str, message: bytes, end: float
+    sock: socket.socket,
+    authority: str,
+    path: str,
+    message: bytes,
+    metadata: Metadata,
+    end: float,
 ) -> bytes | None:
     """Send a message and return the response; None for anything but one message and status OK.
 
@@ -32,6 +37,7 @@ def call_unary(
         authority: HOST:PORT of the server.
         path: /SERVICE/METHOD.
         message: The request.
+        metadata: Header fields of the request.
         end: When to give up, on the monotonic clock.
 
     Raises:
@@ -44,7 +50,7 @@ def call_unary(
     )
     stream = core.open(events)
     scheme = "http" if type(sock) is socket.socket else "https"
-    block = request_block(path, authority, scheme, (), end - monotonic())
+    block = request_block(path, authority, scheme, metadata, end - monotonic())
     framed = _PREFIX.pack(0, len(message)) + message
     core.writer.send(stream, block, [framed], None, len(framed))
     try:

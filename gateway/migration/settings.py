@@ -148,7 +148,7 @@ class ErrorsGuardConfig(Model):
 
 
 DEFAULT_ERRORS: Final = ErrorsGuardConfig(above_old=0.02)
-"""The limits of errors of a cut-over that names none. They hold after 330 calls without a failure,
+"""The limits of errors of a cut-over that names none. They hold after 320 calls without a failure,
 which is less than `min_calls`."""
 
 

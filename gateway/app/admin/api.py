@@ -23,7 +23,7 @@ from gateway.app.admin.status import Document, Status
 from gateway.app.parts import LeadingParts
 from gateway.app.route_rules import ruled_routes, target_name
 from gateway.config.models import Config
-from gateway.migration.evidence.guards import Standing
+from gateway.migration.evidence.verdicts import Standing
 from gateway.migration.settings import MIGRATIONS
 from gateway.migration.targets import live_migrations
 from gateway.wire.http import Headers, HttpRequest, HttpResponse

@@ -76,7 +76,8 @@ def _reason_of(endpoint: Endpoint, now: float) -> str:
     if endpoint.is_drained:
         return "its name no longer has this address" if endpoint.is_leaving else "drained"
     if endpoint.reason or endpoint.is_available(now):
-        return endpoint.reason
+        is_refusing = not endpoint.share.admits(now) or endpoint.share.is_set_aside
+        return endpoint.reason or ("its server refuses calls" if is_refusing else "")
     is_ejected = endpoint.health.ejected_until is not None
     return "ejected" if is_ejected else "it could not be reached a moment ago"
 
@@ -108,6 +109,7 @@ def _endpoint_entry(endpoint: Endpoint, identity: ServerIdentity, mean_s: float)
         "available": endpoint.is_available(now),
         "since_s": round(max(0.0, now - endpoint.changed_at), 1),
         "reason": _reason_of(endpoint, now),
+        "share": round(endpoint.share.value, 2),
         "in_flight": endpoint.pending,
         "withheld": identity.withheld_calls,
         "mean_latency_ms": round(mean_s * 1e3, 3),

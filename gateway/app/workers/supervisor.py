@@ -18,7 +18,7 @@ from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import control_of
 from gateway.app.admin.status import Document
 from gateway.app.announce import log_addresses
-from gateway.app.certificates import CERTIFICATES
+from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
@@ -519,7 +519,17 @@ async def _run(
     supervisor.publish(leading.collect)
     stop = StopSignal(is_final=True, kill=supervisor.kill)
     reaping = start_reaping()
-    reloader = Reloader(load, loaded, supervisor.reload, leading=leading)
+    try:
+        tls = admin_tls(loaded.config.admin, loaded.directory)
+    except REASONS as error:
+        raise StartError(f"admin: {reason_of(error)}") from error
+    certificates = Certificates(lambda: () if tls is None else (tls,))
+    supervisor.publish(certificates.collect)
+
+    async def apply(loaded: LoadedConfig, drained: AbstractSet[str]) -> Changes:
+        return await certificates.renewed(await supervisor.reload(loaded, drained))
+
+    reloader = Reloader(load, loaded, apply, leading=leading)
     reloader.handle_signal()
     on_reopen(supervisor.reopen_logs)
     supervisor.publish(reloader.metrics.collect)
@@ -536,15 +546,18 @@ async def _run(
             control,
             supervisor.status,
             AdminApi(sources, control.access),
+            tls=tls,
             reuse_port=loaded.config.lifecycle.hand_over,
         )
     except REASONS as error:
         raise StartError(reason_of(error)) from error
     leading.lead()
+    certificates.start()
     try:
         async with reloader:
             return await _serve(supervisor, sockets, stop, pages)
     finally:
+        await certificates.stop()
         await leading.stop()
         if export is not None:
             await export.close()

@@ -11,13 +11,8 @@ from gateway.cli.output import WRONG_USAGE, fail
 from gateway.config.load import ConfigError, load_file
 from gateway.migration.compare.conditions import Condition, parse_fail_if, parse_fail_unless
 from gateway.migration.compare.summary import Summary
-from gateway.migration.evidence.guards import (
-    Guards,
-    GuardVerdict,
-    Standing,
-    unjudged_calls,
-    verdict_text,
-)
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing, unjudged_calls, verdict_text
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -30,6 +31,7 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
+from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.ir.limits import MessageLimits
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.directory import make_directory
@@ -51,7 +53,8 @@ from gateway.migration.commands.report import write_report
 from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.summary import Summary
-from gateway.migration.evidence.guards import Guards, GuardVerdict
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import GuardVerdict
 from gateway.migration.replay.differences import compare_captures
 from gateway.migration.replay.replay import (
     LATE_S,
@@ -70,6 +73,7 @@ from gateway.settings.units import Url, parse_duration, parse_url
 FormatOption = Annotated[OutputFormat, typer.Option("--output", help="Format of the data.")]
 
 
+@server_flags
 def replay(  # noqa: PLR0913, PLR0917  # one for each flag
     capture: CaptureArgument,
     against: Annotated[str, typer.Option("--against", metavar="URL", help="The new server.")],
@@ -109,6 +113,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write a page on old and new replies."),
     ] = None,
+    server: ServerFlags = ServerFlags(),  # noqa: B008  # frozen
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Send the calls of a capture to a server of any protocol, and compare the replies.
@@ -134,11 +139,21 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 report = runner.run(
-                    _run(found, urls, options, migration, guards, selection, directory, wire=wire)
+                    _run(
+                        found,
+                        urls,
+                        options,
+                        migration,
+                        guards,
+                        selection,
+                        directory,
+                        server,
+                        wire=wire,
+                    )
                 )
         except LookupError as error:
             fail(str(error.args[0]), WRONG_USAGE)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, ValueError, sqlite3.Error) as error:
             fail(f"replay failed: {error}")
         if report_file is not None and directory is not None:
             write_report(capture, directory, compare, conditions, html=report_file)
@@ -264,7 +279,7 @@ def _number(form: re.Pattern[str], text: str, flag: str, example: str) -> float:
     return value
 
 
-async def _run(  # noqa: PLR0913  # what the flags become
+async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     capture: Capture,
     urls: Sequence[Url],
     options: ReplayOptions,
@@ -272,15 +287,16 @@ async def _run(  # noqa: PLR0913  # what the flags become
     guards: Guards,
     selection: Selection,
     results: Path | None,
+    server: ServerFlags,
     *,
     wire: bool,
 ) -> ReplayReport:
     """Connect, send the calls, and close; Ctrl-C ends the sending."""
-    adapt = RecordedRequests if wire else None
-    connections = [(connect(url, adapt=adapt), url) for url in urls]
+    adapt = partial(RecordedRequests, headers=server.metadata) if wire else None
+    connections = [(connect(url, adapt=adapt, tls=server.tls), url) for url in urls]
     # A layer that completes a call would write its message anew.
     services = [
-        connected.service if wire else complete_service(connected, url)
+        connected.service if wire else complete_service(connected, url, server.headers)
         for connected, url in connections
     ]
     writer = None if results is None else _ResultsWriter(results, str(urls[0]))

@@ -28,7 +28,7 @@ from gateway.migration.cutover.leader import LedCutover
 from gateway.migration.cutover.plans import cutover_directory, cutover_plans
 from gateway.migration.cutover.replicas import Replicas, own_name
 from gateway.migration.cutover.steps import IDLE_PHASES, CutoverPlan, Phase
-from gateway.migration.evidence.guards import Standing
+from gateway.migration.evidence.verdicts import Standing
 from gateway.migration.settings import MIGRATIONS
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from gateway.migration.cutover.steps import (
     verdict_of,
     verdicts,
 )
-from gateway.migration.evidence.guards import GuardVerdict, Standing
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 
 log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.migration.compare.statistics import ChangeDetector, confidence_sequence
-from gateway.migration.evidence.guards import GuardVerdict, Standing
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 from gateway.migration.target_models import has_changed, known_models
 
 CLIENT_ERRORS: Final = "errors.clients"
@@ -287,14 +287,10 @@ def _tripped(
     found = [each for each in evidence.guards if each.standing is Standing.TRIPS]
     if evidence.tripped is not None:
         found.append(evidence.tripped)
-    if not found and _clients_errors_trip(plan, state):
-        found += filter(None, (_client_errors(plan, state),))
+    clients = _client_errors(plan, state)
+    if clients is not None and clients.standing is Standing.TRIPS:
+        found.append(clients)
     return found[0] if found else None
-
-
-def _clients_errors_trip(plan: CutoverPlan, state: CutoverState) -> bool:
-    limit = plan.errors_below
-    return limit is not None and ChangeDetector(limit, sums=state.detector).is_tripped
 
 
 def _trip(plan: CutoverPlan, state: CutoverState, guard: GuardVerdict) -> Decision:
@@ -358,11 +354,14 @@ def _client_errors(plan: CutoverPlan, state: CutoverState) -> GuardVerdict | Non
     limit = plan.errors_below
     if limit is None:
         return None
+    detector = ChangeDetector(limit, sums=state.detector)
+    if detector.is_tripped:
+        bad, total = detector.window
+        text = f"{bad} of the last {total} calls, limit {limit:.3%}"
+        return GuardVerdict(CLIENT_ERRORS, Standing.TRIPS, text)
     high = confidence_sequence(state.failures, state.calls)[1]
     text = f"{state.failures} of {state.calls}, at most {high:.3%}, limit {limit:.3%}"
     standing = Standing.HOLDS if high < limit else Standing.UNDECIDED
-    if _clients_errors_trip(plan, state):
-        standing = Standing.TRIPS
     return GuardVerdict(CLIENT_ERRORS, standing, text)
 
 

@@ -29,8 +29,8 @@ from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.compare.replies import Comparison, Result, compare_results
 from gateway.migration.compare.tensors import Outcome
 from gateway.migration.evidence.counts import MigrationEvidence, ShadowedCall
-from gateway.migration.evidence.guards import evidence_of
 from gateway.migration.evidence.kept_samples import KeptSamples, kept_sample
+from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.mirror.sampling import sequence_key
 from gateway.migration.mirror.targets import LONGEST_S, NEW, OLD, shadow_route
 from gateway.migration.replay.replay import ReplayOutcome, ask, recorded_result

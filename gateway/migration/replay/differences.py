@@ -12,7 +12,7 @@ from gateway.migration.captures.segment_reader import SegmentReader
 from gateway.migration.compare.replies import Comparison, Result
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary
-from gateway.migration.evidence.guards import Evidence, evidence_of
+from gateway.migration.evidence.verdicts import Evidence, evidence_of
 from gateway.migration.replay.replay import compare, recorded_result
 
 

@@ -33,7 +33,8 @@ from gateway.migration.captures.records import (
 from gateway.migration.compare.replies import Comparison, Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary, percentile
-from gateway.migration.evidence.guards import Guards, evidence_of
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
 from gateway.service import Service
 

@@ -9,14 +9,11 @@ from typing import Final
 
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InvalidRequest
-from gateway.transports.admission import (
+from gateway.transports.admission import NOBODY, ClientShares, Reservation, client_shares
+from gateway.transports.connection_count import (
     DESCRIPTORS,
-    NOBODY,
-    ClientShares,
     ConnectionCount,
-    Reservation,
     client_address,
-    client_shares,
     connection_refusal,
 )
 from gateway.transports.contract import ServerLimits

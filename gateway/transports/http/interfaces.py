@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import (
-    ClientShares,
-    ConcurrencyLimiter,
-    MemoryBudget,
-    Reservation,
-)
+from gateway.transports.admission import ClientShares, MemoryBudget, Reservation
 from gateway.transports.contract import HttpAsk, HttpFrontend, ServerLimits
 from gateway.transports.http.cut_through import OnBodyError, OpenBodyStream
 from gateway.transports.http.request_head import Head, Version
+from gateway.transports.slots import ConcurrencyLimiter
 
 
 class HttpConnection(Protocol):

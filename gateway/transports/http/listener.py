@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.http.cut_through import cut_through_limiter
@@ -21,6 +22,7 @@ from gateway.transports.http.path_router import PathRouter
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.tls_server import Listening, listening_server
+from gateway.transports.slots import request_slots
 
 _BACKLOG = 1024
 _LAST_WORDS_S = 1.0
@@ -134,7 +136,7 @@ class HttpListener(ABC):
         self._listener = ListenerState(
             limits=limits,
             budget=budget,
-            slots=request_slots(limits),
+            slots=request_slots(limits, budget),
             find=self._table.find,
             refused=refused,
             early=cut_through_limiter(limits),

@@ -12,15 +12,14 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import RestartableTimer
 from gateway.ir.errors import Overloaded
-from gateway.transports.admission import (
-    CLIENT_MEMORY,
+from gateway.transports.admission import NOBODY, client_shares
+from gateway.transports.connection_count import (
     DESCRIPTORS,
-    NOBODY,
     ConnectionCount,
     client_address,
-    client_shares,
     connection_refusal,
 )
 from gateway.transports.http.exchange import Exchange, failure

@@ -14,8 +14,9 @@ from email.utils import formatdate
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir.context import REQUEST_ID
-from gateway.transports.admission import CLIENT_MEMORY, ClientShares, Reservation
+from gateway.transports.admission import ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.exchange import Exchange, failure

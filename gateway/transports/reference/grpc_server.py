@@ -21,10 +21,11 @@ import grpc
 import structlog
 from grpc import aio
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir import errors
 from gateway.ir.context import Client
-from gateway.transports.admission import CLIENT_MEMORY, ClientShares, client_shares
+from gateway.transports.admission import ClientShares, client_shares
 from gateway.transports.callers import agent_of
 from gateway.transports.contract import (
     GrpcFrontend,
@@ -116,7 +117,7 @@ class GrpcServer:
         server = guarded_server(
             self._handlers,
             _options(self._limits, reuse_port=self._shares_port),
-            self._limits.requests_in_flight + self._limits.requests_queued + _SPARE_CALLS,
+            self._admission.limit + self._limits.requests_queued + _SPARE_CALLS,
         )
         try:
             if self._tls is None:
@@ -236,7 +237,8 @@ class _Method:
         """Return the slot and memory of a message; a health check needs neither."""
         admission = self._admission
         free = not admission.has_room and is_probe(self._frontend, request, size)
-        return Slot(admission, size, self._client(context), free=free)
+        client = self._client(context)
+        return Slot(admission, size, client, deadline=request.deadline, free=free)
 
     def _client(self, context: Context) -> ClientShares:
         """Return the client's shares of slots and memory."""

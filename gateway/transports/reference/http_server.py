@@ -8,7 +8,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
-from gateway.transports.admission import CLIENT_MEMORY, ConnectionCount
+from gateway.concurrency.limiter import CLIENT_MEMORY
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener

@@ -44,6 +44,14 @@ def test_warnings_have_a_line_and_a_reason(old: str, new: str, line: int, text: 
     assert (line, True) == (found[0].position[0], text in found[0].message)
 
 
+def test_a_cutover_without_a_guard_of_errors_has_a_warning() -> None:
+    """Without the key, a guard stands by default."""
+    plan = "migrations: {m: {cutover: {guards: {%s}}}}\n"
+    assert [] == warnings(load_text(GOOD + plan % "mismatch: {below: 1%}"))
+    (found,) = warnings(load_text(GOOD + plan % "errors: off"))
+    assert "no guard watches errors" in found.message
+
+
 @pytest.mark.parametrize(
     ("earlier", "later"),
     [

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from gateway.cli.health import NO_FLAGS
 from gateway.cli.readiness import ask_ready
+from gateway.cli.server_flags import ServerFlags
 from gateway.ir.errors import ConnectFailure, DeadlineExceeded
 from gateway.settings.units import Url
 from gateway.transports.grpc.headers import RESPONSE_HEAD, TRAILERS_OK, only_block
@@ -69,13 +71,19 @@ def server(parts: list[bytes], requests: list[bytes]) -> Iterator[int]:
         thread.join(WAIT_S)
 
 
-def asked(
-    carrier: str, parts: list[bytes], model: str | None = None, version: str = ""
+def result_of(
+    carrier: str,
+    parts: list[bytes],
+    model: str | None = None,
+    version: str = "",
+    server_flags: ServerFlags = NO_FLAGS,
 ) -> tuple[bool | None, bytes]:
     """Return the result and what the server received."""
     requests: list[bytes] = []
     with server(parts, requests) as port:
-        found = ask_ready(Url("oip", carrier, "127.0.0.1", port), model, version, WAIT_S)
+        found = ask_ready(
+            Url("oip", carrier, "127.0.0.1", port), model, version, WAIT_S, server_flags
+        )
     return found, requests[0]
 
 
@@ -108,7 +116,7 @@ def asked(
 )
 def test_response_means_readiness(carrier: str, parts: list[bytes], expected: bool | None) -> None:
     """What is neither ready nor not ready is left to the client of the other commands."""
-    assert expected is asked(carrier, parts)[0]
+    assert expected is result_of(carrier, parts)[0]
 
 
 @pytest.mark.parametrize(
@@ -119,9 +127,11 @@ def test_response_means_readiness(carrier: str, parts: list[bytes], expected: bo
     ],
 )
 def test_request_names_the_model(carrier: str, parts: list[bytes], wanted: bytes) -> None:
-    """Name and version of the model are sent."""
-    found, request = asked(carrier, parts, "a/b", "3")
+    """Name and version of the model are sent, and the headers of the flags."""
+    flags = ServerFlags(headers={"X-Key": "secret"})
+    found, request = result_of(carrier, parts, "a/b", "3", flags)
     assert (True, True) == (found, wanted in request)
+    assert b"secret" in request
 
 
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
@@ -131,7 +141,9 @@ def test_silent_server_is_late(carrier: str) -> None:
         socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(DeadlineExceeded, match=r"no response within 0\.05 s"),
     ):
-        ask_ready(Url("oip", carrier, "127.0.0.1", listener.getsockname()[1]), None, "", 0.05)
+        ask_ready(
+            Url("oip", carrier, "127.0.0.1", listener.getsockname()[1]), None, "", 0.05, NO_FLAGS
+        )
 
 
 def test_missing_server_is_unreachable() -> None:
@@ -139,7 +151,7 @@ def test_missing_server_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(ConnectFailure, match=rf"cannot connect to 127\.0\.0\.1:{port}: .*refused"):
-        ask_ready(Url("oip", "http", "127.0.0.1", port), None, "", WAIT_S)
+        ask_ready(Url("oip", "http", "127.0.0.1", port), None, "", WAIT_S, NO_FLAGS)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +164,7 @@ def test_missing_server_is_unreachable() -> None:
 )
 def test_other_protocols_are_left_to_another_client(url: Url) -> None:
     """Nothing is sent."""
-    assert ask_ready(url, None, "", 0.1) is None
+    assert ask_ready(url, None, "", 0.1, NO_FLAGS) is None
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from gateway.migration.cutover.controller import CutoverController
 from gateway.migration.cutover.replicas import Replicas
 from gateway.migration.cutover.shifts import ServingShifts, ShiftWeights
 from gateway.migration.cutover.steps import CommandRefused
-from gateway.migration.evidence.guards import Standing
+from gateway.migration.evidence.verdicts import Standing
 from tests.fakes import FakeClock
 
 TEXT = """
@@ -244,7 +244,7 @@ async def test_a_trip_in_one_process_applies_to_all_processes(leader: Leader) ->
     assert ("rolled_back", 1, 0.0) == leader.at
     document = leader.controller.document("m")
     assert document is not None
-    assert "errors.below tripped: 4 of 4 calls, limit 1.000%" == document["reason"]
+    assert "errors.below tripped: 4 of the last 4 calls, limit 1.000%" == document["reason"]
     assert {"error"} == {
         line["log_level"] for line in lines if line["event"] == "cutover tripped" and "step" in line
     }

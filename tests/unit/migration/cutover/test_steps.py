@@ -29,7 +29,8 @@ from gateway.migration.cutover.steps import (
     verdict_of,
     verdicts,
 )
-from gateway.migration.evidence.guards import Evidence, Guards, GuardVerdict, Standing
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import Evidence, GuardVerdict, Standing
 from gateway.migration.settings import GuardsConfig
 
 OK = Result(((),))
@@ -96,7 +97,8 @@ def test_a_cutover_waits_for_the_start_command() -> None:
 @pytest.mark.parametrize(
     ("evidence", "waits_for"),
     [
-        (replace(GOOD, calls=1, compared=1), "after 100 calls"),
+        (replace(GOOD, calls=1, compared=1), "after 100 answered calls"),
+        (replace(GOOD, unanswered=50), "after 100 answered calls"),
         (replace(GOOD, guards=()), "when mismatch.below holds"),
         (
             replace(GOOD, guards=(replace(HOLDS, standing=Standing.UNDECIDED),)),
@@ -113,6 +115,29 @@ def test_a_step_waits_for_each_condition(evidence: CutoverEvidence, waits_for: s
     assert ("baking", 1, 1.0) == run.at
     assert [waits_for] == missing_conditions(PLAN, run.state, evidence)
     assert f"50%, {waits_for}" == next_text(PLAN, run.state, [waits_for])
+
+
+def test_no_step_ends_at_a_server_that_answers_nothing() -> None:
+    """Refused calls are no answers, also without a least number of calls and without guards."""
+    plan = replace(PLAN, min_calls=0, guards=())
+    run = Run(plan).do("start").seconds(11)
+    assert ("baking", 1, 1.0) == run.at
+    dead = replace(GOOD, failures=0, unanswered=50)
+    run.seconds(100, dead)
+    assert ("baking", 1, 1.0) == run.at
+    assert ["after 1 answered calls"] == missing_conditions(plan, run.state, dead)
+    assert ("baking", 2, 50.0) == run.seconds(1).at
+
+
+def test_a_default_guard_changes_no_plan_under_way() -> None:
+    """The hash is that of an earlier version, which had no such guard."""
+    implied = ("errors.above_old",)
+    guarded = replace(PLAN, guards=(*PLAN.guards, *implied), implied_guards=implied)
+    assert PLAN.digest == guarded.digest
+    assert PLAN.digest != replace(guarded, implied_guards=()).digest
+    assert ["mismatch.below", *implied] == [
+        each.guard for each in verdicts(guarded, CutoverState(), GOOD)
+    ]
 
 
 def test_time_without_calls_does_not_bake() -> None:
