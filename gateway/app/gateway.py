@@ -19,7 +19,7 @@ from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import Control
 from gateway.app.admin.status import Document, gauge_entries
-from gateway.app.announce import log_addresses, log_models
+from gateway.app.announce import log_addresses, log_default_timeout, log_models
 from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
@@ -288,8 +288,15 @@ class Gateway:
             raise StartError(reason_of(error)) from error
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
+            log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)
+
+    def reopen_logs(self) -> None:
+        """Open the file of the access log again, as after logrotate."""
+        self._call_log.reopen()
+        if self._slot.is_single:
+            log.info("log files reopened")
 
     async def announce(self) -> None:
         """Log the models that clients can reach, and a command to try."""

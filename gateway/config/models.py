@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
@@ -152,6 +153,9 @@ class ListenerConfig(Model):
     grpcio, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
+    cors: CorsConfig | None = None
+    """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
+    refuse their requests."""
     limits: ServerLimitsConfig = ServerLimitsConfig()
     """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -517,7 +521,7 @@ class LifecycleConfig(Model):
     these routes. Liveness never depends on upstreams. Default: `any`."""
     pre_stop: Duration = 5.0
     """Time after SIGTERM in which the gateway reports not ready and still serves. Load balancers
-    remove it meanwhile. Default: `5s`."""
+    remove it meanwhile. SIGINT, as from Ctrl-C, skips it. Default: `5s`."""
     reload: ReloadConfig = ReloadConfig()
     """When the gateway reads its configuration file again."""
     drain: Duration = 25.0

@@ -245,7 +245,7 @@ class MemoryBudget(Limiter):
                     return
         if self.limit - self._held_waiting < waiter.size:
             callers = [*self.waiting, *chain(*(share.waiting for share in self._borrowers))]
-            holders = [each for each in callers if each.held]
+            holders = [each for each in reversed(callers) if each.held]
             super()._expire(max(holders, key=lambda each: each.since, default=waiter))
 
 

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.migration.compare.statistics import ChangeDetector, confidence_sequence
+from gateway.migration.cutover.target_models import has_changed, known_models
 from gateway.migration.evidence.verdicts import GuardVerdict, Standing
-from gateway.migration.target_models import has_changed, known_models
 
 CLIENT_ERRORS: Final = "errors.clients"
 """Name of the guard of the errors that clients got from the new target."""
@@ -536,12 +536,12 @@ COMMANDS: Final[Mapping[str, tuple[frozenset[Phase], _Command]]] = MappingProxyT
 def verdict_of(guards: tuple[GuardVerdict, ...], state: CutoverState) -> Standing:
     """Return one verdict for other controllers: it trips, holds, or is undecided.
 
-    Without any guard it holds while no trip is known.
+    Without any guard nothing is judged, so it is undecided.
     """
     standings = {each.standing for each in guards}
     if state.tripped or Standing.TRIPS in standings:
         return Standing.TRIPS
-    return Standing.UNDECIDED if Standing.UNDECIDED in standings else Standing.HOLDS
+    return Standing.HOLDS if standings == {Standing.HOLDS} else Standing.UNDECIDED
 
 
 def next_text(plan: CutoverPlan, state: CutoverState, missing: list[str]) -> str:

@@ -63,6 +63,14 @@ def test_warnings_have_a_line_and_a_reason(old: str, new: str, line: int, text: 
     assert (line, True) == (found[0].position[0], text in found[0].message)
 
 
+def test_a_cutover_without_a_guard_of_errors_has_a_warning() -> None:
+    """Without the key, a guard stands by default."""
+    plan = "migrations: {m: {cutover: {guards: {%s}}}}\n"
+    assert [] == warnings(load_text(GOOD + plan % "mismatch: {below: 1%}"))
+    (found,) = warnings(load_text(GOOD + plan % "errors: off"))
+    assert "no guard watches errors" in found.message
+
+
 def test_parts_that_calls_reach_have_no_warning() -> None:
     """Without routes each has one of its own; passthrough uses an upstream, too."""
     parts = "models: {m: {backend: onnx}}\n"
@@ -122,14 +130,6 @@ def test_the_same_port_of_another_host_is_no_loop(listener: str, url: str) -> No
     """A port says nothing without its address."""
     text = GOOD.replace("http: 8000, grpc: 8001", listener).replace("http://other:8000", url)
     assert [] == check(load_text(text))
-
-
-def test_a_cutover_without_a_guard_of_errors_has_a_warning() -> None:
-    """Without the key, a guard stands by default."""
-    plan = "migrations: {m: {cutover: {guards: {%s}}}}\n"
-    assert [] == warnings(load_text(GOOD + plan % "mismatch: {below: 1%}"))
-    (found,) = warnings(load_text(GOOD + plan % "errors: off"))
-    assert "no guard watches errors" in found.message
 
 
 @pytest.mark.parametrize(
