@@ -163,7 +163,8 @@ class GrpcClientConnection(Http2Protocol):
             call.fail(error)
 
     def connection_lost(self, error: BaseException | None) -> None:
-        """Fail every call: the connection is lost."""
+        """Fail every call whose response has not arrived: the connection is lost."""
+        self.read_rest(error)
         self.transport = None
         why = self._closing_reason or (str(error) if error else "the server closed it")
         if not self.ready.done():
