@@ -36,7 +36,7 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.trtis.request_numbers import OPTION as REQUEST_IDS
 from gateway.protocols.trtis.request_numbers import RequestIds
-from gateway.registry import PROTOCOLS, protocol
+from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
 from gateway.service import Service
@@ -249,7 +249,7 @@ def build_listener(
     grpc: list[GrpcMount] = []
     descriptors: list[tuple[bytes, ...]] = []
     messages = message_limits(config.messages, limits.message_bytes)
-    for name in config.protocols or PROTOCOLS:
+    for name in config.protocols or protocol_names():
         spec = protocol(name)
         options = _options(spec, config, shared)
         if spec.http is not None and http_address is not None:
@@ -316,7 +316,7 @@ def build_listener(
 def log_extensions(listeners: Sequence[ListenerConfig]) -> None:
     """Log which extensions each listener serves, and how to enable the others."""
     for config in listeners:
-        for name in config.protocols or PROTOCOLS:
+        for name in config.protocols or protocol_names():
             status = protocol(name).extension_status
             if status is None:
                 continue
@@ -459,8 +459,10 @@ def _cors_rules(config: ListenerConfig) -> CorsRules | None:
 def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:
     """Return the path prefixes of a protocol; "/" among them if it is the only one here."""
     prefixes = (*binding.prefixes, *binding.own_paths(options))
-    names = [name for name in config.protocols or PROTOCOLS if protocol(name).http is not None]
-    is_only = len(names) == 1 and config.passthrough is None
+    names = config.protocols or protocol_names()
+    is_only = (
+        sum(protocol(name).http is not None for name in names) == 1 and config.passthrough is None
+    )
     return (*prefixes, "/") if is_only and binding.any_path else prefixes
 
 

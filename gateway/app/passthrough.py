@@ -12,13 +12,13 @@ from gateway.frontend.frontend import attach_http_request_id, http_request_id
 from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import Cancelled, GatewayError, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.protocols.oip.json.parse import read_value
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
 from gateway.wire.errors import error_class_of_http
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.json_values import read_value
 
 # KServe needs 0.2 ms for each row of a V1 request, and serves no other request meanwhile.
 MAX_CONTAINERS: Final = 2_000
