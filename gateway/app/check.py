@@ -16,7 +16,7 @@ from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
-from gateway.registry import PROTOCOLS, backend, extensions, protocol
+from gateway.registry import backend, extensions, protocol, protocol_names
 from gateway.settings.units import UNIX, Address, StreamAddress, Url
 
 _NOT_ON_ONE_PORT: Final = (
@@ -40,7 +40,7 @@ def _findings(config: Config) -> Iterator[Finding]:
         at: KeyPath = ("upstreams", name)
         url = upstream.all_urls[0]
         yield from _raised((*at, "url"), _check_carrier, url.protocol, url.carrier)
-        if url.protocol in PROTOCOLS:
+        if url.protocol in protocol_names():
             yield from _raised((*at, "options"), _check_options, url.protocol, upstream.options)
     for name, model in config.models.items():
         at = ("models", name)
@@ -220,7 +220,7 @@ _EVERY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # compar
 def _check_own_paths(name: str, listener: ListenerConfig) -> None:
     """Raise ValueError if a path in a protocol's options belongs to another protocol."""
     http = protocol(name).http
-    names = listener.protocols or PROTOCOLS
+    names = listener.protocols or protocol_names()
     if http is None or name not in names:
         return
     for path in http.own_paths(listener.options[name]):

@@ -30,7 +30,7 @@ from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
 from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ProcessParts, ServiceGraph
 from gateway.app.upstreams import max_connections
-from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
+from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.limits.shed_load import ProcessLoad
@@ -170,7 +170,7 @@ class Gateway:
             reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
             should_replace=config.lifecycle.hand_over,
             sockets=self._sockets,
-            request_ids=self._slot.request_ids(),
+            process_options=ProcessOptions(self._slot),
             tap=tap,
             tracing=self._process.tracing,
         )
