@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,14 @@ from gateway.ir.data import SharedMemoryData, SlicedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.directory import MANIFEST, append_line, open_segments, read_manifest
+from gateway.migration.captures.directory import (
+    MANIFEST,
+    append_line,
+    new_segment,
+    open_segments,
+    read_manifest,
+    tag_of,
+)
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.sampling import draw
 from tests.unit.migration.captures.kit import (
@@ -276,3 +284,32 @@ def test_an_unwritable_call_affects_no_other_call(tmp_path: Path) -> None:
     capture = Capture(tmp_path)
     assert [call.call.at_us % 10 for call in capture.calls()] == [0, 2]
     assert capture.verify() == (2, [])
+
+
+def test_a_call_is_found_by_each_of_its_ids(tmp_path: Path) -> None:
+    """They are its own one, its request id, and the id that the client wrote into the body."""
+    made = recorder(tmp_path)
+    for number in range(2):
+        made.samples("m", f"r{number}")
+        made.put(recordable(number))
+    made.close()
+    found = Capture(tmp_path)
+    first = found.call("r0")
+    assert first is not None
+    assert "own" == first.client_id
+    for name in (first.id, "own"):
+        call = found.call(name)
+        assert call is not None
+        assert first.id == call.id
+    assert found.call("no such id") is None
+
+
+def test_ids_of_calls_look_like_ids(tmp_path: Path) -> None:
+    """They begin with a letter, so that nobody takes one for a number or a range."""
+    tags = set()
+    for _ in range(50):
+        path = new_segment(tmp_path)
+        path.touch()
+        tags.add(tag_of(path))
+    assert 50 == len(tags)
+    assert all(re.fullmatch("[a-f][0-9a-f]{3}", tag) for tag in tags)
