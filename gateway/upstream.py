@@ -37,6 +37,7 @@ from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
 from gateway.telemetry.error_texts import error_text
 from gateway.telemetry.upstream_metrics import EndpointAttempts
+from gateway.wire.retry_after import retry_after_s
 
 log = structlog.get_logger(__name__)
 
@@ -297,13 +298,13 @@ class Upstream(Generic[Q, A]):
             responses = _within_queue_timeout(call.request.timeout_us, responses)
         splitter = None if self._framing is None else self._framing.splitter()
         try:
+            has_begun = False
             async for part in responses:
                 for response in (part,) if splitter is None else splitter.receive(part):
-                    item = await wherever(self._codec.decode_item, call, response)
-                    yield item if item.error is None else self._redacted_item(call, item)
+                    yield await self._item(call, response, goes_on=has_begun)
+                    has_begun = splitter is not None
             for response in () if splitter is None else splitter.end():
-                item = await wherever(self._codec.decode_item, call, response)
-                yield item if item.error is None else self._redacted_item(call, item)
+                yield await self._item(call, response, goes_on=has_begun)
             code = OK
         except errors.GatewayError as error:
             code = code_of(error)
@@ -311,6 +312,29 @@ class Upstream(Generic[Q, A]):
         finally:
             self._attempts.record(type(call), path, monotonic() - started, code)
             await close_stream(responses)
+
+    async def _item(self, call: StreamInferRequest, response: A, *, goes_on: bool) -> InferResponse:
+        """Return one item of a stream.
+
+        Args:
+            call: Of the stream.
+            response: The item on the wire.
+            goes_on: Return a malformed response as an item that is an error, for later ones may
+                be readable.
+
+        Raises:
+            GatewayError: The server's own error, which ends the stream, or a malformed response.
+        """
+        try:
+            item = await wherever(self._codec.decode_item, call, response)
+        except errors.GatewayError as error:
+            if not goes_on or error.origin is not None or not isinstance(error, _MALFORMED):
+                raise
+            error.__traceback__ = None  # its frames hold the response
+            reported = self._reported(call, error)
+            model = call.model or _NAMELESS
+            return InferResponse(model=model, outputs=(), is_final=False, error=reported)
+        return item if item.error is None else self._redacted_item(call, item)
 
     def _redacted_item(self, call: StreamInferRequest, item: InferResponse) -> InferResponse:
         error = item.error
@@ -340,6 +364,8 @@ class Upstream(Generic[Q, A]):
         if error.origin is None and isinstance(error, _MALFORMED):
             text = f"upstream {self._name!r} sent a malformed response: {redact(error.message)}"
             return errors.UpstreamProtocolError(text, model=call.model)
+        if error.origin is not None:
+            error.retry_after_s = retry_after_s(error.origin.wire)
         return self._redacted(call, error)
 
 

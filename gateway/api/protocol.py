@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
-from gateway.ir.context import Need
+from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
@@ -53,6 +53,10 @@ class Codec(abc.ABC, Generic[Q, A]):
     def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> A:
         """Write one response of a stream. Raises `Unsupported` unless overridden."""
         raise unsupported(call, self.name)
+
+    def has_only_text(self, _call: StreamInferRequest, _item: InferResponse, /) -> bool:
+        """Return whether BYTES of one response of a stream can only be text."""
+        return False
 
     @abc.abstractmethod
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> A:
@@ -113,6 +117,32 @@ class FramingCodec(Codec[Q, A]):
     @abc.abstractmethod
     def splitter(self) -> ResponseSplitter[A]:
         """Return the splitter for one response."""
+
+
+class ServerReadingCodec(Codec[Q, A]):
+    """A codec that reads a request as the server of its model would, if it differs from others.
+
+    Attributes:
+        most_lenient: The dialect of a server that reads what any server reads.
+    """
+
+    most_lenient: str
+
+    @abc.abstractmethod
+    def inferred_model(self, wire: Q, /) -> ModelRef | None:
+        """Return the model of an inference request; None for any other. Never raises."""
+
+    @abc.abstractmethod
+    def decode_for_server(self, wire: Q, dialect: str, request_id: str = "", /) -> Call[Any] | None:
+        """Read an inference request that `decode_call` refused.
+
+        Args:
+            wire: A request with an inferred model.
+            dialect: Of the model's server, as in `ModelMetadata`.
+            request_id: As in `decode_call`.
+
+        Returns None if such a server is no more lenient than `decode_call`.  Raises as that.
+        """
 
 
 class CutThroughCodec(Codec[Q, A]):

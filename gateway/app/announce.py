@@ -7,6 +7,7 @@ from typing import Final
 import structlog
 
 from gateway.config.models import ListenerConfig
+from gateway.config.routes import PoliciesConfig
 from gateway.ir.calls import RepositoryIndexRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError
@@ -24,6 +25,16 @@ def log_addresses(addresses: Mapping[str, str]) -> None:
     """Log one line for each address that the gateway listens on."""
     for server, address in addresses.items():
         log.info("listening", server=server, address=address)
+
+
+def log_default_timeout(policies: PoliciesConfig) -> None:
+    """Log how long calls may take, if the configuration does not say so."""
+    if "timeout" not in policies.model_fields_set:
+        log.info(
+            "default timeout",
+            timeout=f"{policies.timeout:g}s",
+            keys="policies.timeout, or timeout of a route; 0s sets no limit",
+        )
 
 
 async def log_models(

@@ -19,8 +19,8 @@ from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import Control
 from gateway.app.admin.status import Document, gauge_entries
-from gateway.app.announce import log_addresses, log_models
-from gateway.app.certificates import CERTIFICATES, Certificates
+from gateway.app.announce import log_addresses, log_default_timeout, log_models
+from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
@@ -177,6 +177,9 @@ class Gateway:
             build_listener(listener, self._entries[listener.name], self.ready, shared)
             for listener in config.listeners
         ]
+        self._admin_tls = (
+            admin_tls(config.admin, loaded.directory) if self._slot.is_single else None
+        )
         self._certificates = Certificates(self._tls_files, should_warn=self._slot.number == 1)
         self.metrics.registry.register(self._certificates)
         self._data_servers: dict[str, Server] = {}
@@ -187,7 +190,8 @@ class Gateway:
     def _tls_files(self) -> list[TlsFiles]:
         """Return the TLS files of the listeners and of the upstreams in force."""
         listeners = [each.tls for each in self._listeners if each.tls is not None]
-        return [*listeners, *self._graph.tls_files()]
+        own = [] if self._admin_tls is None else [self._admin_tls]
+        return [*listeners, *own, *self._graph.tls_files()]
 
     @property
     def service(self) -> Service:
@@ -273,6 +277,7 @@ class Gateway:
                     control,
                     self.status,
                     self._api(control),
+                    tls=self._admin_tls,
                     reuse_port=self._graph.config.lifecycle.hand_over,
                 )
         except StartError:
@@ -283,8 +288,15 @@ class Gateway:
             raise StartError(reason_of(error)) from error
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
+            log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)
+
+    def reopen_logs(self) -> None:
+        """Open the file of the access log again, as after logrotate."""
+        self._call_log.reopen()
+        if self._slot.is_single:
+            log.info("log files reopened")
 
     async def announce(self) -> None:
         """Log the models that clients can reach, and a command to try."""
@@ -355,9 +367,7 @@ class Gateway:
         graph.drain_endpoints(drained)
         self.parts.change(loaded)
         await self._replace_graph(graph)
-        await self._certificates.renew()
-        replaced = self._certificates.take_replaced()
-        return graph.parts.changes() | ({CERTIFICATES: replaced} if replaced else {})
+        return await self._certificates.renewed(graph.parts.changes())
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from gateway.api.protocol import Codec
 from gateway.api.tap import CountCall, RouteTap
 from gateway.app.signatures import Signatures
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.ir.context import Need
@@ -26,6 +27,7 @@ from gateway.policies.complete.policy import Complete
 from gateway.policies.confirm_unload import ConfirmUnload
 from gateway.policies.forward_headers import ForwardHeaders
 from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.policies.limits.deadline import RouteTimeout
 from gateway.policies.limits.fair_share import FairShare
 from gateway.policies.limits.hedge import Hedge
 from gateway.policies.limits.policy import CallLimits
@@ -46,7 +48,6 @@ from gateway.settings.units import Url
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.model_usage import Usage
-from gateway.transports.admission import CLIENT_MEMORY
 
 _TENSORS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
@@ -140,7 +141,7 @@ class ListenerParts:
 class RouteParts:
     """Parameters of the chain of a route."""
 
-    timeout_s: float | None
+    timeout: RouteTimeout
     stream_idle_s: float | None
     places: ConcurrencyLimit
     retries: RetryBudget | None
@@ -260,8 +261,8 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
               lambda inner, at: None if at.share is None else at.share(inner.calls)),
         Layer("CallLimits", "applies the concurrency limit, the deadline and the retries",
               lambda inner, at: CallLimits(
-                  inner.calls, at.timeout_s, stream_idle_s=at.stream_idle_s, places=at.places,
-                  retries=at.retries)),
+                  inner.calls, at.timeout.seconds, timeout_key=at.timeout.key,
+                  stream_idle_s=at.stream_idle_s, places=at.places, retries=at.retries)),
         Layer("AttemptTimeout", "limits the time of each attempt, if `per_try_timeout` is set",
               lambda inner, at: None if at.attempt_timeout_s is None else AttemptTimeout(
                   inner.calls, at.attempt_timeout_s)),

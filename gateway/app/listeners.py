@@ -44,7 +44,8 @@ from gateway.settings.units import UNIX, Address, StreamAddress
 from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
-from gateway.transports.admission import ConnectionCount, MemoryBudget, TooManyConnections
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import ConnectionCount, TooManyConnections
 from gateway.transports.contract import (
     GrpcMount,
     HttpFrontend,
@@ -54,6 +55,7 @@ from gateway.transports.contract import (
 )
 from gateway.transports.grpc.health import Health
 from gateway.transports.grpc.reflection import Reflection
+from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.http2.frames import may_be_http2
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
@@ -280,6 +282,7 @@ def build_listener(
             budget=shared.budget,
             fallback=built.fallback(messages),
             tls=None if tls is None else tls.context(*http_alpn(config.transport)),
+            cors=_cors_rules(config),
             refused=partial(built.rejections.rejected, "http"),
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
@@ -440,12 +443,17 @@ def _shared_port(  # one caller
         budget=shared.budget,
         refused=partial(built.rejections.rejected, "http"),
         listens=False,
+        cors=_cors_rules(config),
         count=count,
         grpc=grpc,
         grpc_refused=partial(built.rejections.rejected, "grpc"),
     )
     connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
+
+
+def _cors_rules(config: ListenerConfig) -> CorsRules | None:
+    return None if config.cors is None else CorsRules(config.cors.origins, config.cors.max_age)
 
 
 def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:

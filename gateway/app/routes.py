@@ -5,6 +5,8 @@ target `Rename` and the upstream or model. `gateway.py` puts the router and `Obs
 `upstreams.py` and `models.py` build the layers of a target.
 """
 
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +28,7 @@ from gateway.config.routes import (
 )
 from gateway.pipelines.pipeline import Pipeline
 from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.policies.limits.deadline import RouteTimeout
 from gateway.policies.limits.fair_share import CallRate, FairShare
 from gateway.policies.limits.hedge import Hedge, HedgeRules
 from gateway.policies.limits.retry import RetryBudget, RetryRules
@@ -42,6 +45,9 @@ from gateway.settings.units import parse_duration
 from gateway.telemetry.metrics import Metrics
 
 Ready = Callable[[], bool]
+
+_SHARED: Final = 256
+"""What the share of a caller is a part of where a route has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +83,20 @@ class RouteState:
 def route_state(ruled: RuledRoute, policies: PoliciesConfig, parts: KeptParts) -> RouteState:
     """Return the state of the previous route of this name, or a new one."""
     name, route = ruled.name, ruled.config
-    in_flight = (None if route is None else route.in_flight) or policies.in_flight
+    in_flight = (None if route is None else route.in_flight) or policies.in_flight or sys.maxsize
     queued, wait_s, idle_s = policies.queued, policies.queue_wait, policies.sequence_idle
     target_s = policies.queue_target
-    has_priorities = route is not None and route.queue_priority_by is not None
     return RouteState(
         parts.get(
             "limit",
             name,
-            (in_flight, queued, wait_s, target_s, has_priorities),
+            (in_flight, queued, wait_s, target_s),
             lambda: ConcurrencyLimit(
                 name,
                 in_flight=in_flight,
                 queue=queued,
                 wait_s=wait_s,
                 target_s=target_s,
-                has_priorities=has_priorities,
             ),
         ),
         parts.get("affinity", name, idle_s, lambda: SequenceAffinity("target", idle_s=idle_s)),
@@ -172,16 +176,24 @@ def _watched(targets: list[Target], shift: TrafficShift, timeout_s: float | None
 def _timeout_s(ruled: RuledRoute, config: Config) -> float | None:
     """Return the least time after which a route gives up a call or an attempt."""
     route, policies = ruled.config, config.policies
-    own = None if route is None else route.timeout
     retry = (None if route is None else route.retry) or policies.retry
-    times = [policies.timeout if own is None else own]
-    if retry is not None and retry.per_try_timeout is not None:
-        times.append(retry.per_try_timeout)
-    return min(times)
+    times = [
+        route_timeout(ruled, policies).seconds,
+        None if retry is None else retry.per_try_timeout,
+    ]
+    return min([each for each in times if each is not None], default=None)
 
 
 def _any_ready(targets: tuple[RouteTarget, ...]) -> bool:
     return any(target.ready() for target in targets)
+
+
+def route_timeout(ruled: RuledRoute, policies: PoliciesConfig) -> RouteTimeout:
+    """Return how long a call of a route may take, and the key that says so."""
+    own = None if ruled.config is None else ruled.config.timeout
+    if own is None:
+        return RouteTimeout(policies.timeout or None, "policies.timeout")
+    return RouteTimeout(own or None, f"timeout of route {ruled.name!r}")
 
 
 def _limit_calls(
@@ -193,10 +205,9 @@ def _limit_calls(
     taps: Sequence[RouteTap],
 ) -> Service:
     name, route = ruled.name, ruled.config
-    timeout, retry = policies.timeout, policies.retry
+    timeout, retry = route_timeout(ruled, policies), policies.retry
     sequences = policies.sequences_per_client
     if route is not None:
-        timeout = timeout if route.timeout is None else route.timeout
         retry = route.retry or retry
         sequences = route.sequences_per_client or sequences
     retries = None
@@ -204,13 +215,13 @@ def _limit_calls(
         retries = RetryBudget(retry_rules(retry), route=name, report=partial(metrics.retry, name))
     _watch_places(state.limit, name, metrics)
     parts = RouteParts(
-        timeout_s=timeout,
-        stream_idle_s=policies.stream_idle,
+        timeout=timeout,
+        stream_idle_s=policies.stream_idle or None,
         places=state.limit,
         retries=retries,
         attempt_timeout_s=None if retry is None else retry.per_try_timeout,
         hedge=None if route is None else _hedge(name, route, metrics),
-        share=None if route is None else _share(name, route, policies),
+        share=None if route is None else _share(name, route, policies, timeout),
         priority=None if route is None else _priority(route),
         sequences_per_client=sequences,
         client_header=(policies.sequence_client_header or "").lower(),
@@ -243,8 +254,8 @@ _PLACES: Final[tuple[tuple[str, str, Callable[[ConcurrencyLimit], float]], ...]]
     ("gateway_route_in_flight", "Inferences in flight.", lambda places: places.used),
     (
         "gateway_route_in_flight_limit",
-        "Limit of the inferences in flight.",
-        lambda places: places.limit,
+        "Limit of the inferences in flight; infinite without one.",
+        lambda places: math.inf if places.limit == sys.maxsize else places.limit,
     ),
     ("gateway_route_queued", "Inferences that wait for a slot.", lambda places: places.queued),
 )
@@ -256,12 +267,14 @@ def _call_rate(config: ShareConfig) -> CallRate | None:
 
 
 def _share(
-    name: str, route: RouteConfig, policies: PoliciesConfig
+    name: str, route: RouteConfig, policies: PoliciesConfig, timeout: RouteTimeout
 ) -> Callable[[Service], FairShare] | None:
     if route.share is None:
         return None
-    in_flight, text = route.in_flight or policies.in_flight, route.share.in_flight
-    share = in_flight * int(text[:-1]) // 100 if text.endswith("%") else int(text)
+    limit, text = route.in_flight or policies.in_flight, route.share.in_flight
+    in_flight = sys.maxsize if limit is None else limit
+    whole = _SHARED if limit is None else limit
+    share = whole * int(text[:-1]) // 100 if text.endswith("%") else int(text)
     return partial(
         FairShare,
         key=key_of(route.share.by),
@@ -271,6 +284,7 @@ def _share(
         queue=policies.queued,
         wait_s=policies.queue_wait,
         target_s=policies.queue_target,
+        timeout=timeout,
         route=name,
     )
 

@@ -69,6 +69,9 @@ log = structlog.get_logger(__name__)
 
 P = TypeVar("P")
 
+_LONGEST_S = 600.0
+"""How long a call without a client may still run at an upstream without a timeout."""
+
 # Extensions that are always on, by Triton's names; listeners and codecs add the optional ones.
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
 
@@ -484,7 +487,7 @@ def _targets_upstream(ruled: RuledRoute, upstream: str) -> bool:
 
 
 def _longest_timeout(config: Config, upstream: str) -> float:
-    """Return the longest timeout of any route to *upstream*."""
+    """Return the longest timeout of any route to *upstream*, and `_LONGEST_S` without one."""
     own = [
         ruled.config.timeout
         for ruled in ruled_routes(config)
@@ -492,7 +495,7 @@ def _longest_timeout(config: Config, upstream: str) -> float:
         and ruled.config.timeout is not None
         and _targets_upstream(ruled, upstream)
     ]
-    return max([config.policies.timeout, *own])
+    return max(each or _LONGEST_S for each in (config.policies.timeout, *own))
 
 
 def _text_routes(config: Config, upstream: str) -> frozenset[str]:

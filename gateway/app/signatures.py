@@ -93,6 +93,7 @@ class Signatures:
             platform=found.platform,
             stateful=declared.stateful or found.stateful,
             decoupled=found.decoupled,
+            dialect=found.dialect,
         )
 
     def _optional_deadline(self, deadline: float | None) -> float:

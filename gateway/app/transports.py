@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import UNLIMITED, ConnectionCount, MemoryBudget
+from gateway.transports.admission import UNLIMITED, MemoryBudget
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     ClientLimits,
     GrpcClient,

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from gateway.api.protocol import (
@@ -156,14 +157,19 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     return Connected(service, needs, client.close, http)
 
 
-def complete_service(connected: Connected, url: Url) -> Service:
-    """Return a service that also adds names, shapes and classes that the protocol lacks."""
+def complete_service(
+    connected: Connected, url: Url, headers: Mapping[str, str] = MappingProxyType({})
+) -> Service:
+    """Return a service that also adds names, shapes and classes that the protocol lacks.
+
+    Each call gets the *headers*.
+    """
     parts = EndpointParts(
         needs=connected.needs,
         signatures={},
         classifies=protocol(url.protocol).classifies,
         forward_headers=(),
-        headers={},
+        headers=headers,
         ends_at_empty_classes=partial(may_end_at_empty_classes, url, None),
     )
     return build_chain("endpoint", connected.service, parts)
@@ -532,7 +538,9 @@ def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> Outli
 
 def max_connections(upstreams: Iterable[UpstreamConfig]) -> int:
     """Return how many connections the addresses in the configuration may have together."""
-    return sum(len(each.all_urls) * _client_limits(each.limits).connections for each in upstreams)
+    return sum(
+        len(each.all_urls) * _client_limits(each.limits).most_connections for each in upstreams
+    )
 
 
 def message_limits(config: MessageLimitsConfig, message_bytes: int | None) -> MessageLimits:

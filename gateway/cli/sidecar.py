@@ -12,6 +12,9 @@ import yaml
 from gateway.config.load import LoadedConfig, load_text
 from gateway.settings.units import UNIX, Url, parse_url
 
+NO_TIMEOUT = "0s"
+"""Value of a timeout that sets no limit."""
+
 OFF = "off"
 """Value of an address flag that switches the listener off."""
 
@@ -49,11 +52,13 @@ def sidecar_config(  # noqa: PLR0913  # keyword-only, but for the first
     passthrough: bool = True,
     enable: Sequence[str] = (),
     identity: str | None = None,
+    timeout: str | None = None,
 ) -> dict[str, Any]:
     """Return the configuration of a sidecar for *upstreams*, as plain values of its YAML.
 
     It has no routes, so the models of each upstream are served under their own names. Extensions of
-    Open Inference that only ask the server are on; those that change something are off.
+    Open Inference that only ask the server are on; those that change something are off. Calls take
+    as long as their clients allow, as without a sidecar.
 
     Args:
         upstreams: URLs, at least one.
@@ -70,6 +75,7 @@ def sidecar_config(  # noqa: PLR0913  # keyword-only, but for the first
         enable: Options of Open Inference to set, as NAME or NAME=VALUE. `shared_memory=MODE` or
             `shared_memory=MODE:KEYS` sets the key of the listener; commas separate the keys.
         identity: "upstream" for the name and version of the upstream in server metadata.
+        timeout: Longest time until the response, such as "30s"; None for no limit.
 
     Raises:
         ValueError: A URL is invalid, all listeners are off, or a GraphPipe stream has no model.
@@ -110,6 +116,7 @@ def sidecar_config(  # noqa: PLR0913  # keyword-only, but for the first
         "upstreams": {
             name: {"url": str(url), **options[name]} for name, url in zip(names, urls, strict=True)
         },
+        "policies": {"timeout": timeout or NO_TIMEOUT, "stream_idle": NO_TIMEOUT},
     }
 
 

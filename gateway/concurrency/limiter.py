@@ -26,6 +26,22 @@ QUEUE_TIMEOUT_US: Final[ContextVar[int | None]] = ContextVar("queue_timeout_us",
 queue_timeout_us: Final[Callable[[], int | None]] = QUEUE_TIMEOUT_US.get
 """Returns that wait."""
 
+WAITED_S: Final[ContextVar[float]] = ContextVar("waited_s", default=0.0)
+"""How long the request that this task handles has waited in queues before its route.
+
+The route counts it in its timeout, and sets it back to 0.
+"""
+
+waited_s: Final[Callable[[], float]] = WAITED_S.get
+"""Returns that time."""
+
+_SHARES: Final = 4
+"""What the share of a client is a part of, where there is no limit of all."""
+
+LENT_AT_ONCE: Final = 8
+"""How many callers above their share are served in one turn of the loop, so that those of other
+clients, whose requests arrive meanwhile, are served between them."""
+
 
 class LimiterFull(Exception):  # users turn it into their own errors
     """The queue is full."""
@@ -67,6 +83,10 @@ class Share:
         self.used = 0
         self.queued = 0
         self.waiting: deque[Waiter] = deque()
+
+
+CLIENT_MEMORY: Final[ContextVar[Share | None]] = ContextVar("client_memory", default=None)
+"""The memory share of the client whose request this task handles; includes upstream responses."""
 
 
 class Waiter:
@@ -218,13 +238,16 @@ class Limiter:
     """Limits units in use.
 
     Waiting callers are served in the order of their arrival.  A caller whose client has used up its
-    share waits for that client only, and does not block others.
+    share does not block others: it waits behind them.  It is served while units are free and
+    nobody within its share waits, a few in each turn of the loop.  Such clients take turns.
 
     Args:
         limit: Units in use at a time.
-        queue: How many callers may wait.
-        share: Units of one client; None for no such limit.  A caller whose client uses nothing else
-            may exceed it.
+        queue: How many callers may wait.  In a full queue, a caller displaces the newest one of the
+            client that has the most of those above their share.
+        share: Units of one client that no other client delays; None for all.
+        is_strict: Whether a client never has more than its share, and never more than such a part
+            of the queue.  A caller whose client uses nothing else may exceed it.
         group: Returns the group of the current caller.  Groups then take turns, and in a full queue
             a caller of a small group displaces the newest one of the largest.  It is called only
             for callers that wait.  None serves all callers in the order of their arrival.
@@ -245,6 +268,7 @@ class Limiter:
         *,
         queue: int = sys.maxsize,
         share: int | None = None,
+        is_strict: bool = False,
         group: Callable[[], Hashable] | None = None,
         priority: Callable[[], int] | None = None,
         delay: ControlledDelay | None = None,
@@ -252,7 +276,14 @@ class Limiter:
         self.limit = limit
         self.share_limit = limit if share is None else share
         self._queue = queue
-        self._share_queue = queue if share is None else max(1, queue * share // max(1, limit))
+        self._share_queue = sys.maxsize
+        if share is not None and is_strict:
+            whole = _SHARES * share if limit == sys.maxsize else max(1, limit)
+            self._share_queue = max(1, queue * share // whole)
+        self._is_strict = is_strict
+        # Clients with callers above their share, in the order of their turns.
+        self._borrowers: dict[Share, None] = {}
+        self._is_lending = False
         self.used = 0
         self.queued = 0
         self._group = group
@@ -273,6 +304,8 @@ class Limiter:
         self, size: int = 1, share: Share | None = None, held: int = 0, skip_queue: bool = False
     ) -> bool:
         """Acquire *size* units, unless others wait or too few are free; return success.
+
+        It fails for a client that would exceed its share: `acquire` may serve it later.
 
         Args:
             size: Units.
@@ -348,7 +381,7 @@ class Limiter:
             share.used -= size
             if share.waiting:
                 self._advance(share)
-        if self.queued and self.waiting:  # a TurnQueue is slow to check
+        if self.queued and (self._borrowers or self.waiting):  # a TurnQueue is slow to check
             self._grant()
 
     def resize(self, limit: int) -> None:
@@ -374,7 +407,9 @@ class Limiter:
         share, delay = waiter.share, self._delay
         if share is not None and share.queued >= self._share_queue:
             raise LimiterFull
-        if self.queued >= self._queue and not self._displace(waiter):
+        # Those that units will be lent to in the next turns of the loop need no place in the queue.
+        lent = 0 if self._is_strict else max(0, self.limit - self.used)
+        if self.queued - lent >= self._queue and not self._displace(waiter):
             raise LimiterFull
         if delay is None or not self._is_late(delay, waiter.since):
             return timeout_s
@@ -386,9 +421,13 @@ class Limiter:
     def _displace(self, waiter: Waiter) -> bool:
         """Make room in a full queue for a caller; return whether there is some."""
         queue = self.waiting
-        if not isinstance(queue, PriorityQueue):
-            return False
-        found = queue.displaceable(waiter.group, waiter.priority)
+        found = None
+        if self._borrowers:
+            busiest = max(self._borrowers, key=lambda share: share.queued)
+            if busiest.queued > (0 if waiter.share is None else waiter.share.queued) + 1:
+                found = busiest.waiting[-1]
+        elif isinstance(queue, PriorityQueue):
+            found = queue.displaceable(waiter.group, waiter.priority)
         if found is None:
             return False
         self._withdraw(found)
@@ -412,6 +451,8 @@ class Limiter:
             share.queued += 1
             waiter.state = _IN_SHARE
             share.waiting.append(waiter)
+            if not self._is_strict:
+                self._borrowers[share] = None
             self._advance(share)
         self._grant()
 
@@ -425,6 +466,7 @@ class Limiter:
             share.used += waiter.size
             waiter.state = _IN_QUEUE
             self.waiting.append(waiter)
+        self._borrowers.pop(share, None)
 
     def _grant(self) -> None:
         """Serve the callers that wait, as far as units are free."""
@@ -432,6 +474,37 @@ class Limiter:
             self._drop_late(self._delay)
         while self.waiting and self.used + self.waiting[0].size <= self.limit:
             self._serve(self.waiting[0])
+        if self._borrowers and not self._is_lending:
+            self._lend_soon()
+
+    def _lend_soon(self) -> None:
+        """Lend units in the next turn of the loop, if they are free."""
+        waiter = self._next_borrower()
+        if waiter is not None:
+            self._is_lending = True
+            waiter.future.get_loop().call_soon(self._lend)
+
+    def _next_borrower(self) -> Waiter | None:
+        """Return the caller above its client's share that is served next; None for none now."""
+        share = next(iter(self._borrowers), None)
+        if share is None or self.waiting or self.used + share.waiting[0].size > self.limit:
+            return None
+        return share.waiting[0]
+
+    def _lend(self) -> None:
+        """Serve some callers above their shares, while nobody waits who is within its own."""
+        self._is_lending = False
+        for _ in range(LENT_AT_ONCE):
+            waiter = self._next_borrower()
+            if waiter is None:
+                return
+            share = waiter.share
+            assert share is not None  # noqa: S101  # it is in the queue of its share
+            del self._borrowers[share]
+            if len(share.waiting) > 1:
+                self._borrowers[share] = None
+            self._serve(waiter)
+        self._lend_soon()
 
     def _is_late(self, delay: ControlledDelay, now: float) -> bool:
         return self.queued > 0 and now - self._busy_since >= delay.interval_s
@@ -453,6 +526,8 @@ class Limiter:
             self._withdraw(waiter)
             return
         self.used += waiter.size
+        if waiter.state == _IN_SHARE and waiter.share is not None:
+            waiter.share.used += waiter.size
         self._leave(waiter)
         waiter.state = _GRANTED
         waiter.future.set_result(found)

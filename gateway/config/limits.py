@@ -51,23 +51,26 @@ class ServerLimitsConfig(Model):
     connections_per_address: int | None = Field(None, ge=0)
     """Largest number of open connections from one client address. In a sidecar and behind a load
     balancer all clients have one address. `0` means as many as `connections` if that is set, and
-    otherwise half of them. Default: `0`."""
+    otherwise seven eighths of them. Default: `0`."""
     requests_in_flight: int | None = Field(None, ge=1)
     """Largest number of requests that are processed at the same time. Further requests wait in a
-    queue. Default: `256`."""
+    queue. Default: as many as `in_flight_bytes` allows, with 16 KiB for each."""
     requests_per_address: int | None = Field(None, ge=1)
-    """Largest number of requests of one client address that are processed at the same time. Further
-    requests wait in the queue, of which the address has the same part. Clients of unix sockets have
-    it for each connection. Default: a quarter of `requests_in_flight`."""
+    """Number of requests of one client address that no other address delays. It may have more while
+    places are free. It then gives way to other addresses: theirs begin first. Clients of unix
+    sockets have it for each connection. Default: a quarter of `requests_in_flight`, or 64 if that
+    is not set."""
     requests_queued: int | None = Field(None, ge=0)
     """Largest number of requests that wait because `requests_in_flight` is reached. Further
-    requests are refused as overloaded. `0` refuses without a queue. Default: `2048`."""
+    requests are refused as overloaded, those of the busiest address first. `0` refuses without a
+    queue. Default: `2048`."""
     queue_wait: Duration | None = None
     """Longest time that a request waits in the queue, or for memory of `in_flight_bytes`. It is
-    then refused as overloaded. Default: `1s`."""
+    then refused as overloaded. Default: until its deadline. The timeout of its route counts the
+    time in the queue."""
     h2_streams: int | None = Field(None, ge=1)
     """Largest number of concurrent streams on one HTTP/2 connection, and of concurrent requests on
-    one brpc connection. Default: `100`."""
+    one brpc connection. Default: `1024`."""
     connection_age: Duration | None = None
     """Age at which a gRPC connection is closed, after its calls have ended. Clients then connect
     again, which spreads them over replicas. It varies by 10 %. Default: `1h`."""
@@ -165,17 +168,18 @@ class ClientLimitsConfig(Model):
     message_bytes: Size | None = None
     """Largest response body or message, both compressed and decompressed. Default: `64MiB`."""
     connections: int | None = Field(None, ge=1)
-    """Largest number of open connections. Default: `100`."""
+    """Largest number of open connections. Default: a quarter of the file descriptors of the
+    process, and at least 100."""
     in_flight: int | None = Field(None, ge=1)
     """Largest number of requests that wait for a response. HTTP/1 also needs a connection for
-    each. Default: `256`."""
+    each. Default: no such limit."""
     pending: int | None = Field(None, ge=0)
     """Largest number of requests that wait because `in_flight` or `connections` is reached.
-    Further requests are refused as overloaded. Default: `64`."""
+    Further requests are refused as overloaded. Default: `1024`."""
     pending_by: Literal["route", "none"] | None = None
-    """Order of the requests that wait. With `route`, each route and model in turn sends one. A busy
-    one cannot keep the others from waiting. When all of `pending` wait, the newest request of the
-    busiest is refused. With `none`, the order is that of arrival. Default: `route`."""
+    """Order of the requests that wait. With `route`, the clients of each route and model in turn
+    send one: a busy one does not delay the others. When all of `pending` wait, the newest request
+    of the busiest is refused. With `none`, the order is that of arrival. Default: `route`."""
     connect_timeout: Duration | None = None
     """Longest time to open a connection, TLS handshake included. HTTP upstreams on a loopback
     address get at most `1s`. Default: `5s`, or `1s` for every upstream on a loopback address."""

@@ -107,7 +107,9 @@ class RetryConfig(Model):
     """Reasons for a retry. `unsent`: the upstream did not receive the call; `connect_failure` is
     the part of it where no connection could be opened. `reset_before_answer`: the connection broke.
     `unavailable` and `overloaded`: the server replied so. `timeout`: the attempt took longer than
-    `per_try_timeout`, or the server replied so. Default: `[unsent]`."""
+    `per_try_timeout`, or the server replied so. A server that asks for a pause (`Retry-After` of
+    HTTP, `grpc-retry-pushback-ms` of gRPC) gets it: the retry goes to another address, or waits if
+    the pause is at most `backoff.max`. Default: `[unsent]`."""
     attempts: int = Field(2, ge=1, le=5)
     """Largest number of attempts, the first one included. Default: `2`."""
     per_try_timeout: Duration | None = None
@@ -120,8 +122,9 @@ class RetryConfig(Model):
     Default: `true`."""
     budget: float = Field(0.2, ge=0, le=1)
     """Largest number of concurrent retries, as a share of the calls in flight. Retries of calls
-    that may have run are also at most this share of the calls of the last seconds. `0` switches
-    retries off. Default: `0.2`."""
+    that may have run are also at most this share of the calls of the last seconds. Calls that one
+    server refuses and another one serves need no budget. `0` switches retries off.
+    Default: `0.2`."""
     min_retries: int = Field(3, ge=0)
     """Number of retries that the budget always allows, however few calls there are.
     Default: `3`."""
@@ -196,8 +199,8 @@ class ShareConfig(Model):
     `model`. Callers without the header share one part."""
     in_flight: Annotated[Text, Field(pattern=PART)] = "25%"
     """Largest number of inferences of one key that are processed at the same time, or a percentage
-    of `in_flight` of the route. Further ones wait as `policies.queue_wait` allows, and are then
-    refused as overloaded. Default: `25%`."""
+    of `in_flight` of the route, or of 256 if that is not set. Further ones wait as
+    `policies.queue_wait` allows. Default: `25%`."""
     rate: Annotated[Text, Field(pattern=RATE)] | None = None
     """Largest number of inferences of one key in a second or a minute, such as `200/s`, in each
     worker. Further ones are refused as overloaded. Of at most 1000 keys at a time each has its own
@@ -225,27 +228,28 @@ class PoliciesConfig(Model):
     """Timeouts, retries and concurrency of every route. A route may override some of them."""
 
     timeout: Duration = 60.0
-    """Longest time until the response, or until the first response of a stream. A client may ask
-    for less. Default: `60s`."""
+    """Longest time until the response, or until the first response of a stream. Time in queues of
+    the gateway counts. A client may ask for less. `0s` sets no limit. It does not apply to loads
+    and unloads of models. Default: `60s`."""
     stream_idle: Duration = 300.0
-    """Longest time between two responses of a stream. Default: `5m`."""
+    """Longest time between two responses of a stream. `0s` sets no limit. Default: `5m`."""
     retry: RetryConfig | None = RetryConfig()
     """Retries. `null` switches them off. Default: retries with the defaults of their keys."""
     overload: OverloadConfig | None = None
     """Refusal of new inferences while the gateway itself is overloaded. Default: no refusal."""
-    in_flight: int = Field(256, ge=1)
+    in_flight: int | None = Field(None, ge=1)
     """Largest number of inferences of a route that are processed at the same time.
-    Default: `256`."""
-    queued: int = Field(256, ge=0)
+    Default: no such limit."""
+    queued: int = Field(1024, ge=0)
     """Largest number of inferences of a route that wait because `in_flight` is reached. Further
-    ones are refused as overloaded. Default: `256`."""
-    queue_wait: Duration = 1.0
+    ones are refused as overloaded. Default: `1024`."""
+    queue_wait: Duration | None = None
     """Longest time that an inference waits in the queue. It is then refused as overloaded.
-    Default: `1s`."""
+    Default: until its deadline, which is that of the client or the route's timeout."""
     queue_target: Duration | None = None
-    """Longest time in a queue that has not been empty for `queue_wait`. Inferences that wait longer
-    are then refused as overloaded, the oldest first. Others behind them are still of use to their
-    clients (CoDel). Default: no such rule."""
+    """Longest time in a queue that has not been empty for `queue_wait`, or for 1 s if that is not
+    set. Inferences that wait longer are then refused as overloaded, the oldest first. Others behind
+    them are still of use to their clients (CoDel). Default: no such rule."""
     sequence_idle: Duration = 600.0
     """Time without a request after which a sequence loses its target and its server.
     Default: `10m`."""
@@ -270,7 +274,8 @@ class RouteConfig(Model):
     """Destinations. Each call goes to one of them, by weight. At least one weight must be above
     0."""
     timeout: Duration | None = None
-    """Longest time until the response. Default: `policies.timeout`."""
+    """Longest time until the response, as `policies.timeout`. `0s` sets no limit. Default:
+    `policies.timeout`."""
     readiness: Literal["any", "all"] = "any"
     """Number of targets that must be ready for the route to be ready: one or all.
     Default: `any`."""

@@ -23,7 +23,7 @@ class AccessLogConfig(Model):
 
     path: Text
     """The file. Lines are appended. It is relative to the configuration file, and opened again when
-    it was moved away."""
+    it was moved away, or by SIGUSR1."""
     format: LineFormat = "json"
     """`json`, or a text with fields in braces, such as `{code} {model} {ms} {request_id}`. A field
     that is empty is `-`. Default: `json`."""

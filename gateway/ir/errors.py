@@ -44,6 +44,10 @@ class GatewayError(Exception):
     Attributes:
         attempted: The endpoint that failed, or the target if it has one endpoint; "" if there was
             no choice.
+        retry_after_s: When the server wants the call again, as far as it said so; `math.inf` for
+            never, None if it said nothing.
+        has_alternative: Of a refusal of a server: whether another endpoint serves calls; None if
+            that is not known.
         client: The sender of a request that reached no service; None if it is unknown.
         request_id: The id of such a request; "" for none.
         metadata: Headers or metadata of such a request.
@@ -54,6 +58,8 @@ class GatewayError(Exception):
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
     is_retryable: ClassVar[bool] = False
     attempted: str = ""
+    retry_after_s: float | None = None
+    has_alternative: bool | None = None
 
     def __init__(
         self,

@@ -346,7 +346,7 @@ def _end_call(
         span.end()
         return
     if path is not None:
-        span.set_attributes(path_attributes(path))
+        span.set_attributes(path_attributes(path, type(call).__name__))
     if codec is not None:
         span.set_attributes(status_attributes(call, error, codec))
     _end_server(span, error)

@@ -19,7 +19,7 @@ from gateway.ir.context import NO_CLIENT, Client, Context
 from gateway.ir.data import ArrayData, RawData
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.call_path import INFERENCES, CallPath
 from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
@@ -27,6 +27,10 @@ log = structlog.get_logger(__name__)
 OK: Final = "ok"
 PASSTHROUGH: Final = "Passthrough"
 """The kind of a request that is forwarded without being read."""
+TRAFFIC_KINDS: Final = INFERENCES | {PASSTHROUGH}
+"""The kinds of calls that rates and shares of failures count: no probes, and no metadata."""
+NO_FAILURES: Final = frozenset({OK, ErrorCode.CANCELLED.value})
+"""The codes of calls that did not fail: a client may leave whenever it likes."""
 LIMIT: Final = "calls_per_second"
 """The key of `telemetry.log` that limits the lines."""
 
@@ -216,7 +220,7 @@ def _call_keys(record: CallRecord, error: BaseException | None, reply: object) -
         "route": path.route,
         "target": path.target,
         "endpoint": path.endpoint,
-        "attempts": path.attempts,
+        "attempts": path.attempts_of(record.kind),
         "upstream_ms": _ms(path.upstream_s),
         "queue_ms": _ms(path.queued_s + path.batched_s),
         "request_bytes": _size_of(context),

@@ -21,7 +21,8 @@ from prometheus_client.registry import Collector
 from gateway.ir.errors import GatewayError
 from gateway.telemetry.batching_metrics import SharingMetrics
 from gateway.telemetry.call_log import OK, CallRecord
-from gateway.telemetry.call_metrics import INFERENCES, CallMetrics
+from gateway.telemetry.call_metrics import CallMetrics
+from gateway.telemetry.call_path import INFERENCES
 from gateway.telemetry.gauges import InfoMetric, LabelledGauges
 from gateway.telemetry.model_usage import Usage
 from gateway.telemetry.pipeline_metrics import StepMetrics

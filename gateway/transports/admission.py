@@ -1,28 +1,23 @@
-"""Admission: limits of the bytes, requests and connections in flight, for all carriers.
+"""Admission to memory: the bytes of requests and responses that a process holds, and who waits.
 
-Waits are short and queues are bounded.  Above the limit the client gets an error at once, which is
-cheaper for both sides than a late response.
+A request waits for memory until its deadline.  Messages on their way end for it if they make no
+progress, or if their client has more than its share.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Hashable
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain
+from time import monotonic
+from typing import Any, Final
 
-from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, Limiter, LimiterFull, Share, Waiter
-from gateway.ir.errors import Overloaded, QueueTimeout
-from gateway.telemetry.call_path import queue_group, queue_priority
+from gateway.concurrency.limiter import Limiter, LimiterFull, Share, Waiter
+from gateway.ir.errors import DeadlineExceeded, Overloaded
 from gateway.transports.callers import Caller
-from gateway.transports.net.sockets import descriptors_short, max_descriptors
-
-if TYPE_CHECKING:
-    from gateway.transports.contract import ClientLimits, ServerLimits
-
 
 _SHARES: Final = 4
 """The divisor of the share of one client."""
@@ -32,6 +27,12 @@ _SCARCE: Final = 8
 
 _SMALL: Final = 64
 """A client that uses no more than this part of the budget uses little."""
+
+CALL_BYTES: Final = 16 * 1024
+"""What a request in flight counts beside its bytes, at most."""
+
+_FEWEST_CALLS: Final = 256
+"""A small budget has room for so many requests in flight."""
 
 FIRST_STEP_BYTES: Final = 256 * 1024
 """The first reservation for a body."""
@@ -58,6 +59,8 @@ class MemoryBudget(Limiter):
 
     Attributes:
         is_scarce: What *on_scarce* was called with.
+        call_bytes: What a request in flight counts beside its bytes: its task, and what the layers
+            keep of it until the reply.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class MemoryBudget(Limiter):
             limit_bytes, share=limit_bytes // _SHARES if share_bytes is None else share_bytes
         )
         self.is_scarce = False
+        self.call_bytes = max(1, min(CALL_BYTES, limit_bytes // _FEWEST_CALLS))
         self._on_scarce = on_scarce
         self._allocated = 0
+        self._held_waiting = 0  # by callers that wait for more
         self._margin = limit_bytes // _SHARES
         self._small_bytes = limit_bytes // _SMALL
         self._moving: dict[Reservation, None] = {}
@@ -88,6 +93,11 @@ class MemoryBudget(Limiter):
         """The bytes in use."""
         return self.used
 
+    @property
+    def calls(self) -> int:
+        """How many requests may be in flight, if they have no bytes."""
+        return self.limit // self.call_bytes
+
     def try_acquire_response(self, size: int, share: Share | None) -> bool:
         """Acquire *size* bytes for a response; return False if they are not available."""
         margin = self._margin
@@ -95,7 +105,7 @@ class MemoryBudget(Limiter):
         if self.used + size > self.limit + margin - kept:
             return False
         if share is not None:
-            if share.used and share.used + size > self.share_limit + margin:
+            if self.waiting and share.used and share.used + size > self.share_limit + margin:
                 return False
             share.used += size
         self.used += size
@@ -141,29 +151,50 @@ class MemoryBudget(Limiter):
     def watch(self, reservation: Reservation) -> None:
         """Check the progress of *reservation*, and end it if it has none while others wait."""
         self._moving[reservation] = None
-        if self._progress_timer is None:
-            self._progress_timer = asyncio.get_running_loop().call_later(
-                _LOOK_S, self._update_progress
-            )
+        self._look_soon()
 
     def unwatch(self, reservation: Reservation) -> None:
         """Stop checking *reservation*, if it is checked."""
         self._moving.pop(reservation, None)
 
-    def _update_progress(self) -> None:
-        """Update the progress of all reservations."""
+    def _look_soon(self) -> None:
+        if self._progress_timer is None:
+            self._progress_timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Update the progress of all reservations, and help callers that wait."""
         self._progress_timer = None
-        if self._moving:
-            loop = asyncio.get_running_loop()
-            now = loop.time()
-            for reservation in self._moving:
-                reservation.still_s(now)
-            self._progress_timer = loop.call_later(_LOOK_S, self._update_progress)
+        if not self._moving and not self.queued:
+            return
+        now = asyncio.get_running_loop().time()
+        for reservation in self._moving:
+            reservation.still_s(now)
+        waiter = self._next_waiter()
+        if waiter is not None:
+            self._relieve(waiter)
+            if not waiter.future.done() and now - waiter.since >= _PATIENCE_S:
+                self._unblock(waiter)
+        self._look_soon()
+
+    def _next_waiter(self) -> Waiter | None:
+        """Return the caller that is served next; None if nobody waits, or units will be lent."""
+        if self._is_lending:
+            return None
+        if self.waiting:
+            return self.waiting[0]
+        share = next(iter(self._borrowers), None)
+        return None if share is None else share.waiting[0]
 
     def _enqueue(self, waiter: Waiter) -> None:
+        self._held_waiting += waiter.held
         super()._enqueue(waiter)
-        if not waiter.future.done():
+        if not waiter.future.done() and not self._is_lending:
             self._relieve(waiter)
+            self._look_soon()
+
+    def _leave(self, waiter: Waiter) -> None:
+        super()._leave(waiter)
+        self._held_waiting -= waiter.held
 
     def _expire(self, waiter: Waiter) -> None:
         self._relieve(waiter)
@@ -199,6 +230,27 @@ class MemoryBudget(Limiter):
             if waiter.future.done():
                 return
 
+    def _unblock(self, waiter: Waiter) -> None:
+        """Serve *waiter*, which has waited for long, if only messages on their way are in its way.
+
+        A client above its share gives way to one within its own. If callers that wait hold all the
+        memory that is needed, they wait for each other: the newest one is refused.
+        """
+        own = waiter.share
+        if own is not None and not waiter.is_blocked_by_share:
+            for each in self._moving:  # the one that has been on its way for longest comes first
+                share = each.share
+                if share is not own and share is not None and share.used > self.share_limit:
+                    each.give_way()
+                    return
+        if self.limit - self._held_waiting < waiter.size:
+            callers = [*self.waiting, *chain(*(share.waiting for share in self._borrowers))]
+            holders = [each for each in reversed(callers) if each.held]
+            super()._expire(max(holders, key=lambda each: each.since, default=waiter))
+
+
+_PATIENCE_S: Final = 1.0
+"""For so long callers wait for memory before messages on their way are ended for them."""
 
 _SETTLE_S: Final = 0.002
 _LOOK_S: Final = 0.1
@@ -214,17 +266,20 @@ class Reservation:
 
     Args:
         budget: The memory budget.
-        wait_s: How long to wait for memory.
+        wait_s: How long to wait for memory; None for no limit.
         share: The share of the client.
+        deadline: Until when to wait, as for `time.monotonic`; None for no limit.
 
     Attributes:
         size_bytes: How many bytes it holds.
         share: The share of the client.
         patience_s: How long it may be without progress while others wait.
+        waited_s: How long it has waited for memory.
     """
 
     __slots__ = (
         "_budget",
+        "_deadline",
         "_give_way",
         "_is_waiting",
         "_moved",
@@ -234,11 +289,19 @@ class Reservation:
         "patience_s",
         "share",
         "size_bytes",
+        "waited_s",
     )
 
-    def __init__(self, budget: MemoryBudget, wait_s: float, share: Share | None = None) -> None:
+    def __init__(
+        self,
+        budget: MemoryBudget,
+        wait_s: float | None,
+        share: Share | None = None,
+        deadline: float | None = None,
+    ) -> None:
         self._budget = budget
         self._wait_s = wait_s
+        self._deadline = deadline
         self.share = share
         self.size_bytes = 0
         self._give_way: Callable[[Overloaded], None] | None = None
@@ -247,6 +310,7 @@ class Reservation:
         self._since = 0.0
         self._is_waiting = False
         self.patience_s = BODY_PATIENCE_S
+        self.waited_s = 0.0
 
     def try_grow(self, size: int) -> bool:
         """Reserve *size* bytes more, unless others wait or too few are free; return success."""
@@ -265,20 +329,36 @@ class Reservation:
 
         Raises:
             Overloaded: The bytes are not available, and did not become so in time.
+            DeadlineExceeded: They did not become so before the deadline.
         """
-        budget = self._budget
+        if self.try_grow(size):
+            return
+        budget, wait_s, deadline = self._budget, self._wait_s, self._deadline
+        began = monotonic()
+        left_s = math.inf if deadline is None else max(0.0, deadline - began)
+        own_s = math.inf if wait_s is None else wait_s
+        least_s = min(own_s, left_s)
         self._is_waiting = True
         try:
-            await budget.acquire(size, self.share, held=self.size_bytes, timeout_s=self._wait_s)
-        except TimeoutError:
-            raise Overloaded(
-                f"no memory for {size} more bytes of this request within {self._wait_s:g} s: "
-                f"{budget.used} of {budget.limit} bytes are in use, at most {budget.share_limit} "
-                "for one client (in_flight_bytes)",
-                limit="in_flight_bytes",
-            ) from None
+            await budget.acquire(
+                size,
+                self.share,
+                held=self.size_bytes,
+                timeout_s=None if least_s == math.inf else least_s,
+            )
+        except (LimiterFull, TimeoutError):
+            text = (
+                f"{budget.used} of {budget.limit} bytes are in use, and {size} more are needed "
+                "(in_flight_bytes)"
+            )
+            if left_s < own_s and monotonic() >= began + left_s:
+                text = f"deadline exceeded while waiting for memory: {text}"
+                raise DeadlineExceeded(text, limit="in_flight_bytes") from None
+            text = f"no memory for this request: {text}"
+            raise Overloaded(text, limit="in_flight_bytes") from None
         finally:
             self._is_waiting = False
+            self.waited_s += monotonic() - began
         self.size_bytes += size
 
     def step(self, arrived: int, total: int | None) -> int:
@@ -345,7 +425,7 @@ class Reservation:
 
     def another(self) -> Reservation:
         """Return an empty reservation of the same client."""
-        return Reservation(self._budget, self._wait_s, self.share)
+        return Reservation(self._budget, self._wait_s, self.share, self._deadline)
 
     def allocated(self, size: int) -> None:
         """As `MemoryBudget.allocated`."""
@@ -378,6 +458,10 @@ def no_memory(size: int) -> Overloaded:
     )
 
 
+UNLIMITED: Final = MemoryBudget(sys.maxsize)
+"""A budget without a limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClientShares:
     """The shares of one client, which is an address, or a connection without an address.
@@ -402,172 +486,3 @@ def client_shares(address: str, slots: Limiter, budget: MemoryBudget) -> ClientS
     if not address:
         return ClientShares(Share(), Share(), Caller(""))
     return ClientShares(slots.share(address), budget.share(address), Caller(address))
-
-
-def requests_per_client(limits: ServerLimits) -> int:
-    """Return how many of a listener's requests in flight one client may have."""
-    if limits.requests_per_address is not None:
-        return limits.requests_per_address
-    return -(-limits.requests_in_flight // _SHARES)
-
-
-def request_slots(limits: ServerLimits) -> ConcurrencyLimiter:
-    """Return the limiter of the requests in flight of a listener."""
-    return ConcurrencyLimiter(
-        "requests_in_flight",
-        limits.requests_in_flight,
-        limits.requests_queued,
-        requests_per_client(limits),
-    )
-
-
-UNLIMITED: Final = MemoryBudget(sys.maxsize)
-"""A budget without a limit."""
-
-CLIENT_MEMORY: ContextVar[Share | None] = ContextVar("client_memory", default=None)
-"""The memory share of the client whose request this task handles; includes upstream responses."""
-
-
-class ConcurrencyLimiter(Limiter):
-    """Limits requests in flight, with a bounded queue for more.
-
-    Args:
-        name: The YAML name of the limit, for errors.
-        limit: How many requests may be in flight.
-        queue: How many may wait.
-        share: How many requests of one client may be in flight; None for no such limit.
-        group: As in `Limiter`.
-        priority: As in `Limiter`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        limit: int,
-        queue: int,
-        share: int | None = None,
-        group: Callable[[], Hashable] | None = None,
-        priority: Callable[[], int] | None = None,
-    ) -> None:
-        super().__init__(limit, queue=queue, share=share, group=group, priority=priority)
-        self._name = name
-
-    async def wait(self, timeout_s: float | None, share: Share | None = None) -> None:
-        """Acquire a slot, waiting at most *timeout_s* for one; None waits without a limit.
-
-        Raises:
-            QueueTimeout: The queue timeout of the request passed first.
-            Overloaded: The queue is full, or no slot became free in time.
-        """
-        timeout_us = QUEUE_TIMEOUT_US.get()
-        own = timeout_us is not None and (timeout_s is None or timeout_us / 1e6 < timeout_s)
-        wait_s = timeout_us / 1e6 if timeout_us is not None and own else timeout_s
-        try:
-            await self.acquire(1, share, timeout_s=wait_s)
-        except LimiterFull:
-            raise self._overloaded(f"{self.queued} are queued") from None
-        except TimeoutError:
-            if timeout_us is not None and own:
-                queue = f"a request in flight ({self._name})"
-                raise QueueTimeout.after(timeout_us, queue, None) from None
-            raise self._overloaded(f"none ended within {timeout_s} s") from None
-
-    def _overloaded(self, why: str) -> Overloaded:
-        own = "" if self.share_limit >= self.limit else f" ({self.share_limit} for one client)"
-        return Overloaded(
-            f"{self.used} requests are in flight, at most {self.limit}{own} are allowed, "
-            f"and {why} ({self._name})",
-            limit=self._name,
-        )
-
-
-def upstream_slots(name: str, limit: int, limits: ClientLimits) -> ConcurrencyLimiter:
-    """Return the limiter of the requests in flight to one address of an upstream."""
-    group = queue_group if limits.pending_by == "route" else None
-    return ConcurrencyLimiter(name, limit, limits.pending, group=group, priority=queue_priority)
-
-
-DESCRIPTORS: Final = "descriptors"
-"""The name of the limit of file descriptors of the process."""
-
-
-class ConnectionCount:
-    """Counts the connections of one listener, in total and by client address.
-
-    Args:
-        limit: The limit in total; 0 for half of the descriptors that upstreams leave.
-        limit_per_address: The limit for one address; 0 for *limit*, or for half of the total where
-            *limit* is 0 too.
-        upstream_connections: Largest number of connections to upstreams.
-    """
-
-    def __init__(self, limit: int, limit_per_address: int, upstream_connections: int = 0) -> None:
-        descriptors = max_descriptors()
-        remaining = max(descriptors - upstream_connections, descriptors // 2)
-        self._limit = limit or remaining // 2
-        self._limit_per_address = limit_per_address or limit or max(1, self._limit // 2)
-        self._of: Counter[str] = Counter()
-        self.total = 0
-
-    def exceeded(self, address: str) -> str | None:
-        """Return the YAML name of the limit that one more from *address* would exceed, or None."""
-        if self.total >= self._limit:
-            return "connections"
-        if self._of[address] >= self._limit_per_address:
-            return "connections_per_address"
-        return None
-
-    def enter(self, address: str) -> None:
-        """Count a connection."""
-        self.total += 1
-        self._of[address] += 1
-
-    def leave(self, address: str) -> None:
-        """Remove a connection from the count."""
-        self.total -= 1
-        self._of[address] -= 1
-        if not self._of[address]:
-            del self._of[address]
-
-
-def client_address(transport: Any, unnamed: str = "") -> str:
-    """Return the address that a connection counts for; *unnamed* if its client has none."""
-    peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else unnamed
-
-
-def connection_refusal(
-    count: ConnectionCount, transport: Any, address: str, *, reserve: bool = False
-) -> Overloaded | None:
-    """Return the error for a connection above a limit; None if there is room.
-
-    Args:
-        count: The connections of the listener.
-        transport: The transport of the connection.
-        address: The address that it counts for.
-        reserve: Whether it may use the descriptors in reserve.
-    """
-    # First, because connections above the other limits stay open until they have their response.
-    if not reserve and descriptors_short(transport.get_extra_info("socket")):
-        limit: str | None = DESCRIPTORS
-    else:
-        limit = count.exceeded(address)
-    if limit is None:
-        return None
-    return TooManyConnections(
-        f"too many connections from {address or 'clients'} (limit {limit})", address, limit
-    )
-
-
-class TooManyConnections(Overloaded):
-    """A connection exceeds a limit.
-
-    Args:
-        message: As for every `GatewayError`.
-        address: The address of the client.
-        limit: The name of the limit.
-    """
-
-    def __init__(self, message: str, address: str, limit: str) -> None:
-        super().__init__(message, limit=limit)
-        self.address = address

@@ -6,12 +6,14 @@ cancelled resets the exchange on the wire, so that the server learns of it, and 
 connection.
 """
 
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Literal, Protocol, TypeVar
 
 from gateway.transports.admission import MemoryBudget as MemoryBudget  # noqa: PLC0414  # part of the contract
+from gateway.transports.net.sockets import max_descriptors
 from gateway.wire.frontend import ServerFrontend as ServerFrontend  # noqa: PLC0414  # part of the contract
 from gateway.wire.frontend import SessionLimits as SessionLimits  # noqa: PLC0414  # part of the contract
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
@@ -25,6 +27,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 _MIB = 1 << 20
+_CONNECTIONS = 100
 _PROBE_BYTES = 4096
 
 
@@ -34,9 +37,12 @@ class ServerLimits:
 
     Attributes:
         connections: 0 for half of the descriptors that upstreams leave.
-        connections_per_address: 0 for `connections`, or for half of them where that is 0 too.
+        connections_per_address: 0 for `connections`, or for seven eighths where that is 0 too.
+        requests_in_flight: None for as many as the memory budget allows.
         requests_per_address: Requests in flight of one client address, or of one connection where
-            clients have no addresses; None for a quarter of `requests_in_flight`.
+            clients have no addresses, that no other client delays; None for a quarter of
+            `requests_in_flight`, or for 64 where that is None.
+        queue_wait_s: None to wait until the deadline of the request.
         cut_through_bytes: A body is passed on while it arrives if so many bytes are missing; 0 for
             never.  Passing on holds about 768 KiB itself, and costs more CPU time below 2 MiB.
     """
@@ -53,11 +59,11 @@ class ServerLimits:
     body_chunks: int = 65_536
     connections: int = 0
     connections_per_address: int = 0
-    requests_in_flight: int = 256
+    requests_in_flight: int | None = None
     requests_per_address: int | None = None
     requests_queued: int = 2048
-    queue_wait_s: float = 1.0
-    h2_streams: int = 100
+    queue_wait_s: float | None = None
+    h2_streams: int = 1024
     connection_age_s: float = 3600.0
     header_timeout_s: float = 10.0
     body_idle_timeout_s: float = 30.0
@@ -76,19 +82,34 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """Limits of one upstream; times in seconds, sizes in bytes. Keys are those of YAML."""
+    """Limits of one upstream; times in seconds, sizes in bytes. Keys are those of YAML.
+
+    Attributes:
+        connections: None for a quarter of the file descriptors, and at least 100.
+        in_flight: None for no limit.
+    """
 
     message_bytes: int = 64 * _MIB
-    connections: int = 100
-    in_flight: int = 256
-    pending: int = 64
+    connections: int | None = None
+    in_flight: int | None = None
+    pending: int = 1024
     pending_by: Literal["route", "none"] = "route"
     connect_timeout_s: float = 5.0
     keepalive_s: float = 60.0
     connection_age_s: float = 300.0
     resolve_floor_s: float = 5.0
     resolve_cap_s: float = 30.0
-    memory_wait_s: float = 0.1
+    memory_wait_s: float | None = 0.1
+
+    @property
+    def most_connections(self) -> int:
+        """Largest number of connections to one address."""
+        return self.connections or max(_CONNECTIONS, max_descriptors() // 4)
+
+    @property
+    def most_in_flight(self) -> int:
+        """Largest number of requests in flight to one address."""
+        return self.in_flight or sys.maxsize
 
 
 def is_probe(frontend: ServerFrontend[Q, A], wire: Q, size: int) -> bool:

@@ -124,5 +124,8 @@ async def test_overview_shows_targets_with_and_without_calls() -> None:
     listed = [{"name": "own", "ready": True, "reason": ""}]
     rest = {"weights": {}, "routes": listed, "upstreams": [], "warnings": [], "listeners": {}}
     facts = {"ready": True, "reason": "", "version": "1", "started": "", "config": {"file": "f"}}
-    page = _render("overview.html", {**_overview({**status, **rest, **facts}), "pages": ()})
+    runtime = {"runtime": {"changes": {}, "lines": ["route own: a=1"]}}
+    overview = _overview({**status, **rest, **facts, **runtime})
+    page = _render("overview.html", {**overview, "pages": ()})
+    assert b"<li>route own: a=1</li>" in page
     assert b">own<" in page

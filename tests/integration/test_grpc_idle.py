@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 
-from gateway.transports.admission import ConnectionCount
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import MemoryBudget, ServerLimits
 from gateway.transports.grpc import server_connection
 from gateway.transports.grpc.admission import CallAdmission

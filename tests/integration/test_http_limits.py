@@ -253,7 +253,7 @@ async def test_body_over_the_memory_budget_is_503() -> None:
     async with serving(Slow(), budget_bytes=1000, queue_wait_s=0.1) as running:
         holder = await running.connect()
         await holder.send(post(b"x" * 900))
-        await eventually(lambda: running.budget.used_bytes == 900)
+        await eventually(lambda: running.budget.used_bytes >= 900)
         start = time.monotonic()
         got = await fetch(running, post(b"x" * 200))
         took = time.monotonic() - start
@@ -278,7 +278,7 @@ async def test_retry_after_is_sent_once() -> None:
     async with serving(Patient(), budget_bytes=1000, queue_wait_s=0.1) as running:
         holder = await running.connect()
         await holder.send(post(b"x" * 900))
-        await eventually(lambda: running.budget.used_bytes == 900)
+        await eventually(lambda: running.budget.used_bytes >= 900)
         got = await fetch(running, post(b"x" * 200))
         await holder.close()
     assert ["1"] == [value for name, value in got.headers.pairs if name.lower() == "retry-after"]
@@ -411,7 +411,7 @@ async def test_reserved_server_accepts_when_descriptors_are_short(
     reserve: bool, statuses: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last tenth of the descriptors is reserved for the server of operators."""
-    short = "gateway.transports.admission.descriptors_short"
+    short = "gateway.transports.connection_count.descriptors_short"
     monkeypatch.setattr(short, lambda _sock: True)
     server = HTTP_MAKES.http_server(
         mounts=[HttpMount(("/v2",), Echo())],

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.transports.admission import ConnectionCount
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, HttpMount, MemoryBudget, ServerLimits
 from gateway.transports.http1.server import HttpServer
 from gateway.transports.http2.frames import PREFACE, SETTINGS, frame

@@ -16,7 +16,8 @@ import trustme
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps.brpc.framing import looks_like, server_framer
-from gateway.transports.admission import ConnectionCount, MemoryBudget
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     ClientLimits,
     GrpcFrontend,

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.ir.calls import Call
 from gateway.telemetry.call_path import CALL_PATH, CallPath
-from gateway.transports.admission import upstream_slots
 from gateway.transports.contract import ClientLimits
+from gateway.transports.slots import upstream_slots
 from tests.simulation.virtual_time import ModelServer, Traffic, good, percentile, simulate
 
 WORKERS, SERVICE_S = 8, 0.04
@@ -24,7 +24,7 @@ class SharedUpstream:
 
     def __init__(self, draw: random.Random) -> None:
         self._server = ModelServer(WORKERS, SERVICE_S, draw)
-        self._slots = upstream_slots("in_flight", WORKERS, ClientLimits())
+        self._slots = upstream_slots("in_flight", WORKERS, ClientLimits(), "server")
 
     async def __call__(self, call: Call[Any], /) -> Any:
         """Reply when a slot was free and the server is done."""

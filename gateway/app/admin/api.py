@@ -194,6 +194,7 @@ class AdminApi:
             **status,
             "traffic": self._window.document(),
             "weights": weights_in_force(config, self._sources.cutover),
+            "runtime": self._sources.control.runtime(),
         }
 
     def stock(self) -> tuple[int, Document]:

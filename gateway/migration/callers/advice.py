@@ -156,7 +156,7 @@ def _python(metadata: ModelMetadata, url: Url, version: str) -> str:
         "import numpy as np",
         f"import tritonclient.{url.carrier} as triton",
         "",
-        f"client = triton.InferenceServerClient({url.authority!r})",
+        f"client = triton.InferenceServerClient({url.authority!r}{', ssl=True' * url.tls})",
         "inputs = [",
         *(
             f"    triton.InferInput({each.name!r}, {_shape(each)}, {_name(each)!r}),"
@@ -206,7 +206,7 @@ def _curl(metadata: ModelMetadata, url: Url, version: str) -> str:
     if datatypes & {Datatype.FP16, Datatype.BF16}:
         return ""
     path = f"/v2/models/{metadata.name}" + (f"/versions/{version}" if version else "")
-    address = shlex.quote(f"http://{url.authority}{url.path}{path}/infer")
+    address = shlex.quote(f"http{'s' * url.tls}://{url.authority}{url.path}{path}/infer")
     body: dict[str, Any] = {
         "inputs": [
             {"name": each.name, "shape": _shape(each), "datatype": _name(each), "data": []}

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from gateway.cli.admin import DEFAULT_ADMIN, AdminOption, get_document, post_document
+from gateway.cli.admin import asks_admin, get_document, post_document
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -38,9 +38,11 @@ class CutoverAction(enum.Enum):
     WAIT = "wait"
 
 
+@asks_admin()
 def cutover(
     action: Annotated[CutoverAction, typer.Argument(help="What to show or to do.")],
     migration: Annotated[str, typer.Argument(metavar="MIGRATION", help="Name of the migration.")],
+    admin: str,
     at_step: Annotated[
         int | None,
         typer.Option(metavar="N", help="With resume: begin at this step; 0 only mirrors."),
@@ -48,7 +50,6 @@ def cutover(
     timeout: Annotated[
         str, typer.Option(metavar="6h", help="With wait: the longest time to wait.")
     ] = "6h",
-    admin: AdminOption = DEFAULT_ADMIN,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Show or control the cut-over of a migration to its new target.

@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -30,6 +31,7 @@ from gateway.cli.output import (
     print_note,
     print_text,
 )
+from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.ir.limits import MessageLimits
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.directory import make_directory
@@ -75,6 +77,7 @@ from gateway.settings.units import Url, parse_duration, parse_url
 FormatOption = Annotated[OutputFormat, typer.Option("--output", help="Format of the data.")]
 
 
+@server_flags
 def replay(  # noqa: PLR0913, PLR0917  # one for each flag
     capture: CaptureArgument,
     against: Annotated[str, typer.Option("--against", metavar="URL", help="The new server.")],
@@ -115,6 +118,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         typer.Option("--report", metavar="FILE", help="Write a page on old and new replies."),
     ] = None,
     mismatches: MismatchesOption = None,
+    server: ServerFlags = ServerFlags(),  # noqa: B008  # frozen
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Send the calls of a capture to a server of any protocol, and compare the replies.
@@ -149,13 +153,14 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
                         guards,
                         selection,
                         directory,
+                        server,
                         listed=listed,
                         wire=wire,
                     )
                 )
         except LookupError as error:
             fail(str(error.args[0]), WRONG_USAGE)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, ValueError, sqlite3.Error) as error:
             fail(f"replay failed: {error}")
         if report_file is not None and directory is not None:
             write_report(capture, directory, compare, conditions, html=report_file)
@@ -303,7 +308,7 @@ def _number(form: re.Pattern[str], text: str, flag: str, example: str) -> float:
     return value
 
 
-async def _run(  # noqa: PLR0913  # what the flags become
+async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     capture: Capture,
     urls: Sequence[Url],
     options: ReplayOptions,
@@ -311,16 +316,17 @@ async def _run(  # noqa: PLR0913  # what the flags become
     guards: Guards,
     selection: Selection,
     results: Path | None,
+    server: ServerFlags,
     *,
     listed: MismatchList | None,
     wire: bool,
 ) -> ReplayReport:
     """Connect, send the calls, and close; Ctrl-C ends the sending."""
-    adapt = RecordedRequests if wire else None
-    connections = [(connect(url, adapt=adapt), url) for url in urls]
+    adapt = partial(RecordedRequests, headers=server.metadata) if wire else None
+    connections = [(connect(url, adapt=adapt, tls=server.tls), url) for url in urls]
     # A layer that completes a call would write its message anew.
     services = [
-        connected.service if wire else complete_service(connected, url)
+        connected.service if wire else complete_service(connected, url, server.headers)
         for connected, url in connections
     ]
     writer = None if results is None else _ResultsWriter(results, str(urls[0]))

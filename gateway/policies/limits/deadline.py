@@ -1,16 +1,65 @@
-"""The deadlines of streams, and the error of an expired deadline.
+"""The timeout of a route, the deadlines of streams, and the error of an expired deadline.
 
 `policy.py` sets the deadline of a call; transports read the one that a client sends.
 """
 
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.concurrency.timeouts import Timeout
-from gateway.ir.calls import Call, InferResponse
+from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferResponse
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.streams import close_stream
+
+
+class RouteTimeout:
+    """How long a call of a route may take, from its arrival to its reply.
+
+    Time in queues of the gateway counts. Loads and unloads of models have no such timeout: their
+    duration says nothing about the server.
+
+    Args:
+        seconds: The timeout; None for none.
+        key: Its key in YAML, for errors.
+    """
+
+    __slots__ = ("key", "seconds")
+
+    def __init__(self, seconds: float | None = None, key: str = "timeout") -> None:
+        self.seconds = seconds
+        self.key = key
+
+    def end(self, call: Call[Any], now: float) -> float | None:
+        """Return when the time of a call is over, which goes on to its target *now*."""
+        if self.seconds is None or type(call) in MODEL_CONTROL_CALLS:
+            return None
+        # Read and counted once: the steps of a pipeline are calls of their own.
+        waited = waited_s()
+        if waited:
+            WAITED_S.set(0.0)
+        return now + self.seconds - waited
+
+    def queue_s(self, call: Call[Any], now: float) -> float:
+        """Return how long a call may still wait in a queue; infinity for no limit."""
+        deadline = call.context.deadline
+        left_s = math.inf if deadline is None else deadline - now
+        if self.seconds is not None and type(call) not in MODEL_CONTROL_CALLS:
+            left_s = min(left_s, self.seconds - waited_s())
+        return max(0.0, left_s)
+
+    def note_wait(self, seconds: float) -> None:
+        """Count time that the current call spent in a queue."""
+        WAITED_S.set(waited_s() + seconds)
+
+    def cut(self, requested: float | None, end: float | None) -> str:
+        """Return what to say if this timeout ended a call at *end*; "" if its caller's did."""
+        if self.seconds is None or end is None or (requested is not None and requested <= end):
+            return ""
+        longer = "" if requested is None else ", which is shorter than the time of the client"
+        return f"within {self.seconds:g} s ({self.key}{longer})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +70,14 @@ class StreamTimeouts:
         total: The caller's deadline, for the complete stream.
         first: The deadline of the first reply.
         idle_s: Maximum time between replies.
+        cut: What to say if the first reply is late because of the route's timeout.
     """
 
     total: float | None
     first: float | None
     idle_s: float | None
     clock: Callable[[], float]
+    cut: str = ""
 
     def remaining_s(self, *, first: bool) -> float | None:
         """Return the timeout for the next reply; None for no timeout."""
@@ -37,6 +88,12 @@ class StreamTimeouts:
         if self.total is not None:
             until = self.total if until is None else min(until, self.total)
         return None if until is None else until - now
+
+    def reason(self, *, first: bool) -> str:
+        """Return what to say about a reply that is late; "" if the caller's deadline has passed."""
+        if self.total is not None and self.clock() >= self.total:
+            return ""
+        return self.cut if first else f"within {self.idle_s:g} s (policies.stream_idle)"
 
 
 class StreamWithTimeouts:
@@ -67,7 +124,8 @@ class StreamWithTimeouts:
             if not timeout.has_expired:
                 raise
             await close_stream(self._items)
-            raise deadline_error(self._call, further=not self._is_first) from None
+            cut = self._times.reason(first=self._is_first)
+            raise deadline_error(self._call, further=not self._is_first, cut=cut) from None
         self._is_first = False
         return item
 
@@ -76,8 +134,15 @@ class StreamWithTimeouts:
         await close_stream(self._items)
 
 
-def deadline_error(call: Call[Any], *, further: bool = False) -> DeadlineExceeded:
-    """Return the error of an expired deadline of *call*, or of a *further* reply to it."""
+def deadline_error(call: Call[Any], *, further: bool = False, cut: str = "") -> DeadlineExceeded:
+    """Return the error of an expired deadline of *call*, or of a *further* reply to it.
+
+    Args:
+        call: The call.
+        further: Whether it had a reply before.
+        cut: What ended it; "" for the deadline of its caller.
+    """
     source = "the gateway" if call.model is None else f"model {str(call.model)!r}"
     response = "further response" if further else "response"
-    return DeadlineExceeded(f"no {response} from {source} before the deadline", model=call.model)
+    when = cut or "before the deadline"
+    return DeadlineExceeded(f"no {response} from {source} {when}", model=call.model)

@@ -1,6 +1,7 @@
 """FairShare: the part of a route's concurrency that callers with the same key may have."""
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -9,8 +10,10 @@ import structlog
 
 from gateway.concurrency.limiter import ControlledDelay, Limiter, LimiterFull, QueueLate, Share
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
-from gateway.ir.errors import Overloaded, QueueTimeout
+from gateway.ir.errors import Overloaded
 from gateway.ir.streams import on_stream_end
+from gateway.policies.limits.concurrency import INTERVAL_S, QueueBound, late_queue
+from gateway.policies.limits.deadline import RouteTimeout
 from gateway.service import Service
 from gateway.telemetry.call_path import queue_priority, record_queue_time
 
@@ -78,10 +81,11 @@ class FairShare:
         in_flight: Inferences at a time of all keys.
         share: Inferences at a time of one key.
         queue: Maximum inferences that wait.
-        wait_s: Maximum time that one waits.
+        wait_s: Maximum time that one waits; None for as long as its deadline allows.
         target_s: How long one may wait while the queue has not been empty for *wait_s*; None for no
             such rule.
         rate: Limits the calls in a second of each key; None for no such limit.
+        timeout: Of the route.
         route: Name of the route.
         clock: Monotonic seconds.
     """
@@ -93,10 +97,11 @@ class FairShare:
         *,
         in_flight: int,
         share: int,
-        queue: int = 256,
-        wait_s: float = 0.1,
+        queue: int = 1024,
+        wait_s: float | None = None,
         target_s: float | None = None,
         rate: CallRate | None = None,
+        timeout: RouteTimeout | None = None,
         route: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -104,6 +109,7 @@ class FairShare:
         self._key = key
         self._wait_s = wait_s
         self._rate = rate
+        self._timeout = RouteTimeout() if timeout is None else timeout
         self._route = route
         self._clock = clock
         self._current = ""
@@ -111,9 +117,10 @@ class FairShare:
             in_flight,
             queue=queue,
             share=share,
+            is_strict=True,
             group=lambda: self._current,
             priority=queue_priority,
-            delay=None if target_s is None else ControlledDelay(target_s, wait_s),
+            delay=None if target_s is None else ControlledDelay(target_s, wait_s or INTERVAL_S),
         )
         self._calm_at = float("-inf")
 
@@ -146,24 +153,29 @@ class FairShare:
 
     async def _wait(self, call: Call[Any], request: InferRequest, name: str, share: Share) -> None:
         began = self._clock()
-        wait_s, timeout_us = self._wait_s, request.timeout_us
-        if timeout_us is not None:
-            wait_s = min(wait_s, timeout_us / 1e6)
+        bound = QueueBound(call, request, self._timeout, self._wait_s, began)
         self._current = name  # `acquire` reads it before it waits
         try:
-            await self._limiter.acquire(1, share, timeout_s=wait_s)
+            await self._limiter.acquire(1, share, timeout_s=bound.seconds)
         except QueueLate:
+            raise late_queue(self._route, call) from None
+        except LimiterFull:
+            self._warn()
             raise Overloaded(
-                f"the queue of route {self._route!r} is late: it accepts no further call",
+                f"route {self._route!r} is overloaded: {self._situation(share)}, and "
+                f"{share.queued} wait (share, policies.queued)",
                 model=call.model,
-                limit="queue_target",
+                limit="share",
             ) from None
-        except (LimiterFull, TimeoutError) as error:
-            if timeout_us is not None and wait_s < self._wait_s and type(error) is TimeoutError:
-                queue = f"the share of its caller in route {self._route!r}"
-                raise QueueTimeout.after(timeout_us, queue, call.model) from None
-            raise self._overloaded(call, share) from None
-        record_queue_time(self._clock() - began)
+        except TimeoutError:
+            self._warn()
+            what = f"a slot of the share of its caller in route {self._route!r}"
+            error = bound.error(what, self._situation(share), "share")
+            error.limit = "share"
+            raise error from None
+        seconds = self._clock() - began
+        record_queue_time(seconds)
+        self._timeout.note_wait(seconds)
 
     def _too_many(self, call: Call[Any], rate: float) -> Overloaded:
         self._warn()
@@ -174,15 +186,11 @@ class FairShare:
             limit="share",
         )
 
-    def _overloaded(self, call: Call[Any], share: Share) -> Overloaded:
-        self._warn()
+    def _situation(self, share: Share) -> str:
         limiter = self._limiter
-        return Overloaded(
-            f"route {self._route!r} has {share.used} inferences of this caller in flight, at most "
-            f"{limiter.share_limit} of {limiter.limit} are allowed (share)",
-            model=call.model,
-            limit="share",
-        )
+        whole = "" if limiter.limit == sys.maxsize else f" of {limiter.limit}"
+        most = f"at most {limiter.share_limit}{whole} are allowed"
+        return f"{share.used} inferences of this caller are in flight, {most}"
 
     def _warn(self) -> None:
         now = self._clock()

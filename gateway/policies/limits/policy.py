@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
 
@@ -20,6 +20,7 @@ from gateway.ir.streaming_body import StreamingBody, streaming_body_of
 from gateway.ir.streams import map_stream, on_stream_end
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.deadline import (
+    RouteTimeout,
     StreamTimeouts,
     StreamWithTimeouts,
     deadline_error,
@@ -29,6 +30,8 @@ from gateway.service import Service
 
 R = TypeVar("R")
 
+_CLOCK_SLACK_S: Final = 0.05
+
 
 class CallLimits:
     """Limits the concurrency, the time and the attempts of calls.
@@ -37,13 +40,13 @@ class CallLimits:
     Calls about health and metadata need none: they are cheap, and a busy route must answer them
     correctly.
 
-    The deadline is the earlier of the caller's deadline and the route's timeout. Upstreams receive
-    it, and the call is cancelled when it expires. The queue timeout of a request only bounds its
-    wait for a slot: upstreams receive it as a parameter, for queues of their own. For a
-    stream, the route's timeout ends with the first reply, and an idle timeout applies to each
-    further reply, because their number is unknown. The caller's deadline applies to the complete
-    stream. While the body of a call is being received, the route's timeout restarts with each
-    received byte, because the target does not control the speed of the client.
+    The deadline is the earlier of the caller's deadline and the route's timeout, which counts the
+    time in queues. Upstreams receive it, and the call is cancelled when it expires. The queue
+    timeout of a request only bounds its wait for a slot: upstreams receive it as a parameter, for
+    queues of their own. For a stream, the route's timeout ends with the first reply, and an idle
+    timeout applies to each further reply, because their number is unknown. The caller's deadline
+    applies to the complete stream. While the body of a call is being received, the route's timeout
+    restarts with each received byte, because the target does not control the speed of the client.
 
     Before the deadline, a failed call is retried if the rules of the route allow it
     (`RetryBudget`).
@@ -51,6 +54,7 @@ class CallLimits:
     Args:
         inner: The service to call; it may choose another endpoint for the retry.
         timeout_s: The route's timeout; None for none.
+        timeout_key: Its key in YAML, for errors.
         stream_idle_s: Idle timeout of a stream; None for none.
         places: The concurrency limit of inferences; None for no limit.
         retries: The retry budget; None for no retries.
@@ -62,6 +66,7 @@ class CallLimits:
         inner: Service,
         timeout_s: float | None = None,
         *,
+        timeout_key: str = "timeout",
         stream_idle_s: float | None = None,
         places: ConcurrencyLimit | None = None,
         retries: RetryBudget | None = None,
@@ -69,6 +74,7 @@ class CallLimits:
     ) -> None:
         self._inner = inner
         self._timeout_s = timeout_s
+        self._timeout = RouteTimeout(timeout_s, timeout_key)
         self._stream_idle_s = stream_idle_s
         # An unlimited counter costs no more than a check whether there is a limit.
         self._without = ConcurrencyLimit("", in_flight=sys.maxsize)
@@ -77,7 +83,7 @@ class CallLimits:
         self._clock = clock
         self._wheel = TimerWheel(clock)
 
-    async def __call__(self, call: Call[R], /) -> R:
+    async def __call__(self, call: Call[R], /) -> R:  # noqa: PLR0915  # one frame
         """Call *inner* within the limits.
 
         Raises:
@@ -91,10 +97,12 @@ class CallLimits:
         if places.used < places.limit:
             places.used += 1
         else:
-            await places.wait_for_slot(call, inference_of(call))
+            await places.wait_for_slot(call, inference_of(call), self._timeout, self._clock())
         retries.active += 1
         retries.calls += 1
         timeout: Timeout | None = None
+        requested: float | None = None
+        deadline: float | None = None
         is_first = True
         try:
             call, timeout, requested, deadline = self._set_deadline(call)
@@ -109,20 +117,44 @@ class CallLimits:
         except BaseException as error:
             retries.active -= 1
             places.release()
-            if timeout is not None and timeout.finish(error):
-                raise deadline_error(call) from None
+            if timeout is not None and (
+                late := self._late(call, error, timeout, requested, deadline)
+            ):
+                raise late from None
             raise
         if timeout is not None:
             timeout.finish(None)
         if is_stream:
-            times = StreamTimeouts(requested, deadline, self._stream_idle_s, self._clock)
+            cut = self._timeout.cut(requested, deadline)
+            times = StreamTimeouts(requested, deadline, self._stream_idle_s, self._clock, cut)
             return self._limit_stream(call, reply, places, times, is_first=is_first)
         retries.active -= 1
-        if places.waiting:
+        if places.queued:
             places.release()
         else:
             places.used -= 1
         return reply
+
+    def _late(
+        self,
+        call: Call[Any],
+        error: BaseException,
+        timeout: Timeout,
+        requested: float | None,
+        deadline: float | None,
+    ) -> DeadlineExceeded | None:
+        """Stop *timeout*, and return the error of a call that was too late; None if it was not."""
+        cut = self._timeout.cut(requested, deadline)
+        if timeout.finish(error):
+            return deadline_error(call, cut=cut)
+        if not cut or deadline is None or not isinstance(error, DeadlineExceeded):
+            return None
+        # An upstream enforces the deadline, too, and by a clock of its own.
+        if self._clock() < deadline - _CLOCK_SLACK_S:
+            return None
+        if error.limit is None:
+            return deadline_error(call, cut=cut)
+        return DeadlineExceeded(f"{error.message} {cut}", model=call.model, limit=error.limit)
 
     def _set_deadline(
         self, call: Call[R]
@@ -135,12 +167,14 @@ class CallLimits:
         clock, context = self._clock, call.context
         now = clock()
         deadline = requested = context.deadline
-        if self._timeout_s is not None:
-            own = now + self._timeout_s
-            deadline = own if requested is None or own < requested else requested
+        own = self._timeout.end(call, now)
+        if own is not None and (requested is None or own < requested):
+            deadline = own
         if deadline is None:
             return call, None, None, None
         if deadline <= now:
+            if deadline is own:
+                raise deadline_error(call, cut=self._timeout.cut(requested, own))
             raise DeadlineExceeded("the deadline expired before the call arrived", model=call.model)
         origin = context.origin
         has_bytes = origin is not None and origin.has_bytes

@@ -3,18 +3,24 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 
+from gateway.concurrency.limiter import WAITED_S
 from gateway.ir.errors import TooLarge
 from gateway.transports.admission import (
     NOBODY,
     RESPONSE_UNCOUNTED_BYTES,
     ClientShares,
-    ConcurrencyLimiter,
     Reservation,
     no_memory,
-    requests_per_client,
 )
 from gateway.transports.contract import MemoryBudget, ServerLimits
+from gateway.transports.slots import (
+    LISTENER_KEYS,
+    ConcurrencyLimiter,
+    requests_in_flight,
+    requests_per_client,
+)
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
@@ -38,8 +44,10 @@ class CallAdmission(ConcurrencyLimiter):
     ) -> None:
         self.is_counted = slots is None
         share = requests_per_client(limits) if slots is None else None
-        slots = limits.requests_in_flight if slots is None else slots
-        super().__init__("requests_in_flight", slots, limits.requests_queued, share)
+        slots = requests_in_flight(limits, budget) if slots is None else slots
+        super().__init__(
+            "requests_in_flight", slots, limits.requests_queued, share, keys=LISTENER_KEYS
+        )
         self.budget = budget
         self.wait_s = limits.queue_wait_s
         self.message_bytes = limits.message_bytes
@@ -88,29 +96,35 @@ class CallAdmission(ConcurrencyLimiter):
         client: ClientShares,
         held: Reservation | None = None,
         *,
+        deadline: float | None = None,
         free: bool = False,
     ) -> None:
         """Acquire a slot and *size* bytes, waiting for both.
 
         Args:
-            size: The size of the message.
+            size: What the call counts in the budget.
             client: The shares of the client.
             held: An earlier reservation for the message, which is released.
+            deadline: Until when to wait; None for no limit.
             free: Whether the call is a health check, which needs neither slot nor memory.  Call
                 `leave` for it too.
 
         Raises:
             Overloaded: They did not become free in time.
+            DeadlineExceeded: They did not become free before the deadline.
         """
+        began = monotonic()
         self._entered += 1
         self.calls += 1
-        held = Reservation(self.budget, self.wait_s, client.memory) if held is None else held
+        if held is None:
+            held = Reservation(self.budget, self.wait_s, client.memory, deadline)
+        before_s = held.waited_s
         try:
             held.settle()
             if free:
                 held.close()
                 return
-            await self.wait(self.wait_s, client.slots)
+            await self.wait(self.wait_s, client.slots, deadline=deadline)
             try:
                 if held.size_bytes > size:
                     held.release(held.size_bytes - size)
@@ -120,6 +134,7 @@ class CallAdmission(ConcurrencyLimiter):
                 self.release(1, client.slots)
                 raise
             held.detach()
+            WAITED_S.set(before_s + monotonic() - began)
         except BaseException:
             held.close()
             self.leave()
@@ -136,9 +151,9 @@ class CallAdmission(ConcurrencyLimiter):
         if self._idle is not None and not self.calls:
             self._idle.set()
 
-    def reservation(self, client: ClientShares) -> Reservation:
-        """Return what may hold bytes for *client*."""
-        return Reservation(self.budget, self.wait_s, self.shares(client).memory)
+    def reservation(self, client: ClientShares, deadline: float | None = None) -> Reservation:
+        """Return what may hold bytes for *client*, and waits for them until *deadline*."""
+        return Reservation(self.budget, self.wait_s, self.shares(client).memory, deadline)
 
     def hold_response(self, size: int, client: ClientShares) -> Reservation:
         """Return what holds a response of *size* bytes. Raises Overloaded."""
@@ -157,9 +172,18 @@ class CallAdmission(ConcurrencyLimiter):
 
 
 class Slot:
-    """A slot and bytes that one call holds; entering it raises Overloaded."""
+    """A slot and bytes that one call holds; entering it raises as `CallAdmission.enter`.
 
-    __slots__ = ("_admission", "_client", "_free", "_held", "_size")
+    Args:
+        admission: Of the listener.
+        size: The size of the message.
+        client: The shares of the client.
+        held: As for `CallAdmission.enter`.
+        deadline: As for `CallAdmission.enter`.
+        free: As for `CallAdmission.enter`.
+    """
+
+    __slots__ = ("_admission", "_client", "_deadline", "_free", "_held", "_size")
 
     def __init__(
         self,
@@ -168,16 +192,20 @@ class Slot:
         client: ClientShares,
         held: Reservation | None = None,
         *,
+        deadline: float | None = None,
         free: bool = False,
     ) -> None:
         self._admission = admission
-        self._size = size
+        self._size = size + admission.budget.call_bytes
+        self._deadline = deadline
         self._free = free
         self._client = admission.shares(client)
         self._held = held
 
     async def __aenter__(self) -> None:
-        await self._admission.enter(self._size, self._client, self._held, free=self._free)
+        await self._admission.enter(
+            self._size, self._client, self._held, deadline=self._deadline, free=self._free
+        )
 
     async def __aexit__(self, *_details: object) -> None:
         admission, client = self._admission, self._client
@@ -197,7 +225,7 @@ class GrpcSessionLimits:
 
     def admit(self, wire: GrpcRequest, /) -> Slot:
         """Hold a slot and the bytes of the message."""
-        return Slot(self._admission, size_of(wire.message), self._client)
+        return Slot(self._admission, size_of(wire.message), self._client, deadline=wire.deadline)
 
     def check_response(self, answer: GrpcResponse, /) -> None:
         """Raise TooLarge for a response above the limit."""

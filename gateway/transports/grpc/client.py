@@ -11,14 +11,15 @@ from types import CoroutineType
 from typing import Any, Final
 
 from gateway.concurrency.timeouts import TimerWheel
-from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent, Overloaded, QueueTimeout
-from gateway.transports.admission import UNLIMITED, MemoryBudget, upstream_slots
+from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent
+from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits, Decode
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.client_pool import GrpcConnectionPool
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.resolver import upstream_of
 from gateway.transports.net.tls_files import TlsContext
+from gateway.transports.slots import upstream_slots
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 
 # A lookup of an Enum member costs as much as a function call.
@@ -57,7 +58,7 @@ class GrpcClient:
         self._target = target
         upstream = upstream_of(target, limits.resolve_floor_s, address)
         self._pool = GrpcConnectionPool(target, upstream, limits, tls, budget)
-        self._slots = upstream_slots("in_flight", limits.in_flight, limits)
+        self._slots = upstream_slots("in_flight", limits.most_in_flight, limits, target)
         self._wheel = TimerWheel()
         self._withheld = WithheldCalls() if withheld is None else withheld
         self._is_closed = False
@@ -81,7 +82,7 @@ class GrpcClient:
         if slots.used < slots.limit and not slots.queued:  # as `try_acquire`, without its frame
             slots.used += 1
         else:
-            now = await self._wait_for_slot(now, deadline)
+            now = await self._wait_for_slot(deadline)
         withheld = False
         try:
             connection = self._pool.find(now)
@@ -126,7 +127,7 @@ class GrpcClient:
         if self._is_closed or (deadline is not None and deadline <= now):
             raise self._not_started()
         if not self._slots.try_acquire():
-            now = await self._wait_for_slot(now, deadline)
+            now = await self._wait_for_slot(deadline)
         try:
             connection = self._pool.find(now)
             if connection is None:
@@ -174,16 +175,14 @@ class GrpcClient:
         if _is_over(deadline):
             raise DeadlineExceeded(f"no response from {self._target} in time")
 
-    async def _wait_for_slot(self, now: float, deadline: float | None) -> float:
+    async def _wait_for_slot(self, deadline: float | None) -> float:
         """Wait for a slot; return the time afterwards."""
         try:
-            await self._slots.wait(None if deadline is None else deadline - now)
-        except QueueTimeout:
-            raise
-        except Overloaded as error:
-            if self._is_closed or _is_over(deadline):
+            await self._slots.wait(None, deadline=deadline)
+        except GatewayError:
+            if self._is_closed:
                 raise self._not_started() from None
-            raise Overloaded(f"{self._target}: {error.message}", limit=error.limit) from None
+            raise
         return monotonic()
 
     def _not_started(self) -> GatewayError:

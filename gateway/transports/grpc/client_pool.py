@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
-from gateway.transports.admission import CLIENT_MEMORY, MemoryBudget, Reservation
+from gateway.transports.admission import MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import (
@@ -133,9 +134,11 @@ class GrpcClientConnection(Http2Protocol):
         """Ask a silent server whether it is there: a call has ended without a response."""
         now = monotonic()
         self._note_received(now)
-        if self.is_open() and self._silence.should_ask(now):
+        if self.is_open() and self._silence.should_ping(now):
             self.core.ping()
             self.flush_soon()
+            gone_at = now + ACKNOWLEDGED_WITHIN_S
+            self.loop.call_later(ACKNOWLEDGED_WITHIN_S, self._retire_if_gone, gone_at)
 
     # -- for the protocol
 
@@ -257,14 +260,18 @@ class GrpcClientConnection(Http2Protocol):
             self.idle_since = now
         elif self._closing_reason is not None or now - self.idle_since > keepalive_s:
             self.retire()
-        self._note_received(now)
-        if self._silence.is_gone(now) and self._closing_reason is None:
-            self._closing_reason = f"the server acknowledged no PING in {ACKNOWLEDGED_WITHIN_S:g} s"
-            self._pool.remove(self)
+        self._retire_if_gone(now)
         stuck = self.stuck_since
         if stuck is not None and now - stuck > _WRITE_TIMEOUT_S:
             self._closing_reason = f"the server read nothing for {_WRITE_TIMEOUT_S:g} s"
             self.abort()
+
+    def _retire_if_gone(self, now: float) -> None:
+        """Start no more calls if a PING was not acknowledged."""
+        self._note_received(now)
+        if self._silence.is_gone(now) and self.is_open():
+            self._closing_reason = f"the server acknowledged no PING in {ACKNOWLEDGED_WITHIN_S:g} s"
+            self._pool.remove(self)
 
     def _note_received(self, now: float) -> None:
         if self.has_received:
@@ -403,7 +410,7 @@ class GrpcConnectionPool:
 
     async def _wait_for_connection(self) -> None:
         """Wait for a new connection, or for the end of a call on another. Raises NotSent."""
-        if len(self._connections) >= self._limits.connections:
+        if len(self._connections) >= self._limits.most_connections:
             future = asyncio.get_running_loop().create_future()
             self.waiting.add(future)
             try:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
 from gateway.transports.grpc.admission import CallAdmission

@@ -13,14 +13,10 @@ from typing import Any, Final
 
 import structlog
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import TimerStep
 from gateway.ir import errors
-from gateway.transports.admission import (
-    CLIENT_MEMORY,
-    RESPONSE_PATIENCE_S,
-    RESPONSE_UNCOUNTED_BYTES,
-    Reservation,
-)
+from gateway.transports.admission import RESPONSE_PATIENCE_S, RESPONSE_UNCOUNTED_BYTES, Reservation
 from gateway.transports.contract import is_probe
 from gateway.transports.grpc.admission import GrpcSessionLimits, Slot
 from gateway.transports.grpc.compression import decompress_message
@@ -215,7 +211,7 @@ class ServerCall:
                 self._stream,
                 coding,
                 method.limits,
-                method.admission.reservation(self._connection.client),
+                method.admission.reservation(self._connection.client, self._deadline),
                 self._fail,
                 self._started_at,
             )
@@ -276,13 +272,13 @@ class ServerCall:
         try:
             if message is not None and message.coding is not None:
                 view = await self._plain(message)
-            size = len(view)
+            size = len(view) + admission.budget.call_bytes
             request = self._request(view, message)
             held = None if self._incoming is None else self._incoming.take_reservation()
             free = False
             if held is not None or not admission.admit(size, client):
-                free = not admission.has_room and is_probe(method.frontend, request, size)
-                await admission.enter(size, client, held, free=free)
+                free = not admission.has_room and is_probe(method.frontend, request, len(view))
+                await admission.enter(size, client, held, deadline=self._deadline, free=free)
             has_slot = not free
             size = 0 if free else size
             try:
@@ -381,7 +377,13 @@ class ServerCall:
         held = None if self._incoming is None else self._incoming.take_reservation()
         request = self._request(view, message)
         async with (
-            Slot(self._method.admission, len(view), self._connection.client, held),
+            Slot(
+                self._method.admission,
+                len(view),
+                self._connection.client,
+                held,
+                deadline=self._deadline,
+            ),
             aclosing(self._method.frontend(request)) as responses,
         ):
             await self._send_all(responses, request)

@@ -9,14 +9,11 @@ from typing import Final
 
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InvalidRequest
-from gateway.transports.admission import (
+from gateway.transports.admission import NOBODY, ClientShares, Reservation, client_shares
+from gateway.transports.connection_count import (
     DESCRIPTORS,
-    NOBODY,
-    ClientShares,
     ConnectionCount,
-    Reservation,
     client_address,
-    client_shares,
     connection_refusal,
 )
 from gateway.transports.contract import ServerLimits
@@ -47,7 +44,7 @@ from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import size_of
 from gateway.wire.metadata import metadata_request_id, text_metadata
 
-_AGE_GRACE_S: Final = 30.0
+_IDLE_GRACE_S: Final = 30.0
 _LAST_CHANCE_S: Final = 0.25
 # A connection without calls for so long is not swept until its client sends.
 _IDLE_AFTER_S: Final = 5.0
@@ -365,8 +362,10 @@ class GrpcServerConnection(Http2Protocol):
                     stream.owner.on_reset()
         if self.core.streams or self.core.last != self._last_seen:
             self._idle_since, self._last_seen = now, self.core.last
-        if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
-            self.announce_close(_AGE_GRACE_S)
+        if now - self._idle_since > limits.keepalive_s:
+            self.announce_close(_IDLE_GRACE_S)
+        elif now - self._born > self._age_s:
+            self.announce_close()
 
     def become_idle(self, now: float) -> None:
         """Become idle, if there was nothing to do for a while. Call it after `sweep`."""

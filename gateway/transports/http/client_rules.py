@@ -5,9 +5,10 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
 from gateway.ir.context import REQUEST_ID
-from gateway.transports.admission import CLIENT_MEMORY, UNLIMITED, MemoryBudget, Reservation
+from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.content_coding import Inflater, coding_of, inflate
 from gateway.transports.http.headers import decode_field, end_to_end, is_writable, safe_value

@@ -10,14 +10,16 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.ir.streaming_body import StreamingBody
-from gateway.transports.admission import ConcurrencyLimiter
 from gateway.transports.contract import HttpFrontend, ServerLimits
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_head import Head
+from gateway.transports.slots import ConcurrencyLimiter
 from gateway.wire.http import HttpRequest
 
 LARGEST_HEAD_BYTES: Final = 64 * 1024
 _SHARE: Final = 4
+_REQUESTS: Final = 256
+"""What the share is part of where only memory limits the requests in flight."""
 
 OnBodyError = Callable[[HttpError], None]
 """Called with the error of a body that arrives too slowly."""
@@ -42,7 +44,8 @@ class OpenBodyStream(StreamingBody, Protocol):
 
 def cut_through_limiter(limits: ServerLimits) -> ConcurrencyLimiter:
     """Return the limiter of requests that are started early."""
-    return ConcurrencyLimiter("requests_in_flight", limits.requests_in_flight // _SHARE, 0)
+    most = limits.requests_in_flight or _REQUESTS
+    return ConcurrencyLimiter("requests_in_flight", most // _SHARE, 0)
 
 
 def early_dispatch_bytes(frontend: HttpFrontend, head: Head, limits: ServerLimits) -> int | None:

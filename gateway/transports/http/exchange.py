@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from gateway.concurrency.limiter import WAITED_S
 from gateway.ir import errors
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.admission import (
@@ -80,6 +81,7 @@ class Exchange:
         "_frontend",
         "_handle",
         "_has_slot",
+        "_has_waited",
         "_head",
         "_held",
         "_incoming",
@@ -117,6 +119,7 @@ class Exchange:
         self._body: memoryview | None = None
         self._held = 0
         self._has_slot = True
+        self._has_waited = False
         self._reservation = incoming.lease
         self._arrival: OpenBodyStream | None = None
         self._should_drop = False
@@ -124,7 +127,7 @@ class Exchange:
         self._fault: HttpError | None = None
         self._is_cancelled = False
 
-    async def run(self) -> bool:  # noqa: C901, PLR0912  # one frame
+    async def run(self) -> bool:  # noqa: C901, PLR0912, PLR0915  # one frame
         """Handle the request; return whether the connection may carry another one."""
         connection, listener = self._connection, self._listener
         connection.is_head_sent = False
@@ -165,6 +168,8 @@ class Exchange:
             connection.responses_sent += 1
             if self._held:
                 listener.budget.release(self._held, connection.client.memory)
+            if self._has_waited:
+                WAITED_S.set(0.0)
             if self._reservation is not None:
                 self._free(self._reservation)
         return not self._should_close
@@ -264,6 +269,8 @@ class Exchange:
         if head.timeout_s is not None:
             self._deadline = time.monotonic() + head.timeout_s
         body, length, client = EMPTY, head.length, self._connection.client
+        budget = listener.budget
+        size = budget.call_bytes
         if length is not None:
             here = incoming.buffered_body
             if here is None:
@@ -271,12 +278,13 @@ class Exchange:
             if self._reservation is None:
                 if head.has_content_coding or length > listener.limits.message_bytes:
                     return None
-                if not listener.budget.try_acquire(length, client.memory):
-                    return None
-                self._held = length
+                size += length
             body = here
         elif head.is_chunked:
             return None
+        if not budget.try_acquire(size, client.memory):
+            return None
+        self._held = size
         if not listener.slots.try_acquire(1, client.slots):
             self._body = body
             return None
@@ -293,7 +301,7 @@ class Exchange:
 
     async def _receive(self) -> HttpRequest | None:
         """Wait for the rest of a request, and for a slot; return None if it was rejected."""
-        head, listener, body = self._head, self._listener, self._body
+        head, body = self._head, self._body
         assert head is not None  # noqa: S101  # set by `_try_immediate`
         try:
             if body is None:
@@ -311,17 +319,39 @@ class Exchange:
                 elements=self._elements,
                 client=self._connection.client.caller.client(head.headers),
             )
-            slots, client = listener.slots, self._connection.client
-            if not slots.try_acquire(1, client.slots):
-                self._has_slot = not (self._frontend and is_probe(self._frontend, wire, len(body)))
-                if self._has_slot:
-                    await slots.wait(listener.limits.queue_wait_s, client.slots)
+            await self._admit(wire, len(body))
         except errors.GatewayError as error:
             if self._reservation is not None:
                 self._reservation.close()
             await self._refuse(error)
             return None
         return wire
+
+    async def _admit(self, wire: HttpRequest, size: int) -> None:
+        """Acquire what a request of *size* bytes counts beside its body, and a slot.
+
+        A health check needs neither if they are not free.
+        """
+        listener, client = self._listener, self._connection.client
+        slots, budget = listener.slots, listener.budget
+        began = time.monotonic()
+        if not self._held and budget.try_acquire(budget.call_bytes, client.memory):
+            self._held = budget.call_bytes
+        self._has_slot = slots.try_acquire(1, client.slots) if self._held else False
+        if not self._has_slot:
+            if self._frontend is not None and is_probe(self._frontend, wire, size):
+                return
+            if not self._held:
+                held = self._reservation_of_client()
+                await held.grow(budget.call_bytes)
+                self._held = held.detach()
+            await slots.wait(listener.limits.queue_wait_s, client.slots, deadline=self._deadline)
+            self._has_slot = True
+        waited_s = time.monotonic() - began
+        if self._reservation is not None:
+            waited_s += self._reservation.waited_s
+        WAITED_S.set(waited_s)
+        self._has_waited = True
 
     def _early(
         self, wire: HttpRequest
@@ -380,11 +410,12 @@ class Exchange:
 
     def _reserve(self) -> Reservation:
         """Return what holds the bytes of this request, and then of its response."""
-        listener = self._listener
-        self._reservation = Reservation(
-            listener.budget, listener.limits.queue_wait_s, self._connection.client.memory
-        )
+        self._reservation = self._reservation_of_client()
         return self._reservation
+
+    def _reservation_of_client(self) -> Reservation:
+        listener, memory = self._listener, self._connection.client.memory
+        return Reservation(listener.budget, listener.limits.queue_wait_s, memory, self._deadline)
 
     def _gives_way(self, error: errors.Overloaded) -> None:
         """End a request whose body does not arrive, or a response that the client does not read."""
@@ -439,8 +470,7 @@ class Exchange:
         size = uncounted_bytes(part.body)
         held = None
         if size > RESPONSE_UNCOUNTED_BYTES:
-            listener, memory = self._listener, self._connection.client.memory
-            held = Reservation(listener.budget, listener.limits.queue_wait_s, memory)
+            held = self._reservation_of_client()
             if not held.try_grow_response(size):
                 raise no_memory(size)
         try:
@@ -525,7 +555,7 @@ class Exchange:
         if self._held:
             self._listener.budget.release(self._held, held.share)
             self._held = 0
-        elif self._arrival is None:
+        if self._arrival is None:
             held.release(held.size_bytes)
         self._body = None
         self._incoming.forget()

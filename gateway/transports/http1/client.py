@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import Unavailable, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, MemoryBudget, upstream_slots
+from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.http.client_rules import (
     IDEMPOTENT,
@@ -31,6 +31,7 @@ from gateway.transports.net.sockets import UNSEEN_S
 from gateway.transports.net.tls import connect_failure_text
 from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.write_drain import deadline_scope
+from gateway.transports.slots import CONNECTION_KEYS, upstream_slots
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _PORTS = {"http": 80, "https": 443}
@@ -81,8 +82,8 @@ class HttpClient:
             self._tls = tls or TlsContext(ssl.create_default_context())
             self._tls.add_user(self)
         self._limits = limits
-        most = min(limits.connections, limits.in_flight)
-        self._slots = upstream_slots("pending", most, limits)
+        most = min(limits.most_connections, limits.most_in_flight)
+        self._slots = upstream_slots("pending", most, limits, self._peer.name, CONNECTION_KEYS)
         self._buffer = read_buffer()
         self._heads = ResponseHeadCache()
         self._wheel = TimerWheel()
@@ -159,8 +160,7 @@ class HttpClient:
         self, wire: HttpRequest, deadline: float | None, decode: Decode[HttpResponse] | None
     ) -> Any:
         """Send *wire* once there is a slot and a connection for it; return its response."""
-        async with deadline_scope(deadline, self._peer.name):
-            await self._enter()
+        await self._enter(deadline)
         try:
             async with deadline_scope(deadline, self._peer.name):
                 connection, reader = await self._exchange(wire, deadline, streamed=False)
@@ -197,8 +197,7 @@ class HttpClient:
         self, wire: HttpRequest, /, *, deadline: float | None
     ) -> AsyncGenerator[HttpResponse, None]:
         """Send one request and yield its response in pieces, at least one."""
-        async with deadline_scope(deadline, self._peer.name):
-            await self._enter()
+        await self._enter(deadline)
         try:
             async with deadline_scope(deadline, self._peer.name):
                 connection, reader = await self._exchange(wire, deadline, streamed=True)
@@ -232,10 +231,10 @@ class HttpClient:
             self._pruning.cancel()
             self._pruning = None
 
-    async def _enter(self) -> None:
+    async def _enter(self, deadline: float | None) -> None:
         """Acquire a slot of the pool."""
         if not self._slots.try_acquire():
-            await self._slots.wait(None)
+            await self._slots.wait(None, deadline=deadline)
 
     async def _exchange(
         self, wire: HttpRequest, deadline: float | None, *, streamed: bool

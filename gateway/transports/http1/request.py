@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from time import monotonic
 
 from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import ClientShares, Reservation
@@ -144,7 +145,8 @@ class ReceivingRequest(BufferedRequest):
             return
         if early_dispatch_bytes(frontend, head, limits) is not None:
             return
-        held = Reservation(listener.budget, limits.queue_wait_s, client.memory)
+        deadline = None if head.timeout_s is None else monotonic() + head.timeout_s
+        held = Reservation(listener.budget, limits.queue_wait_s, client.memory, deadline)
         if held.try_grow(held.step(0, length)):
             self.lease = held
             self._buffer = ReservedBuffer(length, held)

@@ -1,6 +1,6 @@
 """HttpServer of the native implementation: HTTP/1 and HTTP/2 on one port."""
 
-from gateway.transports.admission import ConnectionCount
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.http1.server_connection import Http1ServerProtocol

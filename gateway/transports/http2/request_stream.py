@@ -14,8 +14,9 @@ from email.utils import formatdate
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir.context import REQUEST_ID
-from gateway.transports.admission import CLIENT_MEMORY, ClientShares, Reservation
+from gateway.transports.admission import ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.exchange import Exchange, failure
@@ -29,6 +30,7 @@ from gateway.transports.http.request_body import (
     wait_for_body,
 )
 from gateway.transports.http.request_head import Head, Version
+from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import (
@@ -201,6 +203,12 @@ class Http2Exchange(Exchange):
     def write_continue(transport: StreamWriter) -> None:  # type: ignore[override]
         """Send "100 Continue" to a client that waits for it."""
         transport.head(_CONTINUE)
+
+
+class _SharedExchange(SharedResponses, Http2Exchange):
+    """One whose response web pages of other origins may read."""
+
+    __slots__ = ()
 
 
 class HttpStream:
@@ -452,7 +460,8 @@ class HttpStream:
         self._connection.on_http_begin()
         CLIENT_MEMORY.set(self.client.memory)
         try:
-            await Http2Exchange(self._listener, self, self, self.task).run()
+            exchange = Http2Exchange if self._listener.cors is None else _SharedExchange
+            await exchange(self._listener, self, self, self.task).run()
         except asyncio.CancelledError:
             self.abort()
             raise

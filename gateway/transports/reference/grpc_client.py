@@ -12,7 +12,6 @@ from typing import Any
 from grpc import aio
 
 from gateway.ir import errors
-from gateway.transports.admission import upstream_slots
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.grpc.withheld import WithheldCalls
@@ -20,6 +19,7 @@ from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.reference.grpc_errors import Ending, local_failure
 from gateway.transports.reference.grpc_metadata import STATUS_OF
 from gateway.transports.reference.grpc_pool import GrpcChannelPool, PooledChannel
+from gateway.transports.slots import upstream_slots
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 
 # grpcio and the event loop round time differently.
@@ -47,7 +47,7 @@ class GrpcClient:
         self._target = target
         self._withheld = WithheldCalls() if withheld is None else withheld
         self._pool = GrpcChannelPool(target, limits, tls)
-        self._slots = upstream_slots("in_flight", limits.in_flight, limits)
+        self._slots = upstream_slots("in_flight", limits.most_in_flight, limits, target)
         self._is_closed = False
 
     async def send(
@@ -169,17 +169,9 @@ class GrpcClient:
         """Acquire a slot and a channel for one call; `_leave` releases them."""
         if self._is_closed:
             raise errors.NotSent(f"the client of {self._target} is closed")
-        left_s = self._remaining_s(deadline)
+        self._remaining_s(deadline)
         if not self._slots.try_acquire():
-            try:
-                await self._slots.wait(left_s)
-            except errors.QueueTimeout:
-                raise
-            except errors.Overloaded as error:
-                self._remaining_s(deadline)
-                raise errors.Overloaded(
-                    f"{self._target}: {error.message}", limit=error.limit
-                ) from None
+            await self._slots.wait(None, deadline=deadline)
         try:
             return self._pool.acquire()
         except BaseException:

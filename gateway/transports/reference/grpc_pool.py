@@ -136,7 +136,7 @@ class GrpcChannelPool:
                 self._close(channel)
 
     def _another(self) -> PooledChannel:
-        if len(self._channels) >= self._limits.connections:
+        if len(self._channels) >= self._limits.most_connections:
             return min(self._channels, key=lambda channel: channel.users)
         keep_log_quiet()
         options = _options(self._limits)

@@ -21,10 +21,11 @@ import grpc
 import structlog
 from grpc import aio
 
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir import errors
 from gateway.ir.context import Client
-from gateway.transports.admission import CLIENT_MEMORY, ClientShares, client_shares
+from gateway.transports.admission import ClientShares, client_shares
 from gateway.transports.callers import agent_of
 from gateway.transports.contract import (
     GrpcFrontend,
@@ -47,7 +48,8 @@ log = structlog.get_logger(__name__)
 # Calls that need no slot, such as health checks, are served while all slots are in use.
 _SPARE_CALLS = 64
 _UNBOUNDED = 1 << 62
-_AGE_GRACE_MS = 30_000
+# Connections of clients that the authorities verify no more end after this time.
+_DRAIN_S = 30.0
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000
@@ -116,7 +118,7 @@ class GrpcServer:
         server = guarded_server(
             self._handlers,
             _options(self._limits, reuse_port=self._shares_port),
-            self._limits.requests_in_flight + self._limits.requests_queued + _SPARE_CALLS,
+            self._admission.limit + self._limits.requests_queued + _SPARE_CALLS,
         )
         try:
             if self._tls is None:
@@ -144,7 +146,7 @@ class GrpcServer:
         except OSError as error:
             log.error("connections not drained", address=self._address, reason=str(error))  # noqa: TRY400
             return
-        await old.stop(_AGE_GRACE_MS / 1000)
+        await old.stop(_DRAIN_S)
 
     def announce_close(self) -> None:
         """Do nothing: grpcio sends GOAWAY only when it stops, which `drain` does."""
@@ -182,7 +184,6 @@ def _options(limits: ServerLimits, *, reuse_port: bool) -> list[tuple[str, Any]]
         ("grpc.absolute_max_metadata_size", limits.grpc_metadata_bytes),
         ("grpc.max_concurrent_streams", limits.h2_streams),
         ("grpc.max_connection_age_ms", _ms(limits.connection_age_s)),
-        ("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS),
         ("grpc.max_connection_idle_ms", _ms(limits.keepalive_s)),
         ("grpc.server_handshake_timeout_ms", _ms(limits.tls_handshake_s)),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
@@ -236,7 +237,8 @@ class _Method:
         """Return the slot and memory of a message; a health check needs neither."""
         admission = self._admission
         free = not admission.has_room and is_probe(self._frontend, request, size)
-        return Slot(admission, size, self._client(context), free=free)
+        client = self._client(context)
+        return Slot(admission, size, client, deadline=request.deadline, free=free)
 
     def _client(self, context: Context) -> ClientShares:
         """Return the client's shares of slots and memory."""

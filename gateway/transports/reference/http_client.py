@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from gateway.ir.errors import NotSent, Unavailable, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation, upstream_slots
+from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.http.client_rules import (
     HEADER_COUNT,
@@ -33,6 +33,7 @@ from gateway.transports.net.sockets import reset_when_closed
 from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.net.write_drain import deadline_scope
 from gateway.transports.reference.http_pool import ATTEMPT, Attempt, HttpConnectionPool
+from gateway.transports.slots import CONNECTION_KEYS, upstream_slots
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 
 _JOIN_BYTES = 64 * 1024
@@ -68,8 +69,8 @@ class HttpClient:
         self._prefix = f"{base.scheme}://{base.raw_authority}{base.raw_path.rstrip('/')}"
         self._limits = limits
         self._tls = tls
-        most = min(limits.connections, limits.in_flight)
-        self._slots = upstream_slots("pending", most, limits)
+        most = min(limits.most_connections, limits.most_in_flight)
+        self._slots = upstream_slots("pending", most, limits, self._peer.name, CONNECTION_KEYS)
         self._session: aiohttp.ClientSession | None = None
         self._is_closed = False
 
@@ -128,8 +129,7 @@ class HttpClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield a response with its head; close its connection unless the body was read."""
         if not self._slots.try_acquire():
-            async with deadline_scope(deadline, self._peer.name):
-                await self._slots.wait(None)
+            await self._slots.wait(None, deadline=deadline)
         try:
             async with deadline_scope(deadline, self._peer.name):
                 response, attempt = await self._request(wire, deadline)

@@ -17,12 +17,11 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
 from gateway.concurrency.timeouts import RestartableTimer
-from gateway.transports.admission import (
+from gateway.transports.admission import NOBODY, client_shares
+from gateway.transports.connection_count import (
     DESCRIPTORS,
-    NOBODY,
     ConnectionCount,
     client_address,
-    client_shares,
     connection_refusal,
 )
 from gateway.transports.http.exchange import failure

@@ -86,7 +86,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
 
     def __init__(self, limits: ClientLimits, **options: Any) -> None:
         super().__init__(
-            limit=limits.connections,
+            limit=limits.most_connections,
             keepalive_timeout=limits.keepalive_s,
             use_dns_cache=True,
             ttl_dns_cache=max(1, int(limits.resolve_cap_s)),

@@ -10,13 +10,14 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from gateway.ir.errors import ConnectFailure, NotSent, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation, upstream_slots
+from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.net.resolver import upstream_of
 from gateway.transports.net.sockets import UNSEEN_S
 from gateway.transports.net.tls import connect_failure_text
 from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.write_drain import deadline_scope
+from gateway.transports.slots import CONNECTION_KEYS, upstream_slots
 from gateway.transports.stream.client_connection import FramedClientConnection
 from gateway.wire.stream import Frame, Framer
 
@@ -64,12 +65,12 @@ class StreamClient:
         if tls is not None:
             tls.add_user(self)
         self._max_exchanges = 1 if ordered else _EXCHANGES
-        most = min(limits.connections * self._max_exchanges, limits.in_flight)
-        self._slots = upstream_slots("pending", most, limits)
+        most = min(limits.most_connections * self._max_exchanges, limits.most_in_flight)
+        self._slots = upstream_slots("pending", most, limits, target, CONNECTION_KEYS)
         self._open: set[FramedClientConnection] = set()
         # Connections that can carry a further exchange; the newest is the last.
         self._free: list[FramedClientConnection] = []
-        self._unshared = min(_UNSHARED, limits.connections)
+        self._unshared = min(_UNSHARED, limits.most_connections)
         self._connecting = 0  # connections being opened that requests will share
         self._connected = asyncio.Event()  # set when one of them is open or has failed
         self._sweeper: asyncio.TimerHandle | None = None
@@ -80,8 +81,7 @@ class StreamClient:
     ) -> Any:
         """Send one frame and return its response; see `contract.Client`."""
         if not self._slots.try_acquire():
-            async with deadline_scope(deadline, self._name):
-                await self._slots.wait(None)
+            await self._slots.wait(None, deadline=deadline)
         try:
             async with deadline_scope(deadline, self._name):
                 return await self._send(Frame(wire.payload, wire.correlation, deadline), decode)

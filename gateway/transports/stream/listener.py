@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError, Overloaded
-from gateway.transports.admission import (
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import (
     DESCRIPTORS,
-    ConcurrencyLimiter,
     ConnectionCount,
-    MemoryBudget,
     client_address,
     connection_refusal,
 )
 from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import tune
+from gateway.transports.slots import ConcurrencyLimiter
 from gateway.transports.stream.refused import RefusedConnection
 from gateway.wire.stream import Framer
 

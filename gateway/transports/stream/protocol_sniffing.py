@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.ir.errors import InvalidRequest, Overloaded
-from gateway.transports.admission import DESCRIPTORS, ConnectionCount
+from gateway.transports.connection_count import DESCRIPTORS, ConnectionCount
 from gateway.transports.net.tls_files import Authorities
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.refused import FIRST_FRAME_S

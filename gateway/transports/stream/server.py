@@ -14,12 +14,14 @@ from time import monotonic
 from typing import Any
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ConnectionCount, MemoryBudget, request_slots
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
+from gateway.transports.slots import request_slots
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.protocol_sniffing import ProtocolSniffer, SharedPortProtocols
 from gateway.transports.stream.server_connection import StreamConnection
@@ -87,7 +89,7 @@ class StreamServer:
         self._listener = StreamListenerState(
             limits=limits,
             budget=budget,
-            slots=request_slots(limits),
+            slots=request_slots(limits, budget),
             count=count if beside is None else beside.count,
             frontend=frontend,
             framer=framer,

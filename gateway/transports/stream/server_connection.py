@@ -12,13 +12,21 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
+from time import monotonic
 from typing import Any
 
 import structlog
 
-from gateway.ir.errors import Cancelled, GatewayError, InvalidRequest, Overloaded, Unavailable
+from gateway.concurrency.limiter import CLIENT_MEMORY, WAITED_S
+from gateway.ir.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    GatewayError,
+    InvalidRequest,
+    Overloaded,
+    Unavailable,
+)
 from gateway.transports.admission import (
-    CLIENT_MEMORY,
     NOBODY,
     RESPONSE_PATIENCE_S,
     RESPONSE_UNCOUNTED_BYTES,
@@ -331,20 +339,26 @@ class StreamConnection(asyncio.Protocol):
     async def _admit_and_ask(self, pending: _PendingFrame) -> None:
         slots, limits, client = self._listener.slots, self._listener.limits, self._client.slots
         try:
-            needed = size_of(pending.frame.payload) + pending.frame.extra_bytes
+            frame, waited_s = pending.frame, 0.0
+            needed = size_of(frame.payload) + frame.extra_bytes
             if not slots.try_acquire(1, client):
-                if is_probe(self._listener.frontend, pending.frame, needed):
+                if is_probe(self._listener.frontend, frame, needed):
                     await self._ask(pending)
                     return
-                await slots.wait(limits.queue_wait_s, client)
+                began = monotonic()
+                await slots.wait(limits.queue_wait_s, client, deadline=frame.deadline)
+                waited_s = monotonic() - began
         except GatewayError as error:
             await self._refuse(pending, error)
             return
         has_slot = True
         try:
-            more = needed - pending.lease.size_bytes
-            if more > 0:  # the frame arrived in one piece, or more is reserved than arrived
+            more = needed + self._listener.budget.call_bytes - pending.lease.size_bytes
+            if more > 0:
                 await pending.lease.grow(more)
+            waited_s += pending.lease.waited_s
+            if waited_s:
+                WAITED_S.set(waited_s)
             found = await self._listener.frontend.handle(pending.frame)
             if isinstance(found, Frame):
                 has_slot = False
@@ -352,7 +366,7 @@ class StreamConnection(asyncio.Protocol):
                 await self._write(found, pending)
                 return
             await self._relay(found, pending)
-        except Overloaded as error:
+        except (DeadlineExceeded, Overloaded) as error:
             await self._refuse(pending, error)
         finally:
             if has_slot:

@@ -14,18 +14,18 @@ from gateway.ir.context import Client
 from gateway.ir.errors import MalformedMessage, Overloaded
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.admission import ConnectionCount, TooManyConnections
+from gateway.transports.connection_count import ConnectionCount, TooManyConnections
 from gateway.transports.net.sockets import max_descriptors, raise_descriptor_limit
 
 
 @pytest.mark.parametrize(
     ("limit", "per_address", "expected"),
-    [(0, 0, (500, 250)), (100, 0, (100, 100)), (0, 7, (500, 7)), (100, 7, (100, 7))],
+    [(0, 0, (500, 438)), (100, 0, (100, 100)), (0, 7, (500, 7)), (100, 7, (100, 7))],
 )
 def test_connection_limits_derive_from_descriptors(
     limit: int, per_address: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the descriptors are for connections, and half of these for one address."""
+    """Half of the descriptors are for connections; one address leaves an eighth to others."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
     count = ConnectionCount(limit, per_address)
     entered = 0
@@ -54,8 +54,9 @@ def test_upstream_connections_reduce_the_client_limit(
     assert expected == entered
 
 
-def test_upstream_connections_are_counted_per_address() -> None:
-    """Each address has the limit of its upstream, or the default."""
+def test_upstream_connections_are_counted_per_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each address has the limit of its upstream, or a quarter of the descriptors."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
     upstreams = {
         "one": {"url": "oip+http://10.0.0.1:1"},
         "two": {
@@ -64,7 +65,7 @@ def test_upstream_connections_are_counted_per_address() -> None:
         },
     }
     configs = [UpstreamConfig.model_validate(each) for each in upstreams.values()]
-    assert 100 + 2 * 7 == max_connections(configs)
+    assert 250 + 2 * 7 == max_connections(configs)
 
 
 def test_the_soft_limit_of_descriptors_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

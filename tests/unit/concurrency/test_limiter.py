@@ -9,11 +9,12 @@ import time
 import pytest
 
 from gateway.backends.instance_pool import InstancePool
-from gateway.concurrency.limiter import ControlledDelay, Limiter, LimiterFull
+from gateway.concurrency.limiter import LENT_AT_ONCE, ControlledDelay, Limiter, LimiterFull
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Overloaded
 from gateway.policies.limits.concurrency import ConcurrencyLimit
-from gateway.transports.admission import ConcurrencyLimiter, MemoryBudget, Reservation
+from gateway.transports.admission import MemoryBudget, Reservation
+from gateway.transports.slots import ConcurrencyLimiter
 from tests.fakes import settle
 from tests.simulation.virtual_time import now, simulate
 
@@ -36,9 +37,9 @@ async def test_a_release_in_the_same_iteration_as_a_timeout() -> None:
     assert ([], 0, 0) == (errors, budget.used_bytes, budget.queued)
 
 
-async def test_a_client_at_its_share_does_not_block_others() -> None:
+async def test_a_client_at_a_strict_share_does_not_block_others() -> None:
     """Its callers wait; callers of other clients are served although they came later."""
-    limiter = Limiter(4, share=1)
+    limiter = Limiter(4, share=1, is_strict=True)
     one, other = limiter.share("one"), limiter.share("other")
     assert limiter.try_acquire(1, one)
     waiting = asyncio.ensure_future(limiter.acquire(1, one))
@@ -48,6 +49,140 @@ async def test_a_client_at_its_share_does_not_block_others() -> None:
     limiter.release(1, one)
     await waiting
     assert (2, 1, 1) == (limiter.used, one.used, other.used)
+
+
+class Clients:
+    """A limiter of eight units, of which two are the share of a client."""
+
+    def __init__(self, queue: int = 100) -> None:
+        self.limiter = Limiter(8, queue=queue, share=2)
+        self.shares = {name: self.limiter.share(name) for name in "abc"}
+        self.served: list[str] = []
+
+    async def call(self, names: str) -> list[asyncio.Task[None]]:
+        """Start a caller of each client that *names* has a letter of."""
+        tasks = [asyncio.ensure_future(self._acquire(name)) for name in names]
+        await settle()
+        return tasks
+
+    async def _acquire(self, name: str) -> None:
+        await self.limiter.acquire(1, self.shares[name])
+        self.served.append(name)
+
+    async def end(self, name: str) -> None:
+        self.limiter.release(1, self.shares[name])
+        await settle()
+
+    def names(self) -> str:
+        return "".join(self.served)
+
+
+async def test_one_client_may_use_every_unit() -> None:
+    """A share is no limit while nobody else waits."""
+    clients = Clients()
+    await clients.call("a" * 10)
+    assert (8, 2) == (clients.limiter.used, clients.limiter.queued)
+    await clients.end("a")
+    assert (8, 1) == (clients.limiter.used, clients.limiter.queued)
+
+
+async def test_a_client_above_its_share_gives_way() -> None:
+    """The next free unit is for a client within its share, however many others wait."""
+    clients = Clients()
+    await clients.call("a" * 12)
+    await clients.call("b")
+    await clients.end("a")
+    assert "a" * 8 + "b" == clients.names()
+    await clients.end("a")
+    assert "a" * 8 + "ba" == clients.names()
+
+
+async def test_clients_above_their_shares_take_turns() -> None:
+    """Callers of one client do not wait for all of another."""
+    clients = Clients()
+    await clients.call("a" * 12)
+    await clients.call("b" * 4)
+    for name in "aaaaaa":
+        await clients.end(name)
+    assert "a" * 8 + "bb" + "abab" == clients.names()
+
+
+async def test_units_are_lent_in_turns_of_the_loop() -> None:
+    """A burst of one client leaves room for others between its callers."""
+    limiter = Limiter(1000, share=1)
+    greedy, other = limiter.share("greedy"), limiter.share("other")
+    tasks = [asyncio.ensure_future(limiter.acquire(1, greedy)) for _ in range(100)]
+    await asyncio.sleep(0)  # they wait
+    most = 0
+    while greedy.used < 100:
+        before = greedy.used
+        assert limiter.try_acquire(1, other)
+        limiter.release(1, other)
+        await asyncio.sleep(0)
+        most = max(most, greedy.used - before)
+    assert LENT_AT_ONCE == most
+    await asyncio.gather(*tasks)
+
+
+async def test_a_full_queue_drops_callers_of_the_busiest_client() -> None:
+    """The newest caller of the client that has the most above its share gives way."""
+    clients = Clients(queue=3)
+    tasks = await clients.call("a" * 11)
+    (refused,) = await clients.call("a")
+    await clients.call("b")
+    found = await asyncio.gather(tasks[10], refused, return_exceptions=True)
+    assert [LimiterFull, LimiterFull] == [type(each) for each in found]
+    for _ in range(3):
+        await clients.end("a")
+    assert ("a" * 8 + "baa", 0) == (clients.names(), clients.limiter.queued)
+
+
+async def test_a_burst_needs_no_queue_while_units_are_free() -> None:
+    """Callers above their share that are served in the next turns take no place in the queue."""
+    clients = Clients(queue=0)
+    tasks = await clients.call("a" * 9)
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [LimiterFull] == [type(each) for each in found if each is not None]
+
+
+async def test_callers_above_a_share_that_leave_are_forgotten() -> None:
+    """They leave no unit and no turn behind."""
+    clients = Clients()
+    tasks = await clients.call("a" * 10)
+    for task in tasks[8:]:
+        task.cancel()
+    await asyncio.gather(*tasks[8:], return_exceptions=True)
+    for _ in range(8):
+        await clients.end("a")
+    limiter = clients.limiter
+    assert (0, 0, 0) == (limiter.used, limiter.queued, clients.shares["a"].used)
+    assert not limiter._borrowers
+
+
+def test_one_greedy_client_does_not_slow_others() -> None:
+    """Twenty clients that call ten times a second wait for the end of one call, not for 1,000."""
+
+    async def run() -> float:
+        limiter = Limiter(256, share=64)
+        waits: list[float] = []
+
+        async def call(client: str, seconds: float) -> None:
+            share, began = limiter.share(client), now()
+            await limiter.acquire(1, share)
+            if client != "greedy":
+                waits.append(now() - began)
+            await asyncio.sleep(seconds)
+            limiter.release(1, share)
+
+        draw = random.Random(5)  # noqa: S311  # no secret
+        tasks = [asyncio.create_task(call("greedy", draw.uniform(0, 1))) for _ in range(1000)]
+        for number in range(400):
+            await asyncio.sleep(0.005)
+            tasks.append(asyncio.create_task(call(f"client {number % 20}", 0.02)))
+        await asyncio.gather(*tasks)
+        return sorted(waits)[int(len(waits) * 0.99)]
+
+    assert simulate(run) <= 0.02
 
 
 class Groups:
@@ -233,9 +368,9 @@ async def test_a_larger_limit_serves_waiting_callers() -> None:
     assert limiter.try_acquire()
 
 
-async def test_a_client_fills_its_share_of_the_queue_only() -> None:
+async def test_a_client_fills_a_strict_share_of_the_queue_only() -> None:
     """Beyond it its callers are refused, while those of other clients may still wait."""
-    limiter = Limiter(4, queue=4, share=2)
+    limiter = Limiter(4, queue=4, share=2, is_strict=True)
     one = limiter.share("one")
     assert limiter.try_acquire(2, one)
     assert limiter.try_acquire(2, limiter.share("two"))

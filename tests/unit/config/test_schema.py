@@ -74,7 +74,7 @@ def test_the_version_may_be_written_as_a_number() -> None:
 def test_defaults_are_written_as_in_the_file() -> None:
     """The loader can parse each default."""
     assert "25s" == definition("LifecycleConfig")["drain"]["default"]
-    assert "1s" == definition("PoliciesConfig")["queue_wait"]["default"]
+    assert "60s" == definition("PoliciesConfig")["timeout"]["default"]
     assert "16MiB" == definition("BatchingConfig")["max_bytes"]["default"]
     assert "127.0.0.1:9901" == definition("AdminConfig")["address"]["default"]
 

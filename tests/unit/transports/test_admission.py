@@ -10,15 +10,10 @@ import pytest
 from gateway.concurrency.limiter import QUEUE_TIMEOUT_US
 from gateway.ir.errors import Overloaded, QueueTimeout
 from gateway.telemetry.call_path import CALL_PATH, CallPath
-from gateway.transports.admission import (
-    ConcurrencyLimiter,
-    ConnectionCount,
-    MemoryBudget,
-    Reservation,
-    request_slots,
-    upstream_slots,
-)
+from gateway.transports.admission import CALL_BYTES, UNLIMITED, MemoryBudget, Reservation
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ClientLimits, ServerLimits
+from gateway.transports.slots import ConcurrencyLimiter, request_slots, upstream_slots
 from tests.fakes import settle
 
 
@@ -155,30 +150,33 @@ async def test_a_slot_granted_to_a_cancelled_waiter_is_freed() -> None:
     [
         (ServerLimits(), 64),
         (ServerLimits(requests_in_flight=1), 1),
+        (ServerLimits(requests_in_flight=256), 64),
         (ServerLimits(requests_in_flight=5), 2),
         (ServerLimits(requests_per_address=7), 7),
     ],
 )
 def test_one_client_has_a_quarter_of_the_slots(limits: ServerLimits, share: int) -> None:
     """The share is rounded up, unless the configuration sets another."""
-    assert share == request_slots(limits).share_limit
+    assert share == request_slots(limits, UNLIMITED).share_limit
 
 
-async def test_the_default_queue_holds_512_requests_of_an_address() -> None:
-    """They are served with at most 64 in flight."""
-    slots = request_slots(ServerLimits())
+async def test_one_address_may_use_every_slot() -> None:
+    """By default memory is the only limit of the requests of a single address."""
+    slots = request_slots(ServerLimits(), MemoryBudget(1000 * CALL_BYTES))
     share = slots.share("10.0.0.1")
-    most = 0
+    most, are_all_used = 0, asyncio.Event()
 
     async def request() -> None:
         nonlocal most
         await slots.wait(None, share)
         most = max(most, slots.used)
-        await asyncio.sleep(0)
+        if most == slots.limit:
+            are_all_used.set()
+        await are_all_used.wait()
         slots.release(1, share)
 
-    await asyncio.gather(*(request() for _ in range(512)))
-    assert (64, 0) == (most, slots.used)
+    await asyncio.gather(*(request() for _ in range(1024)))
+    assert (1000, 0) == (most, slots.used)
 
 
 def test_connections_are_counted_by_address() -> None:
@@ -201,7 +199,7 @@ async def test_routes_take_turns_at_an_upstream(
     pending_by: Literal["route", "none"], served: list[str]
 ) -> None:
     """A busy route does not delay a quiet one, unless requests are queued in one order."""
-    slots = upstream_slots("pending", 1, ClientLimits(pending_by=pending_by))
+    slots = upstream_slots("pending", 1, ClientLimits(pending_by=pending_by), "a:1")
     assert slots.try_acquire()
     found: list[str] = []
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.transports.admission import ConnectionCount, client_address, connection_refusal
+from gateway.transports.connection_count import ConnectionCount, client_address, connection_refusal
 
 
 class Transport:
@@ -46,7 +46,7 @@ def test_the_last_descriptors_are_reserved(
     reserve: bool, limit: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When descriptors are short, only connections that may use the reserve are accepted."""
-    monkeypatch.setattr("gateway.transports.admission.descriptors_short", lambda _sock: True)
+    monkeypatch.setattr("gateway.transports.connection_count.descriptors_short", lambda _sock: True)
     refusal = connection_refusal(ConnectionCount(9, 9), Transport(None), "a", reserve=reserve)
     assert limit == (None if refusal is None else refusal.limit)
 
@@ -55,7 +55,7 @@ def test_short_descriptors_are_refused_before_other_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Above another limit the connection would stay open for a while, to read its response."""
-    monkeypatch.setattr("gateway.transports.admission.descriptors_short", lambda _sock: True)
+    monkeypatch.setattr("gateway.transports.connection_count.descriptors_short", lambda _sock: True)
     count = ConnectionCount(9, 1)
     count.enter("a")
     refusal = connection_refusal(count, Transport(None), "a")

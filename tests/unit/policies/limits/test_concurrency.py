@@ -67,7 +67,7 @@ async def test_wait_in_the_queue_is_limited() -> None:
     first = asyncio.ensure_future(limit(CALL))
     await settle()
     for _ in range(2):
-        with pytest.raises(Overloaded, match=r"no free slot for another inference within 0\.01 s"):
+        with pytest.raises(Overloaded, match=r"no slot of route 'r' within 0\.01 s: 1 inf"):
             await limit(CALL)
     service.waiting[0].set_result(REPLY)
     assert REPLY == await first

@@ -12,12 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import (
-    BODY_PATIENCE_S,
-    ConnectionCount,
-    MemoryBudget,
-    request_slots,
-)
+from gateway.transports.admission import BODY_PATIENCE_S, MemoryBudget
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
@@ -25,6 +21,7 @@ from gateway.transports.http.path_router import PathRouter
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.server_connection import Http1ServerConnection, Http1ServerProtocol
 from gateway.transports.http2.frames import PREFACE
+from gateway.transports.slots import request_slots
 from gateway.wire.http import HttpRequest, HttpResponse
 
 LENGTH = 200_000
@@ -97,7 +94,9 @@ class Connected:
         listener = ListenerState(
             limits=server_limits,
             budget=self.budget,
-            slots=request_slots(ServerLimits(requests_in_flight=16, requests_queued=4)),
+            slots=request_slots(
+                ServerLimits(requests_in_flight=16, requests_queued=4), self.budget
+            ),
             find=PathRouter([HttpMount(("/v2",), self.frontend)], None).find,
             refused=lambda _error: None,
             early=cut_through_limiter(server_limits),
@@ -231,7 +230,12 @@ async def test_a_pipelined_body_waits_for_the_previous_response() -> None:
     scene = Connected()
     scene.send(head(length=3) + b"abc" + head() + b"x" * 1000)
     await settle(lambda: len(scene.frontend.seen) == 1)
-    assert (False, 3, 1) == (scene.has_own_buffer, scene.budget.used_bytes, scene.socket.pauses)
+    in_use = 3 + scene.budget.call_bytes
+    assert (False, in_use, 1) == (
+        scene.has_own_buffer,
+        scene.budget.used_bytes,
+        scene.socket.pauses,
+    )
     scene.frontend.go.set()
     await settle(lambda: scene.has_own_buffer)
     scene.send(b"x" * (LENGTH - 1000))
