@@ -54,15 +54,6 @@ def lock_of(segment: Path) -> Path:
     return segment.with_name(segment.name.removesuffix(OPEN) + LOCK)
 
 
-def make_directory(directory: Path) -> None:
-    """Create *directory* for this user only, if it does not exist.
-
-    Raises:
-        OSError: It cannot be created.
-    """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, as hexadecimal digits."""
     found = hashlib.sha256()

@@ -34,7 +34,6 @@ from gateway.cli.output import (
 from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.ir.limits import MessageLimits
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.directory import make_directory
 from gateway.migration.captures.records import OK, RecordedCall
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.captures.segment_writer import SegmentWriter
@@ -57,6 +56,7 @@ from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.summary import Summary
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import GuardVerdict
+from gateway.migration.private_files import make_directory
 from gateway.migration.replay.differences import ComparedCall, compare_captures
 from gateway.migration.replay.mismatch_list import MismatchList
 from gateway.migration.replay.replay import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from gateway.migration.captures.directory import (
 )
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.sampling import draw
+from gateway.migration.private_files import make_directory, write_private
 from tests.unit.migration.captures.kit import (
     FULL,
     LocalCapture,
@@ -313,3 +315,21 @@ def test_ids_of_calls_look_like_ids(tmp_path: Path) -> None:
         tags.add(tag_of(path))
     assert 50 == len(tags)
     assert all(re.fullmatch("[a-f][0-9a-f]{3}", tag) for tag in tags)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_directories_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
+    """Those above are, too; one that exists keeps its mode."""
+    (tmp_path / "there").mkdir(0o755)
+    (tmp_path / "there").chmod(0o755)
+    before = os.umask(umask)
+    try:
+        make_directory(tmp_path / "there" / "state" / "cutover")
+        write_private(tmp_path / "there" / "state" / "file", b"x")
+    finally:
+        os.umask(before)
+    found = {
+        name: (tmp_path / "there" / name).stat().st_mode & 0o777
+        for name in (".", "state", "state/cutover", "state/file")
+    }
+    assert {".": 0o755, "state": 0o700, "state/cutover": 0o700, "state/file": 0o600} == found
