@@ -28,6 +28,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
+from gateway.ir.metadata import ModelMetadata
 from gateway.ir.redaction import brief_error, redact, redacted_error
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream, only_reply
@@ -178,6 +179,8 @@ class Upstream(Generic[Q, A]):
         attempts, seconds = self._attempts, monotonic() - started
         if type(call) is not InferRequest:
             attempts.record(type(call), path, seconds, OK)
+            if isinstance(reply, ModelMetadata):
+                reply = reply.changed(dialect=self._codec.dialect)  # type: ignore[assignment]  # R
             return reply
         attempts.inferred += 1  # as `ended`, without its frame
         attempts.seconds += seconds

@@ -31,12 +31,14 @@ class Codec(abc.ABC, Generic[Q, A]):
         prefers_single_reply: An upstream is first asked for a single reply to a stream request,
             because its streams carry less; a decoupled model is then asked for a stream.
         only_known_models: An upstream gets inferences of models only that it knows.
+        dialect: How the server of an upstream differs from others, for `ModelMetadata`.
     """
 
     name: str
     needs: frozenset[Need]
     prefers_single_reply: bool = False
     only_known_models: bool = False
+    dialect: str = ""
 
     @abc.abstractmethod
     def decode_call(self, wire: Q, request_id: str = "", /) -> Call[Any]:

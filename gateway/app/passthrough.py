@@ -7,11 +7,13 @@ from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
+from gateway.app.upstreams import BuiltUpstream
 from gateway.config.models import PassthroughConfig
 from gateway.frontend.frontend import attach_http_request_id, http_request_id
 from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import Cancelled, GatewayError, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
+from gateway.protocols.oip.dialects import KSERVE, dialect_of
 from gateway.protocols.oip.json.parse import read_value
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
@@ -22,6 +24,8 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 # KServe needs 0.2 ms for each row of a V1 request, and serves no other request meanwhile.
 MAX_CONTAINERS: Final = 2_000
+# KServe's first protocol, which the gateway itself does not speak.
+_KSERVE_V1: Final = ("/v1/models/*:predict", "/v1/models/*:explain")
 _SPACE: Final = b" \t\r\n"
 _FIRST_ERROR: Final = 400
 
@@ -112,7 +116,17 @@ def _with_id(wire: HttpRequest, request_id: str) -> HttpRequest:
 
 def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> PassthroughRules:
     """Return the passthrough rules of a listener."""
-    return PassthroughRules(config.allow, config.post, partial(check_json_body, limits))
+    check = partial(check_json_body, limits)
+    if config.post is None:
+        return PassthroughRules(config.allow, check_body=check, post_known=True)
+    return PassthroughRules(config.allow, config.post, check)
+
+
+def known_posts(upstream: BuiltUpstream) -> tuple[str, ...]:
+    """Return the paths for POST of the servers of *upstream*, outside of Open Inference."""
+    servers = [member.identity.server for member in upstream.members]
+    names = [dialect_of(server.name) for server in servers if server is not None]
+    return _KSERVE_V1 if KSERVE in names else ()
 
 
 def check_json_body(limits: MessageLimits, body: memoryview) -> None:

@@ -1,5 +1,7 @@
 """What the gateway knows about the server of an endpoint: its identity and its weaknesses."""
 
+from typing import Final
+
 import structlog
 
 from gateway.ir.metadata import ServerMetadata
@@ -14,6 +16,8 @@ from gateway.settings.units import Url
 from gateway.transports.grpc.withheld import WithheldCalls
 
 log = structlog.get_logger(__name__)
+
+_DESCRIBED: Final = "docs/protection.md, and weaknesses of the endpoint in /status"
 
 
 class ServerIdentity:
@@ -66,9 +70,9 @@ class ServerIdentity:
         self.server = server
         names = self._names
         log.info("server identified", server=server.name, version=server.version, **names)
-        lines = weakness_lines(server, self._url.carrier, withheld=self._withheld.is_enabled)
-        if lines:
-            log.info("known weaknesses", weaknesses=lines, **names)
+        weaknesses = self.weaknesses()
+        if weaknesses:
+            log.info("known weaknesses", count=len(weaknesses), described=_DESCRIBED, **names)
         cancelled = self._url.carrier == GRPC and CANCELLED_CALLS.affects(server)
         if cancelled and not self._withheld.is_enabled:
             row = CANCELLED_CALLS

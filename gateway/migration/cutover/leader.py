@@ -9,6 +9,7 @@ import structlog
 
 from gateway.api.extension import Reports
 from gateway.app.errors import reason_of
+from gateway.concurrency.own_thread import on_own_thread
 from gateway.migration.cutover.files import PendingRollback, StateConflict, UnusableState
 from gateway.migration.cutover.interfaces import (
     ArrivedEvidence,
@@ -216,15 +217,15 @@ class LedCutover:
         async with self._lock:
             if self._is_over:
                 return
-            shared = await asyncio.to_thread(self._follow)
+            shared = await on_own_thread(self._follow)
             self._evidence = evidence = self._read(reports, shared)
             if self._replicas is not None:
-                await asyncio.to_thread(self._tell, reports)
+                await on_own_thread(self._tell, reports)
             await self._pass_on_rollback(shared)
             if self.is_leader and not await self._adopt(
                 decide(self.plan, self.state, evidence, self._clock())
             ):
-                await asyncio.to_thread(self._follow)
+                await on_own_thread(self._follow)
                 if self.is_leader:
                     await self._adopt(decide(self.plan, self.state, evidence, self._clock()))
 
@@ -301,7 +302,7 @@ class LedCutover:
         self._rolled_back = self.state.attempt
         try:
             if self._pending is not None:
-                await asyncio.to_thread(self._pending.save, self.state.attempt)
+                await on_own_thread(self._pending.save, self.state.attempt)
         except OSError as error:
             self._log_unkept(error)
         log.warning(
@@ -339,7 +340,7 @@ class LedCutover:
         self._rolled_back = None
         try:
             if self._pending is not None:
-                await asyncio.to_thread(self._pending.clear)
+                await on_own_thread(self._pending.clear)
         except OSError as error:
             self._log_unkept(error)
 
@@ -351,7 +352,7 @@ class LedCutover:
         old, new = self.state, decision.state
         if _is_material(old, new) or self._monotonic() - self._saved_at_s >= _SAVE_S:
             try:
-                await asyncio.to_thread(self._write, new)
+                await on_own_thread(self._write, new)
             except StateConflict:
                 self.is_leader = False
                 return False
@@ -363,7 +364,7 @@ class LedCutover:
         for event in decision.events:
             if event.event == "cutover tripped":
                 self.trips[event.guard] = self.trips.get(event.guard, 0) + 1
-            await asyncio.to_thread(self._record, event)
+            await on_own_thread(self._record, event)
         return True
 
     def _write(self, state: CutoverState) -> None:
@@ -542,7 +543,7 @@ class LedCutover:
         """Let another gateway lead, after a decision in progress; idempotent."""
         async with self._lock:
             self._is_over = True
-            await asyncio.to_thread(self.close)
+            await on_own_thread(self.close)
 
     def close(self) -> None:
         """Let another gateway lead; idempotent."""
