@@ -43,6 +43,15 @@ run: $(VENV)/.installed-run ## Run the demo: recognise a digit over every protoc
 .PHONY: test
 test: lint types contracts generated unit ## Run all checks, and all tests except the slow suites below.
 
+.PHONY: quick
+quick: $(VENV)/.installed-dev ## Check style, contracts, types, and the unit tests of what differs from main, within a minute.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	tests=$$($(BIN)/python tests/changed.py) && { [ -z "$$tests" ] || \
+		$(BIN)/pytest $$tests -q -n $(WORKERS) --dist loadfile --hypothesis-profile=ci -m "not slow and not gpu"; }
+
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## Check style and format with ruff.
 	$(BIN)/ruff check .

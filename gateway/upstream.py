@@ -28,6 +28,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
+from gateway.ir.metadata import ModelMetadata
 from gateway.ir.redaction import brief_error, redact, redacted_error
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream, only_reply
@@ -35,6 +36,7 @@ from gateway.ir.work import BOUND, LongWork
 from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
+from gateway.telemetry.error_texts import error_text
 from gateway.telemetry.upstream_metrics import EndpointAttempts
 from gateway.wire.retry_after import retry_after_s
 
@@ -177,6 +179,8 @@ class Upstream(Generic[Q, A]):
         attempts, seconds = self._attempts, monotonic() - started
         if type(call) is not InferRequest:
             attempts.record(type(call), path, seconds, OK)
+            if isinstance(reply, ModelMetadata):
+                reply = reply.changed(dialect=self._codec.dialect)  # type: ignore[assignment]  # R
             return reply
         attempts.inferred += 1  # as `ended`, without its frame
         attempts.seconds += seconds
@@ -350,7 +354,7 @@ class Upstream(Generic[Q, A]):
                 "names of segments withheld from an error" if names else "error text withheld",
                 upstream=self._name,
                 request_id=call.context.request_id,
-                error=error.message,
+                error=error_text(error),
             )
         return redacted
 

@@ -33,7 +33,7 @@ sends the request directly first, and the server is hurt. It then sends the requ
 gateway, over HTTP and gRPC to the server, and the server answers the next request as before.
 
 The log names the server and its version when it becomes ready (`server identified`). It also
-names what the gateway does because of that version (`known weaknesses`).
+says how many weaknesses that version has (`known weaknesses`); `/status` lists them.
 
 ## Known weaknesses
 """

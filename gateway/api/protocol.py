@@ -34,12 +34,14 @@ class Codec(abc.ABC, Generic[Q, A]):
         prefers_single_reply: An upstream is first asked for a single reply to a stream request,
             because its streams carry less; a decoupled model is then asked for a stream.
         only_known_models: An upstream gets inferences of models only that it knows.
+        dialect: How the server of an upstream differs from others, for `ModelMetadata`.
     """
 
     name: str
     needs: frozenset[Need]
     prefers_single_reply: bool = False
     only_known_models: bool = False
+    dialect: str = ""
 
     @abc.abstractmethod
     def decode_call(self, wire: Q, request_id: str = "", /) -> Call[Any]:
@@ -187,6 +189,10 @@ def _no_paths(_options: Options, /) -> tuple[str, ...]:
     return ()
 
 
+def _no_posts(_server: str, /) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBinding:
     """A protocol over HTTP: its codec, and the paths that it serves on a listener.
@@ -197,6 +203,8 @@ class HttpBinding:
         any_path: It serves every path of a listener without another protocol.
         root: It serves the path "/" where nothing else claims it.
         own_paths: Returns the paths that a listener's options add.
+        other_posts: Returns the paths outside of the protocol, with `*`, that a server of this name
+            in its metadata accepts POST at.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -205,6 +213,7 @@ class HttpBinding:
     any_path: bool = False
     root: bool = False
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
+    other_posts: Callable[[str], tuple[str, ...]] = _no_posts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelState
 from gateway.registry import protocol, protocol_names
 from gateway.service import Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +52,7 @@ async def log_models(
     try:
         entries = await index(RepositoryIndexRequest(context=context))
     except GatewayError as error:
-        log.warning("models not listed", reason=error.message)
+        log.warning("models not listed", reason=error_text(error))
         return
     names = list(dict.fromkeys(entry.name for entry in entries))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
+from gateway.app.upstreams import BuiltUpstream
 from gateway.config.models import PassthroughConfig
 from gateway.frontend.frontend import attach_http_request_id, http_request_id
 from gateway.ir.context import REQUEST_ID, Context, Origin
@@ -112,7 +113,16 @@ def _with_id(wire: HttpRequest, request_id: str) -> HttpRequest:
 
 def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> PassthroughRules:
     """Return the passthrough rules of a listener."""
-    return PassthroughRules(config.allow, config.post, partial(check_json_body, limits))
+    check = partial(check_json_body, limits)
+    if config.post is None:
+        return PassthroughRules(config.allow, check_body=check, post_known=True)
+    return PassthroughRules(config.allow, config.post, check)
+
+
+def known_posts(upstream: BuiltUpstream) -> tuple[str, ...]:
+    """Return the paths for POST of the servers of *upstream*, outside of their protocol."""
+    found = (path for member in upstream.members for path in member.identity.other_posts())
+    return tuple(dict.fromkeys(found))
 
 
 def check_json_body(limits: MessageLimits, body: memoryview) -> None:

@@ -1,6 +1,7 @@
 """What the gateway knows about the server of an endpoint: its identity and its weaknesses."""
 
 from collections.abc import Iterator
+from typing import Final
 
 import structlog
 
@@ -11,6 +12,8 @@ from gateway.settings.units import Url
 from gateway.transports.grpc.withheld import WithheldCalls
 
 log = structlog.get_logger(__name__)
+
+_DESCRIBED: Final = "docs/protection.md, and weaknesses of the endpoint in /status"
 
 
 class ServerIdentity:
@@ -48,6 +51,11 @@ class ServerIdentity:
         """Return whether the server may end at a request for classes of an empty output."""
         return self._spec.may_have(DefectKind.EMPTY_CLASSES, self.server, self._url.carrier)
 
+    def other_posts(self) -> tuple[str, ...]:
+        """Return the paths outside of its protocol that the server is known to accept POST at."""
+        http = self._spec.http
+        return () if self.server is None or http is None else http.other_posts(self.server.name)
+
     def weaknesses(self) -> list[str]:
         """Return a line for each known weakness of the server."""
         if self.server is None:
@@ -70,9 +78,9 @@ class ServerIdentity:
         self.server = server
         names = self._names
         log.info("server identified", server=server.name, version=server.version, **names)
-        lines = self.weaknesses()
-        if lines:
-            log.info("known weaknesses", weaknesses=lines, **names)
+        weaknesses = self.weaknesses()
+        if weaknesses:
+            log.info("known weaknesses", count=len(weaknesses), described=_DESCRIBED, **names)
         if self._withheld.is_enabled:
             return
         for defect in _known_defects(self._spec, server, self._url.carrier):
@@ -90,7 +98,7 @@ class ServerIdentity:
 def defect_lines(
     spec: ProtocolSpec, server: ServerMetadata, carrier: str, *, withheld: bool
 ) -> Iterator[str]:
-    """Yield a line for each known weakness of a server, for the log and the status page.
+    """Yield a line for each known weakness of a server, for the status page.
 
     Args:
         spec: Its protocol.

@@ -555,5 +555,7 @@ def _client_limits(config: ClientLimitsConfig, *, is_loopback: bool = False) -> 
     defaults = ClientLimits()
     if is_loopback:
         defaults = overridden(defaults, ClientLimitsConfig(connect_timeout=_LOOPBACK_CONNECT_S))
+    if config.keepalive is not None:
+        defaults = dataclasses.replace(defaults, reuse_s=config.keepalive)
     limits: ClientLimits = overridden(defaults, config)
     return limits

@@ -88,8 +88,8 @@ class SharedMemoryConfig(Model):
 class PassthroughConfig(Model):
     """Requests for paths of no protocol that a listener forwards.
 
-    `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded, and nothing
-    else by default.
+    `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded. Nothing else is
+    by default, except for inferences of KServe's first protocol if the server is a KServe.
     """
 
     upstream: Name
@@ -97,10 +97,11 @@ class PassthroughConfig(Model):
     allow: Names = ()
     """Patterns of pages for operators that clients may read: `/metrics`, `/openapi.json`, `/docs`
     and `/redoc` are refused without it. They tell clients how the server is used. Default: `[]`."""
-    post: Names = ()
+    post: Names | None = None
     """Patterns of paths that clients may POST to, such as `/v1/models/*:predict`. The body has at
     most 1 MiB. The gateway cannot see what the server does with it: one request can occupy a server
-    of one process for seconds. Default: `[]`."""
+    of one process for seconds. Default: `/v1/models/*:predict` and `/v1/models/*:explain` if the
+    server names itself KServe, else `[]`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -35,8 +35,8 @@ class ModelMetadata:
         configuration: The server's configuration, if the call's needs include BATCHING.
         stateful: The server reports that the model expects sequences.
         decoupled: The server reports that a request may have any number of replies.
-        dialect: How the server differs from its protocol, by the codec that read this; "" where
-            it does not differ. It is no part of the signature.
+        dialect: How the server differs from others of its protocol; "" where nothing tells it. It
+            is no part of the signature.
     """
 
     name: str

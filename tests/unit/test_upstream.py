@@ -13,6 +13,7 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
+    ModelMetadataRequest,
     ModelReadyRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
@@ -30,7 +31,7 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
-from gateway.ir.metadata import ServerMetadata
+from gateway.ir.metadata import ModelMetadata, ServerMetadata
 from gateway.ir.work import charge
 from gateway.upstream import DialectDetectingUpstream, Upstream
 from tests.fakes import FakeCodec, ScriptedService
@@ -129,6 +130,20 @@ async def test_an_undecodable_item_ends_the_stream() -> None:
     items = await upstream(TextClient("a"), MalformedMessage("odd"))(STREAM)
     with pytest.raises(UpstreamProtocolError):
         await anext(items)
+
+
+async def test_the_metadata_of_a_model_have_the_dialect_of_its_server() -> None:
+    """A frontend learns from them how the server reads requests."""
+
+    class MetadataCodec(TextCodec):
+        dialect = "odd"
+
+        def decode_reply(self, call: Call[Any], wire: str, /) -> Any:
+            return ModelMetadata(name=wire)
+
+    service: Upstream[str, str] = Upstream("far", MetadataCodec(), TextClient("m"))
+    found = await service(ModelMetadataRequest(model=ModelRef("m")))
+    assert ("m", "odd") == (found.name, found.dialect)
 
 
 class SplittingCodec(TextCodec, FramingCodec[str, str]):

@@ -206,7 +206,8 @@ class CaptureRecorder:
     def _add(self, record: RecordedCall) -> None:
         if self._segment is None:
             self._check_space()
-            self._segment = SegmentWriter(self.options.directory, {"pid": str(os.getpid())})
+            notes = {"pid": str(os.getpid()), "percent": f"{self.options.percent:g}"}
+            self._segment = SegmentWriter(self.options.directory, notes)
         if not self._in_batch:
             self._segment.begin()
         self._segment.add(record)

@@ -55,11 +55,12 @@ def redact(capture: Capture, directory: Path, redaction: Redaction) -> int:
     """
     make_directory(directory)
     hasher = Hasher()
+    description = {**capture.description(), "redacted": "yes"}
     writer: SegmentWriter | None = None
     count = 0
     for call in capture.calls():
         if writer is None:
-            writer = SegmentWriter(directory, {"redacted": "yes"})
+            writer = SegmentWriter(directory, description)
             writer.begin()
         writer.add(_redacted(call, redaction, hasher))
         count += 1

@@ -31,6 +31,7 @@ _Found = tuple[RecordedCall | None, str]
 """A whole call, or None with what is wrong with it; both are empty where there is no such call."""
 
 _MAX_ROWS: Final = 4096
+_MAX_NOTES: Final = 64
 """More tensors, replies or messages than a call has."""
 _MAX_CALL_BYTES: Final = 512 << 20
 """More elements and messages than a call has. Rows of a hostile file may share their pages."""
@@ -116,6 +117,15 @@ class SegmentReader:
         _trace: TracebackType | None,
     ) -> None:
         self._database.close()
+
+    @property
+    def description(self) -> dict[str, str]:
+        """What its writer noted of it; nothing if that cannot be read."""
+        try:
+            rows = self._database.execute("SELECT key, value FROM meta LIMIT ?", (_MAX_NOTES,))
+            return {str(key): str(value) for key, value in rows}
+        except sqlite3.Error:
+            return {}  # `calls` names what is wrong
 
     def calls(self) -> Iterator[RecordedCall]:
         """Yield every call that matches its checksum, in the order of writing.

@@ -114,6 +114,9 @@ def cutover_lines(document: Mapping[str, Any]) -> Iterator[str]:
     guards = [(each["guard"], each["verdict"], each["evidence"]) for each in document["guards"]]
     if guards:
         yield from format_table(guards[0], guards[1:]).splitlines()
+    for each in document.get("reasons", ()):
+        code = f" {each['code']}" if each["code"] else ""
+        yield f"{each['count']} {each['outcome']}{code}: {each['example']} (call {each['call']})"
     if document["next"]:
         yield f"next: {document['next']}"
 

@@ -7,7 +7,7 @@ import sqlite3
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -65,6 +65,7 @@ from gateway.migration.replay.replay import (
     replayed_call,
 )
 from gateway.migration.replay.selection import Selection, parse_models, parse_selection
+from gateway.migration.replay.times import PERCENT, REPLAYED, description, replay_problem
 from gateway.migration.replay.wire_replay import RecordedRequests
 from gateway.migration.settings import MigrationConfig
 from gateway.registry import protocol
@@ -206,6 +207,7 @@ def diff(
         )
     except UnreadableSegment as error:
         fail(str(error), WRONG_USAGE)
+    guards.ignore_times(summary.times_problem)
     judgement = judged(summary, conditions, guards)
     if output is OutputFormat.JSON:
         print_json(
@@ -224,6 +226,8 @@ def diff(
         )
         _print_summary(summary, judgement.guards)
         print_text(f"verdict: {judgement.text}")
+    if summary.times_problem:
+        print_note(f"gateway: times are not judged: {summary.times_problem}")
     for reason, count in skipped.items():
         print_note(f"gateway: {count} calls not compared: {reason}")
     for problem in [*a.problems, *b.problems][:10]:
@@ -321,15 +325,26 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, running.stop)
+    recorded_percent = _percent(capture)
     try:
         with progress:
-            return await running.run(_selected(capture, selection))
+            report = await running.run(_selected(capture, selection))
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         for connected, _ in connections:
             await connected.close()
+        problem = replay_problem(
+            options,
+            lag_s=running.report.lag_p99_s,
+            recorded_percent=recorded_percent,
+            is_selection=selection != Selection(),
+        )
         if writer is not None:
-            writer.close()
+            writer.close(description(options, problem))
+    if len(urls) == 1:  # else both servers got the calls at the same time
+        report.summary.times_problem = problem
+        guards.ignore_times(problem)
+    return report
 
 
 def _codec_of(url: Url) -> Codec[Any, Any]:
@@ -337,6 +352,14 @@ def _codec_of(url: Url) -> Codec[Any, Any]:
     # Every message names a model here; a listener's own default is not known.
     options = {spec.default_model: "default"} if spec.default_model else {}
     return spec.carriers[url.carrier].codec(MessageLimits(), spec.options(options))
+
+
+def _percent(capture: Capture) -> float:
+    """Return the share of the calls of clients that were recorded, in percent."""
+    try:
+        return float(capture.description().get(PERCENT, 100.0))
+    except ValueError:
+        return 0.0
 
 
 def _selected(capture: Capture, selection: Selection) -> Iterator[RecordedCall]:
@@ -348,7 +371,7 @@ class _ResultsWriter:
 
     def __init__(self, directory: Path, target: str) -> None:
         make_directory(directory)
-        self._segment = SegmentWriter(directory, {"replayed": target})
+        self._segment = SegmentWriter(directory, {REPLAYED: target})
         self._segment.begin()
         self._target = target
 
@@ -358,7 +381,9 @@ class _ResultsWriter:
             self._segment.commit()
             self._segment.begin()
 
-    def close(self) -> None:
+    def close(self, notes: Mapping[str, str]) -> None:
+        self._segment.begin()
+        self._segment.note(notes)
         self._segment.commit()
         self._segment.seal({})
 
@@ -393,11 +418,11 @@ def _print_report(
         print_text(f"not compared: {report.uncompared} calls without recorded outputs")
     for reason, count in report.unreadable.items():
         print_text(f"not compared: {count} calls: {reason}")
-    if report.lag_p99_s > LATE_S:
-        print_note(
-            f"gateway: the schedule was late: 99% of the calls within {report.lag_p99_s * 1e3:.0f} "
-            "ms; times are not those of the recorded pace"
-        )
+    if report.summary.times_problem:
+        print_note(f"gateway: times are not judged: {report.summary.times_problem}")
+    elif report.lag_p99_s > LATE_S:
+        lag_ms = report.lag_p99_s * 1e3
+        print_note(f"gateway: the schedule was late: 99% of the calls within {lag_ms:.0f} ms")
     _print_summary(report.summary, verdicts)
     print_text(f"verdict: {verdict}")
 

@@ -15,7 +15,7 @@ from gateway.api.protocol import (
     ProtocolSpec,
     SidecarDefaults,
 )
-from gateway.protocols.oip.dialects import dialect_of
+from gateway.protocols.oip.dialects import KSERVE, dialect_of
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.options import UNKNOWN, check_options, extension_status
@@ -30,6 +30,11 @@ def choose_dialect(options: Options, server_name: str) -> Options:
     if options.get("dialect", "auto") != "auto":
         return options
     return {**options, "dialect": dialect_of(server_name) or UNKNOWN}
+
+
+def other_posts(server: str) -> tuple[str, ...]:
+    """Return the paths of KServe's first protocol, if *server* is a KServe."""
+    return ("/v1/models/*:predict", "/v1/models/*:explain") if dialect_of(server) == KSERVE else ()
 
 
 def example(url: str, model: str) -> str:
@@ -73,7 +78,7 @@ SPEC = ProtocolSpec(
     name="oip",
     title="Open Inference v2",
     page="open-inference.md",
-    http=HttpBinding(codec=HttpCodec, prefixes=("/v2",)),
+    http=HttpBinding(codec=HttpCodec, prefixes=("/v2",), other_posts=other_posts),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     resolve_dialect=choose_dialect,

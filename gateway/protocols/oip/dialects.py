@@ -97,6 +97,8 @@ _TRITON = Dialect(
     reads_words=NonfiniteWords.RAPID,
 )
 
+KSERVE: Final = "kserve"
+
 # Triton has the most features: an unknown server is assumed to be one.
 _UNKNOWN = replace(_TRITON, echoes_id=None)
 DIALECTS: dict[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
@@ -120,7 +122,7 @@ DIALECTS: dict[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
             keeps_names=True,
         ),
         Dialect(
-            name="kserve",
+            name=KSERVE,
             echoes_id=False,
             numbers=400_000,
             has_binary=True,
@@ -167,7 +169,7 @@ _SERVER_NAMES: Final = {
     "triton": "triton",
     "tensor-gateway": "gateway",
     "mlserver": "mlserver",
-    "kserve": "kserve",
+    "kserve": KSERVE,
     "openvino model server": "ovms",
     "ovms": "ovms",
 }

@@ -185,7 +185,7 @@ DEFECTS: Final[tuple[ServerDefect, ...]] = (
         repaired=None,
         request="150,000 empty inputs in 0.45 MB of JSON",
         effect="nobody else is answered for half a minute",
-        defence="a request has at most 256 tensors",
+        defence="a request has at most 2,048 tensors",
         option="`tensors`",
     ),
     ServerDefect(

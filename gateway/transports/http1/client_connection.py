@@ -10,7 +10,7 @@ from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.http.client_rules import UpstreamErrors
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
-from gateway.transports.net.sockets import peer_left, reset_when_closed, tune
+from gateway.transports.net.sockets import peer_left, reset_when_closed, tune, unacknowledged
 from gateway.transports.net.tls import MAYBE_TLS
 from gateway.wire.http import Buffer, HttpResponse
 
@@ -40,6 +40,8 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         is_awaiting: A response is expected and incomplete.
         response: The response that is being read, until `release`.  None if nothing of it has
             arrived, or if all of it arrived at once.
+        unread_bytes: Bytes of a request that had not arrived when the upstream closed its end
+            instead of a response.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self.failure: Exception | None = None
         self.is_awaiting = False
         self.response: ResponseReader | None = None
+        self.unread_bytes = 0
 
     # -- asyncio's protocol
 
@@ -112,6 +115,9 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Fail the response in progress: the upstream has closed its half."""
         self.is_usable = False
+        if self.is_awaiting and not (self.response and self.response.is_started):
+            unsent: int = self.transport.get_write_buffer_size()
+            self.unread_bytes = unacknowledged(self._socket) + unsent
         self._end("it was closed before the response was complete")
         return False
 

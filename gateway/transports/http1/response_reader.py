@@ -390,6 +390,8 @@ class ResponseReader:
             # The request had no TE field, so only chunks are allowed (RFC 9112 7.4).
             self._has_odd_coding = value.lower() != b"chunked" or self._chunks is not None
             self._chunks = ChunkReader()
+        elif lower == b"keep-alive":
+            self._peer.note_keep_alive(value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         """Note the end of the head."""

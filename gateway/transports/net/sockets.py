@@ -79,7 +79,9 @@ def _state(sock: Any) -> int | None:
 
 def reset_when_closed(sock: Any) -> None:
     """Make closing *sock* a reset, so that the peer knows that nothing is read. TCP only."""
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+    if sock is None or sock.fileno() < 0:  # it is closed already
+        return
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -105,6 +107,17 @@ def peer_left(sock: Any) -> bool:
     poll = select.poll()
     poll.register(sock.fileno(), _POLL_LEFT)
     return bool(poll.poll(0))
+
+
+def unacknowledged(sock: Any) -> int:
+    """Return how many bytes that were sent on a TCP connection its peer has not acknowledged.
+
+    A peer that has closed its end never acknowledges what arrives later. Source: tcp(7), SIOCOUTQ.
+    """
+    if sock is None or sock.fileno() < 0 or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return 0
+    waiting: bytes = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(waiting, sys.byteorder)
 
 
 def has_unread(sock: Any) -> bool:

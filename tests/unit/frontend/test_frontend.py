@@ -669,6 +669,6 @@ async def test_a_request_that_its_server_does_not_read_is_refused(dialect: str) 
 
 
 @pytest.mark.parametrize("wire", ["broken", "other"])
-async def test_nothing_is_asked_about_what_no_server_reads(wire: str) -> None:
+async def test_a_message_that_no_server_reads_requests_no_metadata(wire: str) -> None:
     """A broken message, and one that is no inference, cause no question."""
     assert (f"invalid_argument: {wire!r} is no call", []) == await lenient_response(wire, "any")

@@ -14,7 +14,7 @@ CONTEXT = Context("fake", (("x-route", "canary"),), "id-1")
 FOUND = ModelMetadata(name="m", dialect="mlserver")
 
 
-async def test_the_dialect_of_a_model_is_asked_once() -> None:
+async def test_the_dialect_of_a_model_is_requested_once() -> None:
     """Metadata tell it, by the route of the request, and it is remembered."""
     service = ScriptedService(FOUND)
     dialects = ServerDialects(service)

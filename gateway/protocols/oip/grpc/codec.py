@@ -34,7 +34,7 @@ from gateway.ir.context import ModelRef, Origin
 from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
-from gateway.ir.metadata import ModelMetadata, ServerMetadata
+from gateway.ir.metadata import ServerMetadata
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
 from gateway.protocols.oip.dialects import MOST_LENIENT
 from gateway.protocols.oip.extension_policy import (
@@ -115,6 +115,7 @@ class GrpcCodec(
         self._limits = limits
         self._dialect = DIALECTS["triton" if dialect in ("auto", UNKNOWN) else dialect]
         self.only_known_models = self._dialect.keeps_names
+        self.dialect = self._dialect.name
         self._extensions = read_extensions(checked)
         given = limits.request_bytes
         self._request_bytes = self._dialect.request_bytes if given is None else given
@@ -221,6 +222,8 @@ class GrpcCodec(
         An error of a stream's request is a message without a status, which would end other
         requests.
         """
+        if isinstance(error, errors.UnknownToServer) and isinstance(call, ModelReadyRequest):
+            return self.encode_reply(call, False)  # as Triton: its clients would raise an error
         request = call if isinstance(call, StreamInferRequest) else stream_message(error)
         if request is not None:
             return self._streams.error(request, error, final=True)
@@ -295,10 +298,7 @@ class GrpcCodec(
             read = messages.REPLY_READERS.get(type(call))
             if read is None:
                 raise unsupported(call, NAME)
-            reply = read(wire.view, self._limits)
-            if isinstance(reply, ModelMetadata):
-                reply = reply.changed(dialect=self._dialect.name)
-            return cast("R", reply)
+            return cast("R", read(wire.view, self._limits))
         except errors.InvalidRequest as error:
             if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
                 raise

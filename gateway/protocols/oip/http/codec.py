@@ -139,6 +139,7 @@ class HttpCodec(
         self._dialect = DIALECTS[checked.get("dialect", "auto")]
         self.prefers_single_reply = self._dialect.has_generate_stream
         self.only_known_models = self._dialect.keeps_names
+        self.dialect = self._dialect.name
         if self._dialect.has_generate_stream:
             self.needs = NEEDS | {Need.FLAT_MEMBERS}
         self._not_ready: int = checked.get(
@@ -470,9 +471,7 @@ class HttpCodec(
         if isinstance(call, ServerMetadataRequest):
             return answers.decode_server_metadata(wire, self._limits)
         if isinstance(call, ModelMetadataRequest):
-            model = call.model or ModelRef("")
-            found = answers.decode_model_metadata(model, wire, self._limits)
-            return found.changed(dialect=self._dialect.name)
+            return answers.decode_model_metadata(call.model or ModelRef(""), wire, self._limits)
         if isinstance(call, RepositoryIndexRequest):
             return answers.decode_index(wire, self._limits)
         extension = EXTENSIONS.get(type(call))

@@ -129,6 +129,14 @@ def test_no_step_ends_at_a_server_that_answers_nothing() -> None:
     assert ("baking", 2, 50.0) == run.seconds(1).at
 
 
+def test_a_tripped_guard_of_errors_names_the_most_frequent_error() -> None:
+    """A guard of replies does not: no error is its cause."""
+    for guard, expected in ((LOCAL, "; the most frequent error is internal: no GPU"), (TRIPS, "")):
+        tripped = replace(GOOD, tripped=guard, why="internal: no GPU")
+        reason = Run().do("start").seconds(1, tripped).state.reason
+        assert f"{guard.guard} tripped: {guard.evidence}{expected}" == reason
+
+
 def test_a_default_guard_changes_no_plan_under_way() -> None:
     """The hash is that of an earlier version, which had no such guard."""
     implied = ("errors.above_old",)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.ir.calls import InferRequest, StreamInferRequest
+from gateway.ir.calls import InferRequest, ModelReadyRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import InvalidRequest, InvalidTensor
+from gateway.ir.errors import InvalidRequest, InvalidTensor, ModelNotFound, UnknownToServer
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import as_items, as_numpy
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.schema import open_inference_pb2 as pb
-from gateway.wire.grpc import GrpcRequest
+from gateway.wire.grpc import GrpcRequest, GrpcStatus
 
 LISTENER = GrpcCodec(DEFAULT_LIMITS, {})
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -139,3 +139,12 @@ def test_rewriting_keeps_every_element() -> None:
     first, second = (as_numpy(one) for one in call.inputs)
     np.testing.assert_array_equal([1, 2], first)
     assert [0.1] == second.tolist()
+
+
+def test_a_model_that_no_server_has_is_not_ready() -> None:
+    """Triton replies so, and its clients raise an error for any status."""
+    call = ModelReadyRequest(model=ModelRef("m"))
+    response = LISTENER.encode_error(call, UnknownToServer("no m here"))
+    assert (GrpcStatus.OK, b"") == (response.status, bytes(response.view))
+    other = LISTENER.encode_error(call, ModelNotFound("no m here"))
+    assert GrpcStatus.NOT_FOUND is other.status

@@ -12,7 +12,6 @@ import pytest
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
-    ModelMetadataRequest,
     StreamInferRequest,
 )
 from gateway.ir.context import JsonParameter, ModelRef
@@ -247,10 +246,3 @@ def test_objects_in_parameters_are_refused_by_name() -> None:
     ):
         with pytest.raises(Unsupported, match="'extra' of the request is a list or an object"):
             codec.encode_call(call)
-
-
-def test_the_model_metadata_have_the_dialect() -> None:
-    """A frontend learns from them how the server of a model reads requests."""
-    for name, codec in SERVERS.items():
-        found = codec.decode_reply(ModelMetadataRequest(model=M), answer({"name": "m"}))
-        assert name == found.dialect
