@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# It shows what it downloads and builds.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
 EXTENSION := gateway/_accelerated.pyx $(wildcard gateway/compiled/*.pxi)
 ARGS ?=
 TESTS ?= tests
@@ -22,18 +24,22 @@ help: ## List the targets.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or later is required: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "Making the virtual environment $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-run: pyproject.toml $(EXTENSION) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[onnx]'
+	@echo "Installing the gateway into $(VENV): once, one to three minutes ..."
+	@$(PIP) --editable '.[onnx]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(EXTENSION) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev,onnx]'
+	@echo "Installing the gateway and its tools into $(VENV): once, some minutes ..."
+	@$(PIP) --editable '.[dev,onnx]'
 	@touch $@ $(VENV)/.installed-run
 
 $(VENV)/.installed-torch: pyproject.toml Makefile $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	@echo "Installing PyTorch into $(VENV) ..."
+	@$(PIP) '$(TORCH)'
 	@touch $@
 
 .PHONY: run

@@ -57,8 +57,8 @@ more:
 
 - The client is answered at once in each case.
 - A call that is withheld keeps its place in `limits.in_flight` of the upstream until it ends, and
-  at most for the longest timeout of any route. Clients that leave often therefore need a larger
-  `in_flight`.
+  at most for the longest timeout of any route, or for 10 minutes where a route has none. Clients
+  that leave often therefore need a larger `in_flight`, where it is set.
 - A call that waits for a place is removed from the queue. It was never sent.
 - Streams are cancelled, and so is a request whose body has not arrived completely.
 - A gateway that stops waits for these calls, at most for `lifecycle.drain`.
@@ -82,8 +82,9 @@ more:
 - **Streams to MLServer over HTTP.** A client that leaves an `infer_stream` after its first response
   can occupy MLServer for seconds. The log says so at the start. Use `oip+grpc://` for MLServer
   where clients stream.
-- **A slow model.** A valid request may take long. `timeout`, `in_flight` and `queue_wait` limit
-  how long others wait.
+- **A slow model.** A valid request may take long, and by default the gateway passes on as many as
+  its memory holds. `adaptive_concurrency: on_overload` refuses them while the server gets more than
+  it can do. `timeout`, `in_flight` and `queue_wait` limit how long others wait.
 - **Options with risks.** `model_config: true`, `model_files: true` and `opaque: true` pass
   on what the client sends. A client can then run programs on the server's machine.
 """

@@ -189,10 +189,6 @@ def _no_paths(_options: Options, /) -> tuple[str, ...]:
     return ()
 
 
-def _no_posts(_server: str, /) -> tuple[str, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBinding:
     """A protocol over HTTP: its codec, and the paths that it serves on a listener.
@@ -203,8 +199,6 @@ class HttpBinding:
         any_path: It serves every path of a listener without another protocol.
         root: It serves the path "/" where nothing else claims it.
         own_paths: Returns the paths that a listener's options add.
-        other_posts: Returns the paths outside of the protocol, with `*`, that a server of this name
-            in its metadata accepts POST at.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -213,7 +207,6 @@ class HttpBinding:
     any_path: bool = False
     root: bool = False
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
-    other_posts: Callable[[str], tuple[str, ...]] = _no_posts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +369,11 @@ def no_options(_number: int, _count: int, /) -> Options:
     return {}
 
 
+def no_posts(_server: str, /) -> tuple[str, ...]:
+    """Return no path: clients of the server POST to those of the protocol only."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolSpec:
     """One protocol, as its package exports it.
@@ -402,6 +400,8 @@ class ProtocolSpec:
         process_options: Returns options that YAML has not, from the number of a worker (1 to count)
             and the count of workers.  Called once in a process; all its listeners get them.
         sidecar: What `gateway serve --upstream` sets.
+        own_posts: Returns the patterns of paths outside of the protocol that clients of a server
+            POST to, by the name of the server.
     """
 
     name: str
@@ -421,6 +421,7 @@ class ProtocolSpec:
     one_process: tuple[OptionValue, ...] = ()
     process_options: Callable[[int, int], Options] = no_options
     sidecar: SidecarDefaults = SidecarDefaults()
+    own_posts: Callable[[str], tuple[str, ...]] = no_posts
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:

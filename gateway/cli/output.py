@@ -3,15 +3,21 @@
 import enum
 import json
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
 FAILED = 1
 WRONG_USAGE = 2
+
+_GAP: Final = "  "
+# A last column that has less room is not wrapped.
+_LEAST_ROOM: Final = 20
 
 
 class OutputFormat(enum.Enum):
@@ -71,6 +77,9 @@ def format_table(
 ) -> str:
     """Return *rows* as aligned columns of plain text.
 
+    A last column that is too wide for the terminal continues in its own column on the next line,
+    from word to word: a terminal would break names anywhere.
+
     Args:
         head: Titles of the columns.
         rows: Cells, one per title in each row.
@@ -78,10 +87,25 @@ def format_table(
     """
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    room = _columns() - sum(widths[:-1]) - len(_GAP) * (len(widths) - 1)
+    if widths[-1] > room >= _LEAST_ROOM and len(head) - 1 not in right:
+        lines = [part for line in lines for part in _wrapped(line, room)]
     return "\n".join(
-        "  ".join(
+        _GAP.join(
             cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )
+
+
+def _columns() -> int:
+    """Return the width of the terminal; a page that is read elsewhere has no width."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+
+
+def _wrapped(line: Sequence[str], room: int) -> Iterator[Sequence[str]]:
+    parts = textwrap.wrap(line[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
+    yield (*line[:-1], parts[0])
+    for part in parts[1:]:
+        yield (*("" for _ in line[:-1]), part)

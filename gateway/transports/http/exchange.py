@@ -281,6 +281,8 @@ class Exchange:
         elif head.is_chunked:
             return None
         if not budget.try_acquire(size, client.memory):
+            if size == budget.call_bytes:  # there are no bytes, or their memory is reserved
+                self._body = body
             return None
         self._held = size
         if not listener.slots.try_acquire(1, client.slots):

@@ -19,7 +19,13 @@ from aiohttp.connector import Connection
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.client_rules import UpstreamErrors
 from gateway.transports.net.resolver import KnownAddresses
-from gateway.transports.net.sockets import peer_left, reset_when_closed, tune, unacknowledged
+from gateway.transports.net.sockets import (
+    peer_left,
+    reset_when_closed,
+    tune,
+    unacknowledged,
+    unread_input,
+)
 
 
 class Attempt:
@@ -67,6 +73,13 @@ class PooledHttpConnection(ResponseHandler):
             return
         self.has_answered = self.has_answered or bool(data)
         super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Read the rest of a response that arrived before a write has failed."""
+        if self.transport is not None and not self.is_idle:
+            for data in unread_input(self.transport, exc):
+                self.data_received(data)
+        super().connection_lost(exc)
 
     def eof_received(self) -> None:
         """Note what the peer cannot have read if it closes its end instead of a response."""

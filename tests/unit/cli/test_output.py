@@ -27,6 +27,22 @@ def test_tables_align_columns() -> None:
     )
 
 
+def test_a_terminal_broke_names_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last column continues on the next line, word by word, and a name stays whole."""
+    rows = [("r-1", "upstream my-upstream: endpoint model-server-1:8001: cannot connect")]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = format_table(("route", "reason"), rows).splitlines()
+    assert lines == [
+        "route  reason",
+        "r-1    upstream my-upstream: endpoint",
+        "       model-server-1:8001: cannot",
+        "       connect",
+    ]
+    monkeypatch.setenv("COLUMNS", "20")
+    assert 2 == len(format_table(("route", "reason"), rows).splitlines())
+
+
 def test_data_and_notes_use_different_streams(capsys: pytest.CaptureFixture[str]) -> None:
     """Data is on standard output, notes are on standard error."""
     print_text("data")

@@ -496,7 +496,7 @@ async def test_invalid_commands_are_rejected(leader: Leader) -> None:
     assert leader.controller.verdict("x") is None
 
 
-async def test_a_rollback_says_why_calls_fail(leader: Leader) -> None:
+async def test_the_reason_of_a_rollback_has_the_reasons_of_failures(leader: Leader) -> None:
     """The reason has the most frequent error of the new server, and the document some more."""
     await leader.do("start")
     reasons: list[dict[str, Any]] = [

@@ -117,7 +117,7 @@ def test_a_step_waits_for_each_condition(evidence: CutoverEvidence, waits_for: s
     assert f"50%, {waits_for}" == next_text(PLAN, run.state, [waits_for])
 
 
-def test_no_step_ends_at_a_server_that_answers_nothing() -> None:
+def test_no_step_ends_without_replies_of_the_new_server() -> None:
     """Refused calls are no answers, also without a least number of calls and without guards."""
     plan = replace(PLAN, min_calls=0, guards=())
     run = Run(plan).do("start").seconds(11)

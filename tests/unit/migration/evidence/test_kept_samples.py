@@ -58,7 +58,7 @@ def test_integers_and_booleans_are_shown_unchanged() -> None:
     assert shown(array_tensor("y", np.array([True, False]))) == [True, False]
 
 
-def test_a_sample_says_why_its_call_failed() -> None:
+def test_a_sample_has_the_reason_of_its_failure() -> None:
     """The line and the document have the text that may be shown."""
     samples = KeptSamples(Privacy())
     result = Result(error=ErrorCode.INVALID_ARGUMENT)

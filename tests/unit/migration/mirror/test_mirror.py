@@ -225,7 +225,7 @@ async def test_errors_are_outcomes() -> None:
 
 
 @pytest.mark.parametrize("payload", ["none", "full"])
-async def test_failed_calls_say_why(payload: Literal["none", "full"]) -> None:
+async def test_failed_calls_have_reasons(payload: Literal["none", "full"]) -> None:
     """Evidence, samples and log have the server's text: whole only if payloads may be shown."""
     setting = Setting(payload=payload)
     text = "input 'X' has dims [64], the model expects [-1, 64]; got " + "1.0, " * 100

@@ -59,7 +59,7 @@ def test_less_load_or_late_calls_are_not_judged(
     assert found.startswith(expected)
 
 
-def test_recordings_say_whether_their_times_compare() -> None:
+def test_times_are_comparable_at_the_recorded_pace_only() -> None:
     """Two recordings of clients do, and two replays that sent the calls in the same way."""
     live = {"pid": "1"}
     fast = {"replayed": "new", **description(ReplayOptions(), "too fast")}
