@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
+from gateway.ir.texts import json_without_hidden, printable, without_hidden
+
 FAILED = 1
 WRONG_USAGE = 2
 
@@ -31,8 +33,8 @@ OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Form
 
 
 def print_text(text: str) -> None:
-    """Print data."""
-    typer.echo(text)
+    """Print data; what a client wrote into it can neither control a terminal nor reverse a line."""
+    typer.echo(without_hidden(text))
 
 
 def in_colour(text: str, colour: str) -> str:
@@ -58,24 +60,25 @@ def write_bytes(path: Path | None, data: bytes) -> None:
 
 def print_json(value: Any) -> None:
     """Print data as one JSON document."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    typer.echo(json_without_hidden(text))
 
 
 def print_note(text: str) -> None:
     """Print a note."""
-    typer.echo(text, err=True)
+    typer.echo(without_hidden(text), err=True)
 
 
 def fail(message: str, status: int = FAILED) -> NoReturn:
     """Print an error and end the command."""
-    typer.echo(f"gateway: {message}", err=True)
+    typer.echo(without_hidden(f"gateway: {message}"), err=True)
     raise typer.Exit(status)
 
 
 def format_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
 ) -> str:
-    """Return *rows* as aligned columns of plain text.
+    """Return *rows* as aligned columns of plain text, with escapes for what is not printable.
 
     A last column that is too wide for the terminal continues in its own column on the next line,
     from word to word: a terminal would break names anywhere.
@@ -85,7 +88,7 @@ def format_table(
         rows: Cells, one per title in each row.
         right: Indexes of the columns that are aligned to the right.
     """
-    lines = [head, *rows]
+    lines = [head, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     room = _columns() - sum(widths[:-1]) - len(_GAP) * (len(widths) - 1)
     if widths[-1] > room >= _LEAST_ROOM and len(head) - 1 not in right:

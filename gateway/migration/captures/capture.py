@@ -97,7 +97,7 @@ class Capture:
         return found
 
     def call(self, call_id: str) -> RecordedCall | None:
-        """Return the call of an id, "SEGMENT-NUMBER", or of a request id."""
+        """Return the call of an id, "SEGMENT-NUMBER", of a request id, or of a client's own id."""
         tag, _, number = call_id.rpartition("-")
         for segment in self.segments:
             try:

@@ -21,7 +21,6 @@ import structlog
 from gateway.migration.captures.directory import (
     append_line,
     lock_of,
-    make_directory,
     sealed_segments,
 )
 from gateway.migration.captures.privacy import Hasher
@@ -29,6 +28,7 @@ from gateway.migration.captures.records import RecordedCall, with_hashes
 from gateway.migration.captures.sampling import CALL_BYTES, CaptureOptions
 from gateway.migration.captures.segment_writer import SegmentWriter, recover
 from gateway.migration.captures.transfer import Confirmation, SampleMessage
+from gateway.migration.private_files import make_directory
 
 log = structlog.get_logger(__name__)
 

@@ -25,10 +25,10 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor
-from gateway.migration.captures.directory import make_directory
 from gateway.migration.captures.records import RecordedCall, outputs_of
 from gateway.migration.commands.capture import open_capture
 from gateway.migration.commands.export import array_of
+from gateway.migration.private_files import make_directory
 from gateway.migration.replay.convert import (
     TENSORS,
     Converter,

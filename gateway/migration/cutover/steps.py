@@ -230,7 +230,8 @@ def _next(plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence) -> 
         return _advance(plan, state)
     if state.phase is not Phase.WAITING_FOR_APPROVAL and state.waited_s >= plan.max_wait_s:
         reason = (
-            f"no verdict within {format_duration(plan.max_wait_s)}: goes on {' and '.join(missing)}"
+            f"no verdict within {format_duration(plan.max_wait_s)}: goes on "
+            f"{' and '.join(missing)}; {state.weight:g}% of the calls stay with {plan.new}"
         )
         paused = replace(state, phase=Phase.PAUSED, reason=reason)
         return Decision(paused, (CutoverEvent("cutover waits", reason),))
@@ -300,6 +301,8 @@ def _trip(plan: CutoverPlan, state: CutoverState, guard: GuardVerdict, why: str)
     if why and guard.guard.startswith("errors."):
         reason += f"; the most frequent error is {why}"
     phase = Phase.PAUSED if plan.pauses_on_trip else Phase.ROLLING_BACK
+    if phase is Phase.PAUSED:
+        reason += "; all calls go to the old target until the cut-over is resumed"
     state = replace(_weighted(state, 0.0), phase=phase, tripped=guard.guard, reason=reason)
     return Decision(state, (CutoverEvent("cutover tripped", reason, guard.guard),))
 
@@ -476,8 +479,8 @@ def _start(plan: CutoverPlan, state: CutoverState, order: _Order) -> Decision:
     return Decision(begun, (CutoverEvent("cutover step", f"mirrors to {plan.new}"),))
 
 
-def _pause(_plan: CutoverPlan, state: CutoverState, _order: _Order) -> Decision:
-    reason = "paused by an operator"
+def _pause(plan: CutoverPlan, state: CutoverState, _order: _Order) -> Decision:
+    reason = f"paused by an operator: {state.weight:g}% of the calls stay with {plan.new}"
     return Decision(
         replace(state, phase=Phase.PAUSED, reason=reason), (CutoverEvent("cutover waits", reason),)
     )

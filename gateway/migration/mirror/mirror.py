@@ -5,7 +5,7 @@ outcome, or a reason why it was skipped or dropped; its serving process learns i
 """
 
 import asyncio
-import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -171,7 +171,8 @@ class Mirror:
         self._on_change = on_change
         self._rules = rules_of(migration.config.compare)
         self._sides = {migration.old_name: OLD, migration.new_name: NEW}
-        self._prefix = os.urandom(3).hex()
+        # It begins with a letter, so that no id of a sample looks like a number.
+        self._prefix = f"{secrets.choice('abcdef')}{secrets.token_hex(3)[1:]}"
         self._numbers = 0
         self._ledgers: dict[Sender, _ResultLedger] = {}
         self._is_confirming = False

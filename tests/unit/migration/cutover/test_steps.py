@@ -137,6 +137,22 @@ def test_a_tripped_guard_of_errors_names_the_most_frequent_error() -> None:
         assert f"{guard.guard} tripped: {guard.evidence}{expected}" == reason
 
 
+def test_the_reason_of_a_pause_says_where_the_calls_go() -> None:
+    """An operator and a step without a verdict leave the share, and a guard takes it away."""
+    run = Run().do("start").seconds(11).do("pause")
+    assert "paused by an operator: 1% of the calls stay with triton" == run.state.reason
+    assert 1.0 == run.state.weight
+    late = Run(replace(PLAN, max_wait_s=20)).do("start").seconds(11)
+    late.seconds(30, replace(GOOD, guards=()))
+    assert late.state.reason.endswith("; 1% of the calls stay with triton")
+    tripped = Run(replace(PLAN, pauses_on_trip=True)).do("start").seconds(11)
+    tripped.seconds(1, replace(GOOD, guards=(TRIPS,)))
+    assert (Phase.PAUSED, 0.0) == (tripped.state.phase, tripped.state.weight)
+    assert tripped.state.reason.endswith(
+        "; all calls go to the old target until the cut-over is resumed"
+    )
+
+
 def test_a_default_guard_changes_no_plan_under_way() -> None:
     """The hash is that of an earlier version, which had no such guard."""
     implied = ("errors.above_old",)
@@ -172,7 +188,8 @@ def test_an_undecided_step_pauses_after_max_wait() -> None:
     undecided = replace(GOOD, guards=())
     run = Run(replace(PLAN, max_wait_s=60)).do("start").seconds(12).seconds(60, undecided)
     assert ("paused", 1, 1.0) == run.at
-    assert "no verdict within 1m: goes on when mismatch.below holds" == run.state.reason
+    reason = "no verdict within 1m: goes on when mismatch.below holds; 1% of the calls stay"
+    assert f"{reason} with triton" == run.state.reason
     assert ("paused", 1, 1.0) == run.seconds(100).at
     run.do("resume")
     assert (("baking", 1, 1.0), 0.0) == (run.at, run.state.baked_s)
