@@ -189,10 +189,6 @@ def _no_paths(_options: Options, /) -> tuple[str, ...]:
     return ()
 
 
-def _no_posts(_server: str, /) -> tuple[str, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBinding:
     """A protocol over HTTP: its codec, and the paths that it serves on a listener.
@@ -203,8 +199,6 @@ class HttpBinding:
         any_path: It serves every path of a listener without another protocol.
         root: It serves the path "/" where nothing else claims it.
         own_paths: Returns the paths that a listener's options add.
-        other_posts: Returns the paths outside of the protocol, with `*`, that a server of this name
-            in its metadata accepts POST at.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -213,7 +207,6 @@ class HttpBinding:
     any_path: bool = False
     root: bool = False
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
-    other_posts: Callable[[str], tuple[str, ...]] = _no_posts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> Passt
 
 def known_posts(upstream: BuiltUpstream) -> tuple[str, ...]:
     """Return the paths for POST of the servers of *upstream*, outside of their protocol."""
-    found = (path for member in upstream.members for path in member.identity.other_posts())
+    found = (path for member in upstream.members for path in member.identity.own_posts())
     return tuple(dict.fromkeys(found))
 
 

@@ -51,11 +51,6 @@ class ServerIdentity:
         """Return whether the server may end at a request for classes of an empty output."""
         return self._spec.may_have(DefectKind.EMPTY_CLASSES, self.server, self._url.carrier)
 
-    def other_posts(self) -> tuple[str, ...]:
-        """Return the paths outside of its protocol that the server is known to accept POST at."""
-        http = self._spec.http
-        return () if self.server is None or http is None else http.other_posts(self.server.name)
-
     def weaknesses(self) -> list[str]:
         """Return a line for each known weakness of the server."""
         if self.server is None:

@@ -32,11 +32,6 @@ def choose_dialect(options: Options, server_name: str) -> Options:
     return {**options, "dialect": dialect_of(server_name) or UNKNOWN}
 
 
-def other_posts(server: str) -> tuple[str, ...]:
-    """Return the paths of KServe's first protocol, if *server* is a KServe."""
-    return ("/v1/models/*:predict", "/v1/models/*:explain") if dialect_of(server) == KSERVE else ()
-
-
 def example(url: str, model: str) -> str:
     """Return a command that asks for the metadata of *model*, or of the server without one."""
     return f"curl {url}/v2" + (f"/models/{model}" if model else "")
@@ -78,7 +73,7 @@ SPEC = ProtocolSpec(
     name="oip",
     title="Open Inference v2",
     page="open-inference.md",
-    http=HttpBinding(codec=HttpCodec, prefixes=("/v2",), other_posts=other_posts),
+    http=HttpBinding(codec=HttpCodec, prefixes=("/v2",)),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     resolve_dialect=choose_dialect,
