@@ -30,7 +30,7 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.directory import make_directory
+from gateway.migration.private_files import make_directory
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.recorder import CaptureRecorder
 from gateway.migration.captures.records import Recordable, record_of
