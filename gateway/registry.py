@@ -8,7 +8,7 @@ import functools
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Final
 
 from gateway.api.extension import Extension
 from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
@@ -21,6 +21,8 @@ PROTOCOLS: dict[str, str] = {
     "oip": "gateway.protocols.oip:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",
 }
+
+_PROTOCOLS_GROUP: Final = "gateway.protocols"
 
 BACKENDS: dict[str, str] = {
     "onnx": "gateway.backends.repository:from_spec",
@@ -52,6 +54,12 @@ def extensions() -> Mapping[str, Extension]:
 
 
 @functools.cache
+def protocol_names() -> tuple[str, ...]:
+    """Return the names of all protocols: those of the gateway, then those of installed packages."""
+    return tuple(dict.fromkeys((*PROTOCOLS, *_entry_names(_PROTOCOLS_GROUP))))
+
+
+@functools.cache
 def settings() -> tuple[Setting[Any], ...]:
     """Return the keys of the configuration file that extensions own."""
     return tuple(each for extension in extensions().values() for each in extension.settings)
@@ -61,9 +69,9 @@ def protocol(name: str, /) -> ProtocolSpec:
     """Return the protocol *name*.
 
     Raises:
-        LookupError: It does not exist; the text lists the built-in ones.
+        LookupError: It does not exist, and the text lists those that do; or it cannot be imported.
     """
-    spec = _find("protocol", name, PROTOCOLS, "gateway.protocols")
+    spec = _find("protocol", name, PROTOCOLS, _PROTOCOLS_GROUP)
     if not isinstance(spec, ProtocolSpec):
         message = f"{name!r} is a {type(spec).__name__}; expected a ProtocolSpec"
         raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
@@ -118,10 +126,15 @@ def _find(kind: str, name: str, table: dict[str, str], group: str) -> Any:
     if dotted is not None:
         return load_dotted(dotted)
     for entry in entry_points(group=group, name=name):
-        return entry.load()
+        return load_dotted(entry.value)
     if ":" in name:
         return load_dotted(name)
-    raise LookupError(f"unknown {kind} {name!r}; expected one of {', '.join(sorted(table))}")
+    names = sorted({*table, *_entry_names(group)})
+    raise LookupError(f"unknown {kind} {name!r}; expected one of {', '.join(names)}")
+
+
+def _entry_names(group: str) -> list[str]:
+    return [entry.name for entry in entry_points(group=group)]
 
 
 def load_dotted(dotted: str) -> Any:

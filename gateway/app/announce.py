@@ -7,11 +7,14 @@ from typing import Final
 import structlog
 
 from gateway.config.models import ListenerConfig
+from gateway.config.routes import PoliciesConfig
 from gateway.ir.calls import RepositoryIndexRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelState
+from gateway.registry import protocol, protocol_names
 from gateway.service import Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -23,6 +26,16 @@ def log_addresses(addresses: Mapping[str, str]) -> None:
     """Log one line for each address that the gateway listens on."""
     for server, address in addresses.items():
         log.info("listening", server=server, address=address)
+
+
+def log_default_timeout(policies: PoliciesConfig) -> None:
+    """Log how long calls may take, if the configuration does not say so."""
+    if "timeout" not in policies.model_fields_set:
+        log.info(
+            "default timeout",
+            timeout=f"{policies.timeout:g}s",
+            keys="policies.timeout, or timeout of a route; 0s sets no limit",
+        )
 
 
 async def log_models(
@@ -39,7 +52,7 @@ async def log_models(
     try:
         entries = await index(RepositoryIndexRequest(context=context))
     except GatewayError as error:
-        log.warning("models not listed", reason=error.message)
+        log.warning("models not listed", reason=error_text(error))
         return
     names = list(dict.fromkeys(entry.name for entry in entries))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
@@ -53,19 +66,21 @@ async def log_models(
 def example_command(
     listeners: Iterable[ListenerConfig], addresses: Mapping[str, str], model: str
 ) -> str:
-    """Return a command that asks for the metadata of *model*; "" without Open Inference over HTTP.
+    """Return a command to try; "" if no listener serves HTTP of a protocol that has one.
 
     Args:
         listeners: Of the configuration.
         addresses: By the names of the servers.
-        model: "" for no model: the command asks for the server's metadata.
+        model: "" for no model.
     """
     for listener in listeners:
-        if listener.protocols is not None and "oip" not in listener.protocols:
+        specs = map(protocol, listener.protocols or protocol_names())
+        example = next((spec.example for spec in specs if spec.example is not None), None)
+        if example is None:
             continue
         names = (f"{listener.name}.http", f"{listener.name}.http+grpc")
         for address in (addresses[name] for name in names if name in addresses):
             host = address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
             scheme = "http" if listener.tls is None else "https"
-            return f"curl {scheme}://{host}/v2" + (f"/models/{model}" if model else "")
+            return example(f"{scheme}://{host}", model)
     return ""

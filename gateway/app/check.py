@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from socket import gethostname
 from typing import Any, Final
 
 from gateway.app.exposure import forbid_exposure
@@ -15,8 +16,8 @@ from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
-from gateway.registry import PROTOCOLS, backend, carrier_of, extensions, protocol
-from gateway.settings.units import Address, StreamAddress
+from gateway.registry import backend, carrier_of, extensions, protocol, protocol_names
+from gateway.settings.units import UNIX, Address, StreamAddress, Url
 
 _NOT_ON_ONE_PORT: Final = (
     "'transport: reference' cannot serve HTTP and gRPC on one port: aiohttp has no HTTP/2, and "
@@ -44,7 +45,7 @@ def _findings(config: Config) -> Iterator[Finding]:
             yield from findings
             if findings:
                 break
-        if url.protocol in PROTOCOLS:
+        if url.protocol in protocol_names():
             yield from _raised((*at, "options"), _check_options, url.protocol, upstream.options)
     for name, model in config.models.items():
         at = ("models", name)
@@ -58,6 +59,7 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from _check_repeated_calls(config)
     yield from _check_requirements(config)
     yield from _repeated_ports(config)
+    yield from _loops(config)
     yield from check_graphs(config)
     yield from check_workers(config)
     yield from check_tls(config)
@@ -163,6 +165,42 @@ def _repeated_ports(config: Config) -> Iterator[Finding]:
         where.append((path_text(path), address.host))
 
 
+def _loops(config: Config) -> Iterator[Finding]:
+    """Yield the upstreams that are a listener of the file: each call would go round."""
+    listeners = [
+        (path, address)
+        for index, listener in enumerate(config.listeners)
+        for path, address in _listener_addresses(("listeners", index), listener)
+    ]
+    for name, upstream in config.upstreams.items():
+        for number, url in enumerate(upstream.all_urls):
+            own = (path for path, address in listeners if _is_reached(address, url))
+            listener = next(own, None)
+            if listener is not None:
+                key: KeyPath = ("url",) if upstream.url is not None else ("urls", number)
+                text = (
+                    f"{url} is {path_text(listener)} of this gateway, so that calls would go round"
+                )
+                yield ("upstreams", name, *key), f"{text}: expected the address of another server"
+
+
+def _is_reached(address: Address | StreamAddress, url: Url) -> bool:
+    """Return whether a client of *url* on this machine reaches a listener at *address*."""
+    own = address.tcp if isinstance(address, StreamAddress) else address
+    if own is None or url.carrier == UNIX:
+        return own is None and url.carrier == UNIX and str(address) == url.authority
+    if not own.port or own.port != url.port:
+        return False
+    # A connection to 0.0.0.0 goes to this machine.
+    is_here = url.is_loopback or url.host in _EVERY_ADDRESS or url.host == gethostname()
+    if own.host in _EVERY_ADDRESS:
+        return is_here
+    names = {"127.0.0.1", "::1", "localhost"}
+    return own.host == url.host or (
+        {own.host, url.host} <= names and "localhost" in {own.host, url.host}
+    )
+
+
 def _addresses(config: Config) -> Iterator[tuple[KeyPath, Address]]:
     """Yield every TCP address of the file with a port of its own."""
     found: list[tuple[KeyPath, Address | None]] = []
@@ -187,7 +225,7 @@ _EVERY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # compar
 def _check_own_paths(name: str, listener: ListenerConfig) -> None:
     """Raise ValueError if a path in a protocol's options belongs to another protocol."""
     http = protocol(name).http
-    names = listener.protocols or PROTOCOLS
+    names = listener.protocols or protocol_names()
     if http is None or name not in names:
         return
     for path in http.own_paths(listener.options[name]):

@@ -19,7 +19,7 @@ from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import Control
 from gateway.app.admin.status import Document, gauge_entries
-from gateway.app.announce import log_addresses, log_models
+from gateway.app.announce import log_addresses, log_default_timeout, log_models
 from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
@@ -30,7 +30,7 @@ from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
 from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ProcessParts, ServiceGraph
 from gateway.app.upstreams import max_connections
-from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
+from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.limits.shed_load import ProcessLoad
@@ -39,7 +39,7 @@ from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.routing.finish_sequences import FinishSequences
 from gateway.service import Service
-from gateway.telemetry import logs
+from gateway.telemetry import error_texts, logs
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
@@ -170,7 +170,7 @@ class Gateway:
             reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
             should_replace=config.lifecycle.hand_over,
             sockets=self._sockets,
-            request_ids=self._slot.request_ids(),
+            process_options=ProcessOptions(self._slot),
             tap=tap,
             tracing=self._process.tracing,
         )
@@ -290,8 +290,15 @@ class Gateway:
         self._has_started.set()
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
+            log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)
+
+    def reopen_logs(self) -> None:
+        """Open the file of the access log again, as after logrotate."""
+        self._call_log.reopen()
+        if self._slot.is_single:
+            log.info("log files reopened")
 
     async def _start_pages(self, control: Control | None) -> None:
         if not self._slot.is_single:  # the supervisor has the pages
@@ -406,6 +413,7 @@ class Gateway:
 
     def _configure_call_log(self, loaded: LoadedConfig) -> None:
         settings = loaded.config.telemetry.log
+        error_texts.configure(settings.server_errors)
         access = None
         if settings.access is not None:
             access = AccessLog(loaded.directory / settings.access.path, settings.access.format)

@@ -7,21 +7,23 @@ from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
+from gateway.app.upstreams import BuiltUpstream
 from gateway.config.models import PassthroughConfig
 from gateway.frontend.frontend import attach_http_request_id, http_request_id
 from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import Cancelled, GatewayError, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.protocols.oip.json.parse import read_value
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
 from gateway.wire.errors import error_class_of_http
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.json_values import read_value
 
 # KServe needs 0.2 ms for each row of a V1 request, and serves no other request meanwhile.
 MAX_CONTAINERS: Final = 2_000
+# KServe's first protocol, which the gateway itself does not speak.
 _SPACE: Final = b" \t\r\n"
 _FIRST_ERROR: Final = 400
 
@@ -112,7 +114,15 @@ def _with_id(wire: HttpRequest, request_id: str) -> HttpRequest:
 
 def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> PassthroughRules:
     """Return the passthrough rules of a listener."""
-    return PassthroughRules(config.allow, config.post, partial(check_json_body, limits))
+    check = partial(check_json_body, limits)
+    if config.post is None:
+        return PassthroughRules(config.allow, check_body=check, post_known=True)
+    return PassthroughRules(config.allow, config.post, check)
+
+
+def known_posts(upstream: BuiltUpstream) -> tuple[str, ...]:
+    """Return the paths for POST of the servers of *upstream*, outside of its protocol."""
+    return tuple({path for member in upstream.members for path in member.identity.own_posts()})
 
 
 def check_json_body(limits: MessageLimits, body: memoryview) -> None:

@@ -181,7 +181,7 @@ def _timeout_s(ruled: RuledRoute, config: Config) -> float | None:
         route_timeout(ruled, policies).seconds,
         None if retry is None else retry.per_try_timeout,
     ]
-    return min([each for each in times if each], default=None)
+    return min([each for each in times if each is not None], default=None)
 
 
 def _any_ready(targets: tuple[RouteTarget, ...]) -> bool:

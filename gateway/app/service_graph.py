@@ -25,6 +25,7 @@ from gateway.app.layers import ListenerParts, Tracing, build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.parts import ServingParts
+from gateway.app.passthrough import known_posts
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process import memory_bound
 from gateway.app.route_rules import RuledRoute, named_models, required_routes, ruled_routes
@@ -154,7 +155,7 @@ class ServiceGraph:
         self.pipelines.step_router.connect(routes, own, self.server)
         model_keys = ModelKeyIndex(self.server, matcher.matches_model)
         http_clients = {
-            name: PassthroughClient(built.http)
+            name: PassthroughClient(built.http, partial(known_posts, built))
             for name, built in self._upstreams.items()
             if built.http is not None
         }

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from gateway.api.protocol import (
     Codec,
+    DefectKind,
     GrpcBinding,
     HttpBinding,
     Options,
@@ -22,7 +23,7 @@ from gateway.api.protocol import (
 from gateway.app.certificates import upstream_tls
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, Wrap, build_chain
-from gateway.app.server_identity import ServerIdentity, may_end_at_empty_classes
+from gateway.app.server_identity import ServerIdentity
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import (
@@ -61,9 +62,6 @@ from gateway.transports.stream.client import StreamClient
 from gateway.upstream import DialectDetectingUpstream, Upstream
 
 Close = Callable[[], Awaitable[None]]
-
-# Servers of the first may be Triton, and those of the second are its ancestor.
-_WITHHELD_PROTOCOLS = frozenset({"oip", "trtis"})
 
 # A load or unload probes too, while a periodic probe may wait.
 _PROBE_CONNECTIONS: Final = 2
@@ -158,13 +156,14 @@ def complete_service(
 
     Each call gets the *headers*.
     """
+    spec = protocol(url.protocol)
     parts = EndpointParts(
         needs=connected.needs,
         signatures={},
-        classifies=protocol(url.protocol).classifies,
+        classifies=spec.classifies,
         forward_headers=(),
         headers=headers,
-        ends_at_empty_classes=partial(may_end_at_empty_classes, url, None),
+        ends_at_empty_classes=partial(spec.may_have, DefectKind.EMPTY_CLASSES, None, url.carrier),
     )
     return build_chain("endpoint", connected.service, parts)
 
@@ -334,7 +333,8 @@ class _EndpointBuilder:
         name = str(Address(address, url.port)) if address else url.authority
         withheld = WithheldCalls(
             self.longest_call_s,
-            enabled=config.cancellation != "forward" and url.protocol in _WITHHELD_PROTOCOLS,
+            enabled=config.cancellation != "forward"
+            and protocol(url.protocol).may_have(DefectKind.CANCELLED_CALLS, None, url.carrier),
             report=partial(metrics.withheld_cancellation, self.name),
         )
         metrics.gauges.watch(

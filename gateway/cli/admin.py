@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, Self, TypeVar
 import typer
 
 from gateway.cli.flag_groups import flag, with_flags
-from gateway.cli.output import WRONG_USAGE, fail, print_json
+from gateway.cli.output import WRONG_USAGE, fail, print_json, print_note
 from gateway.transports.net.tls import ClientTls, client_context
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -117,6 +117,8 @@ def reload(admin: str) -> None:
     """
     found = post_document(admin, "/reload", {})
     print_json(found["changes"] | {"certificates": found["certificates"]})
+    for line in found.get("runtime", {}).get("lines", ()):
+        print_note(f"still changed at run time: {line}")
 
 
 @asks_admin()

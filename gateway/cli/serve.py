@@ -124,6 +124,14 @@ def serve(  # noqa: PLR0913  # one for each flag
             help="Name and version in server metadata: gateway or upstream. Default gateway.",
         ),
     ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Longest time until the response, or until the first one of a stream, such as "
+            "30s. Default: as long as the client allows.",
+        ),
+    ] = None,
     no_passthrough: Annotated[
         bool,
         typer.Option(
@@ -158,8 +166,9 @@ def serve(  # noqa: PLR0913  # one for each flag
 ) -> None:
     """Serve: `serve CONFIG.yaml`, `serve --upstream URL`, or `serve --demo`.
 
-    SIGTERM and SIGINT stop it, after the calls in flight. Exit status: 0 stopped, 1 could not
-    start or a worker keeps dying, 2 usage or configuration error.
+    SIGTERM and SIGINT stop it, after the calls in flight. SIGUSR1 opens log files again.
+    Exit status: 0 stopped, 1 could not start or a worker keeps dying, 2 usage or configuration
+    error.
     """
     path = config_path(config, config_option)
     if (path is not None) + bool(upstream) + demo != 1:
@@ -169,6 +178,7 @@ def serve(  # noqa: PLR0913  # one for each flag
         "--default-model": default_model,
         "--enable": enable or None,
         "--identity": identity,
+        "--timeout": timeout,
         "--no-passthrough": no_passthrough or None,
     }
     streams = {"--graphpipe-tcp": graphpipe_tcp, "--graphpipe-unix": graphpipe_unix}
@@ -207,6 +217,7 @@ def serve(  # noqa: PLR0913  # one for each flag
                     default_model=default_model,
                     enable=enable or (),
                     identity=identity,
+                    timeout=timeout,
                     passthrough=not no_passthrough,
                 ),
                 **_stock_config(stock),

@@ -71,7 +71,7 @@ def status_lines(document: Any) -> Iterator[str]:
     yield from _table(
         ("route", "ready", "targets", "reason"),
         [
-            (route["name"], _yes(route["ready"]), ", ".join(route["targets"]), route["reason"])
+            (route["name"], _yes(route["ready"]), _targets(route), route["reason"])
             for route in document["routes"]
         ],
     )
@@ -91,8 +91,18 @@ def status_lines(document: Any) -> Iterator[str]:
             for endpoint in upstream["endpoints"]
         ],
     )
+    for line in document.get("runtime", {}).get("lines", ()):
+        yield f"changed at run time: {line}"
     for warning in document["warnings"][-5:]:
         yield f"warning: {_short(warning)}"
+
+
+def _targets(route: dict[str, Any]) -> str:
+    """Return the targets of a route, with their weights if there are several."""
+    weights = route.get("weights", {})
+    if len(weights) < 2:  # noqa: PLR2004  # one target gets all calls
+        return ", ".join(route["targets"])
+    return ", ".join(f"{name}={weight}" for name, weight in weights.items())
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:

@@ -119,9 +119,9 @@ class MessageLimitsConfig(Model):
     json_keys: int | None = Field(None, ge=1)
     """Largest number of keys in one JSON object. Default: `10000`."""
     tensors: int | None = Field(None, ge=1)
-    """Largest number of tensors in a request or in the metadata of a model. Default: `256`."""
+    """Largest number of tensors in a request or in the metadata of a model. Default: `2048`."""
     outputs: int | None = Field(None, ge=1)
-    """Largest number of outputs that a request may name. Default: `256`."""
+    """Largest number of outputs that a request may name. Default: `2048`."""
     json_strings: int | None = Field(None, ge=1)
     """Largest number of BYTES elements of a request for MLServer or KServe over HTTP. These servers
     answer nobody else while they read them. MLServer gets 2.5 times as many over gRPC. Only for

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
@@ -87,8 +88,8 @@ class SharedMemoryConfig(Model):
 class PassthroughConfig(Model):
     """Requests for paths of no protocol that a listener forwards.
 
-    `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded, and nothing
-    else by default.
+    `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded. Nothing else is
+    by default, except for inferences of KServe's first protocol if the server is a KServe.
     """
 
     upstream: Name
@@ -96,10 +97,11 @@ class PassthroughConfig(Model):
     allow: Names = ()
     """Patterns of pages for operators that clients may read: `/metrics`, `/openapi.json`, `/docs`
     and `/redoc` are refused without it. They tell clients how the server is used. Default: `[]`."""
-    post: Names = ()
+    post: Names | None = None
     """Patterns of paths that clients may POST to, such as `/v1/models/*:predict`. The body has at
     most 1 MiB. The gateway cannot see what the server does with it: one request can occupy a server
-    of one process for seconds. Default: `[]`."""
+    of one process for seconds. Default: `/v1/models/*:predict` and `/v1/models/*:explain` if the
+    server names itself KServe, else `[]`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -152,6 +154,9 @@ class ListenerConfig(Model):
     grpcio, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
+    cors: CorsConfig | None = None
+    """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
+    refuse their requests."""
     limits: ServerLimitsConfig = ServerLimitsConfig()
     """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -517,7 +522,7 @@ class LifecycleConfig(Model):
     these routes. Liveness never depends on upstreams. Default: `any`."""
     pre_stop: Duration = 5.0
     """Time after SIGTERM in which the gateway reports not ready and still serves. Load balancers
-    remove it meanwhile. Default: `5s`."""
+    remove it meanwhile. SIGINT, as from Ctrl-C, skips it. Default: `5s`."""
     reload: ReloadConfig = ReloadConfig()
     """When the gateway reads its configuration file again."""
     drain: Duration = 25.0
@@ -575,12 +580,14 @@ class Config(Model):
     """Files that the gateway keeps across restarts. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
-    arrived counts, not what was announced. Responses, and requests of
-    clients that hold less than 1/64 of it, may exceed it by a quarter. Default: 512 MiB,
-    or 40 % of the memory limit of the cgroup if that is less, divided by the number of workers."""
+    arrived counts, not what was announced, and 16 KiB more for each request. Responses, and
+    requests of clients that hold less than 1/64 of it, may exceed it by a quarter. Default:
+    512 MiB, or 40 % of the memory limit of the cgroup if that is less, divided by the number of
+    workers."""
     in_flight_bytes_per_address: Size | None = None
-    """Largest part of `in_flight_bytes` that one client address has. One message of a client may be
-    larger if the client has no other. Clients of unix sockets have it for each connection. Default:
-    a quarter of `in_flight_bytes`."""
+    """Part of `in_flight_bytes` of one client address that no other address delays. It may have
+    more while memory is free. It then gives way to other addresses: their requests come first, and
+    its messages that are on their way end if others wait for 1 s. Clients of unix sockets have it
+    for each connection. Default: a quarter of `in_flight_bytes`."""
     shared_regions: int = Field(128, ge=1)
     """Largest number of shared-memory regions that clients may register. Default: `128`."""

@@ -128,7 +128,8 @@ def _metrics(families: Iterable[Family], start_ns: int, now_ns: int) -> Iterator
             points = [
                 NumberDataPoint(sample.labels, start_ns, now_ns, sample.value) for sample in samples
             ]
-            is_sum = family.type == "counter"
+            # Triton's counters are "unknown": they lack the ending of a counter's name.
+            is_sum = family.type in {"counter", "unknown"}
             data = Sum(points, _CUMULATIVE, is_monotonic=True) if is_sum else Gauge(points)
         if samples:
             yield Metric(family.name, family.documentation, None, data)

@@ -102,7 +102,6 @@ class ClientLimits:
     connection_age_s: float = 300.0
     resolve_floor_s: float = 5.0
     resolve_cap_s: float = 30.0
-    memory_wait_s: float | None = 0.1
 
     @property
     def most_connections(self) -> int:

@@ -172,7 +172,7 @@ LIMITS = ClientLimits(reuse_s=0.05)
         (replace(LIMITS, keepalive_s=0.05), b"", GET, 2),
     ],
 )
-async def test_idle_connections_are_given_up_before_the_server_closes_them(
+async def test_idle_connections_close_before_the_server_closes_them(
     limits: ClientLimits, fields: bytes, wire: HttpRequest, connections: int
 ) -> None:
     """What the server says counts, or else a guess; a request that may be sent twice may try."""

@@ -149,6 +149,20 @@ async def test_plain_to_a_gateway_with_tls(carrier: str, tmp_path: Path) -> None
     assert "add `tls: {}` to the upstream" in message
 
 
+@pytest.mark.parametrize("carrier", ["https", "grpcs"])
+async def test_an_unknown_authority_is_named_with_the_setting(carrier: str, tmp_path: Path) -> None:
+    """The error of a URL with TLS says how to trust another authority."""
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tmp_path / "server.key")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
+    tls = "{http: '127.0.0.1:0', grpc: '127.0.0.1:0', tls: {cert: server.pem, key: server.key}}"
+    config = CONFIG.replace('{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}', tls)
+    async with running(config, tmp_path) as gateway:
+        message = await failure(f"{carrier}://{gateway.addresses[f'main.{carrier[:4]}']}")
+    assert "certificate verify failed" in message
+    assert "`tls: {ca: FILE}` or --tls-ca FILE" in message
+
+
 @pytest.mark.parametrize("carrier", ["http", "grpc"])
 async def test_tls_to_a_plain_gateway(carrier: str) -> None:
     """The error names the missing TLS and the key to remove."""

@@ -103,7 +103,10 @@ class AdminFrontend(HttpFrontend):
         if wire.path == "/livez":
             return _response(200, {"live": True})
         if wire.path == "/status" and self._status is not None:
-            return _status_response(await self._status(), wire.headers.get("accept") or "")
+            document = await self._status()
+            if self._control is not None:
+                document = document | {"runtime": self._control.runtime()}
+            return _status_response(document, wire.headers.get("accept") or "")
         if self._status is not None and _is_verbose(wire.query):
             readiness = readiness_document(await self._status())
             return _response(200 if readiness["ready"] else 503, readiness)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from html import escape
 from typing import Any, Final
 
+from gateway.app.route_rules import target_name
 from gateway.app.routes import BuiltRoute
 from gateway.app.server_identity import ServerIdentity
 from gateway.app.upstreams import BuiltUpstream
@@ -39,9 +40,18 @@ def route_entries(
             "name": built.ruled.name,
             "ready": ready,
             "required": built.ruled.name in required,
+            "weights": _weights(built),
             "targets": names or [f"model {built.ruled.model}" if built.ruled.model else "local"],
             "reason": "" if ready else _reason(names, upstreams),
         }
+
+
+def _weights(built: BuiltRoute) -> Document:
+    """Return the weights in force of a route's targets; empty without weights."""
+    config = built.ruled.config
+    if config is None:
+        return {}
+    return {target_name(target): target.weight for target in config.targets}
 
 
 def _upstreams_of(built: BuiltRoute, upstreams: Mapping[str, BuiltUpstream]) -> list[str]:
@@ -157,12 +167,18 @@ def status_page(status: Document) -> str:
             "Limits in use",
             [{"what": key, "value": value} for key, value in status["limits"].items()],
         ),
+        _table("Changed at run time", [{"what": each} for each in _runtime_lines(status)]),
         _table("Latest warnings", list(reversed(status["warnings"]))),
     ]
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8><title>Tensor Gateway</title>"
         f"<style>{_STYLE}</style></head><body>{''.join(sections)}</body></html>"
     )
+
+
+def _runtime_lines(status: Document) -> Sequence[str]:
+    lines: Sequence[str] = status.get("runtime", {}).get("lines", ())
+    return lines
 
 
 _STYLE: Final = (

@@ -17,7 +17,7 @@ from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import control_of
 from gateway.app.admin.status import Document
-from gateway.app.announce import log_addresses
+from gateway.app.announce import log_addresses, log_default_timeout
 from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
@@ -29,7 +29,7 @@ from gateway.app.processes.reply_watch import POLL_S, ReplyWatch
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.reload import Changes, Load, Reloader
-from gateway.app.run import stop_event
+from gateway.app.signals import StopSignal, on_reopen, start_reaping
 from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.concurrency.timeouts import is_set_within
@@ -225,8 +225,17 @@ class Supervisor:
         """Wait until a worker fails for good; `stop` then stops the others."""
         await self._failed.wait()
 
-    async def stop(self) -> int:
+    def reopen_logs(self) -> None:
+        """Let every worker open its files of logs again."""
+        for worker in self._workers.values():
+            worker.send({"request": "reopen_logs"})
+        log.info("log files reopened")
+
+    async def stop(self, *, interrupts: bool = False) -> int:
         """Drain and stop every worker; return the exit status.
+
+        Args:
+            interrupts: Skip `pre_stop`.
 
         The status is 0 unless a worker failed for good, did not stop in time, or failed to stop.
         """
@@ -236,7 +245,7 @@ class Supervisor:
             if number in silent:
                 worker.kill()
             else:
-                worker.stop()
+                worker.stop(interrupts=interrupts and number in self._serving)
         lifecycle = self.lifecycle
         await self._wait_all(lifecycle.pre_stop + lifecycle.drain + _GRACE_S)
         if self.leading is not None:
@@ -508,7 +517,8 @@ async def _run(
     )
     supervisor.leading = leading = LeadingParts(supervisor)
     supervisor.publish(leading.collect)
-    stop = stop_event(supervisor.kill)
+    stop = StopSignal(is_final=True, kill=supervisor.kill)
+    reaping = start_reaping()
     try:
         tls = admin_tls(loaded.config.admin, loaded.directory)
     except REASONS as error:
@@ -521,6 +531,7 @@ async def _run(
 
     reloader = Reloader(load, loaded, apply, leading=leading)
     reloader.handle_signal()
+    on_reopen(supervisor.reopen_logs)
     supervisor.publish(reloader.metrics.collect)
     try:
         export = open_export(loaded.config.telemetry.otlp, traces=False)
@@ -552,10 +563,11 @@ async def _run(
             await export.close()
         for page in pages.values():
             await page.stop()
+        reaping.cancel()
 
 
 async def _serve(
-    supervisor: Supervisor, sockets: SharedSockets, stop: asyncio.Event, pages: dict[str, Server]
+    supervisor: Supervisor, sockets: SharedSockets, stop: StopSignal, pages: dict[str, Server]
 ) -> int:
     start = asyncio.create_task(supervisor.start())
     await _wait_first(start, stop.wait())
@@ -566,18 +578,19 @@ async def _serve(
         return await supervisor.stop()
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
     log_extensions(sockets.loaded.config.listeners)
+    log_default_timeout(sockets.loaded.config.policies)
     log_addresses(addresses)
     log.info("started", version=__version__, workers=supervisor.count, **addresses)
     await _wait_first(asyncio.create_task(supervisor.wait_failed()), stop.wait())
     log.info("not ready", reason="stopping" if stop.is_set() else "a worker keeps dying")
     # Workers stop accepting after `pre_stop`; an open reservation would still queue connections.
-    pre_stop_s = supervisor.lifecycle.pre_stop
+    pre_stop_s = 0.0 if stop.is_interrupt else supervisor.lifecycle.pre_stop
     asyncio.get_running_loop().call_later(pre_stop_s, sockets.close)
     leaving = pages.values() if sockets.loaded.config.lifecycle.hand_over else ()
     async with asyncio.TaskGroup() as draining:
         for page in leaving:
             draining.create_task(page.drain(PAGE_DRAIN_S))
-        status = await supervisor.stop()
+        status = await supervisor.stop(interrupts=stop.is_interrupt)
     log.info("stopped")
     return status
 

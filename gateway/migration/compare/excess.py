@@ -16,8 +16,8 @@ WINDOW: Final = 1_000
 """Calls that a detector looks back at, at most."""
 
 _WINDOWS: Final = (10, 20, 50, 100, 200, 500, WINDOW)
-# Found by simulation, `tests/unit/compare/test_excess.py`: equal servers are not taken for
-# different ones, and a server that fails half of its calls is found within ten.
+# Found by simulation, as in `tests/unit/migration/compare/test_excess.py`: equal servers are not
+# taken for different ones, and a server that fails half of its calls is found within ten.
 _THRESHOLD: Final = 7.4
 _GROWTH: Final = 0.5
 _GROWTH_CALLS: Final = 100

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
-from gateway.transports.admission import MemoryBudget, Reservation
+from gateway.transports.admission import MemoryBudget, Reservation, ResponseReservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import (
@@ -327,7 +327,7 @@ class GrpcConnectionPool:
 
     def reservation(self) -> Reservation:
         """Return a reservation for a response, in the share of the client that called."""
-        return Reservation(self._budget, self._limits.memory_wait_s, CLIENT_MEMORY.get())
+        return ResponseReservation(self._budget, None, CLIENT_MEMORY.get())
 
     def tls_renewed(self, _authorities: Authorities | None) -> None:
         """Close each connection after its last call."""

@@ -9,7 +9,12 @@ from functools import lru_cache
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
 from gateway.ir.context import REQUEST_ID
-from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation
+from gateway.transports.admission import (
+    UNLIMITED,
+    MemoryBudget,
+    Reservation,
+    ResponseReservation,
+)
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.content_coding import Inflater, coding_of, inflate
 from gateway.transports.http.headers import decode_field, end_to_end, is_writable, safe_value
@@ -89,7 +94,7 @@ class UpstreamErrors:
 
     def reservation(self) -> Reservation:
         """Return a reservation for a response, in the share of the client that called."""
-        return Reservation(self._budget, self._limits.memory_wait_s, CLIENT_MEMORY.get())
+        return ResponseReservation(self._budget, None, CLIENT_MEMORY.get())
 
     def accepts_size(self, size: int) -> bool:
         """Return whether a response may have *size* bytes."""

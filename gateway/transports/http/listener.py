@@ -16,6 +16,7 @@ from gateway.transports.admission import MemoryBudget
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
+from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
@@ -101,6 +102,7 @@ class HttpListener(ABC):
         reuse_port: Whether other processes listen on the same port too.
         grpc: gRPC methods, which connections of a native server may call over HTTP/2.
         extras: Methods whose calls need no slot and no memory: health, reflection.
+        cors: Which web pages may read the responses; None for no such pages.
         grpc_refused: As *refused*, for calls and connections of HTTP/2; *refused* by default.
     """
 
@@ -123,6 +125,7 @@ class HttpListener(ABC):
         grpc: Sequence[GrpcMount] = (),
         extras: Sequence[GrpcMount] = (),
         grpc_refused: Callable[[GatewayError], str | None] | None = None,
+        cors: CorsRules | None = None,
     ) -> None:
         self._can_use_reserve = reserve
         self._reuse_port = reuse_port
@@ -140,6 +143,7 @@ class HttpListener(ABC):
             find=self._table.find,
             refused=refused,
             early=cut_through_limiter(limits),
+            cors=cors,
         )
         self._http2 = GrpcServer(
             "",

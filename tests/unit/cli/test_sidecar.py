@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.sidecar import load_mapping, sidecar_config
 from gateway.config.load import ConfigError, load_file
 from gateway.config.models import PassthroughConfig
@@ -24,15 +25,30 @@ def test_one_flag_is_enough() -> None:
             {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001", "options": {"oip": READING}}
         ],
         "upstreams": {"upstream": {"url": "oip+grpc://model-server:8001"}},
+        "policies": {"timeout": "0s", "stream_idle": "0s"},
     }
     assert expected == sidecar_config(["grpc://model-server:8001"])
 
 
 def test_the_example_has_the_options_of_the_flag() -> None:
     """`config/sidecar.yaml` serves the same as `--upstream`."""
-    flag = load_mapping(sidecar_config(["oip+grpc://127.0.0.1:9001"]), "flags").config.listeners[0]
-    (example,) = load_file(Path("config/sidecar.yaml")).config.listeners
-    assert (flag.http, flag.grpc, flag.options) == (example.http, example.grpc, example.options)
+    flag = load_mapping(sidecar_config(["oip+grpc://127.0.0.1:9001"]), "flags").config
+    example = load_file(Path("config/sidecar.yaml")).config
+    for config in (flag, example):
+        (listener,) = config.listeners
+        assert "127.0.0.1:8000" == str(listener.http)
+    assert (flag.listeners[0].grpc, flag.listeners[0].options, flag.policies) == (
+        example.listeners[0].grpc,
+        example.listeners[0].options,
+        example.policies,
+    )
+
+
+@pytest.mark.parametrize(("flag", "timeout_s"), [(None, 0.0), ("30s", 30.0)])
+def test_a_sidecar_has_no_time_of_its_own(flag: str | None, timeout_s: float) -> None:
+    """Calls take as long as their clients allow, unless `--timeout` says otherwise."""
+    config = load_mapping(sidecar_config(["http://h"], timeout=flag), "flags").config
+    assert (timeout_s, 0.0) == (config.policies.timeout, config.policies.stream_idle)
 
 
 @pytest.mark.parametrize(
@@ -190,3 +206,10 @@ def test_enables_options_that_are_off_by_default() -> None:
     enabled = {"model_control": "true", "statistics": "off", "trace": "true"}
     assert {"oip": {**READING, **enabled}} == listener["options"]
     assert {"mode": "forward", "keys": ["app-*", "b"]} == listener["shared_memory"]
+
+
+def test_a_sidecar_sent_calls_to_itself() -> None:
+    """An upstream at a port of its own is refused before it listens."""
+    flags = sidecar_config(["http://127.0.0.1:9000"], http="127.0.0.1:9000", grpc="off")
+    with pytest.raises(ConfigError, match=r"upstreams\.upstream\.url: .* calls would go round"):
+        load_checked_mapping(flags)

@@ -19,7 +19,7 @@ from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferReque
 from gateway.ir.errors import Overloaded, QueueTimeout
 from gateway.ir.streams import MappedStream, NotifyingStream, map_stream
 from gateway.service import Service
-from gateway.telemetry.call_path import queue_group, queue_priority, record_queue_time
+from gateway.telemetry.call_path import queue_priority, queue_turn, record_queue_time
 
 log = structlog.get_logger(__name__)
 
@@ -237,7 +237,7 @@ class AdaptiveConcurrency:
         self._clock = clock
         self._adaptive = AdaptiveLimit(rules, clock, draw)
         self._limiter = Limiter(
-            self._adaptive.limit, queue=rules.queue, group=queue_group, priority=queue_priority
+            self._adaptive.limit, queue=rules.queue, group=queue_turn, priority=queue_priority
         )
         self._queue_empty_at = clock()
         self._refused_at = -math.inf

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from gateway.concurrency.limiter import Limiter, LimiterFull
+from gateway.concurrency.limiter import CLIENT_MEMORY, Limiter, LimiterFull
 from gateway.concurrency.timeouts import is_timeout
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.errors import Overloaded, QueueTimeout
@@ -144,7 +144,7 @@ class _Group:
     )
 
     def __init__(self, clock: Callable[[], float], draw: Callable[[], float]) -> None:
-        self.limiter = Limiter(sys.maxsize, group=lambda: None, priority=queue_priority)
+        self.limiter = Limiter(sys.maxsize, group=CLIENT_MEMORY.get, priority=queue_priority)
         self.state = _State.OPEN
         self.baseline = _Baseline()
         self.turn, self.is_quiet = 0, False

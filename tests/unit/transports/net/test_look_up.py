@@ -21,13 +21,13 @@ class NameServer:
     """Stands for the system: it replies when a test says so."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.questions: list[str] = []
         self.replies = threading.Event()
         self.error: OSError | None = None
         self.threads: list[threading.Thread] = []
 
     def __call__(self, host: str, *_args: Any, **_options: Any) -> list[Any]:
-        self.asked.append(host)
+        self.questions.append(host)
         self.threads.append(threading.current_thread())
         assert self.replies.wait(30)
         if self.error is not None:
@@ -47,7 +47,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
         thread.join()
 
 
-async def test_all_who_ask_share_one_look_up(server: NameServer) -> None:
+async def test_callers_share_one_look_up(server: NameServer) -> None:
     """Ten who ask at once, and some who give up, cost one thread, which is no other's."""
     asking = [asyncio.ensure_future(look_up("shared.test")) for _ in range(10)]
     await asyncio.sleep(0)
@@ -56,11 +56,11 @@ async def test_all_who_ask_share_one_look_up(server: NameServer) -> None:
     await asyncio.sleep(0)
     server.replies.set()
     assert [["127.0.0.9"]] * 6 == await asyncio.gather(*asking[4:])
-    assert ["shared.test"] == server.asked
+    assert ["shared.test"] == server.questions
     assert server.threads[0].daemon
 
 
-async def test_a_silent_name_server_keeps_nobody_waiting(
+async def test_a_silent_name_server_delays_no_other_look_up(
     server: NameServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a time everyone gets an error at once, without another look-up; others go on."""
@@ -69,7 +69,7 @@ async def test_a_silent_name_server_keeps_nobody_waiting(
     for _ in range(5):
         with pytest.raises(OSError, match=text):
             await look_up("silent.test")
-    assert ["silent.test"] == server.asked
+    assert ["silent.test"] == server.questions
     assert ["::1"] == await look_up("::1")
     other = asyncio.ensure_future(look_up("other.test"))
     await asyncio.sleep(0)
@@ -87,12 +87,12 @@ async def test_a_late_reply_is_kept_for_the_next_one(
     server.replies.set()
     server.threads[0].join()
     assert ["127.0.0.9"] == await look_up("slow.test")
-    assert ["slow.test"] == server.asked
+    assert ["slow.test"] == server.questions
     await look_up("slow.test")
-    assert ["slow.test"] * 2 == server.asked
+    assert ["slow.test"] * 2 == server.questions
 
 
-async def test_an_unknown_name_is_asked_for_again(server: NameServer) -> None:
+async def test_an_unknown_name_is_looked_up_again(server: NameServer) -> None:
     """Each one who waits gets an error of its own, and the next one another look-up."""
     server.error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     asking = [asyncio.ensure_future(look_up("nobody.test")) for _ in range(2)]
@@ -104,7 +104,7 @@ async def test_an_unknown_name_is_asked_for_again(server: NameServer) -> None:
     assert first is not second
     with pytest.raises(socket.gaierror, match="not known"):
         await look_up("nobody.test")
-    assert 2 == len(server.asked)
+    assert 2 == len(server.questions)
 
 
 async def test_an_invalid_name_is_an_error() -> None:
@@ -113,11 +113,11 @@ async def test_an_invalid_name_is_an_error() -> None:
         await look_up("a" * 80 + ".test")
 
 
-async def test_a_thread_waits_as_long_as_it_says(server: NameServer) -> None:
+async def test_a_thread_waits_for_its_timeout(server: NameServer) -> None:
     """Code of threads shares the look-ups, and has a limit of its own."""
     with pytest.raises(OSError, match=r"within 0\.01 s"):
         await on_own_thread(require_known, "silent.test", 0.01)
     await on_own_thread(require_known, "127.0.0.1", 0.01)
     server.replies.set()
     assert ["127.0.0.9"] == await look_up("silent.test")
-    assert ["silent.test"] == server.asked
+    assert ["silent.test"] == server.questions
