@@ -3,6 +3,7 @@
 Modules are imported on first use, so a configuration does not load protocols that it does not name.
 """
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Mapping
@@ -10,8 +11,9 @@ from importlib.metadata import entry_points
 from typing import Any, Final
 
 from gateway.api.extension import Extension
-from gateway.api.protocol import ProtocolSpec
+from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
 from gateway.settings.setting import Setting
+from gateway.settings.units import UNIX, Url
 
 PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",
@@ -78,6 +80,40 @@ def protocol(name: str, /) -> ProtocolSpec:
             f"the entry point {name!r} is the protocol {spec.name!r}; expected equal names"
         )
     return spec
+
+
+def carrier_of(url: Url, /) -> HttpBinding | GrpcBinding | StreamBinding:
+    """Return how the protocol of an upstream's URL uses its carrier.
+
+    Raises:
+        LookupError: The protocol does not exist, or does not support the carrier.
+        ValueError: The URL has a path that is of no use.
+    """
+    spec = protocol(url.protocol)
+    found = spec.carriers.get(url.carrier)
+    if found is None:
+        carriers = ", ".join(spec.carriers)
+        raise LookupError(
+            f"protocol {url.protocol!r} does not support {url.carrier!r}; expected {carriers}"
+        )
+    if url.path and url.carrier != UNIX:
+        _check_path(url, found)
+    return found
+
+
+def _check_path(url: Url, binding: HttpBinding | GrpcBinding | StreamBinding) -> None:
+    if isinstance(binding, HttpBinding):
+        own = next((each for each in binding.prefixes if f"{each}/" in f"{url.path}/"), None)
+        if binding.path_option or own is None:
+            return
+        base = url.path[: f"{url.path}/".index(f"{own}/")]
+        why = f"the gateway adds {own!r} and what follows itself"
+    else:
+        base, why = "", f"{url.carrier!r} has no paths"
+    raise ValueError(
+        f"{str(url)!r} has the path {url.path!r}, but {why}; expected "
+        f"{str(dataclasses.replace(url, path=base))!r}"
+    )
 
 
 def backend(name: str, /) -> Any:

@@ -16,7 +16,7 @@ from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
-from gateway.registry import backend, extensions, protocol, protocol_names
+from gateway.registry import backend, carrier_of, extensions, protocol, protocol_names
 from gateway.settings.units import UNIX, Address, StreamAddress, Url
 
 _NOT_ON_ONE_PORT: Final = (
@@ -39,7 +39,12 @@ def _findings(config: Config) -> Iterator[Finding]:
     for name, upstream in config.upstreams.items():
         at: KeyPath = ("upstreams", name)
         url = upstream.all_urls[0]
-        yield from _raised((*at, "url"), _check_carrier, url.protocol, url.carrier)
+        key = "urls" if upstream.urls else "url"
+        for each in upstream.all_urls:
+            findings = list(_raised((*at, key), carrier_of, each))
+            yield from findings
+            if findings:
+                break
         if url.protocol in protocol_names():
             yield from _raised((*at, "options"), _check_options, url.protocol, upstream.options)
     for name, model in config.models.items():
@@ -233,13 +238,6 @@ def _check_own_paths(name: str, listener: ListenerConfig) -> None:
                     raise ValueError(
                         f"path {path!r} belongs to {other}, which this listener serves too"
                     )
-
-
-def _check_carrier(name: str, carrier: str) -> None:
-    carriers = protocol(name).carriers
-    if carrier not in carriers:
-        names = ", ".join(carriers)
-        raise LookupError(f"protocol {name!r} does not support {carrier!r}; expected {names}")
 
 
 def _check_batching(batching: BatchingConfig, signature: SignatureConfig) -> None:

@@ -41,7 +41,7 @@ from gateway.policies.forward_headers import QuestionHeaders
 from gateway.policies.known_models import KnownModels
 from gateway.policies.limits.adaptive.latency import AdaptiveConcurrency, AdaptiveRules
 from gateway.policies.limits.adaptive.overload import OverloadLimit
-from gateway.registry import protocol
+from gateway.registry import carrier_of, protocol
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, key_of
@@ -117,15 +117,9 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
 
     Raises:
         LookupError: The protocol does not exist, or does not support the carrier.
-        ValueError: An option or a TLS file is invalid.
+        ValueError: The path of the URL, an option or a TLS file is invalid.
     """
-    spec = protocol(url.protocol)
-    binding = spec.carriers.get(url.carrier)
-    if binding is None:
-        carriers = ", ".join(spec.carriers)
-        raise LookupError(
-            f"protocol {url.protocol!r} does not support {url.carrier!r}; expected {carriers}"
-        )
+    spec, binding = protocol(url.protocol), carrier_of(url)
     name = str(url)
     if isinstance(binding, HttpBinding) and binding.path_option and url.path:
         # In this protocol the URL of a model is complete, so the path is an option, not a prefix.

@@ -29,8 +29,9 @@ from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.resolver import UNIX, UpstreamConnector
-from gateway.transports.net.tls import MAYBE_TLS, NEEDS_TLS, TLS_ALERT, connect_failure_text
+from gateway.transports.net.tls import NEEDS_TLS, TLS_ALERT, connect_failure_text
 from gateway.transports.net.tls_files import Authorities, TlsContext
+from gateway.transports.net.wrong_port import MAYBE_HTTP, SERVES_HTTP
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
@@ -145,9 +146,7 @@ class GrpcClientConnection(Http2Protocol):
     def is_foreign(self, data: bytes) -> bool:
         """Return whether the server speaks HTTP/1 or TLS, and close the connection if so."""
         if data.startswith(b"HTTP/1."):
-            self._closing_reason = (
-                "it serves HTTP/1 on this port; for HTTP use a URL such as oip+http://"
-            )
+            self._closing_reason = SERVES_HTTP
         elif data.startswith(TLS_ALERT):
             self._closing_reason = NEEDS_TLS
         else:
@@ -168,7 +167,7 @@ class GrpcClientConnection(Http2Protocol):
         self.transport = None
         why = self._closing_reason or (str(error) if error else "the server closed it")
         if not self.ready.done():
-            reason = self._closing_reason or f"{why}; {MAYBE_TLS}"
+            reason = self._closing_reason or f"{why}; {MAYBE_HTTP}"
             self.ready.set_exception(ConnectionError(reason))
             self.ready.exception()  # asyncio warns of an error that nobody retrieves
         for call in self._calls():
@@ -450,10 +449,11 @@ class GrpcConnectionPool:
                 await connection.ready
         except TimeoutError:
             self._drop(connection)
-            raise errors.ConnectFailure(
-                f"cannot connect to {self._name}: no response within "
-                f"{self._limits.connect_timeout_s:g} s"
-            ) from None
+            limit = f"within {self._limits.connect_timeout_s:g} s"
+            why = f"no response {limit}"
+            if connection is not None:
+                why = f"it accepts connections, but sent no HTTP/2 {limit}; {MAYBE_HTTP}"
+            raise errors.ConnectFailure(f"cannot connect to {self._name}: {why}") from None
         except OSError as error:
             self._drop(connection)
             text = f"cannot connect to {self._name}: {connect_failure_text(error)}"

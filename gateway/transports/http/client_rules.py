@@ -144,9 +144,10 @@ class UpstreamErrors:
         """Return the error for a malformed response."""
         return errors.UpstreamProtocolError(f"upstream {self.name} sent {what[:200]}")
 
-    def lost(self, why: object) -> errors.Unavailable:
-        """Return the error for a connection that broke."""
-        return errors.Unavailable(f"upstream {self.name} broke the connection: {str(why)[:200]}")
+    def lost(self, why: object, hint: str = "") -> errors.Unavailable:
+        """Return the error for a connection that broke; *hint* says what to change."""
+        text = f"upstream {self.name} broke the connection: {str(why)[:200]}"
+        return errors.Unavailable(f"{text}; {hint}" if hint else text)
 
     def unreached(self, why: object) -> errors.ConnectFailure:
         """Return the error for a connection that could not be made."""

@@ -18,7 +18,7 @@ from gateway.transports.net.sockets import (
     unacknowledged,
     unread_input,
 )
-from gateway.transports.net.tls import MAYBE_TLS
+from gateway.transports.net.wrong_port import MAYBE_GRPC
 from gateway.wire.http import Buffer, HttpResponse
 
 _MAX_UNREAD_BYTES = 1 << 20
@@ -380,7 +380,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._notify(self.response)
         else:
             is_silent = self.uses == 1 and not (self.response and self.response.is_started)
-            self._fail(self._peer.lost(f"{why}; {MAYBE_TLS}" if is_silent else why))
+            self._fail(self._peer.lost(why, MAYBE_GRPC if is_silent else ""))
 
     def _fail(self, error: Exception) -> None:
         if self.failure is None:

@@ -33,6 +33,7 @@ from gateway.transports.http.content_coding import coding_of
 from gateway.transports.net.sockets import reset_when_closed
 from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.net.write_drain import deadline_scope
+from gateway.transports.net.wrong_port import MAYBE_GRPC
 from gateway.transports.reference.http_pool import ATTEMPT, Attempt, HttpConnectionPool
 from gateway.transports.slots import CONNECTION_KEYS, upstream_slots
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
@@ -197,9 +198,14 @@ class HttpClient:
                 raise self._peer.unreached(error.os_error) from error
             raise self._peer.unreached(error) from error
         except aiohttp.ClientResponseError as error:
-            raise self._peer.broken(f"a malformed response: {error.message}") from error
+            foreign = "" if attempt.connection is None else attempt.connection.foreign
+            raise self._peer.broken(foreign or f"a malformed response: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self._peer.lost(error) from error
+            connection = attempt.connection
+            is_silent = connection is not None and not (
+                attempt.is_reused or connection.has_answered
+            )
+            raise self._peer.lost(error, MAYBE_GRPC if is_silent else "") from error
         finally:
             ATTEMPT.reset(token)
 

@@ -26,6 +26,7 @@ from gateway.transports.net.sockets import (
     unacknowledged,
     unread_input,
 )
+from gateway.transports.net.wrong_port import foreign_protocol
 
 
 class Attempt:
@@ -58,6 +59,7 @@ class PooledHttpConnection(ResponseHandler):
         self.idle_since = self.born
         self.has_answered = False
         self.has_seen_end = False
+        self.foreign = ""
         self.unread_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -71,7 +73,9 @@ class PooledHttpConnection(ResponseHandler):
         if self.is_idle and data:
             self.abort()
             return
-        self.has_answered = self.has_answered or bool(data)
+        if not self.has_answered:
+            self.has_answered = bool(data)
+            self.foreign = foreign_protocol(data)
         super().data_received(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
