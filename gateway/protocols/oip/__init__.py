@@ -15,7 +15,7 @@ from gateway.api.protocol import (
     ProtocolSpec,
     SidecarDefaults,
 )
-from gateway.protocols.oip.dialects import KSERVE, dialect_of
+from gateway.protocols.oip.dialects import dialect_of
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.options import UNKNOWN, check_options, extension_status
