@@ -369,6 +369,11 @@ def no_options(_number: int, _count: int, /) -> Options:
     return {}
 
 
+def no_posts(_server: str, /) -> tuple[str, ...]:
+    """Return no path: clients of the server POST to those of the protocol only."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolSpec:
     """One protocol, as its package exports it.
@@ -395,6 +400,8 @@ class ProtocolSpec:
         process_options: Returns options that YAML has not, from the number of a worker (1 to count)
             and the count of workers.  Called once in a process; all its listeners get them.
         sidecar: What `gateway serve --upstream` sets.
+        own_posts: Returns the patterns of paths outside of the protocol that clients of a server
+            POST to, by the name of the server.
     """
 
     name: str
@@ -414,6 +421,7 @@ class ProtocolSpec:
     one_process: tuple[OptionValue, ...] = ()
     process_options: Callable[[int, int], Options] = no_options
     sidecar: SidecarDefaults = SidecarDefaults()
+    own_posts: Callable[[str], tuple[str, ...]] = no_posts
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:

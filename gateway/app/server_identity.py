@@ -61,6 +61,10 @@ class ServerIdentity:
             )
         )
 
+    def own_posts(self) -> tuple[str, ...]:
+        """Return the paths outside of the protocol that clients of the server POST to."""
+        return () if self.server is None else self._spec.own_posts(self.server.name)
+
     def __call__(self, server: ServerMetadata | None) -> None:
         """Set the server's metadata; None if it is unknown."""
         if self._cancellation == "auto":

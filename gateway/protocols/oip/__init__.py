@@ -15,7 +15,7 @@ from gateway.api.protocol import (
     ProtocolSpec,
     SidecarDefaults,
 )
-from gateway.protocols.oip.dialects import dialect_of
+from gateway.protocols.oip.dialects import KSERVE, dialect_of
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.options import UNKNOWN, check_options, extension_status
@@ -69,6 +69,13 @@ _ONE_PROCESS: Final = (
     ),
 )
 
+_KSERVE_V1: Final = ("/v1/models/*:predict", "/v1/models/*:explain")
+
+
+def _own_posts(server: str, /) -> tuple[str, ...]:
+    return _KSERVE_V1 if dialect_of(server) == KSERVE else ()
+
+
 SPEC = ProtocolSpec(
     name="oip",
     title="Open Inference v2",
@@ -90,4 +97,5 @@ SPEC = ProtocolSpec(
         },
         own_options={"trace": "read", "logging": "read"},
     ),
+    own_posts=_own_posts,
 )
