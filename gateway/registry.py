@@ -75,6 +75,10 @@ def protocol(name: str, /) -> ProtocolSpec:
     if not isinstance(spec, ProtocolSpec):
         message = f"{name!r} is a {type(spec).__name__}; expected a ProtocolSpec"
         raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
+    if ":" not in name and spec.name != name:
+        raise LookupError(
+            f"the entry point {name!r} is the protocol {spec.name!r}; expected equal names"
+        )
     return spec
 
 

@@ -74,6 +74,8 @@ def _check_requirements(config: Config) -> Iterator[Finding]:
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
     for number, name in enumerate(listener.protocols or ()):
         yield from _raised((*at, "protocols", number), protocol, name)
+    for name in protocol_names() if listener.protocols is None else ():
+        yield from _raised(at, protocol, name)
     for number, stream in enumerate(listener.streams):
         path: KeyPath = (*at, "streams", number, "protocol")
         yield from _raised(path, _check_stream, stream.protocol, listener)

@@ -23,7 +23,6 @@ from gateway.wire.json_values import read_value
 
 # KServe needs 0.2 ms for each row of a V1 request, and serves no other request meanwhile.
 MAX_CONTAINERS: Final = 2_000
-# KServe's first protocol, which the gateway itself does not speak.
 _SPACE: Final = b" \t\r\n"
 _FIRST_ERROR: Final = 400
 
@@ -121,8 +120,9 @@ def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> Passt
 
 
 def known_posts(upstream: BuiltUpstream) -> tuple[str, ...]:
-    """Return the paths for POST of the servers of *upstream*, outside of its protocol."""
-    return tuple({path for member in upstream.members for path in member.identity.own_posts()})
+    """Return the paths for POST of the servers of *upstream*, outside of their protocol."""
+    found = (path for member in upstream.members for path in member.identity.own_posts())
+    return tuple(dict.fromkeys(found))
 
 
 def check_json_body(limits: MessageLimits, body: memoryview) -> None:

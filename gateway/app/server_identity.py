@@ -97,7 +97,7 @@ class ServerIdentity:
 def defect_lines(
     spec: ProtocolSpec, server: ServerMetadata, carrier: str, *, withheld: bool
 ) -> Iterator[str]:
-    """Yield a line for each known weakness of a server, for the log and the status page.
+    """Yield a line for each known weakness of a server, for the status page.
 
     Args:
         spec: Its protocol.

@@ -246,11 +246,10 @@ def parse_url(text: str) -> Url:
         )
     protocol, name, host, port, path = found.groups()
     if name is None:
-        alone = _WITHOUT_TLS.get(protocol, protocol)
-        if alone not in _DEFAULT_PORTS:
-            known = _DEFAULT_PROTOCOL if alone in _TLS_NAMES else protocol
+        if _WITHOUT_TLS.get(protocol, protocol) not in _DEFAULT_PORTS:
+            example = f"{_DEFAULT_PROTOCOL}+http://"
             raise ValueError(
-                f"{text!r} names no carrier: expected PROTOCOL+CARRIER://, as in {known}+http://"
+                f"{text!r} names no carrier: expected PROTOCOL+CARRIER://, as in {example}"
             )
         protocol, name = _DEFAULT_PROTOCOL, protocol
     carrier = _WITHOUT_TLS.get(name, name)
