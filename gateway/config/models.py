@@ -572,9 +572,10 @@ class Config(Model):
     """Files that the gateway keeps across restarts. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
-    arrived counts, not what was announced, and 16 KiB more for each request. Responses, and requests of
-    clients that hold less than 1/64 of it, may exceed it by a quarter. Default: 512 MiB,
-    or 40 % of the memory limit of the cgroup if that is less, divided by the number of workers."""
+    arrived counts, not what was announced, and 16 KiB more for each request. Responses, and
+    requests of clients that hold less than 1/64 of it, may exceed it by a quarter. Default:
+    512 MiB, or 40 % of the memory limit of the cgroup if that is less, divided by the number of
+    workers."""
     in_flight_bytes_per_address: Size | None = None
     """Part of `in_flight_bytes` of one client address that no other address delays. It may have
     more while memory is free. It then gives way to other addresses: their requests come first, and
