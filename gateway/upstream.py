@@ -28,6 +28,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
+from gateway.ir.metadata import ModelMetadata
 from gateway.ir.redaction import brief_error, redact, redacted_error
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream, only_reply
@@ -35,7 +36,9 @@ from gateway.ir.work import BOUND, LongWork
 from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
+from gateway.telemetry.error_texts import error_text
 from gateway.telemetry.upstream_metrics import EndpointAttempts
+from gateway.wire.retry_after import retry_after_s
 
 log = structlog.get_logger(__name__)
 
@@ -176,6 +179,8 @@ class Upstream(Generic[Q, A]):
         attempts, seconds = self._attempts, monotonic() - started
         if type(call) is not InferRequest:
             attempts.record(type(call), path, seconds, OK)
+            if isinstance(reply, ModelMetadata):
+                reply = reply.changed(dialect=self._codec.dialect)  # type: ignore[assignment]  # R
             return reply
         attempts.inferred += 1  # as `ended`, without its frame
         attempts.seconds += seconds
@@ -296,13 +301,13 @@ class Upstream(Generic[Q, A]):
             responses = _within_queue_timeout(call.request.timeout_us, responses)
         splitter = None if self._framing is None else self._framing.splitter()
         try:
+            has_begun = False
             async for part in responses:
                 for response in (part,) if splitter is None else splitter.receive(part):
-                    item = await wherever(self._codec.decode_item, call, response)
-                    yield item if item.error is None else self._redacted_item(call, item)
+                    yield await self._item(call, response, goes_on=has_begun)
+                    has_begun = splitter is not None
             for response in () if splitter is None else splitter.end():
-                item = await wherever(self._codec.decode_item, call, response)
-                yield item if item.error is None else self._redacted_item(call, item)
+                yield await self._item(call, response, goes_on=has_begun)
             code = OK
         except errors.GatewayError as error:
             code = code_of(error)
@@ -310,6 +315,29 @@ class Upstream(Generic[Q, A]):
         finally:
             self._attempts.record(type(call), path, monotonic() - started, code)
             await close_stream(responses)
+
+    async def _item(self, call: StreamInferRequest, response: A, *, goes_on: bool) -> InferResponse:
+        """Return one item of a stream.
+
+        Args:
+            call: Of the stream.
+            response: The item on the wire.
+            goes_on: Return a malformed response as an item that is an error, for later ones may
+                be readable.
+
+        Raises:
+            GatewayError: The server's own error, which ends the stream, or a malformed response.
+        """
+        try:
+            item = await wherever(self._codec.decode_item, call, response)
+        except errors.GatewayError as error:
+            if not goes_on or error.origin is not None or not isinstance(error, _MALFORMED):
+                raise
+            error.__traceback__ = None  # its frames hold the response
+            reported = self._reported(call, error)
+            model = call.model or _NAMELESS
+            return InferResponse(model=model, outputs=(), is_final=False, error=reported)
+        return item if item.error is None else self._redacted_item(call, item)
 
     def _redacted_item(self, call: StreamInferRequest, item: InferResponse) -> InferResponse:
         error = item.error
@@ -326,7 +354,7 @@ class Upstream(Generic[Q, A]):
                 "names of segments withheld from an error" if names else "error text withheld",
                 upstream=self._name,
                 request_id=call.context.request_id,
-                error=error.message,
+                error=error_text(error),
             )
         return redacted
 
@@ -339,6 +367,8 @@ class Upstream(Generic[Q, A]):
         if error.origin is None and isinstance(error, _MALFORMED):
             text = f"upstream {self._name!r} sent a malformed response: {redact(error.message)}"
             return errors.UpstreamProtocolError(text, model=call.model)
+        if error.origin is not None:
+            error.retry_after_s = retry_after_s(error.origin.wire)
         return self._redacted(call, error)
 
 

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.protocols.oip.server_defects import WEAKNESSES, Weakness
+from gateway.api.protocol import ServerDefect
+from gateway.protocols.oip.server_defects import DEFECTS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "protection.md"
@@ -32,7 +33,7 @@ sends the request directly first, and the server is hurt. It then sends the requ
 gateway, over HTTP and gRPC to the server, and the server answers the next request as before.
 
 The log names the server and its version when it becomes ready (`server identified`). It also
-names what the gateway does because of that version (`known weaknesses`).
+says how many weaknesses that version has (`known weaknesses`); `/status` lists them.
 
 ## Known weaknesses
 """
@@ -91,23 +92,23 @@ more:
 COLUMNS = ("server", "source", "repaired in", "request", "directly", "the gateway", "setting")
 
 
-def page_text(weaknesses: Sequence[Weakness]) -> str:
+def page_text(defects: Sequence[ServerDefect]) -> str:
     """Return the page as Markdown."""
-    lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_weakness_row, weaknesses)]
+    lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_defect_row, defects)]
     return "\n".join([INTRODUCTION, *lines, "", CONCLUSION])
 
 
-def _weakness_row(weakness: Weakness) -> str:
-    repaired = "" if weakness.repaired is None else ".".join(map(str, weakness.repaired))
+def _defect_row(defect: ServerDefect) -> str:
+    repaired = "" if defect.repaired is None else ".".join(map(str, defect.repaired))
     return _row(
         (
-            weakness.server,
-            weakness.source,
+            defect.server,
+            defect.source,
             repaired,
-            weakness.request,
-            weakness.effect,
-            weakness.defence,
-            weakness.option,
+            defect.request,
+            defect.effect,
+            defect.defence,
+            defect.option,
         )
     )
 
@@ -121,7 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the page about protection.")
     parser.add_argument("--check", action="store_true", help="compare and change nothing")
     check: bool = parser.parse_args().check
-    text = page_text(WEAKNESSES)
+    text = page_text(DEFECTS)
     if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
         return 0
     print(f"{PAGE.relative_to(ROOT)} {'differs: make regenerate' if check else 'written'}")

@@ -6,7 +6,7 @@ their files are read, and who learns of it.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import REASONS, StartError, reason_of
-from gateway.config.models import Config
+from gateway.config.models import AdminConfig, Config
 from gateway.config.tls import TlsConfig
 from gateway.telemetry.reload_metrics import APPLIED, FAILED
 from gateway.transports.net.tls import ClientTls, ServerTls
@@ -89,6 +89,12 @@ class Certificates(Collector):
                     self._failing.pop(files.socket, None)
                     if update is not None:
                         self._apply(files, update)
+
+    async def renewed(self, changes: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Renew, and add the replaced sockets to what a reload has changed."""
+        await self.renew()
+        replaced = sorted({*changes.get(CERTIFICATES, ()), *self.take_replaced()})
+        return {**changes, CERTIFICATES: replaced} if replaced else dict(changes)
 
     def take_replaced(self) -> list[str]:
         """Return the sockets whose files were replaced since the last time."""
@@ -189,8 +195,9 @@ def listener_tls(name: str, tls: TlsConfig | None, directory: Path) -> TlsFiles 
     return None if tls is None else _server_files(f"listener {name}", tls, directory)
 
 
-def admin_tls(tls: TlsConfig | None, directory: Path) -> TlsFiles | None:
+def admin_tls(config: AdminConfig | None, directory: Path) -> TlsFiles | None:
     """Return the TLS files of the admin port; see `listener_tls`."""
+    tls = None if config is None else config.tls
     return None if tls is None else _server_files("admin", tls, directory)
 
 
@@ -239,6 +246,8 @@ def check_tls_files(config: Config, directory: Path) -> None:
     """
     for listener in config.listeners:
         _check(f"listener {listener.name}", listener_tls, listener.name, listener.tls, directory)
+    if config.admin is not None:
+        _check("admin", admin_tls, config.admin, directory)
     for name, upstream in config.upstreams.items():
         _check(f"upstream {name}", upstream_tls, name, upstream.server_tls, directory)
 

@@ -2,20 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from socket import gethostname
 from typing import Any, Final
 
 from gateway.app.exposure import forbid_exposure
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
+from gateway.app.tls_checks import check_tls
 from gateway.app.worker_limits import check_workers
 from gateway.config.load import LoadedConfig
 from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
-from gateway.registry import PROTOCOLS, backend, extensions, protocol
-from gateway.settings.units import Address, StreamAddress
+from gateway.registry import backend, carrier_of, extensions, protocol, protocol_names
+from gateway.settings.units import UNIX, Address, StreamAddress, Url
 
 _NOT_ON_ONE_PORT: Final = (
     "'transport: reference' cannot serve HTTP and gRPC on one port: aiohttp has no HTTP/2, and "
@@ -37,11 +39,14 @@ def _findings(config: Config) -> Iterator[Finding]:
     for name, upstream in config.upstreams.items():
         at: KeyPath = ("upstreams", name)
         url = upstream.all_urls[0]
-        yield from _raised((*at, "url"), _check_carrier, url.protocol, url.carrier)
-        if url.protocol in PROTOCOLS:
+        key = "urls" if upstream.urls else "url"
+        for each in upstream.all_urls:
+            findings = list(_raised((*at, key), carrier_of, each))
+            yield from findings
+            if findings:
+                break
+        if url.protocol in protocol_names():
             yield from _raised((*at, "options"), _check_options, url.protocol, upstream.options)
-        if upstream.tls is not None and (upstream.tls.cert is None) != (upstream.tls.key is None):
-            yield (*at, "tls"), "'cert' or 'key' is missing; expected both or neither"
     for name, model in config.models.items():
         at = ("models", name)
         if model.backend is not None:
@@ -54,8 +59,10 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from _check_repeated_calls(config)
     yield from _check_requirements(config)
     yield from _repeated_ports(config)
+    yield from _loops(config)
     yield from check_graphs(config)
     yield from check_workers(config)
+    yield from check_tls(config)
 
 
 def _check_requirements(config: Config) -> Iterator[Finding]:
@@ -67,6 +74,8 @@ def _check_requirements(config: Config) -> Iterator[Finding]:
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
     for number, name in enumerate(listener.protocols or ()):
         yield from _raised((*at, "protocols", number), protocol, name)
+    for name in protocol_names() if listener.protocols is None else ():
+        yield from _raised(at, protocol, name)
     for number, stream in enumerate(listener.streams):
         path: KeyPath = (*at, "streams", number, "protocol")
         yield from _raised(path, _check_stream, stream.protocol, listener)
@@ -82,8 +91,6 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
             name = listener.passthrough.upstream
             message = f"upstream {name!r} uses {carrier!r}; passthrough needs an HTTP upstream"
             yield (*at, "passthrough"), message
-    if listener.tls is not None and (listener.tls.cert is None or listener.tls.key is None):
-        yield (*at, "tls"), "'cert' or 'key' is missing; a listener needs both"
     for path, address in _listener_addresses(at, listener) if config.security.strict else ():
         yield from _raised(path, forbid_exposure, listener, address)
 
@@ -160,6 +167,42 @@ def _repeated_ports(config: Config) -> Iterator[Finding]:
         where.append((path_text(path), address.host))
 
 
+def _loops(config: Config) -> Iterator[Finding]:
+    """Yield the upstreams that are a listener of the file: each call would go round."""
+    listeners = [
+        (path, address)
+        for index, listener in enumerate(config.listeners)
+        for path, address in _listener_addresses(("listeners", index), listener)
+    ]
+    for name, upstream in config.upstreams.items():
+        for number, url in enumerate(upstream.all_urls):
+            own = (path for path, address in listeners if _is_reached(address, url))
+            listener = next(own, None)
+            if listener is not None:
+                key: KeyPath = ("url",) if upstream.url is not None else ("urls", number)
+                text = (
+                    f"{url} is {path_text(listener)} of this gateway, so that calls would go round"
+                )
+                yield ("upstreams", name, *key), f"{text}: expected the address of another server"
+
+
+def _is_reached(address: Address | StreamAddress, url: Url) -> bool:
+    """Return whether a client of *url* on this machine reaches a listener at *address*."""
+    own = address.tcp if isinstance(address, StreamAddress) else address
+    if own is None or url.carrier == UNIX:
+        return own is None and url.carrier == UNIX and str(address) == url.authority
+    if not own.port or own.port != url.port:
+        return False
+    # A connection to 0.0.0.0 goes to this machine.
+    is_here = url.is_loopback or url.host in _EVERY_ADDRESS or url.host == gethostname()
+    if own.host in _EVERY_ADDRESS:
+        return is_here
+    names = {"127.0.0.1", "::1", "localhost"}
+    return own.host == url.host or (
+        {own.host, url.host} <= names and "localhost" in {own.host, url.host}
+    )
+
+
 def _addresses(config: Config) -> Iterator[tuple[KeyPath, Address]]:
     """Yield every TCP address of the file with a port of its own."""
     found: list[tuple[KeyPath, Address | None]] = []
@@ -184,7 +227,7 @@ _EVERY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # compar
 def _check_own_paths(name: str, listener: ListenerConfig) -> None:
     """Raise ValueError if a path in a protocol's options belongs to another protocol."""
     http = protocol(name).http
-    names = listener.protocols or PROTOCOLS
+    names = listener.protocols or protocol_names()
     if http is None or name not in names:
         return
     for path in http.own_paths(listener.options[name]):
@@ -195,13 +238,6 @@ def _check_own_paths(name: str, listener: ListenerConfig) -> None:
                     raise ValueError(
                         f"path {path!r} belongs to {other}, which this listener serves too"
                     )
-
-
-def _check_carrier(name: str, carrier: str) -> None:
-    carriers = protocol(name).carriers
-    if carrier not in carriers:
-        names = ", ".join(carriers)
-        raise LookupError(f"protocol {name!r} does not support {carrier!r}; expected {names}")
 
 
 def _check_batching(batching: BatchingConfig, signature: SignatureConfig) -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from gateway.config.load import LoadedConfig
-from gateway.config.models import Config, ListenerConfig
+from gateway.config.models import Config
 from gateway.config.routes import MatchConfig
 from gateway.config.tls import TlsConfig
-from gateway.config.yaml_tree import Finding, KeyPath, Problem
-from gateway.registry import PROTOCOLS, extensions, protocol
-from gateway.settings.units import Url
+from gateway.config.yaml_tree import Finding, KeyPath, Problem, reference_hint
+from gateway.registry import extensions, protocol, protocol_names
 
 _STREAM: Final = "stream"
 
@@ -28,7 +27,9 @@ def warnings(loaded: LoadedConfig) -> list[Problem]:
         *_routes_without_calls(config),
         *_unknown_protocols(config),
         *_missing_files(config, directory),
-        *_loops(config),
+        *_unreached_models(config),
+        *_unused_upstreams(config),
+        *_literal_references(loaded),
     ]
     for extension in extensions().values():
         findings += extension.warnings(loaded)
@@ -48,6 +49,33 @@ def _routes_without_calls(config: Config) -> Iterator[Finding]:
                 name = earlier.name or f"route-{before + 1}"
                 yield ("routes", index), f"no call reaches this route: {name!r} takes them before"
                 break
+
+
+def _unreached_models(config: Config) -> Iterator[Finding]:
+    """Yield the models and pipelines of the gateway that are no target of a route."""
+    targets = [target for route in config.routes for target in route.targets]
+    reached = {target.model for target in targets if target.upstream is None}
+    own = [("models", name) for name, model in config.models.items() if model.backend]
+    for key, name in (*own, *(("pipelines", name) for name in config.pipelines)):
+        if config.routes and name not in reached:
+            kind = key.removesuffix("s")
+            text = f"no route reaches this {kind}: expected a target {{model: {name}}} of a route"
+            yield (key, name), text
+
+
+def _unused_upstreams(config: Config) -> Iterator[Finding]:
+    targets = [target for route in config.routes for target in route.targets]
+    used = {target.upstream for target in targets}
+    used |= {each.passthrough.upstream for each in config.listeners if each.passthrough}
+    for name in config.upstreams:
+        if config.routes and name not in used:
+            text = f"no route uses this upstream: expected a target {{upstream: {name}}} of a route"
+            yield ("upstreams", name), text
+
+
+def _literal_references(loaded: LoadedConfig) -> Iterator[Finding]:
+    for path, text in loaded.literal_references():
+        yield path, f"{text!r} is not replaced; {reference_hint(text)}"
 
 
 def _takes_all(earlier: MatchConfig | None, later: MatchConfig | None) -> bool:
@@ -74,7 +102,9 @@ def _is_pattern(text: str) -> bool:
 
 def _unknown_protocols(config: Config) -> Iterator[Finding]:
     names = [
-        f"{name}.{carrier}" for name in PROTOCOLS for carrier in (*protocol(name).carriers, _STREAM)
+        f"{name}.{carrier}"
+        for name in protocol_names()
+        for carrier in (*protocol(name).carriers, _STREAM)
     ]
     for index, route in enumerate(config.routes):
         for pattern in () if route.match is None else route.match.protocol or ():
@@ -88,6 +118,8 @@ def _unknown_protocols(config: Config) -> Iterator[Finding]:
 def _missing_files(config: Config, directory: Path) -> Iterator[Finding]:
     for index, listener in enumerate(config.listeners):
         yield from _missing_tls(("listeners", index, "tls"), listener.tls, directory)
+    if config.admin is not None:
+        yield from _missing_tls(("admin", "tls"), config.admin.tls, directory)
     for name, upstream in config.upstreams.items():
         yield from _missing_tls(("upstreams", name, "tls"), upstream.tls, directory)
     for name, model in config.models.items():
@@ -104,26 +136,3 @@ def _missing_tls(at: KeyPath, tls: TlsConfig | None, directory: Path) -> Iterato
 
 def _no_file(path: Path) -> str:
     return f"no such file: {path}"
-
-
-def _loops(config: Config) -> Iterator[Finding]:
-    """Yield the upstreams that are a listener of this gateway."""
-    ports = {port for listener in config.listeners for port in _ports(listener)}
-    for name, upstream in config.upstreams.items():
-        for url in upstream.all_urls:
-            if _is_own(url, ports):
-                message = f"{url} is a listener of this gateway: calls would go round"
-                yield ("upstreams", name), message
-
-
-def _ports(listener: ListenerConfig) -> Iterator[int]:
-    for address in (listener.http, listener.grpc, listener.address):
-        if address is not None and address.port:
-            yield address.port
-    for stream in listener.streams:
-        if stream.address.tcp is not None and stream.address.tcp.port:
-            yield stream.address.tcp.port
-
-
-def _is_own(url: Url, ports: set[int]) -> bool:
-    return url.is_loopback and url.port in ports

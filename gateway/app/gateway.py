@@ -20,7 +20,7 @@ from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import Control
 from gateway.app.admin.status import Document, gauge_entries
 from gateway.app.announce import log_addresses, log_default_timeout, log_models
-from gateway.app.certificates import CERTIFICATES, Certificates
+from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
@@ -30,7 +30,7 @@ from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
 from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ProcessParts, ServiceGraph
 from gateway.app.upstreams import max_connections
-from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
+from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.limits.shed_load import ProcessLoad
@@ -39,7 +39,7 @@ from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.routing.finish_sequences import FinishSequences
 from gateway.service import Service
-from gateway.telemetry import logs
+from gateway.telemetry import error_texts, logs
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
@@ -97,6 +97,7 @@ class Gateway:
             triton="triton" in config.telemetry.metrics.compat,
         )
         self._is_stopping = False
+        self._has_started = asyncio.Event()
         self._leading: LeadingParts | None = None
         self._started = datetime.now(UTC)
         self._retirements = Retirements(self._forget_endpoints)
@@ -169,7 +170,7 @@ class Gateway:
             reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
             should_replace=config.lifecycle.hand_over,
             sockets=self._sockets,
-            request_ids=self._slot.request_ids(),
+            process_options=ProcessOptions(self._slot),
             tap=tap,
             tracing=self._process.tracing,
         )
@@ -177,6 +178,9 @@ class Gateway:
             build_listener(listener, self._entries[listener.name], self.ready, shared)
             for listener in config.listeners
         ]
+        self._admin_tls = (
+            admin_tls(config.admin, loaded.directory) if self._slot.is_single else None
+        )
         self._certificates = Certificates(self._tls_files, should_warn=self._slot.number == 1)
         self.metrics.registry.register(self._certificates)
         self._data_servers: dict[str, Server] = {}
@@ -187,7 +191,8 @@ class Gateway:
     def _tls_files(self) -> list[TlsFiles]:
         """Return the TLS files of the listeners and of the upstreams in force."""
         listeners = [each.tls for each in self._listeners if each.tls is not None]
-        return [*listeners, *self._graph.tls_files()]
+        own = [] if self._admin_tls is None else [self._admin_tls]
+        return [*listeners, *own, *self._graph.tls_files()]
 
     @property
     def service(self) -> Service:
@@ -197,7 +202,8 @@ class Gateway:
     @property
     def addresses(self) -> dict[str, str]:
         """The addresses it listens on, by name: "main.http", "main.grpc", "admin", "metrics"."""
-        return {name: server.address for name, server in self._servers.items()}
+        listening = self._servers if self._has_started.is_set() else self._admin_servers
+        return {name: server.address for name, server in listening.items()}
 
     @property
     def _servers(self) -> dict[str, Server]:
@@ -213,8 +219,8 @@ class Gateway:
 
     async def status(self) -> Document:
         """Return the status of the process, as GET /status shows it."""
-        ready = self._graph.server.ready()
-        reason = "" if ready else self._graph.server.not_ready_reason()
+        ready = await self.ready()
+        reason = "" if ready else self._not_ready_reason()
         return {
             "version": __version__,
             "ready": ready,
@@ -230,6 +236,10 @@ class Gateway:
             "warnings": self._certificates.with_warnings(logs.recent_warnings()),
         }
 
+    def _not_ready_reason(self) -> str:
+        is_starting = not (self._has_started.is_set() or self._is_stopping)
+        return "starting" if is_starting else self._graph.server.not_ready_reason()
+
     def _api(self, control: Control | None) -> AdminApi | None:
         if control is None:
             return None
@@ -238,12 +248,12 @@ class Gateway:
 
     async def ready(self) -> bool:
         """Return whether the gateway accepts inference requests."""
-        return self._graph.server.ready()
+        return self._has_started.is_set() and self._graph.server.ready()
 
     async def start(
         self, control: Control | None = None, leading: LeadingParts | None = None
     ) -> None:
-        """Load the models, start the probes of the upstreams, and listen.
+        """Open the admin pages, load the models, start the probes of the upstreams, and listen.
 
         Args:
             control: Handles the admin pages about the configuration; None for no such pages.
@@ -254,6 +264,10 @@ class Gateway:
         """
         self._leading = leading
         try:
+            # Another gateway still has the port that a hand-over shares, and is ready.
+            opens_pages_first = not self._graph.config.lifecycle.hand_over
+            if opens_pages_first:
+                await self._start_pages(control)
             if leading is not None:
                 await leading.start()
             await self.parts.start()
@@ -265,27 +279,40 @@ class Gateway:
             self._loop_lag.start()
             if self._export is not None:
                 self._export.start_metrics(self.families)
-            if self._slot.is_single:
-                self._admin_servers = await start_pages(
-                    self._graph.config.admin,
-                    self.page,
-                    self.ready,
-                    control,
-                    self.status,
-                    self._api(control),
-                    reuse_port=self._graph.config.lifecycle.hand_over,
-                )
+            if not opens_pages_first:
+                await self._start_pages(control)
         except StartError:
             await self._close()
             raise
         except REASONS as error:
             await self._close()
             raise StartError(reason_of(error)) from error
+        self._has_started.set()
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
             log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)
+
+    def reopen_logs(self) -> None:
+        """Open the file of the access log again, as after logrotate."""
+        self._call_log.reopen()
+        if self._slot.is_single:
+            log.info("log files reopened")
+
+    async def _start_pages(self, control: Control | None) -> None:
+        if not self._slot.is_single:  # the supervisor has the pages
+            return
+        self._admin_servers = await start_pages(
+            self._graph.config.admin,
+            self.page,
+            self.ready,
+            control,
+            self.status,
+            self._api(control),
+            tls=self._admin_tls,
+            reuse_port=self._graph.config.lifecycle.hand_over,
+        )
 
     async def announce(self) -> None:
         """Log the models that clients can reach, and a command to try."""
@@ -339,6 +366,7 @@ class Gateway:
             StartError: A file, an option or a model is invalid, or loading takes longer than
                 `lifecycle.reload.timeout`. Nothing has changed.
         """
+        await self._has_started.wait()
         limit = asyncio.timeout(loaded.config.lifecycle.reload.timeout)
         try:
             graph = ServiceGraph(loaded, self._process, self._graph)
@@ -356,9 +384,7 @@ class Gateway:
         graph.drain_endpoints(drained)
         self.parts.change(loaded)
         await self._replace_graph(graph)
-        await self._certificates.renew()
-        replaced = self._certificates.take_replaced()
-        return graph.parts.changes() | ({CERTIFICATES: replaced} if replaced else {})
+        return await self._certificates.renewed(graph.parts.changes())
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph
@@ -387,6 +413,7 @@ class Gateway:
 
     def _configure_call_log(self, loaded: LoadedConfig) -> None:
         settings = loaded.config.telemetry.log
+        error_texts.configure(settings.server_errors)
         access = None
         if settings.access is not None:
             access = AccessLog(loaded.directory / settings.access.path, settings.access.format)

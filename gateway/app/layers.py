@@ -41,7 +41,7 @@ from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
 from gateway.policies.tap import SampleCalls
 from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.sequence_affinity import IDLE_S
-from gateway.routing.server_status import ServerStatusLayer
+from gateway.routing.server_status import ServerStatusLayer, UnknownModels
 from gateway.routing.upstream_queries import RefreshModelIndex
 from gateway.service import Service, entry_of, inference_entry_of
 from gateway.settings.units import Url
@@ -239,6 +239,8 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
               lambda inner, at: None if at.shed is None else at.shed(inner.calls)),
         Layer("ServerStatusLayer", "replies to status calls of TensorRT v1 clients",
               lambda inner, _: ServerStatusLayer(inner.calls), inference=False),
+        Layer("UnknownModels", "tells models that no server has from those that are not ready",
+              lambda inner, _: UnknownModels(inner.calls), inference=False),
         Layer("UsageStatistics", "counts calls of each model, if a listener has `statistics` on",
               lambda inner, at: None if at.usage is None else UsageStatistics(
                   inner.calls, at.usage, is_counting=at.is_counting)),

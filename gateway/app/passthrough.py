@@ -7,18 +7,19 @@ from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
+from gateway.app.upstreams import BuiltUpstream
 from gateway.config.models import PassthroughConfig
 from gateway.frontend.frontend import attach_http_request_id, http_request_id
 from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import Cancelled, GatewayError, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.protocols.oip.json.parse import read_value
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
 from gateway.wire.errors import error_class_of_http
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.json_values import read_value
 
 # KServe needs 0.2 ms for each row of a V1 request, and serves no other request meanwhile.
 MAX_CONTAINERS: Final = 2_000
@@ -112,7 +113,16 @@ def _with_id(wire: HttpRequest, request_id: str) -> HttpRequest:
 
 def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> PassthroughRules:
     """Return the passthrough rules of a listener."""
-    return PassthroughRules(config.allow, config.post, partial(check_json_body, limits))
+    check = partial(check_json_body, limits)
+    if config.post is None:
+        return PassthroughRules(config.allow, check_body=check, post_known=True)
+    return PassthroughRules(config.allow, config.post, check)
+
+
+def known_posts(upstream: BuiltUpstream) -> tuple[str, ...]:
+    """Return the paths for POST of the servers of *upstream*, outside of their protocol."""
+    found = (path for member in upstream.members for path in member.identity.own_posts())
+    return tuple(dict.fromkeys(found))
 
 
 def check_json_body(limits: MessageLimits, body: memoryview) -> None:

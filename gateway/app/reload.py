@@ -19,7 +19,7 @@ from gateway.app.certificates import check_tls_files
 from gateway.app.config_watch import watch_config
 from gateway.app.errors import RELOAD_LATE, StartError
 from gateway.app.parts import LeadingParts
-from gateway.app.runtime_changes import RuntimeChanges
+from gateway.app.runtime_changes import RuntimeChanges, differences
 from gateway.concurrency.background import start_background
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
@@ -68,6 +68,7 @@ class ReloadResult:
         sha256: The hash of the configuration that is in force afterwards.
         changes: What an applied configuration changed, and `certificates`: the sockets whose TLS
             files were replaced since the reload before.
+        runtime: Changes of an operator that hold against the file; see `differences`.
         problems: The errors of a rejected one.
         reason: Why a correct configuration could not be applied; "" for no failure.
     """
@@ -78,6 +79,7 @@ class ReloadResult:
     changes: Changes = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     reason: str = ""
+    runtime: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def error(self) -> str:
@@ -196,6 +198,8 @@ class Reloader:
                 sha256=result.sha256,
                 **result.changes,
             )
+            if result.runtime:
+                log.warning("runtime changes hold against the file", **result.runtime)
         else:
             log.error("configuration not reloaded", source=result.source, error=result.error)
         return result
@@ -224,7 +228,8 @@ class Reloader:
             return ReloadResult(FAILED, old.source, old.sha256, reason=reason)
         self._loaded = loaded
         self.on_applied(loaded.config)
-        return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes)
+        held = differences(runtime, loaded.config)
+        return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes, runtime=held)
 
     async def _read(self, timeout_s: float) -> LoadedConfig:
         """Read the file on a thread, which a file system that hangs may keep.

@@ -1,7 +1,6 @@
 """Runs a gateway in this process until a signal stops it."""
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable
 
 from gateway.app.admin.control import control_of
@@ -9,6 +8,7 @@ from gateway.app.gateway import Gateway, memory_budget
 from gateway.app.parts import LeadingParts, OwnProcess
 from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
 from gateway.app.reload import Load, Reloader
+from gateway.app.signals import StopSignal, on_reopen, start_reaping
 from gateway.app.worker_slot import SINGLE_PROCESS
 from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
@@ -65,31 +65,11 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def stop_event(kill: Callable[[], None] | None = None) -> asyncio.Event:
-    """Return an event that SIGTERM or SIGINT sets; the second signal ends the process.
-
-    Args:
-        kill: Called before the second signal ends the process.
-    """
-    stop = asyncio.Event()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            if kill is not None:
-                kill()
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    return stop
-
-
 async def _run(
     loaded: LoadedConfig, started: Callable[[Gateway], Awaitable[None]] | None, load: Load
 ) -> int:
-    stop = stop_event()
+    stop = StopSignal(is_final=True)
+    reaping = start_reaping()
     processes = OwnProcess(loaded)
     leading = LeadingParts(processes)
     setups = leading.setups(SINGLE_PROCESS.number)
@@ -97,6 +77,7 @@ async def _run(
     processes.serving = gateway.parts
     reloader = Reloader(load, loaded, gateway.reload, leading=leading)
     reloader.handle_signal()
+    on_reopen(gateway.reopen_logs)
     gateway.metrics.registry.register(reloader.metrics)
     gateway.metrics.registry.register(leading)
     await gateway.start(control_of(loaded.config, reloader), leading)
@@ -108,5 +89,6 @@ async def _run(
     async with reloader:
         await stop.wait()
     announcing.cancel()
-    await gateway.stop()
+    await gateway.stop(pre_stop_s=0 if stop.is_interrupt else None)
+    reaping.cancel()
     return 0

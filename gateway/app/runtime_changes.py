@@ -6,12 +6,12 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from gateway.app.route_rules import ruled_routes, target_name
+from gateway.app.route_rules import RuledRoute, ruled_routes, target_name
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, UpstreamConfig
 from gateway.config.routes import RouteConfig
@@ -126,6 +126,62 @@ class RuntimeChanges:
         """Return the changes as a JSON object."""
         found: dict[str, Any] = {"drained": sorted(self.drained), "weights": self.weights}
         return {**found, **self.parts}
+
+
+def differences(changes: RuntimeChanges, config: Config) -> dict[str, Any]:
+    """Return the changes that hold against the file, as a JSON object; empty for none.
+
+    Args:
+        changes: The changes in force.
+        config: The configuration of the file. Changes that do not fit it have no effect.
+    """
+    found: dict[str, Any] = {}
+    drained = [
+        name
+        for name in sorted(changes.drained)
+        if (upstream := config.upstreams.get(name.partition("/")[0])) is not None
+        and name.partition("/")[2] in {ALL, *_endpoint_names(upstream)}
+    ]
+    if drained:
+        found["drained"] = drained
+    weights = {
+        ruled.name: different
+        for ruled in ruled_routes(config)
+        if (different := _different_weights(ruled, changes.weights.get(ruled.name, {})))
+    }
+    if weights:
+        found["weights"] = weights
+    return {**found, **changes.parts}
+
+
+def _different_weights(ruled: RuledRoute, weights: Weights) -> dict[str, dict[str, int]]:
+    if ruled.config is None or _weighted(ruled.config, weights) is ruled.config:
+        return {}
+    return {
+        name: {"now": now, "file": target.weight}
+        for target in ruled.config.targets
+        if (now := weights.get(name := target_name(target), target.weight)) != target.weight
+    }
+
+
+def runtime_document(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `differences` as a JSON object, with a line of text for each."""
+    return {"changes": found, "lines": list(_lines(found))}
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each difference, with the command that ends it."""
+    for name in found.get("drained", ()):
+        upstream, _, endpoint = name.partition("/")
+        command = upstream if endpoint == ALL else name
+        yield f"{name} is drained ('gateway upstream enable {command}' ends this)"
+    for route, targets in found.get("weights", {}).items():
+        now = " ".join(f"{name}={each['now']}" for name, each in targets.items())
+        file = " ".join(f"{name}={each['file']}" for name, each in targets.items())
+        yield f"route {route}: {now}, not {file} as in the file ('gateway route reset {route}')"
+    for key, value in found.items():
+        if key not in {"drained", "weights"}:
+            yield f"{key}: {' '.join(f'{name}={each}' for name, each in value.items())}"
 
 
 def _endpoint_names(config: UpstreamConfig) -> list[str]:

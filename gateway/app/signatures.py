@@ -12,6 +12,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, VersionNotFound
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.error_texts import error_text
 
 R = TypeVar("R")
 
@@ -85,13 +86,14 @@ class Signatures:
         except VersionNotFound:
             raise
         except GatewayError as error:
-            log.debug("signature without a target", model=declared.name, reason=error.message)
+            log.debug("signature without a target", model=declared.name, reason=error_text(error))
             return declared
         return declared.changed(
             versions=found.versions,
             platform=found.platform,
             stateful=declared.stateful or found.stateful,
             decoupled=found.decoupled,
+            dialect=found.dialect,
         )
 
     def _optional_deadline(self, deadline: float | None) -> float:

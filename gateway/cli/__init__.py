@@ -5,6 +5,7 @@ standard output, and errors and notes to standard error.
 """
 
 import os
+import signal
 import sys
 
 from gateway import __version__
@@ -14,12 +15,21 @@ from gateway.accelerator import BUILD
 def main() -> None:
     """Run the command line and exit with its status."""
     _open_closed_streams()
+    _end_at_sigterm()
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"gateway {__version__} ({BUILD})\n")
         return
     from gateway.cli.commands import run  # noqa: PLC0415  # slow to import
 
-    sys.exit(run(sys.argv[1:]))
+    status = run(sys.argv[1:])
+    _end_at_sigterm()  # also while threads end
+    sys.exit(status)
+
+
+def _end_at_sigterm() -> None:
+    """Let SIGTERM end process 1, for which the kernel does nothing without a handler."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
 
 
 def _open_closed_streams() -> None:

@@ -3,14 +3,20 @@
 import enum
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from http.client import BadStatusLine, HTTPConnection, HTTPException
-from typing import Annotated, Any, NoReturn
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection
+from inspect import Parameter
+from typing import Annotated, Any, NoReturn, Self, TypeVar
 
 import typer
 
-from gateway.cli.output import WRONG_USAGE, fail, print_json
+from gateway.cli.flag_groups import flag, with_flags
+from gateway.cli.output import WRONG_USAGE, fail, print_json, print_note
+from gateway.transports.net.tls import ClientTls, client_context
+
+C = TypeVar("C", bound=Callable[..., Any])
 
 DEFAULT_ADMIN = "127.0.0.1:9901"
 TOKEN_VARIABLE = "GATEWAY_ADMIN_TOKEN"  # noqa: S105  # its name
@@ -21,9 +27,72 @@ _TIMEOUT_S = 600.0
 _PAGE_TIMEOUT_S = 5.0
 _OK = 200
 
-AdminOption = Annotated[
-    str, typer.Option("--admin", metavar="ADDR", help="Admin address of the gateway.")
-]
+_ADDRESS = re.compile(r"(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")
+_HTTPS = "https://"
+
+
+class AdminAddress(str):
+    """The address of an admin port, as users write it.
+
+    Attributes:
+        tls_ca: File with its authorities; None for those of the system.
+    """
+
+    __slots__ = ("tls_ca",)
+    tls_ca: str | None
+
+    def __new__(cls, text: str, tls_ca: str | None = None) -> Self:
+        """Return an address."""
+        address = super().__new__(cls, text)
+        address.tls_ca = tls_ca
+        return address
+
+
+def _option(*names: str, metavar: str, text: str) -> Parameter:
+    option = typer.Option(*names, metavar=metavar, help=text)
+    return flag(names[0].strip("-").replace("-", "_"), Annotated[str | None, option])
+
+
+def asks_admin(
+    metavar: str | None = "[ADDR]", text: str = "Admin address of the gateway."
+) -> Callable[[C], C]:
+    """Return a decorator of commands whose parameter `admin` is the address of an admin port.
+
+    Users write it as an argument or as `--admin ADDR`, and `--tls-ca FILE` for its authorities.
+
+    Args:
+        metavar: Of the argument; None for a command without, whose arguments are repeated.
+        text: What the argument is.
+    """
+    shown = typer.Argument(metavar=metavar, help=f"{text} Default {DEFAULT_ADMIN}.")
+    argument = (flag("address", Annotated[str | None, shown]),) if metavar else ()
+    return with_flags("admin", (*argument, *_ADMIN_FLAGS), _chosen)
+
+
+def _chosen(admin: str | None, tls_ca: str | None, address: str | None = None) -> AdminAddress:
+    return AdminAddress(_only_one(address, admin), tls_ca)
+
+
+_ADMIN_FLAGS = (
+    _option("--admin", metavar="ADDR", text="Admin address of the gateway."),
+    _option("--tls-ca", metavar="FILE", text="Authorities of an https:// admin address."),
+)
+
+
+def _only_one(address: str | None, admin: str | None) -> str:
+    """Return the address that users gave; fail for two different ones."""
+    if address is not None and admin not in {None, DEFAULT_ADMIN, address}:
+        fail(f"two admin addresses: {address} and {admin}; expected one", WRONG_USAGE)
+    return address or admin or DEFAULT_ADMIN
+
+
+def split_address(words: Sequence[str], admin: str) -> tuple[list[str], str]:
+    """Return repeated arguments without the address among them, and the address."""
+    found = [word for word in words if _ADDRESS.fullmatch(word)]
+    rest = [word for word in words if word not in found]
+    for word in found:
+        admin = AdminAddress(_only_one(word, admin), getattr(admin, "tls_ca", None))
+    return rest, admin
 
 
 class UpstreamAction(enum.Enum):
@@ -40,21 +109,25 @@ class RouteAction(enum.Enum):
     RESET = "reset"
 
 
-def reload(admin: AdminOption = DEFAULT_ADMIN) -> None:
+@asks_admin()
+def reload(admin: str) -> None:
     """Make a running gateway read its configuration file again.
 
     Exit status: 0 applied, 1 refused, with the errors of the file; 2 usage error.
     """
     found = post_document(admin, "/reload", {})
     print_json(found["changes"] | {"certificates": found["certificates"]})
+    for line in found.get("runtime", {}).get("lines", ()):
+        print_note(f"still changed at run time: {line}")
 
 
+@asks_admin()
 def upstream(
     action: Annotated[UpstreamAction, typer.Argument(help="Send no new calls, or send them.")],
     name: Annotated[
         str, typer.Argument(metavar="NAME[/ENDPOINT]", help="Upstream, or one of its addresses.")
     ],
-    admin: AdminOption = DEFAULT_ADMIN,
+    admin: str,
 ) -> None:
     """Stop new calls to an upstream or one of its endpoints, or allow them again.
 
@@ -64,19 +137,23 @@ def upstream(
     post_change(admin, f"/upstream/{action.value}", {"name": name})
 
 
+@asks_admin(metavar=None)
 def route(
     action: Annotated[RouteAction, typer.Argument(help="Set weights, or use those of the file.")],
     name: Annotated[str, typer.Argument(metavar="ROUTE")],
     weights: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TARGET=WEIGHT]...", help="Such as server-a=90 server-b=10."),
+        typer.Argument(
+            metavar="[TARGET=WEIGHT]... [ADDR]", help="Such as server-a=90 server-b=10."
+        ),
     ] = None,
-    admin: AdminOption = DEFAULT_ADMIN,
+    admin: str = DEFAULT_ADMIN,
 ) -> None:
     """Change the weights of a route's targets, or reset them to those of the file.
 
     Reloads keep the change; a restart ends it. Exit status: 0 success, 1 failure, 2 usage error.
     """
+    weights, admin = split_address(weights or (), admin)
     if bool(weights) is (action is RouteAction.RESET):
         fail("expected 'weights ROUTE TARGET=WEIGHT ...', or 'reset ROUTE'", WRONG_USAGE)
     found = dict(_weight(text) for text in weights or ()) or None
@@ -143,9 +220,8 @@ def _headers() -> dict[str, str]:
 def _request(
     admin: str, method: str, path: str, body: str = "", timeout_s: float = _TIMEOUT_S
 ) -> tuple[int, bytes]:
-    address = admin.removeprefix("http://").rstrip("/")  # as it stands in a browser
     try:
-        with closing(HTTPConnection(address, timeout=timeout_s)) as connection:
+        with closing(_connection(admin, timeout_s)) as connection:
             connection.request(method, path, body, _headers())
             response = connection.getresponse()
             return response.status, response.read()
@@ -153,6 +229,15 @@ def _request(
         _fail(admin, "the server does not speak HTTP/1")
     except (OSError, HTTPException, ValueError) as error:
         _fail(admin, str(error))
+
+
+def _connection(admin: str, timeout_s: float) -> HTTPConnection:
+    """Return a connection to an address, which may stand there as in a browser."""
+    address = admin.removeprefix("http://").removeprefix(_HTTPS).rstrip("/")
+    if not admin.startswith(_HTTPS):
+        return HTTPConnection(address, timeout=timeout_s)
+    trusted = client_context(ClientTls(ca=getattr(admin, "tls_ca", None)))
+    return HTTPSConnection(address, timeout=timeout_s, context=trusted)
 
 
 def _fail(admin: str, reason: str) -> NoReturn:

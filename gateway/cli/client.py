@@ -1,4 +1,4 @@
-"""The commands `infer`, `models` and `health`: a small client for every protocol."""
+"""The commands `infer` and `models`: a small client for every protocol."""
 
 import asyncio
 import json
@@ -9,25 +9,24 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from gateway.app import connect
+from gateway.app.errors import reason_of
+from gateway.cli.health import DEFAULT_URL, NO_FLAGS, TimeoutOption, UrlArgument, VersionOption
 from gateway.cli.output import (
-    FAILED,
     WRONG_USAGE,
     OutputFormat,
     OutputOption,
     fail,
     format_table,
     print_json,
-    print_note,
     print_text,
 )
+from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.cli.tensors import json_of, read_value, tensor_of
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     ModelMetadataRequest,
-    ModelReadyRequest,
     RepositoryIndexRequest,
-    ServerReadyRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.datatypes import Datatype
@@ -38,18 +37,11 @@ from gateway.policies.complete.policy import Complete
 from gateway.service import Service
 from gateway.settings.units import Url, parse_duration, parse_url
 
-DEFAULT_URL = "oip+http://127.0.0.1:8000"
-
 R = TypeVar("R")
 
-UrlArgument = Annotated[
-    str, typer.Argument(metavar="[URL]", help="Address and protocol.", show_default=True)
-]
-TimeoutOption = Annotated[str, typer.Option(metavar="TIME", help="Timeout, such as 500ms.")]
-VersionOption = Annotated[str, typer.Option(help="Version of the model; any by default.")]
 
-
-def infer(  # one for each flag
+@server_flags
+def infer(  # noqa: PLR0913, PLR0917  # one for each flag
     target: Annotated[
         list[str], typer.Argument(metavar="[URL] MODEL", help=f"URL by default: {DEFAULT_URL}.")
     ],
@@ -76,6 +68,7 @@ def infer(  # one for each flag
     ] = None,
     version: VersionOption = "",
     timeout: TimeoutOption = "30s",
+    server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Run one inference and print its outputs.
@@ -99,12 +92,14 @@ def infer(  # one for each flag
         call = InferRequest(model=model, context=context, inputs=tensors, outputs=requested)
         return await service(call)
 
-    _print_reply(run_client(url, timeout, request), output)
+    _print_reply(run_client(url, timeout, request, server), output)
 
 
+@server_flags
 def models(
     url: UrlArgument = DEFAULT_URL,
     timeout: TimeoutOption = "10s",
+    server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """List a server's models with their versions and states."""
@@ -112,7 +107,7 @@ def models(
     async def request(service: Service, context: Context) -> Any:
         return await service(RepositoryIndexRequest(context=context))
 
-    entries = run_client(url, timeout, request)
+    entries = run_client(url, timeout, request, server)
     rows = [(entry.name, entry.version, entry.state.value, entry.reason) for entry in entries]
     if output is OutputFormat.JSON:
         keys = ("name", "version", "state", "reason")
@@ -121,47 +116,23 @@ def models(
         print_text(format_table(("model", "version", "state", "reason"), rows))
 
 
-def health(
-    url: UrlArgument = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="Check this model instead.")] = None,
-    version: VersionOption = "",
-    timeout: TimeoutOption = "5s",
-    output: OutputOption = OutputFormat.TEXT,
-) -> None:
-    """Check whether a server, or one of its models, is ready.
-
-    Exit status: 0 ready, 1 not ready or unreachable, 2 usage error.
-    """
-    name = "server" if model is None else f"model {model}"
-
-    async def request(service: Service, context: Context) -> bool:
-        if model is None:
-            return await service(ServerReadyRequest(context=context))
-        ref = ModelRef(model, version)
-        return await service(ModelReadyRequest(model=ref, context=context))
-
-    ready = run_client(url, timeout, request)
-    if output is OutputFormat.JSON:
-        print_json({"ready": ready})
-    else:
-        print_text("ready" if ready else "not ready")
-    if not ready:
-        print_note(f"gateway: {name} at {url} is not ready")
-        raise typer.Exit(FAILED)
-
-
 # The model's metadata completes protocols that do not send names, datatypes or shapes.
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-def run_client(url: str, timeout: str, request: Callable[[Service, Context], Awaitable[R]]) -> R:
+def run_client(
+    url: str,
+    timeout: str,
+    request: Callable[[Service, Context], Awaitable[R]],
+    server: ServerFlags = NO_FLAGS,
+) -> R:
     """Connect, run *request*, and close; an error ends the command with one line."""
     try:
         address, timeout_s = parse_url(url), parse_duration(timeout)
     except ValueError as error:
         fail(str(error), WRONG_USAGE)
     try:
-        return asyncio.run(_connect_and_run(address, timeout_s, request))
+        return asyncio.run(_connect_and_run(address, timeout_s, request, server))
     except LookupError as error:
         fail(str(error.args[0]), WRONG_USAGE)
     except GatewayError as error:
@@ -169,11 +140,19 @@ def run_client(url: str, timeout: str, request: Callable[[Service, Context], Awa
 
 
 async def _connect_and_run(
-    url: Url, timeout_s: float, request: Callable[[Service, Context], Awaitable[R]]
+    url: Url,
+    timeout_s: float,
+    request: Callable[[Service, Context], Awaitable[R]],
+    server: ServerFlags,
 ) -> R:
-    connected = connect(url)
     try:
-        context = Context(deadline=time.monotonic() + timeout_s, needs=_NEEDS)
+        connected = connect(url, tls=server.tls)
+    except (ValueError, OSError) as error:  # of a file
+        fail(reason_of(error), WRONG_USAGE)
+    try:
+        context = Context(
+            deadline=time.monotonic() + timeout_s, needs=_NEEDS, metadata=server.metadata
+        )
         return await request(Complete(connected.service, connected.needs), context)
     finally:
         await connected.close()

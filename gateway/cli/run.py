@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from gateway.app import Gateway, StartError, run
+from gateway.app.signals import ignore_log_signals
 from gateway.app.worker_slot import resolve_workers
 from gateway.app.workers.supervisor import supervise
 from gateway.cli.configuration import load_checked_mapping
@@ -33,6 +34,7 @@ def run_loaded(
         typer.Exit: The configuration is invalid (2), or the gateway cannot start (1).
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the gateway can reload
+    ignore_log_signals()
     try:
         loaded = load()
         workers = resolve_workers(loaded.config.workers)

@@ -11,6 +11,7 @@ from gateway.cli.demo.config import demo_config
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.cli.run import run_loaded, run_mapping
 from gateway.cli.sidecar import sidecar_config
+from gateway.cli.tls_flags import TlsFlags, tls_flags
 from gateway.settings.units import parse_workers
 
 HttpOption = Annotated[
@@ -76,6 +77,7 @@ WorkersOption = Annotated[
 ]
 
 
+@tls_flags
 def serve(  # noqa: PLR0913  # one for each flag
     config: ConfigArgument = None,
     *,
@@ -87,7 +89,8 @@ def serve(  # noqa: PLR0913  # one for each flag
             help="Serve as a sidecar of this server: oip+grpc://HOST:PORT or oip+http://HOST:PORT "
             "(grpc:// and http:// mean the same), trtis+grpc://HOST:PORT, trtis+http://HOST:PORT, "
             "graphpipe+http://HOST:PORT, graphpipe+tcp://HOST:PORT, graphpipe+unix:///PATH, "
-            "grps+http://HOST:PORT, grps+grpc://HOST:PORT or grps+brpc://HOST:PORT; repeatable.",
+            "grps+http://HOST:PORT, grps+grpc://HOST:PORT or grps+brpc://HOST:PORT. https, grpcs, "
+            "brpcs, and tls for tcp, mean the same with TLS; repeatable.",
         ),
     ] = None,
     demo: Annotated[
@@ -159,11 +162,13 @@ def serve(  # noqa: PLR0913  # one for each flag
             help="What of the elements of tensors is recorded: nothing by default.",
         ),
     ] = None,
+    tls: TlsFlags = TlsFlags(),  # noqa: B008  # frozen
 ) -> None:
     """Serve: `serve CONFIG.yaml`, `serve --upstream URL`, or `serve --demo`.
 
-    SIGTERM and SIGINT stop it, after the calls in flight. Exit status: 0 stopped, 1 could not
-    start or a worker keeps dying, 2 usage or configuration error.
+    SIGTERM and SIGINT stop it, after the calls in flight. SIGUSR1 opens log files again.
+    Exit status: 0 stopped, 1 could not start or a worker keeps dying, 2 usage or configuration
+    error.
     """
     path = config_path(config, config_option)
     if (path is not None) + bool(upstream) + demo != 1:
@@ -179,41 +184,46 @@ def serve(  # noqa: PLR0913  # one for each flag
     streams = {"--graphpipe-tcp": graphpipe_tcp, "--graphpipe-unix": graphpipe_unix}
     recording = {"--stock": stock, "--capture": capture, "--sample": sample, "--payload": payload}
     if path is not None:
-        own = {**addresses, **streams, "--brpc": brpc, **sidecar, **recording}
+        own = {**addresses, **streams, "--brpc": brpc, **sidecar, **recording, **tls.given}
         _reject(own, "CONFIG.yaml; set it there")
         raise typer.Exit(run_loaded(lambda: load_checked(path, workers=_worker_count(workers))))
     if demo:
         _reject(sidecar, "--demo, which has no upstream")
         _reject(streams, "--demo, which has two models")
+        _reject(tls.of_upstreams, "--demo, which has no upstream")
         raise typer.Exit(
             run_mapping(
-                lambda: {
-                    **demo_config(http=http, grpc=grpc, brpc=brpc, admin=admin),
-                    **_stock_config(stock),
-                    **_capture_config(capture, sample, payload),
-                },
+                lambda: tls.added_to(
+                    {
+                        **demo_config(http=http, grpc=grpc, brpc=brpc, admin=admin),
+                        **_stock_config(stock),
+                        **_capture_config(capture, sample, payload),
+                    }
+                ),
                 workers=_worker_count(workers),
             )
         )
     status = run_mapping(
-        lambda: {
-            **sidecar_config(
-                upstream or (),
-                http=http,
-                grpc=grpc,
-                graphpipe_tcp=graphpipe_tcp,
-                graphpipe_unix=graphpipe_unix,
-                brpc=brpc,
-                admin=admin,
-                default_model=default_model,
-                enable=enable or (),
-                identity=identity,
-                timeout=timeout,
-                passthrough=not no_passthrough,
-            ),
-            **_stock_config(stock),
-            **_capture_config(capture, sample, payload),
-        },
+        lambda: tls.added_to(
+            {
+                **sidecar_config(
+                    upstream or (),
+                    http=http,
+                    grpc=grpc,
+                    graphpipe_tcp=graphpipe_tcp,
+                    graphpipe_unix=graphpipe_unix,
+                    brpc=brpc,
+                    admin=admin,
+                    default_model=default_model,
+                    enable=enable or (),
+                    identity=identity,
+                    timeout=timeout,
+                    passthrough=not no_passthrough,
+                ),
+                **_stock_config(stock),
+                **_capture_config(capture, sample, payload),
+            }
+        ),
         workers=_worker_count(workers),
     )
     raise typer.Exit(status)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.cli.admin import DEFAULT_ADMIN, get_status
+from gateway.cli.admin import asks_admin, get_status
 from gateway.cli.output import (
     FAILED,
     OutputFormat,
@@ -20,13 +20,10 @@ from gateway.cli.output import (
 _INTERVAL_S: Final = 2.0
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
-AdminArgument = Annotated[
-    str, typer.Argument(metavar="[ADDR]", help="HOST:PORT of the admin pages.", show_default=True)
-]
 
-
+@asks_admin()
 def status(
-    address: AdminArgument = DEFAULT_ADMIN,
+    admin: str,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Print it again every 2 seconds.")
     ] = False,
@@ -37,8 +34,8 @@ def status(
     Exit status: 0 ready, or Ctrl-C while it watches; 1 not ready or unreachable, 2 usage error.
     """
     if watch:
-        _watch(address, output)
-    elif not _show(address, output)["ready"]:
+        _watch(admin, output)
+    elif not _show(admin, output)["ready"]:
         raise typer.Exit(FAILED)
 
 
@@ -74,7 +71,7 @@ def status_lines(document: Any) -> Iterator[str]:
     yield from _table(
         ("route", "ready", "targets", "reason"),
         [
-            (route["name"], _yes(route["ready"]), ", ".join(route["targets"]), route["reason"])
+            (route["name"], _yes(route["ready"]), _targets(route), route["reason"])
             for route in document["routes"]
         ],
     )
@@ -94,8 +91,18 @@ def status_lines(document: Any) -> Iterator[str]:
             for endpoint in upstream["endpoints"]
         ],
     )
+    for line in document.get("runtime", {}).get("lines", ()):
+        yield f"changed at run time: {line}"
     for warning in document["warnings"][-5:]:
         yield f"warning: {_short(warning)}"
+
+
+def _targets(route: dict[str, Any]) -> str:
+    """Return the targets of a route, with their weights if there are several."""
+    weights = route.get("weights", {})
+    if len(weights) < 2:  # noqa: PLR2004  # one target gets all calls
+        return ", ".join(route["targets"])
+    return ", ".join(f"{name}={weight}" for name, weight in weights.items())
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from gateway.cli.admin import DEFAULT_ADMIN, get_metrics
+from gateway.cli.admin import asks_admin, get_metrics
 from gateway.cli.output import OutputFormat, OutputOption, fail, format_table, print_text
 from gateway.cli.traffic import Reading, Row, Traffic, traffic_between
 
@@ -27,10 +27,9 @@ class Order(enum.Enum):
     LATENCY = "latency"
 
 
+@asks_admin()
 def top(
-    address: Annotated[
-        str, typer.Argument(metavar="[ADDR]", help="HOST:PORT of the admin pages.")
-    ] = DEFAULT_ADMIN,
+    admin: str,
     interval: Annotated[
         float, typer.Option(min=0.1, metavar="SECONDS", help="Time between two views.")
     ] = 2.0,
@@ -44,7 +43,7 @@ def top(
     Exit status: 0 success, 1 unreachable, 2 usage error.
     """
     try:
-        _show(address, interval, count, sort.value, output)
+        _show(admin, interval, count, sort.value, output)
     except KeyboardInterrupt:
         return
 

@@ -12,9 +12,9 @@ from typing import Final
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
-_KINDS: Final = ("InferRequest", "StreamInferRequest", "Passthrough")
+from gateway.telemetry.call_log import NO_FAILURES, TRAFFIC_KINDS
+
 _DURATION: Final = "gateway_request_duration_seconds"
-_OK: Final = "ok"
 
 Labels = Mapping[str, str]
 
@@ -55,7 +55,7 @@ class Reading(Struct, frozen=True):
         """
         found: defaultdict[tuple[str, ...], float] = defaultdict(float)
         for each, value in self.samples.get(name, ()):
-            if not has_probes and each.get("kind", _KINDS[0]) not in _KINDS:
+            if not has_probes and "kind" in each and each["kind"] not in TRAFFIC_KINDS:
                 continue
             found[tuple(each.get(label, "") for label in labels)] += value
         return found
@@ -220,7 +220,8 @@ class _Change:
             if key[:-1] == names
         }
         total = sum(by_code.values())
-        return total / self.seconds, None if not total else (total - by_code.get(_OK, 0.0)) / total
+        failed = sum(count for code, count in by_code.items() if code not in NO_FAILURES)
+        return total / self.seconds, None if not total else failed / total
 
 
 def _percentile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:

@@ -6,18 +6,24 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.extended import config_type
+from gateway.config.key_hints import key_hint
 from gateway.config.models import Config
-from gateway.config.yaml_tree import KeyPath, Problem, YamlTree, path_text, read_tree
+from gateway.config.yaml_tree import (
+    KeyPath,
+    Problem,
+    YamlTree,
+    path_text,
+    read_tree,
+    reference_hint,
+)
 from gateway.settings.fields import FORMS
-from gateway.settings.model import Model
 from gateway.settings.setting import Setting
 
 T = TypeVar("T")
@@ -66,6 +72,11 @@ class LoadedConfig:
     def problem(self, path: KeyPath, message: str) -> Problem:
         """Return a problem at the position of *path*."""
         return Problem(self._tree.position(path), path_text(path), message)
+
+    def literal_references(self) -> Iterator[tuple[KeyPath, str]]:
+        """Yield what looks like `${...}` in a value, and is no reference, with its key."""
+        for path, text in self._tree.literals.items():
+            yield path, "${...}" if _is_secret(path) else text
 
     def without_secrets(self) -> Any:
         """Return the file as plain values: `${...}` as written, and no value of a secret key."""
@@ -168,7 +179,6 @@ _MESSAGES = {
     "bool_parsing": "expected true or false",
 }
 _NOT_EMPTY = "expected text that is not empty"
-_NEAR = 0.7
 _PYDANTIC_PREFIX = "Input should be "
 _MODEL_KEYS = {"backend", "signature", "batching", "cache"}
 _MEMBER_TYPES = {"literal_error", "model_type", "value_error"}
@@ -224,13 +234,16 @@ def _problem(tree: YamlTree, details: ErrorDetails) -> Problem:
     is_key = details["loc"][-1:] == ("[key]",)
     path = _source_path(tree, details["loc"][:-1] if is_key else details["loc"])
     if kind == "extra_forbidden":
-        message = f"unknown key{_nearest_key(details['loc'])}"
+        message = f"unknown key{key_hint(config_type(), details['loc'])}"
         return Problem(tree.position(path, of_key=True), path_text(path), message)
     message = _MESSAGES.get(kind) or _text_message(details)
     if kind not in _TYPES_WITHOUT_VALUE and not _is_secret(path):
         message = f"{message}, found {_value_text(details['input'])}"
     position = tree.position(path, of_key=is_key)
     message = _with_references(tree, path, message, details["input"])
+    literal = tree.literals.get(path)
+    if literal is not None:
+        message = f"{message}; {reference_hint(literal)}"
     return Problem(position, path_text(path), message)
 
 
@@ -249,25 +262,6 @@ def _text_message(details: ErrorDetails) -> str:
     if message.startswith(_PYDANTIC_PREFIX):
         return f"expected {message.removeprefix(_PYDANTIC_PREFIX)}"
     return message
-
-
-def _nearest_key(loc: tuple[str | int, ...]) -> str:
-    """Return a hint at the key that was probably meant; "" if none is near."""
-    section: type[Model] = config_type()
-    for part in loc[:-1]:
-        field = section.model_fields.get(str(part))
-        if field is not None:
-            section = next(_sections(field.annotation), section)
-    near = get_close_matches(str(loc[-1]), section.model_fields, 1, _NEAR)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _sections(annotation: Any) -> Iterator[type[Model]]:
-    """Yield the sections that a key of this type has as values."""
-    if isinstance(annotation, type) and issubclass(annotation, Model):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _sections(inner)
 
 
 def _with_references(tree: YamlTree, path: KeyPath, message: str, value: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
@@ -87,8 +88,8 @@ class SharedMemoryConfig(Model):
 class PassthroughConfig(Model):
     """Requests for paths of no protocol that a listener forwards.
 
-    `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded, and nothing
-    else by default.
+    `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded. Nothing else is
+    by default, except for inferences of KServe's first protocol if the server is a KServe.
     """
 
     upstream: Name
@@ -96,10 +97,11 @@ class PassthroughConfig(Model):
     allow: Names = ()
     """Patterns of pages for operators that clients may read: `/metrics`, `/openapi.json`, `/docs`
     and `/redoc` are refused without it. They tell clients how the server is used. Default: `[]`."""
-    post: Names = ()
+    post: Names | None = None
     """Patterns of paths that clients may POST to, such as `/v1/models/*:predict`. The body has at
     most 1 MiB. The gateway cannot see what the server does with it: one request can occupy a server
-    of one process for seconds. Default: `[]`."""
+    of one process for seconds. Default: `/v1/models/*:predict` and `/v1/models/*:explain` if the
+    server names itself KServe, else `[]`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -152,6 +154,9 @@ class ListenerConfig(Model):
     grpcio, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
+    cors: CorsConfig | None = None
+    """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
+    refuse their requests."""
     limits: ServerLimitsConfig = ServerLimitsConfig()
     """Limits on connections, requests, bytes and times."""
     messages: MessageLimitsConfig = MessageLimitsConfig()
@@ -201,6 +206,8 @@ class AdminConfig(Model):
     """Names of this gateway in the `host` header of requests to the same pages, besides IP
     addresses, `localhost` and the host of `address`. Other names are refused, because a web page
     can point its own name at this machine. Default: `[]`."""
+    tls: TlsConfig | None = None
+    """TLS of both addresses. With `ca`, clients need a certificate. Default: no TLS."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)
     """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
     Default: `127.0.0.1:8002`, if the port is free."""
@@ -232,13 +239,14 @@ class OutlierDetectionConfig(Model):
 
     One trial call ends the ejection or prolongs it. It is sent when the time is over, or after a
     successful probe, but not within half of `base_ejection_time` after a trial that failed. While
-    no other address is available no address is ejected.
+    no other address is available no address is ejected. A server that replies to inferences with
+    refusals or errors is not ejected, but gets a smaller share of them until it serves again.
     """
 
     consecutive_failures: Annotated[int, Field(ge=0)] = 5
     """Failures in a row that eject an address: failed connections, resets, responses that cannot
-    be decoded, and replies that it is unavailable. `0` ejects no address for failures.
-    Default: `5`."""
+    be decoded, and replies that it is unavailable while it has no other calls. `0` ejects no
+    address for failures. Default: `5`."""
     consecutive_timeouts: Annotated[int, Field(ge=0)] = 5
     """Timeouts in a row that eject an address. A timeout counts if the call had five times the
     usual latency of the address, or 1 s. `0` ejects no address for timeouts. Default: `5`."""
@@ -254,8 +262,8 @@ class OutlierDetectionConfig(Model):
     """Codes of further errors of the server that count as failures, as they stand in the log and in
     the metrics. Default: `[]`."""
     slow_factor: Annotated[float, Field(gt=1)] | None = None
-    """Multiple of the median latency of the other addresses above which an address is ejected.
-    Default: no such rule."""
+    """Multiple of the median latency of the other addresses above which an address is ejected. The
+    latency of a trial decides whether that ends. Default: no such rule."""
     min_requests: Annotated[int, Field(ge=1)] = 20
     """Number of calls in an `interval` that an address needs for the comparison of latencies.
     Default: `20`."""
@@ -514,7 +522,7 @@ class LifecycleConfig(Model):
     these routes. Liveness never depends on upstreams. Default: `any`."""
     pre_stop: Duration = 5.0
     """Time after SIGTERM in which the gateway reports not ready and still serves. Load balancers
-    remove it meanwhile. Default: `5s`."""
+    remove it meanwhile. SIGINT, as from Ctrl-C, skips it. Default: `5s`."""
     reload: ReloadConfig = ReloadConfig()
     """When the gateway reads its configuration file again."""
     drain: Duration = 25.0

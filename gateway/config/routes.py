@@ -107,7 +107,9 @@ class RetryConfig(Model):
     """Reasons for a retry. `unsent`: the upstream did not receive the call; `connect_failure` is
     the part of it where no connection could be opened. `reset_before_answer`: the connection broke.
     `unavailable` and `overloaded`: the server replied so. `timeout`: the attempt took longer than
-    `per_try_timeout`, or the server replied so. Default: `[unsent]`."""
+    `per_try_timeout`, or the server replied so. A server that asks for a pause (`Retry-After` of
+    HTTP, `grpc-retry-pushback-ms` of gRPC) gets it: the retry goes to another address, or waits if
+    the pause is at most `backoff.max`. Default: `[unsent]`."""
     attempts: int = Field(2, ge=1, le=5)
     """Largest number of attempts, the first one included. Default: `2`."""
     per_try_timeout: Duration | None = None
@@ -120,8 +122,9 @@ class RetryConfig(Model):
     Default: `true`."""
     budget: float = Field(0.2, ge=0, le=1)
     """Largest number of concurrent retries, as a share of the calls in flight. Retries of calls
-    that may have run are also at most this share of the calls of the last seconds. `0` switches
-    retries off. Default: `0.2`."""
+    that may have run are also at most this share of the calls of the last seconds. Calls that one
+    server refuses and another one serves need no budget. `0` switches retries off.
+    Default: `0.2`."""
     min_retries: int = Field(3, ge=0)
     """Number of retries that the budget always allows, however few calls there are.
     Default: `3`."""
@@ -200,8 +203,8 @@ class ShareConfig(Model):
     `policies.queue_wait` allows. Default: `25%`."""
     rate: Annotated[Text, Field(pattern=RATE)] | None = None
     """Largest number of inferences of one key in a second or a minute, such as `200/s`, in each
-    worker. Further ones are refused as overloaded. Of at most 1000 keys at a time each has its own
-    rate; the others share one. Default: no such limit."""
+    worker. Further ones get 429 or RESOURCE_EXHAUSTED, with `Retry-After` over HTTP. Of at most
+    1000 keys at a time each has its own rate; the others share one. Default: no such limit."""
     burst: int | None = Field(None, ge=1)
     """Largest number of inferences of one key that may come at once. It requires `rate`. Default:
     as many as `rate` allows in a second, and at least one."""

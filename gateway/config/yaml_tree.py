@@ -29,6 +29,8 @@ MAX_ALIASES = 100
 MAX_VALUES = 100_000
 
 _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
+_LITERAL = re.compile(r"\$\{(?!env:|file:)[^}]*\}")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*(?::?-[^}]*)?)\}")
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = _PREFIX + "merge"
 # The tags of plain text, lists and mappings when the file writes no tag.
@@ -68,6 +70,7 @@ class YamlTree:
     Attributes:
         references: The original text of values that contain `${...}`. Errors show it, because the
             replaced value may be a secret.
+        literals: Parts of values that look like `${...}`, and are no reference.
     """
 
     value: Any = None
@@ -75,6 +78,7 @@ class YamlTree:
     values: dict[KeyPath, Position] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     references: dict[KeyPath, str] = field(default_factory=dict)
+    literals: dict[KeyPath, str] = field(default_factory=dict)
 
     def position(self, path: KeyPath, *, of_key: bool = False) -> Position:
         """Return the position of *path*, or of its nearest parent in the file."""
@@ -93,6 +97,16 @@ def path_text(path: KeyPath) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
+
+
+def reference_hint(text: str) -> str:
+    """Return what to write in place of *text*, which looks like a reference, and is none."""
+    found = _VARIABLE.fullmatch(text)
+    if found is None:
+        return "expected ${env:NAME}, ${env:NAME:-DEFAULT} or ${file:PATH}"
+    name, dash, default = found[1].partition("-")
+    name = name.removesuffix(":")
+    return f"an environment variable is ${{env:{name}{':-' + default if dash else ''}}}"
 
 
 def read_tree(text: str, environment: Mapping[str, str], directory: Path) -> YamlTree:
@@ -220,6 +234,9 @@ class _YamlReader:
         text: str = node.value
         if getattr(node, "style", None) is None and text in _NULLS:
             return None
+        literal = _LITERAL.search(text)
+        if literal is not None:
+            self._tree.literals[path] = literal[0]
         if _REFERENCE.search(text):
             self._tree.references[path] = text
         return _REFERENCE.sub(lambda found: self._resolve(found, node, path), text)

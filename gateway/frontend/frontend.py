@@ -3,7 +3,6 @@
 This is the only place where errors become responses.  It knows no protocol and no socket.
 """
 
-import asyncio
 import itertools
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
@@ -11,30 +10,37 @@ from contextlib import aclosing
 from functools import partial
 from time import monotonic
 from types import CoroutineType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import structlog
 
-from gateway.api.protocol import Codec, CutThroughCodec, StreamCodec
+from gateway.api.protocol import Codec, CutThroughCodec, ServerReadingCodec, StreamCodec
 from gateway.concurrency.offload import ON_LOOP, inline, off_loop
-from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import (
     Call,
     InferResponse,
-    ModelConfigRequest,
     ModelReadyRequest,
     ServerLiveRequest,
     ServerReadyRequest,
     StreamInferRequest,
     sequence_of,
 )
-from gateway.ir.context import REQUEST_ID, Context, ModelRef
-from gateway.ir.errors import GatewayError, InternalError
+from gateway.ir.context import REQUEST_ID, Context
+from gateway.ir.errors import (
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+)
 from gateway.ir.expected_inputs import UncheckedInputs, comparing
 from gateway.ir.redaction import without_addresses
+from gateway.ir.stream_text import StreamText
 from gateway.ir.streams import close_stream
 from gateway.ir.work import BOUND, LongWork, inflated
+from gateway.model_info.decoupled_models import DecoupledModels
 from gateway.model_info.known_inputs import KnownInputs
+from gateway.model_info.server_dialects import ServerDialects
 from gateway.service import Service, entry_of
 from gateway.session import Session, SessionCall, SessionReply
 from gateway.telemetry.upstream_metrics import ByteCounter
@@ -50,11 +56,6 @@ log = structlog.get_logger(__name__)
 Q = TypeVar("Q")
 A = TypeVar("A")
 C = TypeVar("C", bound=Call[Any] | None)
-
-_MAX_CACHED: Final = 1024
-_DECOUPLED_TTL_S: Final = 30.0
-_UNKNOWN_TTL_S: Final = 1.0
-_DECOUPLED_TIMEOUT_S: Final = 5.0
 
 BLOCKED_S: Final = 0.1
 """A request that blocks the event loop for longer is reported."""
@@ -162,11 +163,15 @@ class Frontend(ServerFrontend[Q, A]):
         self._prefix = os.urandom(6).hex()
         self._numbers = itertools.count(1)
         self._sessions = itertools.count(1)
-        self._decoupled_models = _DecoupledModels(service)
+        self._decoupled_models = DecoupledModels(service)
         self._known_inputs = KnownInputs(service)
+        self._dialects = ServerDialects(service)
         self._streaming: StreamCodec[Q, A] | None = None
         if isinstance(codec, StreamCodec):
             self._streaming = codec
+        self._server_reading: ServerReadingCodec[Q, A] | None = None
+        if isinstance(codec, ServerReadingCodec):
+            self._server_reading = codec
         self._cut_through: CutThroughCodec[Q, A] | None = None
         if isinstance(codec, CutThroughCodec):
             self._cut_through = codec
@@ -174,8 +179,9 @@ class Frontend(ServerFrontend[Q, A]):
     def replace_service(self, service: Service) -> None:
         """Send all calls that begin from now on to *service*, and keep nothing of the other one."""
         self._service = entry_of(service)
-        self._decoupled_models = _DecoupledModels(service)
+        self._decoupled_models = DecoupledModels(service)
         self._known_inputs = KnownInputs(service)
+        self._dialects = ServerDialects(service)
 
     async def __call__(self, wire: Q, /) -> AsyncGenerator[A, None]:
         """Yield the response to *wire*, or the responses of a stream. Raises no `GatewayError`."""
@@ -195,7 +201,10 @@ class Frontend(ServerFrontend[Q, A]):
             decoded = self._read(self._decode, wire, request_id)
             call: Call[Any] = await decoded if type(decoded) is CoroutineType else decoded
         except Exception as error:  # noqa: BLE001
-            return self._reject_unread(wire, _unread(error), request_id)
+            reread = await self._decoded_for_server(wire, _unread(error), request_id)
+            if isinstance(reread, GatewayError):
+                return self._reject_unread(wire, reread, request_id)
+            call = reread
         found = call.context.request_id
         if not found:
             call = call.with_context(request_id=request_id)
@@ -314,10 +323,53 @@ class Frontend(ServerFrontend[Q, A]):
             decoded = self._read(decode, wire, "")
             call: C = await decoded if type(decoded) is CoroutineType else decoded
         except Exception as error:  # noqa: BLE001
-            return _unread(error)
+            reread = await self._decoded_for_server(wire, _unread(error), "")
+            if isinstance(reread, GatewayError):
+                return reread
+            call = cast("C", reread)
         if call is None or call.context.request_id:
             return call
         return call.with_context(request_id=self._new_request_id())
+
+    async def _decoded_for_server(
+        self, wire: Q, refused: GatewayError, request_id: str
+    ) -> Call[Any] | GatewayError:
+        """Return *wire* as the server of its model reads it, or *refused*, the error of the codec.
+
+        A server may read what others refuse, so its clients must not notice the gateway.
+        """
+        reading = self._server_reading
+        if reading is None or not isinstance(refused, InvalidRequest):
+            return refused
+        model = reading.inferred_model(wire)
+        if model is None:
+            return refused
+        found = await self._decoded_in(reading.most_lenient, wire, refused, request_id)
+        if found is None or isinstance(found, GatewayError):
+            return found or refused
+        context = Context(self._codec.name, _metadata_of(wire), request_id)
+        dialect = await self._dialects.find(model, context)
+        if dialect != reading.most_lenient:
+            found = await self._decoded_in(dialect, wire, refused, request_id)
+        return refused if found is None else found
+
+    async def _decoded_in(
+        self, dialect: str, wire: Q, refused: GatewayError, request_id: str
+    ) -> Call[Any] | GatewayError | None:
+        """Return *wire* as a server of *dialect* reads it, or an error; None if it is strict."""
+        assert self._server_reading is not None  # noqa: S101  # the caller asks it
+        decode = self._server_reading.decode_for_server
+        try:
+            decoded = self._read(
+                lambda wire, request_id: decode(wire, dialect, request_id), wire, request_id
+            )
+            call: Call[Any] | None = await decoded if type(decoded) is CoroutineType else decoded
+        except Exception as error:  # noqa: BLE001
+            found = _unread(error)
+            if isinstance(found, InvalidTensor) and isinstance(refused, MalformedMessage):
+                return found  # the server would read the message
+            return refused if isinstance(found, InvalidRequest) else found
+        return call
 
     def _new_request_id(self) -> str:
         return f"{self._prefix}-{next(self._numbers):x}"
@@ -394,20 +446,23 @@ class Frontend(ServerFrontend[Q, A]):
             yield SessionReply(await self._single(call), is_only=True)
             return
         last: InferResponse | None = None
+        text = StreamText()
         try:
             items = await (service or self._service)(call)
             try:
                 async for item in items:
                     if item.error is not None and self._is_terminal(call, item.error, last):
                         raise item.error
-                    written = self._write(self._codec.encode_item, call, item)
-                    response = await written if type(written) is CoroutineType else written
+                    is_text = item.outputs and self._codec.has_only_text(call, item)
+                    shown = text.complete(item) if is_text else item
+                    response = await self._written_item(call, shown, last)
                     if last is None:
                         response = self._with_request_id(call, response)
                     is_only, last = last is None and item.is_final, item
                     yield SessionReply(response, is_only)
             finally:
                 await close_stream(items)
+            text.finish()
             end = None if self._streaming is None else self._streaming.encode_end(call, last)
             if end is not None:
                 yield SessionReply(
@@ -418,6 +473,27 @@ class Frontend(ServerFrontend[Q, A]):
             yield SessionReply(
                 failed if last is not None else self._with_request_id(call, failed), is_only=True
             )
+
+    async def _written_item(
+        self, call: StreamInferRequest, item: InferResponse, last: InferResponse | None
+    ) -> A:
+        """Return one item of a stream as a response; as an error where it cannot be written.
+
+        Raises:
+            GatewayError: The error ends the stream.
+        """
+        try:
+            written = self._write(self._codec.encode_item, call, item)
+            response: A = await written if type(written) is CoroutineType else written
+        except GatewayError as error:
+            if self._is_terminal(call, error, last):
+                raise
+            error.__traceback__ = None  # its frames hold the item
+            failed = InferResponse(
+                model=item.model, outputs=(), is_final=item.is_final, error=without_addresses(error)
+            )
+            response = self._codec.encode_item(call, failed)
+        return response
 
     def _is_terminal(
         self, call: StreamInferRequest, error: GatewayError, last: InferResponse | None
@@ -497,45 +573,6 @@ class Frontend(ServerFrontend[Q, A]):
         except Exception as bug:  # noqa: BLE001  # it must not hide *error*
             _internal(bug, None)
         return self._attach_request_id(self._codec.encode_error(call, error), error.request_id)
-
-
-class _DecoupledModels:
-    """Which models are decoupled: the replies to several of their requests have no order.
-
-    Args:
-        service: Replies to calls for model configurations.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._cached: BoundedDict[ModelRef | None, tuple[float, bool]] = BoundedDict(_MAX_CACHED)
-        self._pending: dict[ModelRef | None, asyncio.Task[bool]] = {}
-
-    def is_decoupled(self, call: StreamInferRequest) -> bool | Coroutine[Any, Any, bool]:
-        """Return whether the model of *call* is decoupled, or a coroutine that asks."""
-        expires, found = self._cached.get(call.model, (0.0, False))
-        return found if monotonic() < expires else self._ask(call)
-
-    async def _ask(self, call: StreamInferRequest) -> bool:
-        task = self._pending.get(call.model)
-        if task is None:
-            task = self._pending[call.model] = asyncio.ensure_future(self._find(call))
-            task.add_done_callback(lambda _: self._pending.pop(call.model, None))
-        return await asyncio.shield(task)
-
-    async def _find(self, call: StreamInferRequest) -> bool:
-        context = call.with_context(origin=None, session=None).context
-        question = ModelConfigRequest(model=call.model, context=context)
-        found, ttl_s = False, _UNKNOWN_TTL_S  # the order is kept while nothing is known
-        try:
-            async with asyncio.timeout(_DECOUPLED_TIMEOUT_S):
-                found, ttl_s = (await self._service(question)).decoupled, _DECOUPLED_TTL_S
-        except (GatewayError, TimeoutError):
-            pass
-        except Exception as error:  # noqa: BLE001
-            _internal(error, call)
-        self._cached[call.model] = (monotonic() + ttl_s, found)
-        return found
 
 
 def _unread(error: Exception) -> GatewayError:

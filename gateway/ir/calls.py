@@ -264,6 +264,8 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
             of the name, else parameters. `Complete` splits them.
         has_nonfinite_words: The server that replied writes NaN and infinities into JSON as words,
             and so may a frontend. Like `origin` it is no part of the value.
+        has_null_infinities: The same about infinities, for which it writes `null`.
+        has_half_in_json: The same about FP16, which it writes as numbers.
     """
 
     model: ModelRef
@@ -275,6 +277,8 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
     error: GatewayError | None = None
     flat_members: Members = field(default_factory=dict)
     has_nonfinite_words: bool = False
+    has_null_infinities: bool = False
+    has_half_in_json: bool = False
     origin: Origin | None = None
 
     def changed(self, **fields: Any) -> InferResponse:

@@ -22,6 +22,16 @@ Members = Mapping[str, Parameter | tuple[Parameter, ...]]
 
 NO_PARAMETERS: Parameters = {}
 
+
+class JsonParameter(str):
+    """The JSON text of a parameter that is a list or an object.
+
+    Only JSON over HTTP carries the value itself. To other protocols it is a text.
+    """
+
+    __slots__ = ()
+
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -65,7 +75,7 @@ HOP_BY_HOP_HEADERS = frozenset(
 )
 
 
-_OF_ORIGIN = frozenset({"origin", "has_nonfinite_words"})
+_OF_ORIGIN = frozenset({"origin", "has_nonfinite_words", "has_null_infinities", "has_half_in_json"})
 
 
 class IgnoresOrigin(Struct, frozen=True):

@@ -95,7 +95,22 @@ class StreamedData(Struct, frozen=True, eq=False):
     size_bytes: int
 
 
-TensorData = RawData | ArrayData | ItemsData | SlicedData | SharedMemoryData | StreamedData
+class JsonItemsData(Struct, frozen=True, eq=False):
+    """The elements of a BYTES tensor, some of which are JSON values other than strings.
+
+    MLServer and KServe accept and send these, such as `null`. Only JSON carries them, so
+    `as_raw`, `as_numpy` and `as_items` refuse them.
+
+    Attributes:
+        values: The JSON text of each element, in row-major order.
+    """
+
+    values: Sequence[bytes]
+
+
+TensorData = (
+    RawData | ArrayData | ItemsData | SlicedData | SharedMemoryData | StreamedData | JsonItemsData
+)
 
 
 def split_items(name: str, view: memoryview, expected: int | None = None) -> Sequence[memoryview]:

@@ -44,6 +44,10 @@ class GatewayError(Exception):
     Attributes:
         attempted: The endpoint that failed, or the target if it has one endpoint; "" if there was
             no choice.
+        retry_after_s: When the server, or a limit of the gateway, wants the call again; `math.inf`
+            for never, None if it did not say.
+        has_alternative: Of a refusal of a server: whether another endpoint serves calls; None if
+            that is not known.
         client: The sender of a request that reached no service; None if it is unknown.
         request_id: The id of such a request; "" for none.
         metadata: Headers or metadata of such a request.
@@ -54,6 +58,8 @@ class GatewayError(Exception):
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
     is_retryable: ClassVar[bool] = False
     attempted: str = ""
+    retry_after_s: float | None = None
+    has_alternative: bool | None = None
 
     def __init__(
         self,
@@ -109,6 +115,10 @@ class ModelNotFound(NotFound):
 
 class VersionNotFound(ModelNotFound):
     """The model exists, but not this version of it."""
+
+
+class UnknownToServer(ModelNotFound):
+    """A client asks whether a model is ready that no server has, or whose version none has."""
 
 
 class NoRoute(NotFound):
@@ -175,6 +185,10 @@ class Overloaded(GatewayError):
 
     code = ErrorCode.OVERLOADED
     is_retryable = True
+
+
+class RateExceeded(Overloaded):
+    """The caller sends more calls in a second than it may; the gateway is not overloaded."""
 
 
 class QueueTimeout(Overloaded):

@@ -24,8 +24,8 @@ class MessageLimits:
     json_bytes: int = 16 * _MIB
     json_depth: int = 64
     json_keys: int = 10_000
-    tensors: int = 256
-    outputs: int = 256
+    tensors: int = 2_048
+    outputs: int = 2_048
     rank: int = 32
     dim: int = 1 << 40
     elements: int = (1 << 31) - 1

@@ -35,6 +35,8 @@ class ModelMetadata:
         configuration: The server's configuration, if the call's needs include BATCHING.
         stateful: The server reports that the model expects sequences.
         decoupled: The server reports that a request may have any number of replies.
+        dialect: How the server differs from others of its protocol; "" where nothing tells it. It
+            is no part of the signature.
     """
 
     name: str
@@ -47,6 +49,7 @@ class ModelMetadata:
     stateful: bool = False
     decoupled: bool = False
     configuration: ModelConfiguration | None = None
+    dialect: str = field(default="", compare=False)
 
     def changed(self, **fields: Any) -> ModelMetadata:
         """Return a copy with *fields* changed."""

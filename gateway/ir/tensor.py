@@ -18,6 +18,7 @@ from gateway.ir.context import NO_PARAMETERS, Parameters
 from gateway.ir.data import (
     ArrayData,
     ItemsData,
+    JsonItemsData,
     RawData,
     SharedMemoryData,
     SlicedData,
@@ -29,7 +30,7 @@ from gateway.ir.data import (
     split_items,
 )
 from gateway.ir.datatypes import Datatype, datatype_of
-from gateway.ir.errors import InvalidTensor
+from gateway.ir.errors import GatewayError, InvalidTensor, Unsupported
 from gateway.ir.items import LENGTH, ItemViews
 from gateway.ir.work import charge
 
@@ -38,6 +39,7 @@ Shape = tuple[int, ...]
 # On the path of every model: an Enum member lookup costs as much as a function call.
 _BYTES: Final = Datatype.BYTES
 _BOOL: Final = Datatype.BOOL
+_SHOWN: Final = 40
 
 
 class Tensor(Struct, frozen=True, eq=False):
@@ -85,6 +87,8 @@ class Tensor(Struct, frozen=True, eq=False):
             return data.view.nbytes
         if isinstance(data, ArrayData):
             return data.array.nbytes
+        if isinstance(data, JsonItemsData):
+            return sum(map(len, data.values))
         items = data.items
         size = items.nbytes if isinstance(items, ItemViews) else sum(map(len, items))
         return size + LENGTH.size * len(items)
@@ -216,6 +220,7 @@ def as_raw(tensor: Tensor, /) -> memoryview:
 
     Raises:
         InvalidTensor: A BYTES element is 4 GiB or longer, or the data is not in memory.
+        Unsupported: An element of BYTES is no string.
     """
     data = tensor.data
     if isinstance(data, RawData):
@@ -236,6 +241,7 @@ def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
 
     Raises:
         InvalidTensor: Datatype or shape is None, or the data does not match them.
+        Unsupported: An element of BYTES is no string.
     """
     datatype, shape = tensor.datatype, tensor.shape
     if datatype is None or shape is None:
@@ -268,6 +274,7 @@ def as_items(tensor: Tensor, /) -> Sequence[bytes | memoryview]:
 
     Raises:
         InvalidTensor: The tensor is not BYTES, or its length prefixes are invalid.
+        Unsupported: An element is no string.
     """
     data = tensor.data
     if isinstance(data, ItemsData):
@@ -286,6 +293,8 @@ def _content(tensor: Tensor) -> object:
     data = tensor.data
     if isinstance(data, SlicedData):
         return (data.whole, data.index, data.declared_bytes)
+    if isinstance(data, JsonItemsData):
+        return tuple(data.values)
     return data if isinstance(data, SharedMemoryData | StreamedData) else as_raw(tensor)
 
 
@@ -317,7 +326,17 @@ def _size_mismatch(name: str, datatype: Datatype, shape: Shape, found: int) -> I
     )
 
 
-def _unreadable(name: str, data: SlicedData | SharedMemoryData | StreamedData) -> InvalidTensor:
+def _unreadable(
+    name: str, data: SlicedData | SharedMemoryData | StreamedData | JsonItemsData
+) -> GatewayError:
+    if isinstance(data, JsonItemsData):
+        found = [index for index, value in enumerate(data.values) if not value.startswith(b'"')]
+        index = found[0] if found else 0
+        return Unsupported(
+            f"tensor {name!r} has {data.values[index][:_SHOWN].decode(errors='replace')} at index "
+            f"{index}: expected a string, because only JSON over HTTP carries other elements of "
+            "BYTES"
+        )
     if isinstance(data, StreamedData):
         return InvalidTensor(f"tensor {name!r} was read before its body was received")
     if isinstance(data, SharedMemoryData):

@@ -72,14 +72,14 @@ def client_attributes(call: Call[Any]) -> Attributes:
     )
 
 
-def path_attributes(path: CallPath) -> Attributes:
-    """Return what is known of a call when it ends."""
+def path_attributes(path: CallPath, kind: str) -> Attributes:
+    """Return what is known of a call of *kind* when it ends."""
     return _without_empty(
         {
             "gateway.route": path.route,
             "gateway.target": path.target,
             "gateway.endpoint": path.endpoint,
-            "gateway.attempts": path.attempts,
+            "gateway.attempts": path.attempts_of(kind),
         }
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
-from gateway.ir.data import ItemsData, RawData, SharedMemoryData, SlicedData
+from gateway.ir.data import ItemsData, JsonItemsData, RawData, SharedMemoryData, SlicedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
 from gateway.ir.tensor import Tensor, as_raw
@@ -30,6 +30,8 @@ _LARGE_BYTES = 256 << 10
 # Approximate size of an entry without its data.
 _ENTRY_BYTES = 1024
 _SIZE = struct.Struct("<Q")
+# Their elements are elsewhere, or have no wire form.
+_NOT_STORED = (SlicedData, SharedMemoryData, JsonItemsData)
 # The attribute `name` of an enum member is slower than the rest of the description.
 _NAMES: dict[Datatype | None, str] = {datatype: datatype.name for datatype in Datatype}
 
@@ -240,7 +242,7 @@ def cache_key(call: InferRequest) -> bytes:
 def _is_cacheable(call: InferRequest) -> bool:
     if call.sequence is not None or call.batch_size is not None:
         return False
-    if any(isinstance(tensor.data, SlicedData | SharedMemoryData) for tensor in call.inputs):
+    if any(isinstance(tensor.data, _NOT_STORED) for tensor in call.inputs):
         return False
     return all(output.shared is None for output in call.outputs)
 
@@ -252,7 +254,7 @@ def _is_storable(reply: InferResponse) -> bool:
     return all(
         tensor.datatype is not None
         and tensor.shape is not None
-        and not isinstance(tensor.data, SlicedData | SharedMemoryData)
+        and not isinstance(tensor.data, _NOT_STORED)
         for tensor in reply.outputs
     )
 

@@ -21,7 +21,7 @@ from gateway.ir.calls import (
 from gateway.ir.errors import GatewayError
 from gateway.ir.streams import on_stream_end
 from gateway.service import Service
-from gateway.telemetry.call_log import OK, CallLog, CallRecord, code_of
+from gateway.telemetry.call_log import NO_FAILURES, OK, CallLog, CallRecord, code_of
 from gateway.telemetry.call_path import CallPath, reset_path, set_path
 
 R = TypeVar("R")
@@ -116,4 +116,4 @@ class Observe:
         if self._on_call is not None:
             request = inference_of(call)
             if request is not None:
-                self._on_call(request, outcome.seconds, error is not None)
+                self._on_call(request, outcome.seconds, outcome.code not in NO_FAILURES)

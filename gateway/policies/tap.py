@@ -53,7 +53,7 @@ class SampleCalls:
             token = CALL_PATH.set(exchange.path)
         else:
             exchange.path = path
-        before_s, attempts = exchange.path.upstream_s, exchange.path.attempts
+        before_s, requests = exchange.path.upstream_s, exchange.path.requests
         try:
             reply = await self._inner(exchange.call)
         except BaseException as error:
@@ -66,7 +66,7 @@ class SampleCalls:
         if type(exchange.call) is StreamInferRequest:
             ended = partial(self._end_stream, exchange)
             return on_stream_end(exchange.call, RecordedStream(reply, exchange), ended)
-        if exchange.path.attempts <= attempts + 1:
+        if exchange.path.requests <= requests + 1:
             exchange.upstream_s = exchange.path.upstream_s - before_s
         exchange.add(reply)
         self._end(exchange)

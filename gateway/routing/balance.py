@@ -173,6 +173,9 @@ class Balance:
             return await target.service(call)
         except GatewayError as error:
             error.attempted = error.attempted or target.name
+            if len(self._in_use()) > 1 and not error.has_alternative:
+                # A retry may go to another target, which does not want that pause.
+                error.has_alternative = error.retry_after_s = None
             raise
 
     def ready(self) -> bool:

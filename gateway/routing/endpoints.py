@@ -31,19 +31,22 @@ from gateway.ir.context import Sequence as InferSequence
 from gateway.ir.errors import ErrorCode, GatewayError, NotSent, Unavailable
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.streaming_body import streaming_body_of
-from gateway.ir.streams import on_stream_end
+from gateway.ir.streams import map_stream, on_stream_end
 from gateway.model_info.sequence_ids import SequenceIdTypes
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
+from gateway.routing.endpoint_share import EndpointShare, EndpointShares, FirstReplyStream
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, PeakEwma
 from gateway.routing.outlier_detection import DEFAULT, EndpointHealth, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
 from gateway.service import ReplyCoroutine, Service, entry_of
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-# Errors that are independent of the endpoint's health: a cancellation, or a limit of the gateway.
+# Errors that are independent of the endpoint's health: a cancellation, or a limit of the gateway or
+# of the server.
 _NEUTRAL = frozenset({ErrorCode.CANCELLED, ErrorCode.OVERLOADED})
 
 # Errors of the endpoint: it is unavailable, or its response cannot be decoded.
@@ -82,6 +85,7 @@ class Endpoint:
         is_ready: Result of its last probe; True while nothing probes it.
         pending: Calls in flight; counted where there is more than one endpoint.
         health: What its calls tell.
+        share: Its share of the calls, lowered while its server refuses them.
         latency: Of its calls, where the load balancing policy measures it.
         last_turn: Number of the call that was sent to it last.
         clock: That of the calls.
@@ -103,6 +107,7 @@ class Endpoint:
         self.is_ready = True
         self.pending = self.last_turn = 0
         self.health = EndpointHealth()
+        self.share = EndpointShare()
         self.latency = PeakEwma()
         self.clock: Callable[[], float] = time.monotonic
         self.available_since = -math.inf
@@ -181,6 +186,7 @@ class Endpoints:
         self._sequence_ids = sequence_ids
         self._next_sweep = clock() + outliers.interval_s
         self._only: Endpoint | None = None
+        self._shares = EndpointShares[Endpoint](name, draw, outliers.max_ejection_s)
         self.replace(endpoints)
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
@@ -189,10 +195,14 @@ class Endpoints:
             endpoint.clock = self._clock
         self.endpoints = tuple(endpoints)
         self._has_ranks = len({endpoint.rank for endpoint in endpoints}) > 1
-        # Neither ranks nor a slow start, so any two may be compared.
-        self._are_equal = not self._has_ranks and not self._slow_start_s
+        self._shares.replace(self.endpoints)
+        self._compare()
         self._balancer.is_weighted = len({endpoint.weight for endpoint in endpoints}) > 1
         self._update_drained()
+
+    def _compare(self) -> None:
+        # Neither ranks, a slow start nor a lowered share, so any two may be compared.
+        self._are_equal = not (self._has_ranks or self._slow_start_s or self._shares.lowered)
 
     def drain(self, names: AbstractSet[str]) -> None:
         """Let the endpoints *names* finish what they have, and all others get calls.
@@ -270,7 +280,11 @@ class Endpoints:
         """Send *call* to the endpoint that holds *sequence*; without the endpoint, it is lost."""
         if self._sequence_ids is not None:
             await self._sequence_ids.check(call.model or ModelRef(""), sequence, self)
-        by_name = {endpoint.name: endpoint for endpoint in self._candidates(self._clock())}
+        now = self._clock()
+        candidates: Sequence[Endpoint] = self._candidates(now)
+        if sequence.start:
+            candidates = self._shares.willing(candidates, now)
+        by_name = {endpoint.name: endpoint for endpoint in candidates}
         if not sequence.start:
             current = self.affinity.name_of(call.model, sequence)
             drained = (each for each in self.endpoints if each.is_drained and each.is_ready)
@@ -284,6 +298,7 @@ class Endpoints:
             for name, endpoint in by_name.items()
         }
         endpoint = by_name[self.affinity.assign(call.model, sequence, weights)]
+        endpoint.share.begin(now)
         try:
             reply = await self._call(call, endpoint)
         except GatewayError as error:
@@ -326,7 +341,9 @@ class Endpoints:
                 raise
             return await self._call_others(call, endpoint, error)
         if is_stream:
-            return on_stream_end(call, reply, partial(self._ended, endpoint, call, started))
+            ended = partial(self._ended, endpoint, call, started)
+            refused = partial(ended, is_reply=True)
+            return map_stream(call, reply, lambda items: FirstReplyStream(items, ended, refused))
         self._ended(endpoint, call, started, None)
         return reply
 
@@ -370,10 +387,17 @@ class Endpoints:
         return endpoint
 
     def _balance(self, candidates: Sequence[Endpoint], call: Call[Any], now: float) -> Endpoint:
+        candidates = self._shares.willing(candidates, now)
         if self._has_ranks:
             first = min(endpoint.rank for endpoint in candidates)
             candidates = [endpoint for endpoint in candidates if endpoint.rank == first]
-        endpoint = self._balancer.choose(candidates, call, now)
+        if self._shares.lowered:
+            endpoint = self._shares.choose(
+                candidates, lambda among: self._balancer.choose(among, call, now)
+            )
+            endpoint.share.begin(now)
+        else:
+            endpoint = self._balancer.choose(candidates, call, now)
         slow_start_s = self._slow_start_s
         if slow_start_s and now < endpoint.available_since + slow_start_s:
             share = max(_FIRST_SHARE, (now - endpoint.available_since) / slow_start_s)
@@ -383,12 +407,22 @@ class Endpoints:
         return endpoint
 
     def _ended(
-        self, endpoint: Endpoint, call: Call[Any], started: float, error: BaseException | None
+        self,
+        endpoint: Endpoint,
+        call: Call[Any],
+        started: float,
+        error: BaseException | None,
+        *,
+        is_reply: bool = False,
     ) -> None:
+        """Record the end of a call; with *is_reply* the error is a reply, though without origin."""
         endpoint.pending -= 1
+        health, now = endpoint.health, self._clock()
         if isinstance(error, GatewayError):
             error.attempted = endpoint.name
-        health, now = endpoint.health, self._clock()
+            is_reply = is_reply or error.origin is not None
+        if is_reply or (error is None and self._shares.lowered):
+            self._share(endpoint, call, started, now, error)
         if health.ejected_until is not None and started < health.ejected_at:
             return  # a call from before the ejection
         if error is None:
@@ -403,12 +437,38 @@ class Endpoints:
         elif not isinstance(error, GatewayError) or error.code in _NEUTRAL:
             health.has_trial_call = False  # the next call is the trial
         elif error.code in _FAILURES or error.code in self._outliers.failure_codes:
-            health.failures += 1
-            if isinstance(error, NotSent):
-                health.note_unreachable(now + _UNREACHABLE_S)
-            self._eject_outlier(endpoint, "failures", now, error)
+            self._failed(endpoint, now, error, is_reply=is_reply)
         else:
             self._succeeded(endpoint, now, None)
+
+    def _share(
+        self,
+        endpoint: Endpoint,
+        call: Call[Any],
+        started: float,
+        now: float,
+        error: BaseException | None,
+    ) -> None:
+        """Change the share of *endpoint* after a reply to an inference, which may be an error."""
+        if type(call) is not InferRequest and inference_of(call) is None:
+            return
+        if error is None:
+            self._shares.served(endpoint, started)
+        elif isinstance(error, GatewayError) and self._outliers.lowers_shares:
+            self._shares.refused(endpoint, error, started, now, self._balancer.turn)
+        self._compare()
+
+    def _failed(
+        self, endpoint: Endpoint, now: float, error: GatewayError, *, is_reply: bool
+    ) -> None:
+        health = endpoint.health
+        health.failures += 1
+        is_full = is_reply and endpoint.pending > 0 and error.code is ErrorCode.UNAVAILABLE
+        if is_full and not health.has_trial_call:
+            return  # a server with a full queue refuses calls, and serves those that it has
+        if isinstance(error, NotSent):
+            health.note_unreachable(now + _UNREACHABLE_S)
+        self._eject_outlier(endpoint, "failures", now, error)
 
     def _succeeded(self, endpoint: Endpoint, now: float, latency_s: float | None) -> None:
         if latency_s is not None:
@@ -418,9 +478,27 @@ class Endpoints:
                 endpoint.health.count(latency_s)
                 if now >= self._next_sweep:
                     self._sweep(now)
-        if endpoint.health.note_success(now, latency_s, self._outliers):
+        health = endpoint.health
+        if health.has_trial_call and health.was_too_slow:
+            if latency_s is None:
+                health.has_trial_call = False  # the next call is the trial
+                return
+            if self._is_slow(latency_s):
+                health.is_too_slow = True
+                self._eject_outlier(endpoint, "slow", now, f"latency {latency_s:.3g} s")
+                return
+        if health.note_success(now, latency_s, self._outliers):
             endpoint.available_since = now
             log.info("endpoint reinstated", upstream=self.name, endpoint=endpoint.name)
+
+    def _is_slow(self, latency_s: float) -> bool:
+        """Return whether a latency is much higher than that of the endpoints that get calls."""
+        usual_s = [
+            endpoint.health.latency_s
+            for endpoint in self.endpoints
+            if endpoint.health.latency_s and endpoint.health.ejected_until is None
+        ]
+        return bool(usual_s) and latency_s > self._outliers.slow_factor * statistics.median(usual_s)
 
     def _sweep(self, now: float) -> None:
         """Eject endpoints that are much slower than the others."""
@@ -461,5 +539,5 @@ class Endpoints:
             endpoint=endpoint.name,
             cause=cause,
             seconds=length_s,
-            error=str(error),
+            error=error_text(error),
         )

@@ -93,6 +93,7 @@ class LoadBalancer:
 
     Attributes:
         is_weighted: Whether the weights of the endpoints differ.
+        turn: Number of choices so far.
 
     Sources: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"; Envoy, "Weighted
     least request".
@@ -109,7 +110,7 @@ class LoadBalancer:
         self._policy = policy
         self._key = key
         self._draw = draw
-        self._turn = 0
+        self.turn = 0
         self._first_turn = 0.0
         self.is_weighted = False
 
@@ -128,16 +129,16 @@ class LoadBalancer:
         first, second = self._two(endpoints)
         if not (first.is_available(now) and second.is_available(now)):
             return None
-        self._turn += 1
+        self.turn += 1
         chosen = self._better(first, second, now)
-        chosen.last_turn = self._turn
+        chosen.last_turn = self.turn
         return chosen
 
     def choose(self, endpoints: Sequence[E], call: Call[Any], now: float) -> E:
         """Return one of *endpoints*, of which there is at least one."""
-        self._turn += 1
+        self.turn += 1
         chosen = self._choose(endpoints, call, now) if len(endpoints) > 1 else endpoints[0]
-        chosen.last_turn = self._turn
+        chosen.last_turn = self.turn
         return chosen
 
     def _choose(self, endpoints: Sequence[E], call: Call[Any], now: float) -> E:
@@ -145,7 +146,7 @@ class LoadBalancer:
         if self.is_weighted and policy is not BalancingPolicy.HASH:
             return self._choose_by_weight(endpoints, now)
         if policy is BalancingPolicy.ROUND_ROBIN:
-            return endpoints[self._turn % len(endpoints)]
+            return endpoints[self.turn % len(endpoints)]
         if policy is BalancingPolicy.RANDOM:
             return endpoints[int(self._draw() * len(endpoints))]
         if policy is BalancingPolicy.HASH:

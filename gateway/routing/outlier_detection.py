@@ -17,6 +17,8 @@ _LATENCY_WEIGHT = 0.1
 # A probe allows no trial for this part of `base_ejection_s` after a failed one. With the default
 # times the next probe allows it.
 _PAUSE_SHARE = 0.5
+# The same after an ejection of a slow endpoint, whose probes succeed in any case.
+_SLOW_PAUSE_SHARE = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class OutlierDetection:
             of the others; 0 to disable.
         min_requests: Calls in an interval without which an endpoint has no mean latency.
         interval_s: Time between two comparisons of the latencies.
+        lowers_shares: Whether refusals and errors of a server lower its share (`endpoint_share`).
     """
 
     consecutive_failures: int = 5
@@ -46,6 +49,7 @@ class OutlierDetection:
     slow_factor: float = 0.0
     min_requests: int = 20
     interval_s: float = 10.0
+    lowers_shares: bool = True
 
     def max_ejected(self, endpoints: int) -> int:
         """Return the maximum number of ejected endpoints of *endpoints*; one always remains."""
@@ -53,7 +57,7 @@ class OutlierDetection:
 
 
 DEFAULT = OutlierDetection()
-OFF = OutlierDetection(consecutive_failures=0, consecutive_timeouts=0)
+OFF = OutlierDetection(consecutive_failures=0, consecutive_timeouts=0, lowers_shares=False)
 
 
 class EndpointHealth:
@@ -62,7 +66,8 @@ class EndpointHealth:
     An ejected endpoint gets one trial call when the ejection expires, or when a probe succeeds. The
     trial ends or extends the ejection. The probes of a server may succeed although its calls fail,
     so a successful probe allows no further trial soon after a failed one. It allows one later, so
-    that a server that is well again does not wait for the end of a long ejection.
+    that a server that is well again does not wait for the end of a long ejection. The trial of a
+    slow endpoint is judged by its latency.
 
     Attributes:
         failures: Consecutive failures.
@@ -71,12 +76,13 @@ class EndpointHealth:
         ejected_at: When it was ejected last, on the clock of calls.
         ejected_until: On the same clock; None if the endpoint is not ejected.
         is_too_slow: Its latency requires an ejection.
+        was_too_slow: Its latency required the ejection.
+        latency_s: An average of its latencies; 0 if none is known.
     """
 
     __slots__ = (
         "_early_trial_at",
         "_has_early_trial",
-        "_latency_s",
         "_reinstated_at",
         "_requests",
         "_total_s",
@@ -87,18 +93,20 @@ class EndpointHealth:
         "failures",
         "has_trial_call",
         "is_too_slow",
+        "latency_s",
         "timeouts",
+        "was_too_slow",
     )
 
     def __init__(self) -> None:
         self.failures = self.timeouts = self.ejections = 0
         self.ejected_at = -math.inf
         self.ejected_until: float | None = None
-        self.has_trial_call = self.is_too_slow = False
+        self.has_trial_call = self.is_too_slow = self.was_too_slow = False
         self._requests, self._total_s = 0, 0.0
         self._early_trial_at = -math.inf
         self._has_early_trial = False
-        self._latency_s = 0.0
+        self.latency_s = 0.0
         self._reinstated_at = -math.inf
         self._unreachable_until = -math.inf
 
@@ -142,8 +150,8 @@ class EndpointHealth:
         elif self.ejections and now >= self._reinstated_at + rules.base_ejection_s * self.ejections:
             self.ejections = 0
         if latency_s is not None:
-            average_s = self._latency_s or latency_s
-            self._latency_s = average_s + _LATENCY_WEIGHT * (latency_s - average_s)
+            average_s = self.latency_s or latency_s
+            self.latency_s = average_s + _LATENCY_WEIGHT * (latency_s - average_s)
         return was_ejected
 
     def count(self, latency_s: float) -> None:
@@ -159,7 +167,7 @@ class EndpointHealth:
 
     def is_slow(self, latency_s: float) -> bool:
         """Return whether a call that timed out after *latency_s* took unusually long."""
-        return latency_s >= min(_SLOW_S, _SLOW_FACTOR * self._latency_s or _SLOW_S)
+        return latency_s >= min(_SLOW_S, _SLOW_FACTOR * self.latency_s or _SLOW_S)
 
     def should_eject(self, rules: OutlierDetection) -> bool:
         """Return whether consecutive failures, or a failed trial, require an ejection."""
@@ -174,8 +182,9 @@ class EndpointHealth:
         """Eject the endpoint; return the duration in seconds."""
         self.ejections += 1
         self.failures = self.timeouts = 0
-        self.is_too_slow = False
-        self._early_trial_at = now + _PAUSE_SHARE * rules.base_ejection_s * self.has_trial_call
+        self.was_too_slow, self.is_too_slow = self.is_too_slow, False
+        pause = _SLOW_PAUSE_SHARE if self.was_too_slow else _PAUSE_SHARE * self.has_trial_call
+        self._early_trial_at = now + pause * rules.base_ejection_s
         self.has_trial_call = self._has_early_trial = False
         duration_s = min(rules.base_ejection_s * self.ejections, rules.max_ejection_s)
         self.ejected_at = now

@@ -22,7 +22,14 @@ from gateway.ir.calls import (
     ServerTrendsRequest,
 )
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.errors import GatewayError, InvalidRequest, NotFound, TooLarge, Unsupported
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    NotFound,
+    TooLarge,
+    UnknownToServer,
+    Unsupported,
+)
 from gateway.ir.limits import DEFAULT_LIMITS, check_name
 from gateway.ir.metadata import (
     ModelMetadata,
@@ -34,6 +41,7 @@ from gateway.ir.metadata import (
 )
 from gateway.ir.statistics import ModelStatistics
 from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +80,48 @@ async def model_status(
     except GatewayError:
         return False
     return False
+
+
+class UnknownModels:
+    """Raises `UnknownToServer` instead of "not ready" for a model that no server has.
+
+    Args:
+        inner: The router.
+    """
+
+    def __init__(self, inner: Service) -> None:
+        self._inner = inner
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Call *inner*; ask about a model that is not ready."""
+        if isinstance(call, ModelReadyRequest):
+            # The reply to a ModelReadyRequest is a bool, which is its R.
+            return cast("ReplyCoroutine[R]", self._is_ready(call))
+        return self._inner(call)
+
+    async def _is_ready(self, call: ModelReadyRequest) -> bool:
+        if await self._inner(call):
+            return True
+        context = call.with_context(origin=None).context
+        try:
+            await self._inner(ModelMetadataRequest(model=call.model, context=context))
+        except NotFound as error:
+            if call.model is not None and not await self._is_listed(call.model, context):
+                raise UnknownToServer(error.message, model=call.model) from None
+        except GatewayError:
+            pass  # it may exist
+        return False
+
+    async def _is_listed(self, model: ModelRef, context: Context) -> bool:
+        """Return whether an index has the model, which may be unloaded, or no index tells."""
+        try:
+            index = await self._inner(RepositoryIndexRequest(context=context))
+        except Unsupported:
+            return False
+        except GatewayError:
+            return True
+        versions = {entry.version for entry in _of_model(model.name, index)}
+        return bool(versions if not model.version else versions & {"", model.version})
 
 
 class ServerStatusLayer:
@@ -192,7 +242,7 @@ class ServerStatusLayer:
         except TimeoutError:
             reason = f"no metadata within {self._timeout_s} s"
         except GatewayError as error:
-            reason = error.message
+            reason = error_text(error)
         log.warning("model omitted from server status", model=name, reason=reason)
         return None
 

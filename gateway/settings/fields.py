@@ -103,6 +103,7 @@ PART: Final = r"^([1-9][0-9]?%|[1-9][0-9]*)$"
 """A pattern: a percentage or a number."""
 RATE: Final = r"^[0-9]*[1-9][0-9]*/(s|min)$"
 """A pattern: a number in a second or minute."""
+_ORIGIN: Final = r"^(\*|[a-z][a-z0-9+.-]*://[!-.0-~]+)$"
 FORMS: Final[Mapping[str, str]] = MappingProxyType(
     {
         _PRINTABLE: "text without control characters",
@@ -113,12 +114,15 @@ FORMS: Final[Mapping[str, str]] = MappingProxyType(
         HEDGE_AFTER: "a percentile or a duration, as in p95 or 30ms",
         MEMORY: "a percentage from 1% to 99%, or a size, as in 90% or 4GiB",
         PART: "a percentage from 1% to 99%, or a whole number from 1, as in 25%",
+        _ORIGIN: "an origin without a path, as in https://app.example.com, or *",
         RATE: "a number and /s or /min, as in 200/s",
     }
 )
 """What errors say about each pattern."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PRINTABLE)]
 Text = Annotated[str, StringConstraints(max_length=1024)]
+Origin = Annotated[str, StringConstraints(max_length=255, pattern=_ORIGIN)]
+"""An origin as browsers send it, or `*` for all of them."""
 AdminToken = Annotated[
     str,
     StringConstraints(min_length=16, max_length=1024, pattern=_VISIBLE, strip_whitespace=True),

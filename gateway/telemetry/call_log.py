@@ -19,13 +19,18 @@ from gateway.ir.context import NO_CLIENT, Client, Context
 from gateway.ir.data import ArrayData, RawData
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.call_path import INFERENCES, CallPath
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
 OK: Final = "ok"
 PASSTHROUGH: Final = "Passthrough"
 """The kind of a request that is forwarded without being read."""
+TRAFFIC_KINDS: Final = INFERENCES | {PASSTHROUGH}
+"""The kinds of calls that rates and shares of failures count: no probes, and no metadata."""
+NO_FAILURES: Final = frozenset({OK, ErrorCode.CANCELLED.value})
+"""The codes of calls that did not fail: a client may leave whenever it likes."""
 LIMIT: Final = "calls_per_second"
 """The key of `telemetry.log` that limits the lines."""
 
@@ -215,13 +220,13 @@ def _call_keys(record: CallRecord, error: BaseException | None, reply: object) -
         "route": path.route,
         "target": path.target,
         "endpoint": path.endpoint,
-        "attempts": path.attempts,
+        "attempts": path.attempts_of(record.kind),
         "upstream_ms": _ms(path.upstream_s),
         "queue_ms": _ms(path.queued_s + path.batched_s),
         "request_bytes": _size_of(context),
         "response_bytes": _reply_bytes(reply),
         "limit": record.limit,
-        "error": error.message if isinstance(error, GatewayError) else "",
+        "error": error_text(error) if isinstance(error, GatewayError) else "",
         "request_id": context.request_id,
         "trace_id": path.trace_id,
         **_client_keys(context.client),
@@ -235,7 +240,7 @@ def _rejection_keys(listener: str, protocol: str, error: GatewayError) -> dict[s
         "model": "" if error.model is None else error.model.name,
         "limit": error.limit,
         "rule": "" if error.limit else type(error).__name__,
-        "error": error.message,
+        "error": error_text(error),
         "protocol": protocol,
         "listener": listener,
         "request_id": error.request_id,

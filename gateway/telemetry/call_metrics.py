@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.call_path import INFERENCES, CallPath
 from gateway.telemetry.exemplars import Exemplars
 from gateway.telemetry.upstream_metrics import BOUNDS_S
 
@@ -29,14 +29,19 @@ Labels = tuple[str, str, str, str, str, str]
 _LABELS: Final = ("route", "model", "protocol", "kind", "code", "target")
 _DURATION_LABELS: Final = ("route", "protocol", "kind", "target")
 _UNCOUNTED: Final = 4 * 256
-INFERENCES: Final = frozenset({"InferRequest", "StreamInferRequest"})
 _TIMES: Final = (
     (
         "gateway_upstream_duration_seconds",
         "Time of an inference in upstreams or in-process models.",
     ),
     ("gateway_queue_duration_seconds", "Time of an inference in the queues of the gateway."),
-    ("gateway_overhead_duration_seconds", "Time of an inference in the gateway itself."),
+    (
+        "gateway_overhead_duration_seconds",
+        (
+            "Time of an inference in the gateway without queues, upstreams, and sockets, decoding "
+            "and encoding on the client's side."
+        ),
+    ),
 )
 
 

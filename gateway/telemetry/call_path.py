@@ -13,6 +13,9 @@ import msgspec
 
 from gateway.concurrency.limiter import CLIENT_MEMORY, Share
 
+INFERENCES: Final = frozenset({"InferRequest", "StreamInferRequest"})
+"""The kinds of calls that are inferences."""
+
 
 # It holds text and numbers only, so the garbage collector has nothing to find in it.
 class CallPath(msgspec.Struct, gc=False):
@@ -20,7 +23,8 @@ class CallPath(msgspec.Struct, gc=False):
 
     Attributes:
         endpoint: The last endpoint that the call was sent to.
-        attempts: How often it was sent to an upstream.
+        attempts: How often inferences of the call were sent to an upstream.
+        questions: How many other calls were sent, such as those for the metadata of its model.
         queued_s: Time in the queue of a concurrency limit or of a model's instances.
         batched_s: Time until the batch of the call was sent.
         upstream_s: Time between each request to an upstream and its response, or in the model of
@@ -36,10 +40,27 @@ class CallPath(msgspec.Struct, gc=False):
     batched_s: float = 0.0
     endpoint: str = ""
     attempts: int = 0
+    questions: int = 0
     upstream_s: float = 0.0
     model: str = ""
     trace_id: str = ""
     priority: int = 0
+
+    def sent(self, kind: type) -> None:
+        """Count a call of *kind* that was sent to an upstream."""
+        if kind.__name__ in INFERENCES:
+            self.attempts += 1
+        else:
+            self.questions += 1
+
+    @property
+    def requests(self) -> int:
+        """How many requests were sent to upstreams for the call."""
+        return self.attempts + self.questions
+
+    def attempts_of(self, kind: str) -> int:
+        """Return how often the client's call, of this *kind*, was sent to an upstream."""
+        return self.attempts if kind in INFERENCES else self.questions
 
     def add_queue_time(self, seconds: float) -> None:
         """Add time in a queue, which ends now."""

@@ -82,7 +82,7 @@ class EndpointAttempts:
         self.seconds += seconds
         if path is not None:
             path.endpoint = self.endpoint
-            path.attempts += 1
+            path.sent(kind)
             path.upstream_s += seconds
 
 

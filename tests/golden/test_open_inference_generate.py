@@ -129,6 +129,34 @@ async def test_an_error_in_the_middle_is_an_event() -> None:
     assert events(bytes(exchange.response.view)) == events(body)
 
 
+async def test_text_that_is_cut_within_a_character_stays_whole() -> None:
+    """A piece that ended within a character became an error, and its text was lost."""
+    exchange = ALL["097-triton-generate-stream"]
+    text = "naïve 日本 🎉".encode()
+    items = [
+        reply(items_tensor("text_output", (1,), [text[at : at + 1]]), final=False)
+        for at in range(len(text))
+    ]
+    _, responses = await serve_exchange(exchange, FakeStream(items))
+    found = events(b"".join(bytes(each.view) for each in responses))
+    assert len(items) == len(found)
+    assert text.decode() == "".join(each["text_output"] for each in found)
+
+
+async def test_bytes_that_are_no_text_are_an_event_and_the_end_of_a_cut_text_too() -> None:
+    """An error between events loses nothing but the bytes that it names."""
+    exchange = ALL["097-triton-generate-stream"]
+    items = [
+        reply(items_tensor("text_output", (1,), [data]), final=False)
+        for data in (b"one", b"\xff", b"two\xe2\x82")
+    ]
+    _, responses = await serve_exchange(exchange, FakeStream(items))
+    found = events(b"".join(bytes(each.view) for each in responses))
+    assert ["one", None, "two", None] == [each.get("text_output") for each in found]
+    assert "has bytes that are not UTF-8 at index 0" in found[1]["error"]
+    assert "ends within a character at index 0, with the bytes e2 82" in found[3]["error"]
+
+
 @pytest.mark.parametrize("name", sorted(name for name in ALL if "generate" in name))
 def test_the_path_selects_a_single_reply_or_a_stream(name: str) -> None:
     """`generate` decodes to InferRequest, and `generate_stream` to StreamInferRequest."""

@@ -221,12 +221,11 @@ def api(evidence: Evidence | None = None, cutover: Cutover | None = None) -> Adm
 
 
 async def ask(
-    served: AdminApi, path: str, method: str = "GET", body: bytes = b""
+    served: AdminApi, path: str, method: str = "GET", body: bytes = b"", query: str = ""
 ) -> tuple[int, Any]:
     headers = Headers([("Host", "localhost"), ("x-gateway-admin", "1")])
-    wire = HttpRequest(
-        method, f"/api/v1/{path}", headers=headers, body=(body,), client=Client("127.0.0.1")
-    )
+    target = f"/api/v1/{path}", query
+    wire = HttpRequest(method, *target, headers=headers, body=(body,), client=Client("127.0.0.1"))
     (response,) = [each async for each in served(wire)]
     return response.status, json.loads(bytes(response.view))
 
@@ -234,19 +233,38 @@ async def ask(
 @pytest.mark.parametrize(
     ("verdicts", "expected"),
     [
-        (("holds", "holds"), (200, "holds")),
-        (("holds", "undecided"), (409, "undecided")),
-        (("undecided", "trips"), (409, "trips")),
-        ((), (409, "undecided")),
+        (("holds", "holds"), "holds"),
+        (("holds", "undecided"), "undecided"),
+        (("undecided", "trips"), "trips"),
+        ((), "undecided"),
     ],
 )
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("method", "query", "statuses"),
+    [
+        ("GET", "", {}),
+        ("POST", "", {"undecided": 409, "trips": 409}),
+        ("POST", "as=gate", {"undecided": 403, "trips": 403}),
+        ("GET", "as=gate", {"undecided": 403, "trips": 403}),
+        ("POST", "as=rollback", {"holds": 403, "undecided": 403}),
+        ("POST", "as=check", {"trips": 403}),
+    ],
+)
 async def test_verdict_status_serves_other_controllers(
-    verdicts: tuple[str, ...], expected: tuple[int, str], method: str
+    verdicts: tuple[str, ...], expected: str, method: str, query: str, statuses: dict[str, int]
 ) -> None:
-    """Flagger sends POST and Argo Rollouts GET; both decide by the status."""
-    code, document = await ask(api(Evidence(*verdicts)), "migrations/fraud/verdict", method)
-    assert expected == (code, document["verdict"])
+    """Argo Rollouts reads the verdict and takes other statuses for errors; Flagger reads statuses."""
+    served = api(Evidence(*verdicts))
+    code, document = await ask(served, "migrations/fraud/verdict", method, query=query)
+    assert (statuses.get(expected, 200), expected) == (code, document["verdict"])
+
+
+@pytest.mark.parametrize("form", ["Gate", "GET", ""])
+async def test_unknown_forms_of_the_verdict_are_refused(form: str) -> None:
+    """A misspelt form must not open a gate."""
+    served = api(Evidence("holds"))
+    code, document = await ask(served, "migrations/fraud/verdict", query=f"as={form}")
+    assert (400, True) == (code, "gate, rollback, check" in document["error"])
 
 
 async def test_serves_samples_and_migration_summaries() -> None:

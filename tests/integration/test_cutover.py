@@ -46,10 +46,48 @@ async def test_failing_server_trips_and_loses_all_calls(tmp_path: Path, workers:
             state_on_disk(tmp_path)["phase"],
         )
         status, verdict = await gateway.get("/verdict")
-        assert (409, "trips") == (status, verdict["verdict"])
+        assert (200, "trips") == (status, verdict["verdict"])
         assert {"cutover step", "cutover waits", "cutover tripped", "cutover rolled back"} == {
             each["event"] for each in document["events"]
         }
+
+
+@pytest.mark.parametrize("errors", ["", ", errors: off"])
+async def test_a_dead_server_gets_no_call_of_a_client(tmp_path: Path, errors: str) -> None:
+    """A plan with a guard of mismatches alone does not leave the mirror: no reply is compared."""
+    options = f"guards: {{mismatch: {{below: 20%}}{errors}}}"
+    async with two_servers() as servers, migrating(tmp_path, servers, options=options) as gateway:
+        kit.FAULTS.add("new")
+        await gateway.do("start")
+        replies = []
+        async with asyncio.timeout(60):
+            while (await gateway.get())[1]["evidence"].get("compared", 0) < 40:
+                replies += await gateway.ask(10)
+        assert {"old"} == set(replies)
+        if not errors:
+            document = await gateway.reaches("rolled_back")
+            assert document["reason"].startswith("errors.above_old tripped: ")
+            return
+        document = await gateway.cutover()
+        assert ("mirroring", 0, 0.0) == tuple(document[key] for key in ("state", "step", "weight"))
+        assert 0 == document["calls"]["found"]
+        (guard,) = document["guards"]
+        assert ("undecided", "0 of 0,") == (guard["verdict"], guard["evidence"][:7])
+
+
+async def test_calls_that_fail_end_no_step(tmp_path: Path) -> None:
+    """Without a guard of errors, a step waits for replies of the new server."""
+    options = "guards: {errors: off}"
+    async with two_servers() as servers, migrating(tmp_path, servers, options=options) as gateway:
+        kit.FAULTS.add("new")
+        await gateway.at_step(1)
+        async with asyncio.timeout(60):
+            while (document := await gateway.cutover())["bake"]["passed_s"] < 2:
+                await gateway.ask(10)
+        assert ("baking", 1) == (document["state"], document["step"])
+        assert 0 == document["calls"]["found"] < document["calls"]["failed"]
+        assert "50%" not in document["next"]
+        assert "after 1 answered calls" in document["next"]
 
 
 async def replies_of(gateway: MigratingGateway, ends: asyncio.Event) -> list[tuple[float, str]]:
@@ -255,7 +293,10 @@ async def test_command_line_shows_and_controls_a_cutover(tmp_path: Path) -> None
         assert 2 == (await run("pause", "--at-step", "1"))[0]
         await run("pause")
         status, text = await run("wait")
-        assert (1, "step 0 of 2: 0% to new, paused: paused by an operator\n") == (status, text)
+        line = (
+            "step 0 of 2: 0% to new, paused: paused by an operator: 0% of the calls stay with new\n"
+        )
+        assert (1, line) == (status, text)
         status, text = await run("resume", "--at-step", "2")
         assert (0, True) == (status, "step 2 of 2: 100% to new, baking 0s of 1s" in text)
         status, text = await run("rollback", "--output", "json")

@@ -112,7 +112,7 @@ def statuses(running: Unheard) -> set[int]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_log_that_nobody_reads_delays_nothing(tmp_path: Path, workers: int) -> None:
+def test_unread_log_delays_no_call(tmp_path: Path, workers: int) -> None:
     """A full pipe stops no call, no probe and no SIGTERM."""
     with unheard(tmp_path, "pipe", workers) as running:
         assert {200} == statuses(running)
@@ -140,7 +140,7 @@ def test_log_on_a_full_disk_fails_no_call(tmp_path: Path) -> None:
         assert {"lines of the log are missing", "access log not written"} <= set(events)
 
 
-def test_access_log_that_nobody_reads_delays_nothing(tmp_path: Path) -> None:
+def test_unread_access_log_delays_no_call(tmp_path: Path) -> None:
     """A FIFO without a reader, and one whose reader rests, stop no call and no SIGTERM."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

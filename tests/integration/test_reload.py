@@ -209,8 +209,14 @@ async def test_weights_change_until_they_are_reset(tmp_path: Path) -> None:
             status, document = await gateway.reload(text + "policies: {timeout: 5s}")
             assert status == 200, document
             assert await numbers(gateway) == {2}
+            weights = {"all": {"a": {"now": 0, "file": 1}, "b": {"now": 3, "file": 0}}}
+            assert {"weights": weights} == document["runtime"]["changes"]
+            found = gateway.admin("GET", "/status")[1]
+            assert document["runtime"] == found["runtime"]
+            assert {"a": 0, "b": 3} == found["routes"][0]["weights"]
             await run_command(gateway, "route", "reset", "all")
             assert await numbers(gateway) == {1}
+            assert {} == gateway.admin("GET", "/status")[1]["runtime"]["changes"]
 
 
 async def numbers(gateway: Reloaded) -> set[int]:

@@ -78,7 +78,7 @@ async def test_time_in_a_queue_counts(transport: str, limits: str, policies: str
     assert 0.9 * TIMEOUT_S <= seconds < 1.4 * TIMEOUT_S
 
 
-async def test_a_call_that_never_leaves_the_queue_is_told_the_key() -> None:
+async def test_the_error_of_a_call_that_stays_in_the_queue_names_the_key() -> None:
     """The error names the limit."""
     replica = Replica()
     replica.hold()
@@ -93,7 +93,7 @@ async def test_a_call_that_never_leaves_the_queue_is_told_the_key() -> None:
     assert "(policies.in_flight)" in error
 
 
-async def test_a_longer_deadline_of_a_client_is_told_what_cut_it() -> None:
+async def test_the_error_names_what_shortened_the_deadline_of_a_client() -> None:
     """The error says that the time of the gateway is shorter, and names its key."""
     replica = Replica()
     replica.hold()

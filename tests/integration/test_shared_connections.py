@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import grpc
 import pytest
@@ -201,6 +202,20 @@ async def test_a_call_that_is_reset_before_goaway_arrives_costs_no_others() -> N
         await client.until(frames.HEADERS, 1, frames.END_STREAM)
         assert {frames.NO_ERROR} == set(await client.rest())
         await stopping
+
+
+async def test_a_call_outlives_the_age_of_its_connection() -> None:
+    """The client gets GOAWAY, and the connection is closed after the last call."""
+    slow = Slow()
+    async with served(slow, connection_age_s=3600) as server, peer(server.address) as client:
+        client.send(call(STREAM.encode(), stream=1), message(1))
+        await client.until(frames.DATA, 1)
+        (connection,) = server._open.members
+        for later_s in (4000, 4060):
+            connection.sweep(monotonic() + later_s)
+        await client.until(frames.GOAWAY, 0)
+        slow.go.set()
+        await client.until(frames.HEADERS, 1, frames.END_STREAM)
 
 
 async def test_a_call_with_60_kb_of_metadata_is_refused_alone() -> None:

@@ -319,7 +319,8 @@ lifecycle: {{pre_stop: 0s}}
     ):
         await_ready(closed, KSERVE_INNOCENT)
         address = closed.addresses["main.http"]
-        assert predict(address, 10) == "405"
+        assert predict(address, 10) == "200"
+        assert predict(address, 20_000) == "413"
         with pytest.raises(urllib.error.HTTPError, match=r"404|501"):
             urllib.request.urlopen(f"http://{address}/openapi.json")
         address = opened_gateway.addresses["main.http"]

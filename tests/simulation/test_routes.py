@@ -24,7 +24,7 @@ class SharedUpstream:
 
     def __init__(self, draw: random.Random) -> None:
         self._server = ModelServer(WORKERS, SERVICE_S, draw)
-        self._slots = upstream_slots("in_flight", WORKERS, ClientLimits())
+        self._slots = upstream_slots("in_flight", WORKERS, ClientLimits(), "server")
 
     async def __call__(self, call: Call[Any], /) -> Any:
         """Reply when a slot was free and the server is done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -10,13 +11,16 @@ from typing import Any, TypeVar
 
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, Overloaded
 from gateway.service import Service
 
 R = TypeVar("R")
 
 MODEL = ModelRef("m")
 REPLY = InferResponse(model=MODEL, outputs=())
+
+_QUICK_S = 0.001
+"""How long a server takes for an error."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -59,7 +63,9 @@ class ModelServer:
 
     Attributes:
         slowdown: Factor of the service time.
-        failure: Makes the error that each call raises at once; None to serve.
+        failure: Makes the error that each call raises within a millisecond; None to serve.
+        queue: Calls that may wait; others fail as `full` says.
+        full: Makes the error of a call that finds the queue full.
         is_hung: Calls wait for ever.
         received: Attempts that reached it.
         wasted: Inferences that ran although their caller had left.
@@ -68,8 +74,11 @@ class ModelServer:
     def __init__(self, workers: int, service_s: float, draw: random.Random) -> None:
         self.slowdown = 1.0
         self.failure: Callable[[str], GatewayError] | None = None
+        self.queue = math.inf
+        self.full: Callable[[str], GatewayError] = Overloaded
         self.is_hung = False
         self.received = self.wasted = 0
+        self._places = workers
         self._workers = asyncio.Semaphore(workers)
         self._service_s = service_s
         self._draw = draw
@@ -79,7 +88,11 @@ class ModelServer:
         """Answer after the time of the queue and of the inference."""
         self.received += 1
         if self.failure is not None:
+            await asyncio.sleep(_QUICK_S)
             raise self.failure("the server is down")
+        if len(self._running) >= self._places + self.queue:
+            await asyncio.sleep(_QUICK_S)
+            raise self.full("the queue is full")
         if self.is_hung:
             await asyncio.Event().wait()
         # As real servers do, it runs what it has begun to wait for, even if the caller leaves.
@@ -124,11 +137,21 @@ class Traffic:
             await asyncio.sleep(self.draw.expovariate(rate))
         await asyncio.gather(*tasks)
 
-    async def run_one(self) -> None:
-        """Call the service once, and note the outcome."""
+    async def run_closed(self, clients: int, calls: int) -> None:
+        """Make *calls* calls by *clients* callers, each of which waits for its reply (closed)."""
+        numbers = iter(range(calls))
+
+        async def client() -> None:
+            for number in numbers:
+                await self.run_one(str(number))
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+
+    async def run_one(self, name: str = "") -> None:
+        """Call the service once, with the id *name*, and note the outcome."""
         began, error = now(), ""
         try:
-            await self.service(InferRequest(model=MODEL))
+            await self.service(InferRequest(model=MODEL, id=name))
         except GatewayError as failure:
             error = failure.code.value
         self.outcomes.append(Outcome(began, now() - began, error))

@@ -120,3 +120,20 @@ def test_compose_is_read_only() -> None:
     service = documents(ROOT / "deploy" / "compose.yaml")[0]["services"]["gateway"]
     assert service["read_only"]
     assert ["ALL"] == service["cap_drop"]
+
+
+def test_other_controllers_request_the_verdict() -> None:
+    """Argo Rollouts reads its three values, and each hook of Flagger has a form of its own."""
+    (template,) = documents(ROOT / "deploy" / "argo" / "analysis-template.yaml")
+    (metric,) = template["spec"]["metrics"]
+    assert ('result == "holds"', 'result == "trips"', "{$.verdict}") == (
+        metric["successCondition"],
+        metric["failureCondition"],
+        metric["provider"]["web"]["jsonPath"],
+    )
+    (canary,) = documents(ROOT / "deploy" / "flagger" / "canary.yaml")
+    forms = {
+        hook["type"]: hook["url"].partition("/verdict?as=")[2]
+        for hook in canary["spec"]["analysis"]["webhooks"]
+    }
+    assert {"confirm-promotion": "gate", "rollback": "rollback", "rollout": "check"} == forms

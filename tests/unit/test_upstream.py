@@ -13,6 +13,7 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
+    ModelMetadataRequest,
     ModelReadyRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
@@ -30,7 +31,7 @@ from gateway.ir.errors import (
     Unsupported,
     UpstreamProtocolError,
 )
-from gateway.ir.metadata import ServerMetadata
+from gateway.ir.metadata import ModelMetadata, ServerMetadata
 from gateway.ir.work import charge
 from gateway.upstream import DialectDetectingUpstream, Upstream
 from tests.fakes import FakeCodec, ScriptedService
@@ -129,6 +130,60 @@ async def test_an_undecodable_item_ends_the_stream() -> None:
     items = await upstream(TextClient("a"), MalformedMessage("odd"))(STREAM)
     with pytest.raises(UpstreamProtocolError):
         await anext(items)
+
+
+async def test_the_metadata_of_a_model_have_the_dialect_of_its_server() -> None:
+    """A frontend learns from them how the server reads requests."""
+
+    class MetadataCodec(TextCodec):
+        dialect = "odd"
+
+        def decode_reply(self, call: Call[Any], wire: str, /) -> Any:
+            return ModelMetadata(name=wire)
+
+    service: Upstream[str, str] = Upstream("far", MetadataCodec(), TextClient("m"))
+    found = await service(ModelMetadataRequest(model=ModelRef("m")))
+    assert ("m", "odd") == (found.name, found.dialect)
+
+
+class SplittingCodec(TextCodec, FramingCodec[str, str]):
+    """Each text is a message; "?" is malformed, and "!" the server's own error."""
+
+    def splitter(self) -> SplittingCodec:
+        return self
+
+    def receive(self, part: str, /) -> list[str]:
+        return list(part)
+
+    def end(self) -> list[str]:
+        return []
+
+    def decode_item(self, call: StreamInferRequest, wire: str, /) -> InferResponse:
+        if wire == "?":
+            raise MalformedMessage("odd")
+        if wire == "!":
+            raise TooLarge("you", origin=Origin("text", "wire"))
+        return super().decode_item(call, wire)
+
+
+async def test_a_malformed_message_between_others_does_not_end_the_stream() -> None:
+    """Where a splitter cuts messages, those after a malformed one are read as before."""
+    service: Upstream[str, str] = Upstream("far", SplittingCodec(), TextClient("a?", "b"))
+    found = [item async for item in await service(STREAM)]
+    assert ["a", "", "b"] == [item.id for item in found]
+    assert isinstance(found[1].error, UpstreamProtocolError)
+    assert "'far' sent a malformed response: odd" in found[1].error.message
+    assert not found[1].is_final
+
+
+@pytest.mark.parametrize(("text", "error"), [("?a", UpstreamProtocolError), ("a!b", TooLarge)])
+async def test_a_malformed_first_message_and_an_own_error_end_the_stream(
+    text: str, error: type[GatewayError]
+) -> None:
+    """Nothing readable came before the one, and nothing comes after the other."""
+    service: Upstream[str, str] = Upstream("far", SplittingCodec(), TextClient(text))
+    with pytest.raises(error):
+        _ = [item async for item in await service(STREAM)]
 
 
 async def test_an_error_item_sent_by_the_upstream_is_unchanged() -> None:

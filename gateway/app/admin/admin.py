@@ -12,12 +12,14 @@ from gateway.app.admin.control import Control
 from gateway.app.admin.pages import UI, AdminPages
 from gateway.app.admin.status import Document, Status, readiness_document, status_page
 from gateway.app.errors import reason_of
+from gateway.app.transports import http_alpn
 from gateway.config.models import AdminConfig
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.settings.units import Address
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpFrontend, HttpMount, Server, ServerLimits
 from gateway.transports.http1.server import HttpServer
+from gateway.transports.net.tls_files import TlsFiles
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -101,7 +103,10 @@ class AdminFrontend(HttpFrontend):
         if wire.path == "/livez":
             return _response(200, {"live": True})
         if wire.path == "/status" and self._status is not None:
-            return _status_response(await self._status(), wire.headers.get("accept") or "")
+            document = await self._status()
+            if self._control is not None:
+                document = document | {"runtime": self._control.runtime()}
+            return _status_response(document, wire.headers.get("accept") or "")
         if self._status is not None and _is_verbose(wire.query):
             readiness = readiness_document(await self._status())
             return _response(200 if readiness["ready"] else 503, readiness)
@@ -117,7 +122,7 @@ class AdminFrontend(HttpFrontend):
         return _response(_STATUS[error.code], {"error": error.message})
 
 
-async def start_pages(
+async def start_pages(  # noqa: PLR0913  # the last two by name
     admin: AdminConfig | None,
     page: Page,
     ready: Callable[[], Awaitable[bool]],
@@ -125,6 +130,7 @@ async def start_pages(
     status: Status | None = None,
     api: AdminApi | None = None,
     *,
+    tls: TlsFiles | None = None,
     reuse_port: bool = False,
 ) -> dict[str, Server]:
     """Start the admin pages and return their servers by name: "admin", "metrics".
@@ -136,6 +142,7 @@ async def start_pages(
         control: Handles the pages about the configuration; None for no such pages.
         status: Returns the document of /status; None for no such page.
         api: Serves /api/v1/ and /ui/; None for neither.
+        tls: The TLS files; None for no TLS.
         reuse_port: Share the addresses with another gateway.
 
     Raises:
@@ -154,7 +161,7 @@ async def start_pages(
     for name, (address, frontend) in pages.items():
         if address is None:
             continue
-        server = _server(address, frontend, reuse_port=reuse_port)
+        server = _server(address, frontend, tls, reuse_port=reuse_port)
         try:
             await server.start()
         except OSError as error:
@@ -179,10 +186,13 @@ def _log_unstarted(
     log.warning("admin page not started", page=name, address=str(address), reason=str(error))
 
 
-def _server(address: Address, frontend: AdminFrontend, *, reuse_port: bool) -> Server:
+def _server(
+    address: Address, frontend: AdminFrontend, tls: TlsFiles | None, *, reuse_port: bool
+) -> Server:
     return HttpServer(
         address.host,
         address.port,
+        tls=None if tls is None else tls.context(*http_alpn("native")),
         mounts=[HttpMount(("",), frontend)],
         limits=ServerLimits(message_bytes=_MIB, connections=64, connections_per_address=64),
         budget=MemoryBudget(8 * _MIB),

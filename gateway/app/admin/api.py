@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 import orjson
@@ -23,7 +23,7 @@ from gateway.app.admin.status import Document, Status
 from gateway.app.parts import LeadingParts
 from gateway.app.route_rules import ruled_routes, target_name
 from gateway.config.models import Config
-from gateway.migration.evidence.guards import Standing
+from gateway.migration.evidence.verdicts import Standing
 from gateway.migration.settings import MIGRATIONS
 from gateway.migration.targets import live_migrations
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -170,13 +170,13 @@ class AdminApi:
                 return await self._page(name)
             case "GET", ["migrations", name, "samples", sample]:
                 return await self._sample(name, sample)
-            case ("GET", ["migrations", name]) | ("GET" | "POST", ["migrations", name, "verdict"]):
-                return self._migration(name, is_verdict=len(names) > 2)  # noqa: PLR2004
+            case "GET", ["migrations", name]:
+                return self._known(name)
+            case "GET" | "POST", ["migrations", name, "verdict"]:
+                return self._verdict(name, method, wire.query)
             case "POST", ["migrations", name, command] if command in COMMANDS:
                 return await self._command(wire, name, command)
-        if _is_known(names):
-            return 405, {"error": f"method {wire.method!r} is not allowed"}
-        return 404, {"error": f"unknown path {wire.path!r}; expected one of {', '.join(_PATHS)}"}
+        return _refused(wire, names)
 
     async def _page(self, name: str) -> tuple[int, Document]:
         if name == "stock":
@@ -194,6 +194,7 @@ class AdminApi:
             **status,
             "traffic": self._window.document(),
             "weights": weights_in_force(config, self._sources.cutover),
+            "runtime": self._sources.control.runtime(),
         }
 
     def stock(self) -> tuple[int, Document]:
@@ -227,21 +228,32 @@ class AdminApi:
         configured = MIGRATIONS.of(self._sources.control.effective_config())
         return list(dict.fromkeys((*configured, *found)))
 
-    def _migration(self, name: str, *, is_verdict: bool) -> tuple[int, Document]:
-        """Return a migration, or the verdict of all its guards: status 409 unless they hold."""
+    def _known(self, name: str) -> tuple[int, Document]:
         document = self.migration(name)
         if document is None:
             return 404, {"error": self._unknown(name)}
-        if not is_verdict:
-            return 200, document
+        return 200, document
+
+    def _verdict(self, name: str, method: str, query: str) -> tuple[int, Document]:
+        """Return the verdict of all guards of a migration, with the status of `?as=`."""
+        form = dict(parse_qsl(query, keep_blank_values=True)).get("as")
+        if form is not None and form not in _VERDICT_FORMS:
+            forms = ", ".join(_VERDICT_FORMS)
+            return 400, {"error": f"unknown form {form!r}; expected 'as' to be one of {forms}"}
+        if form is not None:
+            statuses = _VERDICT_FORMS[form]
+        else:
+            statuses = _POSTED_VERDICT if method == "POST" else {}
+        document = self.migration(name)
+        if document is None:
+            return 404, {"error": self._unknown(name)}
         cutover = self._sources.cutover
         found = None if cutover is None else cutover.verdict(name)
-        if found is not None:
-            return (200 if found[0] is Standing.HOLDS else 409), found[1]
-        guards = guards_of(document)
-        verdict = verdict_of(guards)
-        status = 200 if verdict == Standing.HOLDS.value else 409
-        return status, {"migration": name, "verdict": verdict, "guards": guards}
+        if found is None:
+            guards = guards_of(document)
+            standing = Standing(verdict_of(guards))
+            found = standing, {"migration": name, "verdict": standing.value, "guards": guards}
+        return statuses.get(found[0], 200), found[1]
 
     def _unknown(self, name: str) -> str:
         names = ", ".join(self._names()) or "none: 'migrations' is not configured"
@@ -317,6 +329,16 @@ def verdict_of(guards: Iterable[Document]) -> str:
     return Standing.HOLDS.value if found == {Standing.HOLDS.value} else Standing.UNDECIDED.value
 
 
+# Flagger's hooks are POST and read statuses alone. Those written for an earlier version name no
+# form and keep its statuses, so that none of them opens a gate.
+_POSTED_VERDICT: Final[Mapping[Standing, int]] = {Standing.UNDECIDED: 409, Standing.TRIPS: 409}
+# The statuses other than 200, by the form of the verdict.
+_VERDICT_FORMS: Final[Mapping[str, Mapping[Standing, int]]] = {
+    "gate": {Standing.UNDECIDED: 403, Standing.TRIPS: 403},
+    "rollback": {Standing.HOLDS: 403, Standing.UNDECIDED: 403},
+    "check": {Standing.TRIPS: 403},
+}
+
 _PATHS: Final = (
     "/api/v1/status",
     "/api/v1/config",
@@ -324,13 +346,19 @@ _PATHS: Final = (
     "/api/v1/events",
     "/api/v1/migrations",
     "/api/v1/migrations/NAME",
-    "/api/v1/migrations/NAME/verdict",
+    "/api/v1/migrations/NAME/verdict?as={gate,rollback,check}",
     "/api/v1/migrations/NAME/samples/ID",
     f"/api/v1/migrations/NAME/{{{','.join(COMMANDS)}}} (POST)",
 )
 
 
 _PAGES: Final = frozenset({"status", "config", "stock", "migrations"})
+
+
+def _refused(wire: HttpRequest, names: list[str]) -> tuple[int, Document]:
+    if _is_known(names):
+        return 405, {"error": f"method {wire.method!r} is not allowed"}
+    return 404, {"error": f"unknown path {wire.path!r}; expected one of {', '.join(_PATHS)}"}
 
 
 def _is_known(names: list[str]) -> bool:

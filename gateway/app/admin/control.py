@@ -9,7 +9,7 @@ from gateway.app.admin.access import AdminAccess, AdminNeed, access_of, change_a
 from gateway.app.certificates import CERTIFICATES
 from gateway.app.errors import StartError
 from gateway.app.reload import Reloader, ReloadResult
-from gateway.app.runtime_changes import RuntimeChanges
+from gateway.app.runtime_changes import RuntimeChanges, differences, runtime_document
 from gateway.config.models import AdminConfig, Config
 from gateway.migration.callers.inventory import merged_rows
 from gateway.migration.settings import CAPTURE, STOCK
@@ -117,6 +117,11 @@ class Control:
         """Return the configuration with the changes that were made at run time."""
         return self._reloader.runtime_changes.apply(self._reloader.loaded).config
 
+    def runtime(self) -> Document:
+        """Return the changes that were made at run time, and hold against the file."""
+        reloader = self._reloader
+        return runtime_document(differences(reloader.runtime_changes, reloader.loaded.config))
+
     async def _change(self, wire: HttpRequest) -> tuple[int, Document]:
         try:
             await self._reloader.change(_read_change(wire))
@@ -177,6 +182,11 @@ def reload_document(result: ReloadResult) -> tuple[int, Document]:
     if result.outcome == APPLIED:
         changes = dict(result.changes)
         certificates = changes.pop(CERTIFICATES, [])
-        return 200, document | {"changes": changes, CERTIFICATES: certificates}
+        runtime = runtime_document(result.runtime)
+        return 200, document | {
+            "changes": changes,
+            CERTIFICATES: certificates,
+            "runtime": runtime,
+        }
     problems = [problem.entry() for problem in result.problems]
     return 422, document | {"error": result.error, "problems": problems}

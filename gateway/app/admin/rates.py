@@ -7,12 +7,10 @@ from typing import Any, Final
 
 from prometheus_client.core import Metric
 
-from gateway.telemetry.call_log import OK
-from gateway.telemetry.call_metrics import INFERENCES
+from gateway.telemetry.call_log import NO_FAILURES, TRAFFIC_KINDS
 
 WINDOW_S: Final = 60.0
 _LEAST_S: Final = 1.0
-_NO_FAILURES: Final = frozenset({OK, "cancelled"})
 _QUANTILES: Final = (("p50_ms", 0.5), ("p99_ms", 0.99))
 
 # Kind of number, names of what it belongs to, and the bound of a bucket in seconds or "".
@@ -69,13 +67,14 @@ class TrafficWindow:
 
 
 class _Traffic:
-    """The calls of a route, a target or an endpoint within the window."""
+    """The calls of a route, a target or an endpoint within the window, and its probes."""
 
-    __slots__ = ("buckets", "calls", "failed", "seconds")
+    __slots__ = ("buckets", "calls", "failed", "probes", "seconds")
 
     def __init__(self) -> None:
         self.calls = 0.0
         self.failed = 0.0
+        self.probes = 0.0
         self.seconds = 0.0
         self.buckets: dict[float, float] = {}
 
@@ -86,6 +85,8 @@ class _Traffic:
             self.buckets[bound_s] = self.buckets.get(bound_s, 0.0) + value
         elif part == "seconds":
             self.seconds += value
+        elif part == "probes":
+            self.probes += value
         else:
             self.calls += value
             self.failed += value if part == "failed" else 0.0
@@ -99,8 +100,8 @@ class _Traffic:
             "error_share": round(self.failed / self.calls, 4) if self.calls else 0.0,
         }
         found["mean_ms"] = None
-        if self.seconds and self.calls:
-            found["mean_ms"] = round(self.seconds / self.calls * 1e3, 3)
+        if self.seconds:  # which is measured with the probes
+            found["mean_ms"] = round(self.seconds / (self.calls + self.probes) * 1e3, 3)
         for name, share in _QUANTILES:
             value = _quantile(self.buckets, share)
             found[name] = None if value is None else round(value * 1e3, 3)
@@ -125,22 +126,24 @@ def _read(families: Iterable[Metric]) -> Reading:
 
 
 def _call_keys(_name: str, labels: Mapping[str, str]) -> Iterable[Key]:
-    if labels["kind"] in INFERENCES:
-        part = "calls" if labels["code"] in _NO_FAILURES else "failed"
+    if labels["kind"] in TRAFFIC_KINDS:
+        part = "calls" if labels["code"] in NO_FAILURES else "failed"
         yield f"route.{part}", (labels["route"],), ""
         if labels["target"]:
             yield f"target.{part}", (labels["route"], labels["target"]), ""
 
 
 def _duration_keys(name: str, labels: Mapping[str, str]) -> Iterable[Key]:
-    if name.endswith("_bucket") and labels["kind"] in INFERENCES:
+    if name.endswith("_bucket") and labels["kind"] in TRAFFIC_KINDS:
         yield "route.buckets", (labels["route"],), labels["le"]
         if labels.get("target"):
             yield "target.buckets", (labels["route"], labels["target"]), labels["le"]
 
 
 def _attempt_keys(_name: str, labels: Mapping[str, str]) -> Iterable[Key]:
-    part = "calls" if labels["code"] in _NO_FAILURES else "failed"
+    part = "calls" if labels["code"] in NO_FAILURES else "failed"
+    if labels["kind"] not in TRAFFIC_KINDS:
+        part = "probes"
     yield f"endpoint.{part}", (labels["upstream"], labels["endpoint"]), ""
 
 

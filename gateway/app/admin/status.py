@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from html import escape
 from typing import Any, Final
 
+from gateway.app.route_rules import target_name
 from gateway.app.routes import BuiltRoute
 from gateway.app.server_identity import ServerIdentity
 from gateway.app.upstreams import BuiltUpstream
@@ -39,9 +40,18 @@ def route_entries(
             "name": built.ruled.name,
             "ready": ready,
             "required": built.ruled.name in required,
+            "weights": _weights(built),
             "targets": names or [f"model {built.ruled.model}" if built.ruled.model else "local"],
             "reason": "" if ready else _reason(names, upstreams),
         }
+
+
+def _weights(built: BuiltRoute) -> Document:
+    """Return the weights in force of a route's targets; empty without weights."""
+    config = built.ruled.config
+    if config is None:
+        return {}
+    return {target_name(target): target.weight for target in config.targets}
 
 
 def _upstreams_of(built: BuiltRoute, upstreams: Mapping[str, BuiltUpstream]) -> list[str]:
@@ -76,7 +86,8 @@ def _reason_of(endpoint: Endpoint, now: float) -> str:
     if endpoint.is_drained:
         return "its name no longer has this address" if endpoint.is_leaving else "drained"
     if endpoint.reason or endpoint.is_available(now):
-        return endpoint.reason
+        is_refusing = not endpoint.share.admits(now) or endpoint.share.is_set_aside
+        return endpoint.reason or ("its server refuses calls" if is_refusing else "")
     is_ejected = endpoint.health.ejected_until is not None
     return "ejected" if is_ejected else "it could not be reached a moment ago"
 
@@ -108,6 +119,7 @@ def _endpoint_entry(endpoint: Endpoint, identity: ServerIdentity, mean_s: float)
         "available": endpoint.is_available(now),
         "since_s": round(max(0.0, now - endpoint.changed_at), 1),
         "reason": _reason_of(endpoint, now),
+        "share": round(endpoint.share.value, 2),
         "in_flight": endpoint.pending,
         "withheld": identity.withheld_calls,
         "mean_latency_ms": round(mean_s * 1e3, 3),
@@ -155,12 +167,18 @@ def status_page(status: Document) -> str:
             "Limits in use",
             [{"what": key, "value": value} for key, value in status["limits"].items()],
         ),
+        _table("Changed at run time", [{"what": each} for each in _runtime_lines(status)]),
         _table("Latest warnings", list(reversed(status["warnings"]))),
     ]
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8><title>Tensor Gateway</title>"
         f"<style>{_STYLE}</style></head><body>{''.join(sections)}</body></html>"
     )
+
+
+def _runtime_lines(status: Document) -> Sequence[str]:
+    lines: Sequence[str] = status.get("runtime", {}).get("lines", ())
+    return lines
 
 
 _STYLE: Final = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import pickle
-import signal
 import socket
 import struct
 from collections.abc import Mapping
@@ -91,14 +90,6 @@ def decode_loaded(text: str) -> LoadedConfig:
     loaded = pickle.loads(base64.b64decode(text))  # noqa: S301
     assert isinstance(loaded, LoadedConfig)  # noqa: S101  # the parent process encodes nothing else
     return loaded
-
-
-def stop_signal() -> asyncio.Event:
-    """Return an event that SIGTERM or SIGINT sets."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
 
 
 def read_setup(sock: socket.socket) -> WorkerSetup:

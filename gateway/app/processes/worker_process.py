@@ -130,9 +130,9 @@ class WorkerProcess:
         changes: dict[str, list[str]] = reply["changes"]
         return changes
 
-    def stop(self) -> None:
-        """Send SIGTERM: the worker drains and exits."""
-        self._signal(signal.SIGTERM)
+    def stop(self, *, interrupts: bool = False) -> None:
+        """Send SIGTERM: the worker drains and exits; or SIGINT, which skips `pre_stop`."""
+        self._signal(signal.SIGINT if interrupts else signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL."""

@@ -18,7 +18,7 @@ from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import control_of
 from gateway.app.admin.status import Document
 from gateway.app.announce import log_addresses, log_default_timeout
-from gateway.app.certificates import CERTIFICATES
+from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
@@ -29,7 +29,7 @@ from gateway.app.processes.reply_watch import POLL_S, ReplyWatch
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.reload import Changes, Load, Reloader
-from gateway.app.run import stop_event
+from gateway.app.signals import StopSignal, on_reopen, start_reaping
 from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.concurrency.timeouts import is_set_within
@@ -225,8 +225,17 @@ class Supervisor:
         """Wait until a worker fails for good; `stop` then stops the others."""
         await self._failed.wait()
 
-    async def stop(self) -> int:
+    def reopen_logs(self) -> None:
+        """Let every worker open its files of logs again."""
+        for worker in self._workers.values():
+            worker.send({"request": "reopen_logs"})
+        log.info("log files reopened")
+
+    async def stop(self, *, interrupts: bool = False) -> int:
         """Drain and stop every worker; return the exit status.
+
+        Args:
+            interrupts: Skip `pre_stop`.
 
         The status is 0 unless a worker failed for good, did not stop in time, or failed to stop.
         """
@@ -236,7 +245,7 @@ class Supervisor:
             if number in silent:
                 worker.kill()
             else:
-                worker.stop()
+                worker.stop(interrupts=interrupts and number in self._serving)
         lifecycle = self.lifecycle
         await self._wait_all(lifecycle.pre_stop + lifecycle.drain + _GRACE_S)
         if self.leading is not None:
@@ -508,9 +517,21 @@ async def _run(
     )
     supervisor.leading = leading = LeadingParts(supervisor)
     supervisor.publish(leading.collect)
-    stop = stop_event(supervisor.kill)
-    reloader = Reloader(load, loaded, supervisor.reload, leading=leading)
+    stop = StopSignal(is_final=True, kill=supervisor.kill)
+    reaping = start_reaping()
+    try:
+        tls = admin_tls(loaded.config.admin, loaded.directory)
+    except REASONS as error:
+        raise StartError(f"admin: {reason_of(error)}") from error
+    certificates = Certificates(lambda: () if tls is None else (tls,))
+    supervisor.publish(certificates.collect)
+
+    async def apply(loaded: LoadedConfig, drained: AbstractSet[str]) -> Changes:
+        return await certificates.renewed(await supervisor.reload(loaded, drained))
+
+    reloader = Reloader(load, loaded, apply, leading=leading)
     reloader.handle_signal()
+    on_reopen(supervisor.reopen_logs)
     supervisor.publish(reloader.metrics.collect)
     try:
         export = open_export(loaded.config.telemetry.otlp, traces=False)
@@ -525,24 +546,28 @@ async def _run(
             control,
             supervisor.status,
             AdminApi(sources, control.access),
+            tls=tls,
             reuse_port=loaded.config.lifecycle.hand_over,
         )
     except REASONS as error:
         raise StartError(reason_of(error)) from error
     leading.lead()
+    certificates.start()
     try:
         async with reloader:
             return await _serve(supervisor, sockets, stop, pages)
     finally:
+        await certificates.stop()
         await leading.stop()
         if export is not None:
             await export.close()
         for page in pages.values():
             await page.stop()
+        reaping.cancel()
 
 
 async def _serve(
-    supervisor: Supervisor, sockets: SharedSockets, stop: asyncio.Event, pages: dict[str, Server]
+    supervisor: Supervisor, sockets: SharedSockets, stop: StopSignal, pages: dict[str, Server]
 ) -> int:
     start = asyncio.create_task(supervisor.start())
     await _wait_first(start, stop.wait())
@@ -559,13 +584,13 @@ async def _serve(
     await _wait_first(asyncio.create_task(supervisor.wait_failed()), stop.wait())
     log.info("not ready", reason="stopping" if stop.is_set() else "a worker keeps dying")
     # Workers stop accepting after `pre_stop`; an open reservation would still queue connections.
-    pre_stop_s = supervisor.lifecycle.pre_stop
+    pre_stop_s = 0.0 if stop.is_interrupt else supervisor.lifecycle.pre_stop
     asyncio.get_running_loop().call_later(pre_stop_s, sockets.close)
     leaving = pages.values() if sockets.loaded.config.lifecycle.hand_over else ()
     async with asyncio.TaskGroup() as draining:
         for page in leaving:
             draining.create_task(page.drain(PAGE_DRAIN_S))
-        status = await supervisor.stop()
+        status = await supervisor.stop(interrupts=stop.is_interrupt)
     log.info("stopped")
     return status
 

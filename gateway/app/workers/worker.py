@@ -22,9 +22,9 @@ from gateway.app.processes.channel import (
     decode_loaded,
     open_channel,
     read_setup,
-    stop_signal,
 )
 from gateway.app.run import loop_factory, prepare
+from gateway.app.signals import StopSignal, ignore_log_signals, on_reopen
 from gateway.config.load import ConfigError
 from gateway.telemetry import logs
 from gateway.telemetry.aggregation import snapshot
@@ -37,6 +37,7 @@ _FAILED = 1
 def main() -> int:
     """Serve until a signal or the exit of the supervisor; return the exit status."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor reloads the configuration
+    ignore_log_signals()
     sock = socket.socket(fileno=int(sys.argv[2]))
     try:
         setup = read_setup(sock)
@@ -61,7 +62,7 @@ def level_at_start(level: str, *, logs_warnings: bool) -> str:
 
 
 async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
-    stop = stop_signal()
+    stop = StopSignal(is_final=False)
     channel = await open_channel(sock)
     try:
         sockets = {
@@ -77,6 +78,7 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         )
     except (ConfigError, StartError) as error:
         return await _report_failure(channel, error)
+    on_reopen(gateway.reopen_logs)
     requests = asyncio.create_task(_handle_requests(channel, gateway))
     start = asyncio.create_task(gateway.start())
     await asyncio.wait({start, requests}, return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +94,7 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({stopping, requests}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():
-        await gateway.stop()
+        await gateway.stop(pre_stop_s=0 if stop.is_interrupt else None)
     else:
         log.error("supervisor exited")
         await gateway.stop(pre_stop_s=0)
@@ -117,6 +119,9 @@ async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
             reload = asyncio.create_task(_reload(channel, gateway, message))
             reloads.add(reload)
             reload.add_done_callback(reloads.discard)
+            continue
+        if message["request"] == "reopen_logs":
+            gateway.reopen_logs()
             continue
         if message["request"] == "ready":
             reply: dict[str, object] = {"ready": await gateway.ready()}

@@ -16,7 +16,14 @@ from msgspec.structs import (
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Need, Parameters
-from gateway.ir.data import ArrayData, RawData, SharedMemoryData, SlicedData, StreamedData
+from gateway.ir.data import (
+    ArrayData,
+    JsonItemsData,
+    RawData,
+    SharedMemoryData,
+    SlicedData,
+    StreamedData,
+)
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
@@ -257,6 +264,11 @@ class RecordedCall(Struct, frozen=True):
             return frozenset()
         requested = parse_details(self.call.details)["outputs"]
         return frozenset(name for name, classes in requested if classes)
+
+    @property
+    def client_id(self) -> str:
+        """The id in the body of the client's request; "" for none."""
+        return str(parse_details(self.call.details).get("id", ""))
 
     @property
     def error_code(self) -> ErrorCode | None:
@@ -508,8 +520,7 @@ def _content_of(
     declared = None
     if form == ABSENT:
         if privacy.reads_elements:
-            is_arriving = type(tensor.data) is StreamedData
-            raise MissingElements("arriving" if is_arriving else "shared_memory")
+            raise MissingElements(_MISSING[type(tensor.data)])
         payload = "none"
     if isinstance(tensor.data, SlicedData):
         payload, declared = _payload_of_slices(tensors, privacy), tensor.data.declared_bytes
@@ -531,7 +542,17 @@ def _payload_of_slices(tensors: Sequence[Tensor], privacy: Privacy) -> Payload:
     return least_payload(map(privacy.of_tensor, names))
 
 
-_FORMS: Final = {SlicedData: SLICED, SharedMemoryData: ABSENT, StreamedData: ABSENT}
+_FORMS: Final = {
+    SlicedData: SLICED,
+    SharedMemoryData: ABSENT,
+    StreamedData: ABSENT,
+    JsonItemsData: ABSENT,
+}
+_MISSING: Final[dict[type, str]] = {
+    SharedMemoryData: "shared_memory",
+    StreamedData: "arriving",
+    JsonItemsData: "not_text",
+}
 
 
 def _elements_of(tensor: Tensor) -> memoryview:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.app.signatures import metadata_of
-from gateway.cli.admin import DEFAULT_ADMIN
+from gateway.cli.admin import asks_admin
 from gateway.cli.client import run_client
 from gateway.cli.output import (
     WRONG_USAGE,
@@ -31,12 +31,10 @@ from gateway.settings.units import Url, parse_url
 _NEW = ("oip+http://127.0.0.1:8000", "oip+grpc://127.0.0.1:8001")
 
 
+@asks_admin("[ADDR|DIR]", "Admin address, or the state directory.")
 def advise(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")],
-    source: Annotated[
-        str,
-        typer.Argument(metavar="[ADDR|DIR]", help="Admin address, or the state directory."),
-    ] = DEFAULT_ADMIN,
+    admin: str,
     to: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,16 +65,19 @@ def advise(
     usage error.
     """
     urls = [_new_server(text) for text in to or _NEW]
-    rows = [row for row in stock_rows(source) if str(row["model"]).partition(":")[0] == model]
+    rows = [row for row in stock_rows(admin) if str(row["model"]).partition(":")[0] == model]
     if not rows:
         fail(f"the stock has no client of model {model!r}")
     name, _, version = (new_model or model).partition(":")
+    asked = ModelRef(name, version)
     if signature is not None:
         metadata = _from_file(signature, name, model)
     else:
-        metadata = run_client(str(urls[0]), timeout, lambda *arguments: _metadata(name, *arguments))
+        metadata = run_client(
+            str(urls[0]), timeout, lambda *arguments: _metadata(asked, *arguments)
+        )
     code = snippets(metadata, urls, version)
-    found = advise_callers(rows, metadata)
+    found = advise_callers(rows, metadata, (name, version))
     if output is OutputFormat.JSON:
         print_json(_document(found, urls, code))
         return
@@ -107,8 +108,8 @@ def _from_file(path: Path, name: str, model: str) -> ModelMetadata:
     return metadata_of(name, found)
 
 
-async def _metadata(name: str, service: Service, context: Context) -> ModelMetadata:
-    return await service(ModelMetadataRequest(model=ModelRef(name), context=context))
+async def _metadata(model: ModelRef, service: Service, context: Context) -> ModelMetadata:
+    return await service(ModelMetadataRequest(model=model, context=context))
 
 
 def _print_advice(advice: Advice, urls: Sequence[Url]) -> None:

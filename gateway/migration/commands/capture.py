@@ -13,10 +13,11 @@ import typer
 
 from gateway.cli.admin import (
     DEFAULT_ADMIN,
-    AdminOption,
+    asks_admin,
     get_document,
     get_metrics,
     post_change,
+    split_address,
 )
 from gateway.cli.output import (
     FAILED,
@@ -70,9 +71,11 @@ def open_capture(path: Path) -> Capture:
 
 
 @capture.command()
+@asks_admin(metavar=None)
 def start(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Only calls of these models.")
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]... [ADDR]", help="Only calls of these models."),
     ] = None,
     percent: Annotated[
         float | None, typer.Option(metavar="5", help="Share of the calls to record.")
@@ -80,12 +83,13 @@ def start(
     payload: Annotated[
         str | None, typer.Option(metavar="none|hash|full", help="What of tensors is written.")
     ] = None,
-    admin: AdminOption = DEFAULT_ADMIN,
+    admin: str = DEFAULT_ADMIN,
 ) -> None:
     """Make a running gateway record calls. Absent options are as in `capture` of its file.
 
     Reloads keep the change; a restart ends it. Exit status: 0 success, 1 failure, 2 usage error.
     """
+    models, admin = split_address(models or (), admin)
     found = {
         "models": models or None,
         "percent": percent,
@@ -96,7 +100,8 @@ def start(
 
 
 @capture.command()
-def stop(admin: AdminOption = DEFAULT_ADMIN) -> None:
+@asks_admin()
+def stop(admin: str) -> None:
     """Make a running gateway stop recording.
 
     Exit status: 0 success, 1 failure, 2 usage error.
@@ -105,7 +110,8 @@ def stop(admin: AdminOption = DEFAULT_ADMIN) -> None:
 
 
 @capture.command()
-def status(admin: AdminOption = DEFAULT_ADMIN, output: OutputOption = OutputFormat.TEXT) -> None:
+@asks_admin()
+def status(admin: str, output: OutputOption = OutputFormat.TEXT) -> None:
     """Show whether a running gateway records calls, and the counts of all its processes.
 
     Exit status: 0 success, 1 failure, 2 usage error.
@@ -180,7 +186,9 @@ def list_segments(directory: CaptureArgument, output: OutputOption = OutputForma
 @capture.command()
 def show(
     directory: CaptureArgument,
-    call_id: Annotated[str, typer.Option("--id", help="Id of the call, or its request id.")],
+    call_id: Annotated[
+        str, typer.Option("--id", help="Id of the call, its request id, or the id in its body.")
+    ],
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Show one call; all of it with `--output json`."""
@@ -199,7 +207,8 @@ def show(
     if output is OutputFormat.JSON:
         print_json(document)
         return
-    for key in ("id", "at", "took_us", "request_id", "agent", "protocol", "model", "code"):
+    keys = ("id", "at", "took_us", "request_id", "client_id", "agent", "protocol", "model", "code")
+    for key in (*keys, "error"):
         if document[key] not in {"", None}:
             print_text(f"{key:<11} {document[key]}")
     rows = [

@@ -11,13 +11,9 @@ from gateway.cli.output import WRONG_USAGE, fail
 from gateway.config.load import ConfigError, load_file
 from gateway.migration.compare.conditions import Condition, parse_fail_if, parse_fail_unless
 from gateway.migration.compare.summary import Summary
-from gateway.migration.evidence.guards import (
-    Guards,
-    GuardVerdict,
-    Standing,
-    unjudged_calls,
-    verdict_text,
-)
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing, unjudged_calls, verdict_text
+from gateway.migration.replay.mismatch_list import MismatchList
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
 
 T = TypeVar("T")
@@ -48,6 +44,25 @@ FailUnlessOption = Annotated[
         help="Exit with 1 unless the calls show it, such as mismatch<0.1%@95%; repeatable.",
     ),
 ]
+
+MismatchesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--mismatches",
+        metavar="FILE",
+        help="Write every call whose results differ; FILE ends with .json or .csv.",
+    ),
+]
+
+
+def open_list(path: Path | None) -> MismatchList | None:
+    """Return the list of --mismatches; end the command if it cannot be written."""
+    try:
+        return None if path is None else MismatchList(path)
+    except ValueError as error:
+        fail(f"--mismatches: {error}", WRONG_USAGE)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}", WRONG_USAGE)
 
 
 def load_migration(source: str | None) -> MigrationConfig:

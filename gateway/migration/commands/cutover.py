@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from gateway.cli.admin import DEFAULT_ADMIN, AdminOption, get_document, post_document
+from gateway.cli.admin import asks_admin, get_document, post_document
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -19,6 +19,7 @@ from gateway.cli.output import (
     print_json,
     print_text,
 )
+from gateway.ir.texts import printable
 from gateway.migration.cutover.steps import format_duration
 from gateway.settings.units import parse_duration
 
@@ -38,9 +39,11 @@ class CutoverAction(enum.Enum):
     WAIT = "wait"
 
 
+@asks_admin()
 def cutover(
     action: Annotated[CutoverAction, typer.Argument(help="What to show or to do.")],
     migration: Annotated[str, typer.Argument(metavar="MIGRATION", help="Name of the migration.")],
+    admin: str,
     at_step: Annotated[
         int | None,
         typer.Option(metavar="N", help="With resume: begin at this step; 0 only mirrors."),
@@ -48,7 +51,6 @@ def cutover(
     timeout: Annotated[
         str, typer.Option(metavar="6h", help="With wait: the longest time to wait.")
     ] = "6h",
-    admin: AdminOption = DEFAULT_ADMIN,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Show or control the cut-over of a migration to its new target.
@@ -109,10 +111,14 @@ def _wait(path: str, migration: str, admin: str, timeout_s: float) -> None:
 
 def cutover_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a cut-over for a terminal."""
-    yield _first_line(document)
+    yield printable(_first_line(document))
     guards = [(each["guard"], each["verdict"], each["evidence"]) for each in document["guards"]]
     if guards:
         yield from format_table(guards[0], guards[1:]).splitlines()
+    for each in document.get("reasons", ()):
+        code = f" {each['code']}" if each["code"] else ""
+        line = f"{each['count']} {each['outcome']}{code}: {each['example']} (call {each['call']})"
+        yield printable(line)
     if document["next"]:
         yield f"next: {document['next']}"
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.cli.admin import DEFAULT_ADMIN, get_document
+from gateway.cli.admin import asks_admin, get_document
 from gateway.cli.output import (
     WRONG_USAGE,
     OutputFormat,
@@ -35,11 +35,9 @@ _COLUMNS: Final = (
 )
 
 
+@asks_admin("[ADDR|DIR]", "Admin address, or the state directory.")
 def stock(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="[ADDR|DIR]", help="Admin address, or the state directory."),
-    ] = DEFAULT_ADMIN,
+    admin: str,
     since: Annotated[
         str | None, typer.Option(metavar="30d", help="Only callers seen in this time.")
     ] = None,
@@ -49,7 +47,7 @@ def stock(
 
     The counts are at most 10 s old. Exit status: 0 success, 1 unreachable or off, 2 usage error.
     """
-    rows = stock_rows(source)
+    rows = stock_rows(admin)
     now = datetime.now(UTC)
     if since is not None:
         earliest = now - _duration(since)

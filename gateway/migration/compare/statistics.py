@@ -85,18 +85,31 @@ def _binomial_cdf(bad: int, total: int, rate: float) -> float:
     return found
 
 
-def newcombe_interval(bad: int, total: int, bad_2: int, total_2: int) -> tuple[float, float]:
+def newcombe_interval(
+    bad: int,
+    total: int,
+    bad_2: int,
+    total_2: int,
+    bounds: Callable[[int, int], tuple[float, float]] = wilson_interval,
+) -> tuple[float, float]:
     """Return the 95 % interval of the first rate minus the second one, of independent calls.
 
     Without calls on a side it is -1 to 1.
+
+    Args:
+        bad: Of the first rate.
+        total: Of the first rate.
+        bad_2: Of the second rate.
+        total_2: Of the second rate.
+        bounds: The interval of one rate, by its bad calls and all of them.
 
     Source: Newcombe, Statistics in Medicine 17, 1998, method 10.
     """
     if not total or not total_2:
         return -1.0, 1.0
     rate, rate_2 = bad / total, bad_2 / total_2
-    low, high = wilson_interval(bad, total)
-    low_2, high_2 = wilson_interval(bad_2, total_2)
+    low, high = bounds(bad, total)
+    low_2, high_2 = bounds(bad_2, total_2)
     difference = rate - rate_2
     return (
         difference - math.hypot(rate - low, high_2 - rate_2),
@@ -166,55 +179,99 @@ class ChangeDetector:
         rates = {limit * factor for factor in _ALTERNATIVES} | {0.5}
         # A limit near or above one half has no such rate above it.
         rates = {rate for rate in rates if limit < rate < 1} or {(1 + limit) / 2}
-        ordered = sorted(rates)
-        self._steps = [
-            (math.log(rate / limit), math.log((1 - rate) / (1 - limit))) for rate in ordered
-        ]
-        self._sums = list(sums) if len(sums) == len(ordered) else [0.0] * len(ordered)
+        self._tests = [_ChangeTest(limit, rate) for rate in sorted(rates)]
+        self._is_idle = True
         self._calls = 0
         self.tripped_after: int | None = None
+        self.resume(sums)
 
     @property
     def sums(self) -> tuple[float, ...]:
-        """The sums of its tests, to continue with later."""
-        return tuple(self._sums)
+        """The sums of its tests, and since when each is above 0, to continue with later."""
+        tests = self._tests
+        counts = ([each.calls for each in tests], [each.bad for each in tests])
+        return (*(each.sum for each in tests), *counts[0], *counts[1])
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """The bad ones among the last calls that show the rise, and the number of these calls.
+
+        Of an earlier version of the gateway, which did not count them, they are 0.
+        """
+        found = max(self._tests, key=lambda each: each.sum)
+        return found.bad, found.calls
 
     def resume(self, sums: Sequence[float]) -> None:
         """Continue with the sums of an earlier detector with this limit, if they are larger."""
-        if len(sums) == len(self._sums):
-            self._sums = [max(pair) for pair in zip(sums, self._sums, strict=True)]
+        count = len(self._tests)
+        if len(sums) == count:
+            sums = (*sums, *(0,) * (2 * count))
+        if len(sums) != 3 * count:
+            return
+        for place, test in enumerate(self._tests):
+            if sums[place] > test.sum:
+                test.sum = sums[place]
+                test.calls, test.bad = round(sums[count + place]), round(sums[2 * count + place])
+        self._is_idle = not any(test.sum for test in self._tests)
 
     @property
     def is_tripped(self) -> bool:
         """Whether the sums show the rise."""
         # Above 700 the exponential function overflows.
-        total = sum(math.exp(min(each, _LARGEST_LOG)) for each in self._sums)
-        return total >= _RUN_LENGTH * len(self._sums)
+        total = sum(math.exp(min(each.sum, _LARGEST_LOG)) for each in self._tests)
+        return total >= _RUN_LENGTH * len(self._tests)
 
     def add(self, is_bad: bool) -> None:
         """Add one call; after the detection, nothing changes."""
         if self.tripped_after is not None:
             return
         self._calls += 1
-        place = 0 if is_bad else 1
-        self._sums = [
-            max(0.0, total + step[place])
-            for total, step in zip(self._sums, self._steps, strict=True)
-        ]
-        if is_bad and self.is_tripped:
-            self.tripped_after = self._calls
+        if is_bad or not self._is_idle:  # a good call leaves sums of 0 as they are
+            self._add(int(is_bad), 1)
+            if is_bad and self.is_tripped:
+                self.tripped_after = self._calls
 
     def add_many(self, bad: int, total: int) -> None:
         """Add *total* calls of which *bad* are, in an unknown order; then look once."""
         if self.tripped_after is not None or not total:
             return
         self._calls += total
-        self._sums = [
-            max(0.0, each + bad * on_bad + (total - bad) * on_good)
-            for each, (on_bad, on_good) in zip(self._sums, self._steps, strict=True)
-        ]
+        self._add(bad, total)
         if self.is_tripped:
             self.tripped_after = self._calls
+
+    def _add(self, bad: int, total: int) -> None:
+        self._is_idle = True
+        for test in self._tests:
+            test.add(bad, total)
+            self._is_idle &= not test.sum
+
+
+class _ChangeTest:
+    """The sum of the logarithms of likelihood ratios, from its last 0 on.
+
+    Attributes:
+        calls: Since then.
+        bad: Those that are bad.
+    """
+
+    __slots__ = ("_on_bad", "_on_good", "bad", "calls", "sum")
+
+    def __init__(self, limit: float, rate: float) -> None:
+        self._on_bad = math.log(rate / limit)
+        self._on_good = math.log((1 - rate) / (1 - limit))
+        self.sum = 0.0
+        self.calls = self.bad = 0
+
+    def add(self, bad: int, total: int) -> None:
+        found = self.sum + bad * self._on_bad + (total - bad) * self._on_good
+        if found > 0:
+            self.sum = found
+            self.calls += total
+            self.bad += bad
+        else:
+            self.sum = 0.0
+            self.calls = self.bad = 0
 
 
 def quantile_bounds(

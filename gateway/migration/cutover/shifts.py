@@ -9,8 +9,8 @@ import structlog
 from gateway.config.models import Config
 from gateway.ir.errors import ErrorCode
 from gateway.migration.cutover.shift import CutoverShift
-from gateway.migration.evidence.guards import GuardVerdict, Standing
 from gateway.migration.evidence.local_errors import LocalErrors
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 from gateway.migration.targets import LiveMigration, live_migrations
 from gateway.routing.load_balancing import Key, key_of
 

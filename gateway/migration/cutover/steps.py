@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.migration.compare.statistics import ChangeDetector, confidence_sequence
-from gateway.migration.evidence.guards import GuardVerdict, Standing
-from gateway.migration.target_models import has_changed, known_models
+from gateway.migration.cutover.target_models import has_changed, known_models
+from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 
 CLIENT_ERRORS: Final = "errors.clients"
 """Name of the guard of the errors that clients got from the new target."""
@@ -162,6 +162,7 @@ class CutoverEvidence:
         models: What the targets say of their models, as JSON; "" if that is unknown.
         is_applied: Whether all serving processes use the weight of the state.
         comparisons: What the guards of the comparisons continue with; None if that is unknown.
+        why: The most frequent reason of failed calls, for people; "" for none.
     """
 
     calls: int = 0
@@ -174,6 +175,7 @@ class CutoverEvidence:
     models: str = ""
     is_applied: bool = True
     comparisons: Mapping[str, Any] | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ def decide(
 def _next(plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence) -> Decision:
     tripped = _tripped(plan, state, evidence)
     if tripped is not None:
-        return _trip(plan, state, tripped)
+        return _trip(plan, state, tripped, evidence.why)
     if state.phase is Phase.ROLLING_BACK and evidence.is_applied:
         rolled_back = replace(state, phase=Phase.ROLLED_BACK)
         return Decision(rolled_back, (CutoverEvent("cutover rolled back", state.reason),))
@@ -228,7 +230,8 @@ def _next(plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence) -> 
         return _advance(plan, state)
     if state.phase is not Phase.WAITING_FOR_APPROVAL and state.waited_s >= plan.max_wait_s:
         reason = (
-            f"no verdict within {format_duration(plan.max_wait_s)}: goes on {' and '.join(missing)}"
+            f"no verdict within {format_duration(plan.max_wait_s)}: goes on "
+            f"{' and '.join(missing)}; {state.weight:g}% of the calls stay with {plan.new}"
         )
         paused = replace(state, phase=Phase.PAUSED, reason=reason)
         return Decision(paused, (CutoverEvent("cutover waits", reason),))
@@ -287,19 +290,19 @@ def _tripped(
     found = [each for each in evidence.guards if each.standing is Standing.TRIPS]
     if evidence.tripped is not None:
         found.append(evidence.tripped)
-    if not found and _clients_errors_trip(plan, state):
-        found += filter(None, (_client_errors(plan, state),))
+    clients = _client_errors(plan, state)
+    if clients is not None and clients.standing is Standing.TRIPS:
+        found.append(clients)
     return found[0] if found else None
 
 
-def _clients_errors_trip(plan: CutoverPlan, state: CutoverState) -> bool:
-    limit = plan.errors_below
-    return limit is not None and ChangeDetector(limit, sums=state.detector).is_tripped
-
-
-def _trip(plan: CutoverPlan, state: CutoverState, guard: GuardVerdict) -> Decision:
+def _trip(plan: CutoverPlan, state: CutoverState, guard: GuardVerdict, why: str) -> Decision:
     reason = f"{guard.guard} tripped: {guard.evidence}"
+    if why and guard.guard.startswith("errors."):
+        reason += f"; the most frequent error is {why}"
     phase = Phase.PAUSED if plan.pauses_on_trip else Phase.ROLLING_BACK
+    if phase is Phase.PAUSED:
+        reason += "; all calls go to the old target until the cut-over is resumed"
     state = replace(_weighted(state, 0.0), phase=phase, tripped=guard.guard, reason=reason)
     return Decision(state, (CutoverEvent("cutover tripped", reason, guard.guard),))
 
@@ -358,11 +361,14 @@ def _client_errors(plan: CutoverPlan, state: CutoverState) -> GuardVerdict | Non
     limit = plan.errors_below
     if limit is None:
         return None
+    detector = ChangeDetector(limit, sums=state.detector)
+    if detector.is_tripped:
+        bad, total = detector.window
+        text = f"{bad} of the last {total} calls, limit {limit:.3%}"
+        return GuardVerdict(CLIENT_ERRORS, Standing.TRIPS, text)
     high = confidence_sequence(state.failures, state.calls)[1]
     text = f"{state.failures} of {state.calls}, at most {high:.3%}, limit {limit:.3%}"
     standing = Standing.HOLDS if high < limit else Standing.UNDECIDED
-    if _clients_errors_trip(plan, state):
-        standing = Standing.TRIPS
     return GuardVerdict(CLIENT_ERRORS, standing, text)
 
 
@@ -473,8 +479,8 @@ def _start(plan: CutoverPlan, state: CutoverState, order: _Order) -> Decision:
     return Decision(begun, (CutoverEvent("cutover step", f"mirrors to {plan.new}"),))
 
 
-def _pause(_plan: CutoverPlan, state: CutoverState, _order: _Order) -> Decision:
-    reason = "paused by an operator"
+def _pause(plan: CutoverPlan, state: CutoverState, _order: _Order) -> Decision:
+    reason = f"paused by an operator: {state.weight:g}% of the calls stay with {plan.new}"
     return Decision(
         replace(state, phase=Phase.PAUSED, reason=reason), (CutoverEvent("cutover waits", reason),)
     )
@@ -537,12 +543,12 @@ COMMANDS: Final[Mapping[str, tuple[frozenset[Phase], _Command]]] = MappingProxyT
 def verdict_of(guards: tuple[GuardVerdict, ...], state: CutoverState) -> Standing:
     """Return one verdict for other controllers: it trips, holds, or is undecided.
 
-    Without any guard it holds while no trip is known.
+    Without any guard nothing is judged, so it is undecided.
     """
     standings = {each.standing for each in guards}
     if state.tripped or Standing.TRIPS in standings:
         return Standing.TRIPS
-    return Standing.UNDECIDED if Standing.UNDECIDED in standings else Standing.HOLDS
+    return Standing.HOLDS if standings == {Standing.HOLDS} else Standing.UNDECIDED
 
 
 def next_text(plan: CutoverPlan, state: CutoverState, missing: list[str]) -> str:

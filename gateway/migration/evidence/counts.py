@@ -15,7 +15,8 @@ from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.statistics import ratio_bounds
 from gateway.migration.compare.summary import OutputSummary, percentile
 from gateway.migration.compare.tensors import Outcome
-from gateway.migration.evidence.guards import Evidence, Guards
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import Evidence
 from gateway.migration.settings import GuardsConfig
 
 _MINUTE_US: Final = 60_000_000

@@ -4,127 +4,38 @@ They are pure: they get one comparison at a time and look at no clock. `compare/
 the tests.
 """
 
-import enum
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
-
-from msgspec import Struct
+from typing import Final, Protocol
 
 from gateway.ir.errors import ErrorCode
-from gateway.migration.compare.conditions import Condition
-from gateway.migration.compare.replies import SERVER_ERRORS, Comparison, Result
+from gateway.migration.compare.replies import SERVER_ERRORS
 from gateway.migration.compare.statistics import (
     ChangeDetector,
     confidence_sequence,
-    newcombe_interval,
     quantile_bounds,
     ratio_bounds,
     sequential_calls_needed,
 )
-from gateway.migration.compare.summary import Summary, percentile
+from gateway.migration.compare.summary import percentile
 from gateway.migration.compare.tensors import Outcome
+from gateway.migration.evidence.excess_guards import ErrorExcessGuard, NoiseGuard
+from gateway.migration.evidence.verdicts import (
+    Evidence,
+    Guard,
+    GuardVerdict,
+    Standing,
+    integers,
+    is_different,
+)
 from gateway.migration.settings import GuardsConfig
 
-_EXCESS_CALLS: Final = 1_000
 _LATENCY_CALLS: Final = 10_000
 _LATENCY_INTERVAL_S: Final = 10.0
 # The times that a restart continues with; all of them would be 200 KB.
 _KEPT_TIMES: Final = 1_000
 _P99: Final = 0.99
-
-
-class Standing(enum.Enum):
-    """What the calls so far say of a limit."""
-
-    HOLDS = "holds"
-    TRIPS = "trips"
-    UNDECIDED = "undecided"
-
-
-class Evidence(Struct, frozen=True):
-    """One call that both servers were asked.
-
-    Attributes:
-        old: Result of the old server.
-        new: Result of the new server.
-        outcome: Of their comparison.
-        times_s: Seconds at the old and at the new server; None unless both replied.
-        at_s: Time of the call, of any clock that does not go back by much.
-        is_compared: Whether any output of two replies was compared.
-    """
-
-    old: Result
-    new: Result
-    outcome: Outcome
-    times_s: tuple[float, float] | None
-    at_s: float
-    is_compared: bool = True
-
-
-def evidence_of(
-    old: Result,
-    new: Result,
-    comparison: Comparison,
-    times_s: tuple[float, float] | None,
-    at_s: float,
-) -> Evidence:
-    """Return the evidence of one comparison; times of failed calls do not count."""
-    replied = old.error is None and new.error is None
-    times_s = times_s if replied else None
-    is_compared = replied and comparison.is_compared
-    return Evidence(old, new, comparison.outcome, times_s, at_s, is_compared)
-
-
-@dataclass(frozen=True, slots=True)
-class GuardVerdict:
-    """The verdict of one limit.
-
-    Attributes:
-        guard: Its key in the configuration, such as "errors.below".
-        evidence: Counts and bounds, for people.
-    """
-
-    guard: str
-    standing: Standing
-    evidence: str
-
-    def document(self) -> dict[str, Any]:
-        """Return the verdict as JSON values."""
-        return {
-            "guard": self.guard,
-            "verdict": self.standing.value,
-            "evidence": self.evidence,
-        }
-
-
-class Guard(Protocol):
-    """One limit; once it has tripped, it stays so.
-
-    Attributes:
-        key: Names its form of counts.
-    """
-
-    @property
-    def key(self) -> str: ...  # noqa: D102
-
-    def add(self, evidence: Evidence) -> None:
-        """Add one call."""
-
-    def verdict(self) -> GuardVerdict:
-        """Return what the calls so far show."""
-
-    def counts(self) -> list[float]:
-        """Return what `resume` continues with, at most some thousand numbers."""
-
-    def resume(self, counts: Sequence[float]) -> None:
-        """Add what `counts` of an earlier guard with this key and limit returned.
-
-        Raises:
-            ValueError: It cannot have returned that.
-        """
 
 
 class Guards:
@@ -138,23 +49,29 @@ class Guards:
 
     def __init__(self, config: GuardsConfig, *, has_noise: bool = False) -> None:
         self._guards: list[Guard] = []
-        self._noise: _NoiseGuard | None = None
+        self._noise: NoiseGuard | None = None
         if config.mismatch is not None:
             limit = config.mismatch.below
             if has_noise:
-                self._noise = _NoiseGuard("mismatch.below", limit)
+                self._noise = NoiseGuard("mismatch.below", limit)
                 self._guards.append(self._noise)
             else:
-                self._guards.append(_RateGuard("mismatch.below", limit, _is_different))
+                self._guards.append(_RateGuard("mismatch.below", limit, is_different))
         errors, latency = config.error_limits, config.latency
         if errors is not None and errors.below is not None:
             self._guards.append(_RateGuard("errors.below", errors.below, _is_server_error))
         if errors is not None and errors.above_old is not None:
-            self._guards.append(_ExcessGuard("errors.above_old", errors.above_old))
+            self._guards.append(ErrorExcessGuard("errors.above_old", errors.above_old))
         if latency is not None and latency.p99 is not None:
             self._guards.append(_LatencyGuard("latency.p99", latency.p99, _P99Time()))
         if latency is not None and latency.p99_ratio is not None:
             self._guards.append(_LatencyGuard("latency.p99_ratio", latency.p99_ratio, _P99Ratio()))
+
+    def ignore_times(self, problem: str) -> None:
+        """Leave the guards of times undecided: *problem* is why they say nothing."""
+        for guard in self._guards:
+            if isinstance(guard, _LatencyGuard):
+                guard.problem = problem
 
     def add(self, evidence: Evidence) -> None:
         """Add one call to each guard."""
@@ -193,12 +110,6 @@ _Judge = Callable[[Evidence], bool | None]
 """Returns whether a call is bad; None for one that says nothing about the limit."""
 
 
-def _is_different(evidence: Evidence) -> bool | None:
-    if not evidence.is_compared:
-        return None
-    return evidence.outcome in {Outcome.MISMATCH, Outcome.STRUCTURE}
-
-
 def _is_server_error(evidence: Evidence) -> bool | None:
     if evidence.new.error is ErrorCode.CANCELLED:
         return None
@@ -207,12 +118,8 @@ def _is_server_error(evidence: Evidence) -> bool | None:
     return evidence.new.error in SERVER_ERRORS
 
 
-def _failures(evidence: Evidence) -> tuple[bool, bool] | None:
-    """Return whether the old and the new server failed; None if a client left."""
-    errors = evidence.old.error, evidence.new.error
-    if ErrorCode.CANCELLED in errors:
-        return None
-    return errors[0] is not None, errors[1] is not None
+def _last(window: tuple[int, int]) -> str:
+    return f"{window[0]} of the last {window[1]}"
 
 
 class _RateGuard:
@@ -225,7 +132,8 @@ class _RateGuard:
         self._bad = 0
         self._total = 0
         self._detector = ChangeDetector(limit)
-        self._tripped_earlier = False
+        # What tripped before a restart: bad ones of the last calls, and the calls.
+        self._tripped_earlier: tuple[int, int] | None = None
 
     def add(self, evidence: Evidence) -> None:
         is_bad = self._judge(evidence)
@@ -245,181 +153,26 @@ class _RateGuard:
         self._total += round(total)
         self._bad += round(bad)
         self._detector.resume(sums)
-        self._tripped_earlier |= self._detector.is_tripped
+        if self._tripped_earlier is None and self._detector.is_tripped:
+            self._tripped_earlier = self._detector.window
 
     def verdict(self) -> GuardVerdict:
-        high = confidence_sequence(self._bad, self._total)[1]
-        text = f"{self._bad} of {self._total}, at most {high:.3%}, limit {self._limit:.3%}"
+        limit = f"limit {self._limit:.3%}"
         tripped = self._detector.tripped_after
+        if self._tripped_earlier is not None:
+            text = f"{_last(self._tripped_earlier)}, {limit}; tripped before a restart"
+            return GuardVerdict(self.key, Standing.TRIPS, text)
         if tripped is not None:
-            return GuardVerdict(self.key, Standing.TRIPS, f"{text}; tripped after call {tripped}")
-        if self._tripped_earlier:
-            return GuardVerdict(self.key, Standing.TRIPS, f"{text}; tripped before a restart")
+            text = f"{_last(self._detector.window)}, {limit}; tripped after call {tripped}"
+            return GuardVerdict(self.key, Standing.TRIPS, text)
+        high = confidence_sequence(self._bad, self._total)[1]
+        text = f"{self._bad} of {self._total}, at most {high:.3%}, {limit}"
         if high < self._limit:
             return GuardVerdict(self.key, Standing.HOLDS, text)
         needed = sequential_calls_needed(self._limit)
         if self._total < needed and not self._bad:
             text += f"; {needed} calls without one are needed"
         return GuardVerdict(self.key, Standing.UNDECIDED, text)
-
-
-class _ExcessGuard:
-    """Compares the errors of both servers in the last calls."""
-
-    def __init__(self, name: str, limit: float) -> None:
-        self.key = name
-        self._limit = limit
-        self._calls: deque[tuple[bool, bool]] = deque(maxlen=_EXCESS_CALLS)
-        self._old = 0
-        self._new = 0
-        self._total = 0
-        self._tripped_after: int | None = None
-
-    def add(self, evidence: Evidence) -> None:
-        failures = _failures(evidence)
-        if failures is None:
-            return
-        if len(self._calls) == _EXCESS_CALLS:
-            old, new = self._calls[0]
-            self._old -= old
-            self._new -= new
-        old, new = failures
-        self._calls.append((old, new))
-        self._old += old
-        self._new += new
-        self._total += 1
-        if new and self._tripped_after is None and self._interval()[0] > self._limit:
-            self._tripped_after = self._total
-
-    def counts(self) -> list[float]:
-        calls = (old + 2 * new for old, new in self._calls)
-        return [self._total, self._tripped_after or 0, *calls]
-
-    def resume(self, counts: Sequence[float]) -> None:
-        if not counts:
-            return
-        total, tripped_after, *codes = _integers(counts, _EXCESS_CALLS + 2)
-        if any(code > 3 for code in codes):  # noqa: PLR2004  # both failed
-            raise ValueError("a call has two results")
-        earlier = [(bool(code & 1), bool(code & 2)) for code in codes]
-        self._calls.extendleft(earlier[::-1][: _EXCESS_CALLS - len(self._calls)])
-        self._old = sum(old for old, _ in self._calls)
-        self._new = sum(new for _, new in self._calls)
-        self._tripped_after = _earliest(tripped_after, self._tripped_after, total)
-        self._total += total
-
-    def _interval(self) -> tuple[float, float]:
-        count = len(self._calls)
-        return newcombe_interval(self._new, count, self._old, count)
-
-    def verdict(self) -> GuardVerdict:
-        low, high = self._interval()
-        text = (
-            f"{self._new} at new and {self._old} at old in the last {len(self._calls)} calls, "
-            f"{low:.3%} to {high:.3%} more, limit {self._limit:.3%}"
-        )
-        if self._tripped_after is not None:
-            text += f"; tripped after call {self._tripped_after}"
-            return GuardVerdict(self.key, Standing.TRIPS, text)
-        standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
-        return GuardVerdict(self.key, standing, text)
-
-
-class _RecentRate:
-    """How many of the last calls are bad."""
-
-    def __init__(self) -> None:
-        self._calls: deque[bool] = deque(maxlen=_EXCESS_CALLS)
-        self.bad = 0
-
-    @property
-    def total(self) -> int:
-        return len(self._calls)
-
-    def add(self, is_bad: bool) -> None:
-        if len(self._calls) == _EXCESS_CALLS:
-            self.bad -= self._calls[0]
-        self._calls.append(is_bad)
-        self.bad += is_bad
-
-    def calls(self) -> list[int]:
-        return [int(is_bad) for is_bad in self._calls]
-
-    def resume(self, earlier: Sequence[int]) -> None:
-        calls = [bool(each) for each in earlier]
-        self._calls.extendleft(calls[::-1][: _EXCESS_CALLS - len(self._calls)])
-        self.bad = sum(self._calls)
-
-
-class _NoiseGuard:
-    """Compares the mismatches of the last calls with those of the old server with itself."""
-
-    def __init__(self, name: str, limit: float) -> None:
-        self.key = f"{name} with noise"
-        self._name = name
-        self._limit = limit
-        self._found = _RecentRate()
-        self._noise = _RecentRate()
-        self._total = 0
-        self._tripped_after: int | None = None
-
-    def add(self, evidence: Evidence) -> None:
-        is_bad = _is_different(evidence)
-        if is_bad is None:
-            return
-        self._found.add(is_bad)
-        self._total += 1
-        if is_bad and self._tripped_after is None and self._interval()[0] > self._limit:
-            self._tripped_after = self._total
-
-    def add_noise(self, is_bad: bool) -> None:
-        self._noise.add(is_bad)
-
-    def counts(self) -> list[float]:
-        found, noise = self._found.calls(), self._noise.calls()
-        return [self._total, self._tripped_after or 0, len(found), *found, *noise]
-
-    def resume(self, counts: Sequence[float]) -> None:
-        if not counts:
-            return
-        total, tripped_after, found, *calls = _integers(counts, 2 * _EXCESS_CALLS + 3)
-        self._found.resume(calls[:found])
-        self._noise.resume(calls[found:])
-        self._tripped_after = _earliest(tripped_after, self._tripped_after, total)
-        self._total += total
-
-    def _interval(self) -> tuple[float, float]:
-        found, noise = self._found, self._noise
-        return newcombe_interval(found.bad, found.total, noise.bad, noise.total)
-
-    def verdict(self) -> GuardVerdict:
-        low, high = self._interval()
-        text = (
-            f"{self._found.bad} of the last {self._found.total} differ, and {self._noise.bad} of "
-            f"{self._noise.total} of the old server with itself, {low:.3%} to {high:.3%} more, "
-            f"limit {self._limit:.3%}"
-        )
-        if self._tripped_after is not None:
-            text += f"; tripped after call {self._tripped_after}"
-            return GuardVerdict(self._name, Standing.TRIPS, text)
-        standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
-        return GuardVerdict(self._name, standing, text)
-
-
-def _integers(counts: Sequence[float], largest_count: int) -> list[int]:
-    """Return counts as integers.
-
-    Raises:
-        ValueError: There are more of them than *largest_count*, or one is negative.
-    """
-    if len(counts) > largest_count or not all(0 <= each < math.inf for each in counts):
-        raise ValueError(f"{len(counts)} counts; expected {largest_count}, none of them negative")
-    return [round(each) for each in counts]
-
-
-def _earliest(before: int, now: int | None, total: int) -> int | None:
-    """Return the call after which a guard tripped, of those before a restart and those since."""
-    return before or (None if now is None else total + now)
 
 
 class _Quantity(Protocol):
@@ -470,6 +223,7 @@ class _LatencyGuard:
         self._next_look_s = -math.inf
         self._was_above = False
         self._has_tripped = False
+        self.problem = ""
 
     def add(self, evidence: Evidence) -> None:
         if evidence.times_s is None:
@@ -493,7 +247,7 @@ class _LatencyGuard:
     def resume(self, counts: Sequence[float]) -> None:
         if not counts:
             return
-        tripped, *times = _integers(counts, 2 * _KEPT_TIMES + 1)
+        tripped, *times = integers(counts, 2 * _KEPT_TIMES + 1)
         pairs = [(old / 1e6, new / 1e6) for old, new in zip(times[::2], times[1::2], strict=True)]
         self._times.extendleft(pairs[::-1][: _LATENCY_CALLS - len(self._times)])
         self._has_tripped |= bool(tripped)
@@ -502,6 +256,8 @@ class _LatencyGuard:
         return sorted(old for old, _ in self._times), sorted(new for _, new in self._times)
 
     def verdict(self) -> GuardVerdict:
+        if self.problem:
+            return GuardVerdict(self.key, Standing.UNDECIDED, f"not judged: {self.problem}")
         old, new = self._sorted()
         text = self._quantity.text
         if not new:
@@ -515,47 +271,3 @@ class _LatencyGuard:
             return GuardVerdict(self.key, Standing.TRIPS, found)
         standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
         return GuardVerdict(self.key, standing, found)
-
-
-def unjudged_calls(
-    summary: Summary, conditions: Sequence[Condition], guards: Sequence[GuardVerdict]
-) -> list[str]:
-    """Return what went wrong with calls that no condition and no guard judges.
-
-    A comparison with such calls has not passed, whatever its replies show.
-    """
-    found = []
-    failed, total = summary.counts("errors")
-    judges = [*(each.metric for each in conditions), *(each.guard for each in guards)]
-    if failed and not any(name.partition(".")[0] == "errors" for name in judges):
-        found.append(
-            f"{failed} of {total} calls failed at the new server, and nothing judges errors; "
-            "expected a condition such as errors>1%"
-        )
-    if summary.unreadable:
-        found.append(f"{summary.unreadable} calls have replies that cannot be compared")
-    return found
-
-
-def verdict_text(
-    failures: Sequence[str],
-    guards: Sequence[GuardVerdict],
-    *,
-    has_conditions: bool,
-    unjudged: Sequence[str] = (),
-) -> str:
-    """Return the verdict on a comparison: failed with the reasons, undecided, passed or none.
-
-    Args:
-        failures: Of the conditions that do not hold.
-        guards: A guard that trips is a failure, too.
-        has_conditions: Whether there are conditions; without any and without guards it is "none".
-        unjudged: Of `unjudged_calls`.
-    """
-    tripped = [f"{each.guard} trips" for each in guards if each.standing is Standing.TRIPS]
-    undecided = [each.guard for each in guards if each.standing is Standing.UNDECIDED]
-    if failures or tripped:
-        return f"failed, {'; '.join([*failures, *tripped])}"
-    if undecided or unjudged:
-        return f"undecided, {', '.join([*undecided, *unjudged])}"
-    return "passed" if has_conditions or guards else "none (no --fail-if and no guard)"

@@ -27,8 +27,8 @@ from gateway.app.processes.channel import (
     WorkerSetup,
     open_channel,
     read_setup,
-    stop_signal,
 )
+from gateway.app.signals import StopSignal, ignore_log_signals
 from gateway.config.load import ConfigError
 from gateway.migration.captures.recorder import CaptureRecorder, Sender
 from gateway.migration.captures.sampling import CaptureOptions
@@ -42,7 +42,7 @@ from gateway.migration.mirror.keeper import NAME
 from gateway.migration.mirror.mirroring import Mirroring
 from gateway.migration.mirror.packets import PACKET_BYTES, PacketReader
 from gateway.migration.options import captures_of
-from gateway.telemetry import logs
+from gateway.telemetry import error_texts, logs
 from gateway.telemetry.aggregation import snapshot
 from gateway.telemetry.lost_lines import LostLines
 
@@ -156,6 +156,7 @@ class Inbox:
 def main() -> int:
     """Write captures until a signal or the exit of the parent; return the exit status."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ignore_log_signals()
     os.nice(_NICE)
     # It then interrupts no process when it wakes up: with 10 % of the calls recorded at half load,
     # their 99th percentile is 1.6 times that without a recording, else 3 times (on two cores).
@@ -170,11 +171,12 @@ def main() -> int:
         return _FAILED
     settings = setup.loaded.config.telemetry.log
     logs.configure(settings.level, settings.format, worker="shadow")
+    error_texts.configure(settings.server_errors)
     return asyncio.run(_run(setup, sock))
 
 
 async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
-    stop = stop_signal()
+    stop = StopSignal(is_final=False)
     channel = await open_channel(sock)
     sockets: dict[str, dict[int, socket.socket]] = {}
     for name, sock_of_worker in setup.parts[NAME].open().sockets.items():

@@ -3,16 +3,18 @@
 import json
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gateway.api.protocol import Codec, FramingCodec, ResponseSplitter
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest, inference_of
-from gateway.ir.context import Origin
+from gateway.ir.context import Metadata, Origin
 from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
 from gateway.ir.tensor import Tensor
 from gateway.migration.captures.records import INVALID_VALUES, RecordedCall
 from gateway.migration.compare.replies import Result
 from gateway.migration.replay.wire_messages import request_of
+from gateway.wire.grpc import GrpcRequest
+from gateway.wire.http import Headers, HttpRequest
 
 R = TypeVar("R")
 Q = TypeVar("Q")
@@ -34,10 +36,12 @@ class RecordedRequests(FramingCodec[Any, Any]):
 
     Args:
         inner: The codec of the protocol.
+        headers: Headers or metadata that each message gets, in place of those of the same name.
     """
 
-    def __init__(self, inner: Codec[Any, Any]) -> None:
+    def __init__(self, inner: Codec[Any, Any], headers: Metadata = ()) -> None:
         self._inner = inner
+        self._headers = headers
         self.name = inner.name
         self.needs = inner.needs
 
@@ -63,7 +67,7 @@ class RecordedRequests(FramingCodec[Any, Any]):
         origin = call.context.origin
         if origin is None or inference_of(call) is None:
             return self._inner.encode_call(call)
-        return origin.wire
+        return _with_headers(origin.wire, self._headers) if self._headers else origin.wire
 
     def decode_reply(self, call: Call[R], wire: Any, /) -> R:
         """Read the response to *call*."""
@@ -72,6 +76,19 @@ class RecordedRequests(FramingCodec[Any, Any]):
     def decode_item(self, call: StreamInferRequest, wire: Any, /) -> InferResponse:
         """Read one response of a stream."""
         return self._inner.decode_item(call, wire)
+
+
+def _with_headers(wire: Any, headers: Metadata) -> Any:
+    """Return a message with other headers; a frame of a stream has none."""
+    names = {name for name, _ in headers}
+    if isinstance(wire, HttpRequest):
+        kept = [pair for pair in wire.headers.pairs if pair[0].lower() not in names]
+        found = Headers([*kept, *cast("list[tuple[str, str]]", headers)])
+        return HttpRequest(wire.method, wire.path, wire.query, found, wire.body)
+    if isinstance(wire, GrpcRequest):
+        others = [pair for pair in wire.metadata if pair[0] not in names]
+        return GrpcRequest(wire.method, wire.message, (*others, *headers))
+    return wire
 
 
 def recorded_message(record: RecordedCall, codec: Codec[Any, Any]) -> Call[Any]:

@@ -21,7 +21,7 @@ from gateway.migration.compare.statistics import (
 )
 from gateway.migration.compare.summary import Summary, percentile
 from gateway.migration.compare.tensors import Outcome
-from gateway.migration.evidence.guards import GuardVerdict
+from gateway.migration.evidence.verdicts import GuardVerdict
 from gateway.migration.replay.differences import ComparedCall
 from gateway.migration.report.blocks import Block, Plot, Section, TextTable
 from gateway.migration.report.plots import (
@@ -264,6 +264,11 @@ def _latency_blocks(summary: Summary) -> Iterator[Block]:
     if not new:
         yield "No call has times of both servers."
         return
+    if summary.times_problem:
+        shown = [(f"p{share * 100:.0f}", _ms(percentile(new, share))) for share in _SHARES]
+        yield f"The times of both servers are not compared: {summary.times_problem}."
+        yield TextTable(("quantile", "new"), shown, right=(1,))
+        return
     rows = []
     for share in _SHARES:
         below, above = percentile(old, share), percentile(new, share)
@@ -312,8 +317,9 @@ def _method_blocks(facts: ReportFacts) -> Iterator[Block]:
     yield (
         "Requests are counted, not rows. Rates have the interval of Wilson (1927), looked at once. "
         "Guards hold by a confidence sequence (Robbins 1970; Howard et al. 2021), valid at every "
-        "number of calls, and trip by an e-detector (Shin, Ramdas, Rinaldo 2023). The excess of "
-        "errors has the interval of Newcombe (1998). Bounds of latency are order statistics, "
+        "number of calls, and trip by an e-detector (Shin, Ramdas, Rinaldo 2023). An excess of "
+        "errors holds by two such sequences, joined as by Newcombe (1998), and trips by the "
+        "likelihood ratio of the latest calls (Lai 1995). Bounds of latency are order statistics, "
         "without an assumed distribution."
     )
 

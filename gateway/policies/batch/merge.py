@@ -14,6 +14,7 @@ from gateway.ir.context import REQUEST_ID, TRACING, Context, Need, Parameters
 from gateway.ir.data import (
     ArrayData,
     ItemsData,
+    JsonItemsData,
     RawData,
     SharedMemoryData,
     SlicedData,
@@ -34,8 +35,8 @@ _CALL_SPECIFIC = frozenset({*TRACING, REQUEST_ID})
 def row_count(call: InferRequest) -> int:
     """Return the number of rows on the batch axis of *call*; 0 if it cannot be merged.
 
-    A call in a sequence, with tensors in shared memory, without rows, or without a common batch
-    axis cannot be merged.
+    A call in a sequence, with tensors in shared memory or elements of BYTES that are no strings,
+    without rows, or without a common batch axis cannot be merged.
     """
     inputs = call.inputs
     if call.sequence is not None or call.batch_size is not None or not inputs:
@@ -45,7 +46,7 @@ def row_count(call: InferRequest) -> int:
         shape, data = tensor.shape, tensor.data
         if tensor.datatype is None or not shape or shape[0] != rows:
             return 0
-        if isinstance(data, SlicedData | SharedMemoryData):
+        if isinstance(data, SlicedData | SharedMemoryData | JsonItemsData):
             return 0
     if any(output.shared is not None for output in call.outputs):
         return 0
@@ -153,6 +154,8 @@ def _check_size(tensor: Tensor) -> None:
     data, datatype = tensor.data, tensor.datatype
     if isinstance(data, ItemsData):
         found, expected = len(data.items), count
+    elif isinstance(data, JsonItemsData):
+        found, expected = len(data.values), count
     elif datatype is Datatype.BYTES and isinstance(data, RawData):
         check_items(tensor.name, data.view, count)
         return
@@ -162,7 +165,7 @@ def _check_size(tensor: Tensor) -> None:
         size_bytes = 0 if datatype is None else datatype.size_bytes
         found, expected = as_raw(tensor).nbytes, count * size_bytes
     if found != expected:
-        kind = "elements" if isinstance(data, ItemsData | ArrayData) else "bytes"
+        kind = "elements" if isinstance(data, ItemsData | JsonItemsData | ArrayData) else "bytes"
         raise InvalidTensor(
             f"tensor {tensor.name!r} has {found} {kind}, its shape {list(tensor.shape or ())} "
             f"needs {expected}"
@@ -221,6 +224,9 @@ def _slicer(tensor: Tensor) -> Callable[[int, int], TensorData]:
     if isinstance(data, ItemsData):
         items = data.items
         return lambda start, stop: ItemsData(items[start * per_row : stop * per_row])
+    if isinstance(data, JsonItemsData):
+        values = data.values
+        return lambda start, stop: JsonItemsData(values[start * per_row : stop * per_row])
     if isinstance(data, ArrayData):
         array = as_numpy(tensor)
         return lambda start, stop: ArrayData(array[start:stop])

@@ -30,6 +30,7 @@ from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.streams import close_stream, map_stream
 from gateway.policies.limits.deadline import StreamTimeouts, StreamWithTimeouts, deadline_error
 from gateway.service import Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -141,15 +142,21 @@ class RetryBudget:
             return None
         # Full jitter: "Exponential Backoff And Jitter", AWS Architecture Blog, and gRPC A6.
         pause_s = self._draw() * min(rules.max_s, rules.base_s * 2.0 ** (attempts - 1))
+        if not self._is_moved(error):
+            if error.has_alternative is False and reason == "overloaded":
+                return None  # all endpoints refuse calls
+            pause_s = max(pause_s, error.retry_after_s or 0.0)
+            if pause_s > rules.max_s:
+                return None
         deadline = call.context.deadline
         if deadline is not None and self._clock() + pause_s >= deadline:
             return None
-        if not self._has_budget(is_sent=reason not in UNSENT):
+        if not self._has_budget(error, reason):
             self._set_exhausted(True)
             self._report(reason, "no_budget")
             return None
         self._set_exhausted(False)
-        log.debug("retry", model=str(call.model), pause_s=pause_s, error=error.message)
+        log.debug("retry", model=str(call.model), pause_s=pause_s, error=error_text(error))
         return pause_s
 
     def _is_repeatable(self, call: Call[Any], reason: str) -> bool:
@@ -163,11 +170,18 @@ class RetryBudget:
         body = streaming_body_of(call)
         return body is None or not body.is_started  # forwarded bytes are no longer available
 
-    def _has_budget(self, *, is_sent: bool) -> bool:
+    def _is_moved(self, error: errors.GatewayError) -> bool:
+        """Return whether another endpoint serves a call that one has refused."""
+        never = error.retry_after_s == math.inf
+        return self.rules.elsewhere and error.has_alternative is True and not never
+
+    def _has_budget(self, error: errors.GatewayError, reason: str) -> bool:
+        if reason == "overloaded" and self._is_moved(error):
+            return True  # the servers that refuse calls get no more of them
         rules = self.rules
         if self._retrying >= max(rules.least, int(rules.ratio * self.active)):
             return False
-        if not is_sent:
+        if reason in UNSENT:
             return True
         now = self._clock()
         decay = math.exp((self._counted_at - now) / _WINDOW_S)

@@ -34,6 +34,8 @@ _WORD: Final = Struct("<I")
 _MOST_ERRORS: Final = 64
 # A model has fewer outputs; longer lists are the dump of a complete graph (graphpipe-tf).
 _GRAPH: Final = 64
+# No signature has more tensors than this.
+_SIGNATURE: Final = 256
 _DEFAULTS: Final = re.compile(r"Default (Inputs|Outputs): \[([^\]]*)\]")
 _TENSOR_VTABLE_AT, _SHAPELESS_VTABLE_AT = 20, 32
 _TEXT_FIELDS: Final = range(48, 64, 4)
@@ -165,9 +167,10 @@ def _tensors(
         return ()
     start, count = message.vector(field, 4, "inputs or outputs of the metadata")
     if count <= _GRAPH or defaults is None:
-        if count > message.limits.tensors:
+        most = min(message.limits.tensors, _SIGNATURE)
+        if count > most:
             raise TooLarge(
-                f"metadata has {count} tensors, at most {message.limits.tensors} are allowed: the "
+                f"metadata has {count} tensors, at most {most} are allowed: the "
                 "server lists its complete graph, configure inputs and outputs",
                 limit="tensors",
             )

@@ -11,6 +11,7 @@ tensors.
 Source: docs/protocols/grps.md, "5. Forms of data".
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -109,6 +110,12 @@ def reply_message(reply_format: ReplyFormat, reply: InferResponse) -> GrpsMessag
             return GrpsMessage(status=SUCCESS, form=ContentFormat.BIN_DATA, data=item)
     tensors = tuple([_outgoing(tensor) for tensor in outputs])
     return GrpsMessage(status=SUCCESS, form=ContentFormat.GTENSORS, tensors=tensors)
+
+
+def has_only_text(reply: InferResponse) -> bool:
+    """Return whether BYTES of *reply* can only be text: a single element may be `bin_data`."""
+    outputs = reply.outputs
+    return len(outputs) != 1 or math.prod(outputs[0].shape or ()) != 1
 
 
 def request_message(call: InferRequest, form: ContentFormat | None, *, widen: bool) -> GrpsMessage:

@@ -16,7 +16,7 @@ from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, Malfo
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
 from gateway.protocols.grps.brpc import codec as brpc
-from gateway.protocols.grps.content import ReplyFormat
+from gateway.protocols.grps.content import ReplyFormat, has_only_text
 from gateway.protocols.grps.errors import NoMethod, ends_call
 from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import read_options
@@ -96,6 +96,10 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
             Unsupported: grps cannot carry the reply.
         """
         return _response(calls.encode_method_reply(call, item, _reply_format(call)))
+
+    def has_only_text(self, _call: StreamInferRequest, item: InferResponse, /) -> bool:
+        """Return whether BYTES of an item can only be text."""
+        return has_only_text(item)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> GrpcResponse:
         """Write *error* as a message whose Status is FAILURE, or end the call with it.

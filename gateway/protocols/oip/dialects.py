@@ -3,12 +3,25 @@
 Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 """
 
+import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest
+
+
+class NonfiniteWords(enum.Enum):
+    """The words for NaN and infinities that a parser of JSON reads."""
+
+    PYTHON = enum.auto()
+    """NaN, Infinity and -Infinity. A number that no double holds is an infinity."""
+    RAPID = enum.auto()
+    """RapidJSON's, which Triton has: also -NaN, Inf and -Inf. Such a number is an error."""
+    ANY = enum.auto()
+    """All these words and numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +30,14 @@ class Dialect:
 
     Attributes:
         has_binary: It has the binary tensor extension.
-        has_half_in_json: It accepts FP16 as JSON numbers.
+        has_null_infinities: It writes infinities into JSON as `null`.
+        has_half_in_json: It accepts and sends FP16 as JSON numbers.
+        reads_as_numpy: It converts the elements of JSON as numpy does, so `null` is NaN, 1.0 and
+            "1" are integers, and 1 is true. A shape may have one -1, and elements of BYTES may be
+            any JSON value.
+        reads_json_parameters: Parameters may be lists and objects.
+        reserves_keys: Parameters with the names of Triton's have types.
+        reads_words: The words for NaN and infinities that it reads in JSON; None for none.
         is_text_only: Its BYTES are text, in the binary form too.
         has_versions: A path may have a version.
         needs_id: It fails on requests without an id.
@@ -41,7 +61,12 @@ class Dialect:
 
     name: str
     has_binary: bool
+    has_null_infinities: bool = False
     has_half_in_json: bool = False
+    reads_as_numpy: bool = False
+    reads_json_parameters: bool = False
+    reserves_keys: bool = True
+    reads_words: NonfiniteWords | None = None
     is_text_only: bool = False
     has_versions: bool = True
     needs_id: bool = False
@@ -69,11 +94,14 @@ _TRITON = Dialect(
     has_whole_versions=True,
     has_generate_stream=True,
     has_nonfinite_words=True,
+    reads_words=NonfiniteWords.RAPID,
 )
+
+KSERVE: Final = "kserve"
 
 # Triton has the most features: an unknown server is assumed to be one.
 _UNKNOWN = replace(_TRITON, echoes_id=None)
-DIALECTS: Mapping[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
+DIALECTS: dict[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
     dialect.name: dialect
     for dialect in (
         _TRITON,
@@ -81,7 +109,11 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
             name="mlserver",
             echoes_id=True,
             has_binary=False,
+            has_null_infinities=True,
             has_half_in_json=True,
+            reads_as_numpy=True,
+            reads_json_parameters=True,
+            reserves_keys=False,
             is_text_only=True,
             has_infer_stream=True,
             has_index=True,
@@ -90,10 +122,14 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
             keeps_names=True,
         ),
         Dialect(
-            name="kserve",
+            name=KSERVE,
             echoes_id=False,
             numbers=400_000,
             has_binary=True,
+            has_null_infinities=True,
+            reads_as_numpy=True,
+            reads_words=NonfiniteWords.PYTHON,
+            reserves_keys=False,
             is_text_only=True,
             has_versions=False,
             needs_id=True,
@@ -113,11 +149,27 @@ DIALECTS: Mapping[str, Dialect] = {"auto": _UNKNOWN, "unknown": _UNKNOWN} | {
     )
 }
 
-_SERVER_NAMES = {
+MOST_LENIENT: Final = "any"
+"""The name of a dialect that reads what any server reads; no server has it."""
+
+READERS: Final[Mapping[str, Dialect]] = DIALECTS | {
+    MOST_LENIENT: Dialect(
+        name=MOST_LENIENT,
+        has_binary=True,
+        has_half_in_json=True,
+        reads_as_numpy=True,
+        reads_json_parameters=True,
+        reads_words=NonfiniteWords.ANY,
+        reserves_keys=False,
+    )
+}
+"""How requests are read, by the dialect of their server."""
+
+_SERVER_NAMES: Final = {
     "triton": "triton",
     "tensor-gateway": "gateway",
     "mlserver": "mlserver",
-    "kserve": "kserve",
+    "kserve": KSERVE,
     "openvino model server": "ovms",
     "ovms": "ovms",
 }

@@ -5,7 +5,7 @@ docs/protocols/open-inference.md, "9. Parameters and headers".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Parameter, Sequence
@@ -16,6 +16,8 @@ INT64_MIN, INT64_MAX, UINT64_MAX = -(1 << 63), (1 << 63) - 1, (1 << 64) - 1
 
 BINARY_DATA_OUTPUT = "binary_data_output"
 _EMPTY_FINAL = "triton_enable_empty_final_response"
+_FLAGS = frozenset({"sequence_start", "sequence_end", BINARY_DATA_OUTPUT, _EMPTY_FINAL})
+_UNSIGNED = frozenset({"priority", "timeout"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,14 @@ NO_REQUEST_PARAMETERS = RequestParameters()
 
 
 def split_parameters(
-    parameters: Mapping[str, Parameter], limits: MessageLimits
+    parameters: Mapping[str, Parameter], limits: MessageLimits, *, reserved: bool = True
 ) -> RequestParameters:
     """Separate the reserved request parameters from *parameters*.
+
+    Args:
+        parameters: Of a request.
+        limits: On the id of a sequence.
+        reserved: Refuse reserved ones of another type or value; else they are for the model.
 
     Raises:
         InvalidRequest: A reserved one has the wrong type or value, or belongs to Triton.
@@ -50,6 +57,12 @@ def split_parameters(
     """
     if not parameters:
         return NO_REQUEST_PARAMETERS
+    if not reserved:
+        own = {key: value for key, value in parameters.items() if _is_own(key, value)}
+        found = split_parameters(
+            {key: value for key, value in parameters.items() if key not in own}, limits
+        )
+        return replace(found, custom={**found.custom, **own})
     custom = dict(parameters)
     sequence_id = custom.pop("sequence_id", 0)
     if isinstance(sequence_id, bool | float) or (
@@ -103,6 +116,21 @@ def check_integer(key: str, value: int) -> int:
     if not INT64_MIN <= value <= UINT64_MAX:
         raise InvalidRequest(f"parameter {key!r} is {value}: expected an integer of 64 bits")
     return value
+
+
+def _is_own(key: str, value: Parameter) -> bool:
+    """Return whether a parameter has a reserved name, and a value that the name does not have."""
+    if key == "sequence_id":
+        return type(value) is not str and not _is_unsigned(value)
+    if key in _UNSIGNED:
+        return not _is_unsigned(value)
+    if key in _FLAGS:
+        return type(value) is not bool
+    return key.startswith("triton_")
+
+
+def _is_unsigned(value: Parameter) -> bool:
+    return type(value) is int and 0 <= value <= UINT64_MAX
 
 
 def _flag(parameters: dict[str, Parameter], key: str) -> bool:

@@ -29,8 +29,9 @@ from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.resolver import UNIX, UpstreamConnector
-from gateway.transports.net.tls import MAYBE_TLS, NEEDS_TLS, TLS_ALERT, connect_failure_text
+from gateway.transports.net.tls import NEEDS_TLS, TLS_ALERT, connect_failure_text
 from gateway.transports.net.tls_files import Authorities, TlsContext
+from gateway.transports.net.wrong_port import MAYBE_HTTP, SERVES_HTTP
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
@@ -134,18 +135,18 @@ class GrpcClientConnection(Http2Protocol):
         """Ask a silent server whether it is there: a call has ended without a response."""
         now = monotonic()
         self._note_received(now)
-        if self.is_open() and self._silence.should_ask(now):
+        if self.is_open() and self._silence.should_ping(now):
             self.core.ping()
             self.flush_soon()
+            gone_at = now + ACKNOWLEDGED_WITHIN_S
+            self.loop.call_later(ACKNOWLEDGED_WITHIN_S, self._retire_if_gone, gone_at)
 
     # -- for the protocol
 
     def is_foreign(self, data: bytes) -> bool:
         """Return whether the server speaks HTTP/1 or TLS, and close the connection if so."""
         if data.startswith(b"HTTP/1."):
-            self._closing_reason = (
-                "it serves HTTP/1 on this port; for HTTP use a URL such as oip+http://"
-            )
+            self._closing_reason = SERVES_HTTP
         elif data.startswith(TLS_ALERT):
             self._closing_reason = NEEDS_TLS
         else:
@@ -161,11 +162,12 @@ class GrpcClientConnection(Http2Protocol):
             call.fail(error)
 
     def connection_lost(self, error: BaseException | None) -> None:
-        """Fail every call: the connection is lost."""
+        """Fail every call whose response has not arrived: the connection is lost."""
+        self.read_rest(error)
         self.transport = None
         why = self._closing_reason or (str(error) if error else "the server closed it")
         if not self.ready.done():
-            reason = self._closing_reason or f"{why}; {MAYBE_TLS}"
+            reason = self._closing_reason or f"{why}; {MAYBE_HTTP}"
             self.ready.set_exception(ConnectionError(reason))
             self.ready.exception()  # asyncio warns of an error that nobody retrieves
         for call in self._calls():
@@ -258,14 +260,18 @@ class GrpcClientConnection(Http2Protocol):
             self.idle_since = now
         elif self._closing_reason is not None or now - self.idle_since > keepalive_s:
             self.retire()
-        self._note_received(now)
-        if self._silence.is_gone(now) and self._closing_reason is None:
-            self._closing_reason = f"the server acknowledged no PING in {ACKNOWLEDGED_WITHIN_S:g} s"
-            self._pool.remove(self)
+        self._retire_if_gone(now)
         stuck = self.stuck_since
         if stuck is not None and now - stuck > _WRITE_TIMEOUT_S:
             self._closing_reason = f"the server read nothing for {_WRITE_TIMEOUT_S:g} s"
             self.abort()
+
+    def _retire_if_gone(self, now: float) -> None:
+        """Start no more calls if a PING was not acknowledged."""
+        self._note_received(now)
+        if self._silence.is_gone(now) and self.is_open():
+            self._closing_reason = f"the server acknowledged no PING in {ACKNOWLEDGED_WITHIN_S:g} s"
+            self._pool.remove(self)
 
     def _note_received(self, now: float) -> None:
         if self.has_received:
@@ -443,10 +449,11 @@ class GrpcConnectionPool:
                 await connection.ready
         except TimeoutError:
             self._drop(connection)
-            raise errors.ConnectFailure(
-                f"cannot connect to {self._name}: no response within "
-                f"{self._limits.connect_timeout_s:g} s"
-            ) from None
+            limit = f"within {self._limits.connect_timeout_s:g} s"
+            why = f"no response {limit}"
+            if connection is not None:
+                why = f"it accepts connections, but sent no HTTP/2 {limit}; {MAYBE_HTTP}"
+            raise errors.ConnectFailure(f"cannot connect to {self._name}: {why}") from None
         except OSError as error:
             self._drop(connection)
             text = f"cannot connect to {self._name}: {connect_failure_text(error)}"

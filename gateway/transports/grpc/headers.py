@@ -31,6 +31,8 @@ _CODINGS: Final = b"identity,deflate,gzip"
 _AGENT: Final = f"tensor-gateway/{__version__}".encode()
 # Fields that are the transport's: no frontend sees them.
 _OURS: Final = frozenset({b"te", b"content-type", b"content-length", b"host"})
+# The only field of gRPC itself in the metadata of a response: when a server wants the call again.
+_PUSHBACK: Final = b"grpc-retry-pushback-ms"
 _OF_A_REQUEST: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _OF_AN_ANSWER: Final = frozenset({b":status"})
 _TE: Final = b"trailers"
@@ -84,7 +86,7 @@ class GrpcResponseHead(Struct, frozen=True):
         is_grpc: Whether the content type is that of gRPC.
         status: The gRPC status; None without one.
         details: The text of the status.
-        metadata: The fields that do not belong to the transport.
+        metadata: The fields that do not belong to the transport, and pushback (gRPC A6).
         coding: The compression of messages with the compressed flag.
     """
 
@@ -172,7 +174,7 @@ def read_response_head(fields: Sequence[Field]) -> GrpcResponseHead | Http2Strea
             is_grpc = _is_grpc(value)
         elif name == b"grpc-encoding":
             coding = value.decode("latin-1").lower()
-        elif not name.startswith((b"grpc-", b":")) and name not in _OURS:
+        elif name == _PUSHBACK or (not name.startswith((b"grpc-", b":")) and name not in _OURS):
             metadata += _pair(name, value)
     return GrpcResponseHead(http_status, is_grpc, status, details, tuple(metadata), coding)
 

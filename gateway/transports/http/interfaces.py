@@ -8,6 +8,7 @@ from typing import Protocol
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ClientShares, MemoryBudget, Reservation
 from gateway.transports.contract import HttpAsk, HttpFrontend, ServerLimits
+from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.cut_through import OnBodyError, OpenBodyStream
 from gateway.transports.http.request_head import Head, Version
 from gateway.transports.slots import ConcurrencyLimiter
@@ -137,3 +138,5 @@ class ListenerState:
     refused: Callable[[GatewayError], str | None]
     """Called for a request that reached no frontend; returns its request id."""
     early: ConcurrencyLimiter
+    cors: CorsRules | None = None
+    """Which web pages may read the responses; None for no such pages."""

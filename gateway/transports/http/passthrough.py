@@ -2,7 +2,8 @@
 
 Only end-to-end fields are forwarded; framing, Host and codings belong to each hop.  Bodies are
 forwarded without their content coding.  GET and HEAD are allowed, and POST to listed paths, because
-the gateway does not know what the server does with a body.
+the gateway does not know what the server does with a body.  Where no paths are listed, the paths
+of a known server may be.
 """
 
 import posixpath
@@ -45,22 +46,30 @@ class PassthroughRules:
     Attributes:
         allow: Patterns of operators' pages that clients may read.
         post: Patterns of paths that clients may POST to, at most 1 MiB.
+        post_known: Clients may also POST to the paths that the client of the upstream knows.
         check_body: Raises GatewayError for a body of JSON that must not pass.
     """
 
     allow: tuple[str, ...] = ()
     post: tuple[str, ...] = ()
     check_body: Callable[[memoryview], None] = lambda _: None
+    post_known: bool = False
 
-    def refuse(self, wire: HttpRequest) -> HttpResponse | None:
-        """Return the response to a request that does not pass, or None."""
+    def refuse(self, wire: HttpRequest, known: tuple[str, ...] = ()) -> HttpResponse | None:
+        """Return the response to a request that does not pass, or None.
+
+        Args:
+            wire: The request.
+            known: Patterns of paths that the server is known to have for POST.
+        """
         path = normal_path(wire.path)
         if wire.method in _SAFE:
             if _matches(path, _OPERATORS) and not _matches(path, self.allow):
                 message = f"path {path!r} is for operators (passthrough: allow)"
                 return text_response(HTTP_STATUS[ErrorCode.NOT_FOUND], message)
             return None
-        if wire.method != "POST" or not _matches(path, self.post):
+        post = (*self.post, *known) if self.post_known else self.post
+        if wire.method != "POST" or not _matches(path, post):
             message = f"{wire.method} is not passed on for this path (passthrough: post)"
             return text_response(HTTP_METHOD_NOT_ALLOWED, message)
         size = size_of(wire.body)
@@ -88,13 +97,18 @@ class PassthroughClient:
     """A client that a passthrough uses until it gets another one.
 
     Each request in progress refers to this object, and other users of the client do not.
+
+    Args:
+        client: The client of the upstream.
+        posts: Returns patterns of paths that the server is known to have for POST.
     """
 
-    __slots__ = ("__weakref__", "send", "stream")
+    __slots__ = ("__weakref__", "posts", "send", "stream")
 
-    def __init__(self, client: HttpClient) -> None:
+    def __init__(self, client: HttpClient, posts: Callable[[], tuple[str, ...]] = tuple) -> None:
         self.send = client.send
         self.stream = client.stream
+        self.posts = posts
 
 
 class Passthrough(HttpFrontend):
@@ -123,11 +137,11 @@ class Passthrough(HttpFrontend):
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire* and yield the response; an event stream is forwarded in pieces."""
-        refusal = self._rules.refuse(wire)
+        begun, client = False, self._client
+        refusal = self._rules.refuse(wire, client.posts())
         if refusal is not None:
             yield refusal
             return
-        begun, client = False, self._client
         try:
             request = self._request(wire)
             if wire.method == "HEAD":  # without a body, also without the length of one

@@ -32,6 +32,7 @@ from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Version, head_too_slow
 from gateway.transports.http.response_writer import write_response
+from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, RequestHeadCache
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
 from gateway.transports.http2.frames import PREFACE, may_be_http2
@@ -413,6 +414,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Handle one request after another."""
         listener, queue = self._server.listener, self._queue
         CLIENT_MEMORY.set(self.client.memory)
+        exchange = Exchange if listener.cors is None else SharedResponses
         in_a_row = 0
         try:
             while True:
@@ -433,7 +435,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
                 self._current = request
                 if self._unparsed and self._reading is None:
                     self.resume_reading()
-                if not await Exchange(listener, self, request, self._task).run():
+                if not await exchange(listener, self, request, self._task).run():
                     break
                 self._current = None
                 del request  # a connection that waits for the next holds no body

@@ -30,6 +30,7 @@ from gateway.transports.http.request_body import (
     wait_for_body,
 )
 from gateway.transports.http.request_head import Head, Version
+from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import (
@@ -202,6 +203,12 @@ class Http2Exchange(Exchange):
     def write_continue(transport: StreamWriter) -> None:  # type: ignore[override]
         """Send "100 Continue" to a client that waits for it."""
         transport.head(_CONTINUE)
+
+
+class _SharedExchange(SharedResponses, Http2Exchange):
+    """One whose response web pages of other origins may read."""
+
+    __slots__ = ()
 
 
 class HttpStream:
@@ -453,7 +460,8 @@ class HttpStream:
         self._connection.on_http_begin()
         CLIENT_MEMORY.set(self.client.memory)
         try:
-            await Http2Exchange(self._listener, self, self, self.task).run()
+            exchange = Http2Exchange if self._listener.cors is None else _SharedExchange
+            await exchange(self._listener, self, self, self.task).run()
         except asyncio.CancelledError:
             self.abort()
             raise

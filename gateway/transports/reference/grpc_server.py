@@ -48,8 +48,9 @@ log = structlog.get_logger(__name__)
 # Calls that need no slot, such as health checks, are served while all slots are in use.
 _SPARE_CALLS = 64
 _UNBOUNDED = 1 << 62
+# Connections of clients that the authorities verify no more end after this time.
+_DRAIN_S = 30.0
 _UNLIMITED_MS = 0x7FFF_FFFF
-_RENEWAL_GRACE_S = 30.0
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000
@@ -146,7 +147,7 @@ class GrpcServer:
         except OSError as error:
             log.error("connections not drained", address=self._address, reason=str(error))  # noqa: TRY400
             return
-        await old.stop(_RENEWAL_GRACE_S)
+        await old.stop(_DRAIN_S)
 
     def announce_close(self) -> None:
         """Do nothing: grpcio sends GOAWAY only when it stops, which `drain` does."""

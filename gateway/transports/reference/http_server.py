@@ -13,6 +13,7 @@ from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
+from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.reference.http_connection import ReferenceHttpConnection
 from gateway.transports.reference.http_request import ReferenceHttpRequest, Sent
 
@@ -54,6 +55,7 @@ class _Manager(web.Server):
         assert isinstance(connection, ReferenceHttpConnection)  # noqa: S101  # the manager makes no other
         task = asyncio.current_task()
         CLIENT_MEMORY.set(connection.client.memory)
-        keep = await Exchange(self._listener, connection, ReferenceHttpRequest(request), task).run()
+        exchange = Exchange if self._listener.cors is None else SharedResponses
+        keep = await exchange(self._listener, connection, ReferenceHttpRequest(request), task).run()
         sent: Any = Sent(keep_alive=keep)
         return sent  # type: ignore[no-any-return]  # it has what aiohttp asks of a response

@@ -113,7 +113,7 @@ async def test_a_used_default_metrics_port_is_logged() -> None:
             await start_pages(explicit, page, is_ready)
 
 
-async def test_the_log_says_why_it_lists_no_models() -> None:
+async def test_the_log_has_the_reason_of_missing_models() -> None:
     """An upstream that cannot be asked is one line, and not a failed task that nobody sees."""
     with capture_logs() as logs:
         await log_models(ScriptedService(Unavailable("no response")), listeners("{http: 1}"), {})

@@ -30,7 +30,26 @@ def test_a_valid_file_has_no_warnings() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "text"),
     [
-        ("other:8000", "127.0.0.1:8000", 5, "is a listener of this gateway"),
+        ("routes:", "  far: {url: 'http://far:1'}\nroutes:", 6, "no route uses this upstream"),
+        ("routes:", "models: {m: {backend: onnx}}\nroutes:", 6, "no route reaches this model"),
+        (
+            "routes:",
+            "pipelines: {p: {steps: {a: {inputs: {x: request.x}}}, outputs: {y: a.y}}}\nroutes:",
+            6,
+            "no route reaches this pipeline: expected a target {model: p} of a route",
+        ),
+        (
+            "{name: a,",
+            "{name: '${ROUTE:-a}',",
+            7,
+            "'${ROUTE:-a}' is not replaced; an environment variable is ${env:ROUTE:-a}",
+        ),
+        (
+            "{name: a,",
+            "{name: '${a.b}',",
+            7,
+            "expected ${env:NAME}, ${env:NAME:-DEFAULT} or ${file",
+        ),
         ("{model: a}", '{model: "*"}', 8, "no call reaches this route: 'a' takes them before"),
         ('{model: "b*"}', "{model: a}", 8, "no call reaches this route: 'a'"),
         ("{model: a}", "{protocol: oip.htp}", 7, "no protocol matches 'oip.htp'; did you mean"),
@@ -42,6 +61,75 @@ def test_warnings_have_a_line_and_a_reason(old: str, new: str, line: int, text: 
     """Each warning describes the effect of the setting."""
     found = warnings(load_text(GOOD.replace(old, new), directory=Path("nowhere")))
     assert (line, True) == (found[0].position[0], text in found[0].message)
+
+
+def test_parts_that_calls_reach_have_no_warning() -> None:
+    """Without routes each has one of its own; passthrough uses an upstream, too."""
+    parts = "models: {m: {backend: onnx}}\n"
+    used = GOOD.partition("routes:")[0] + parts
+    assert [] == warnings(load_text(used))
+    text = GOOD.replace("grpc: 8001", "grpc: 8001, passthrough: far")
+    text = text.replace(
+        "routes:", '  far: {url: "http://far:1"}\nmodels: {m: {backend: onnx}}\nroutes:'
+    )
+    assert [] == warnings(
+        load_text(text + "  - {name: m, match: {model: m}, targets: [{model: m}]}")
+    )
+
+
+def test_a_secret_like_a_reference_is_not_shown() -> None:
+    """The warning says where it is."""
+    text = GOOD.replace('8000"}', "8000\", headers: {authorization: '${hidden}'}}")
+    (found,) = warnings(load_text(text))
+    assert ("upstreams.up.headers.authorization", False) == (found.path, "hidden" in found.message)
+
+
+@pytest.mark.parametrize(
+    ("listener", "url"),
+    [
+        ("http: 8000", "http://127.0.0.1:8000"),
+        ("http: 8000", "http://localhost:8000"),
+        ("grpc: '*:8001'", "grpc://127.0.0.5:8001"),
+        ("http: 'localhost:8000'", "http://127.0.0.1:8000"),
+        ("http: '10.0.0.1:8000'", "http://10.0.0.1:8000"),
+        ("address: 8000", "grpc://127.0.0.1:8000"),
+        (
+            "streams: [{protocol: graphpipe, address: 'unix:/x.sock'}], default_model: m",
+            "graphpipe+unix:///x.sock",
+        ),
+    ],
+)
+def test_a_call_went_round_through_the_gateway_itself(listener: str, url: str) -> None:
+    """An upstream at a listener of the same file is an error."""
+    text = GOOD.replace("http: 8000, grpc: 8001", listener).replace("http://other:8000", url)
+    (found,) = check(load_text(text))
+    assert ("upstreams.up.url", True) == (
+        found.path,
+        "so that calls would go round" in found.message,
+    )
+
+
+@pytest.mark.parametrize(
+    ("listener", "url"),
+    [
+        ("http: 8000", "http://127.0.0.2:8000"),
+        ("http: '10.0.0.1:8000'", "http://127.0.0.1:8000"),
+        ("http: '*:8000'", "http://other:8000"),
+        ("http: 0", "http://127.0.0.1:8000"),
+    ],
+)
+def test_the_same_port_of_another_host_is_no_loop(listener: str, url: str) -> None:
+    """A port says nothing without its address."""
+    text = GOOD.replace("http: 8000, grpc: 8001", listener).replace("http://other:8000", url)
+    assert [] == check(load_text(text))
+
+
+def test_a_cutover_without_a_guard_of_errors_has_a_warning() -> None:
+    """Without the key, a guard stands by default."""
+    plan = "migrations: {m: {cutover: {guards: {%s}}}}\n"
+    assert [] == warnings(load_text(GOOD + plan % "mismatch: {below: 1%}"))
+    (found,) = warnings(load_text(GOOD + plan % "errors: off"))
+    assert "no guard watches errors" in found.message
 
 
 @pytest.mark.parametrize(
@@ -88,10 +176,22 @@ def test_a_port_used_twice_is_an_error(change: str, path: str) -> None:
         ("match:", "matches:", "unknown key; did you mean 'match'?"),
         ("grpc: 8001", "grcp: 8001", "unknown key; did you mean 'grpc'?"),
         ("grpc: 8001", "zzzzz: 8001", "unknown key"),
+        (
+            '8000"}',
+            '8000", timeout: 1s}',
+            "unknown key; it belongs to upstreams.NAME.probe, routes[] or policies",
+        ),
+        ('8000"}', '8000", retry: {}}', "unknown key; it belongs to routes[] or policies"),
+        (
+            '8000"}',
+            '8000", in_flight: 4}',
+            "unknown key; it belongs to upstreams.NAME.limits, routes[] or policies",
+        ),
+        ('8000"}', '8000", cache: {}}', "unknown key; it belongs to models.NAME"),
     ],
 )
 def test_an_unknown_key_suggests_the_nearest_key(old: str, new: str, hint: str) -> None:
-    """The suggestion is a key of the same section."""
+    """The suggestion is a key of the same section, or the section that the key belongs to."""
     with pytest.raises(ConfigError) as caught:
         load_text(GOOD.replace(old, new, 1))
     assert hint in [problem.message for problem in caught.value.problems]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app.runtime_changes import RuntimeChanges
+from gateway.app.runtime_changes import RuntimeChanges, differences, runtime_document
 from gateway.config.load import LoadedConfig, load_text
 from gateway.migration import settings
 
@@ -128,3 +128,27 @@ def test_wire_capture_requires_the_full_payload() -> None:
     wire = load_text(TEXT + "capture: {directory: d, payload: full, wire: true}\n")
     with pytest.raises(ValueError, match="wire: payload is 'none'; expected 'full'"):
         RuntimeChanges().with_part("capture", {"payload": "none"}).check(wire)
+
+
+def test_differences_to_the_file_have_both_values() -> None:
+    """Each is a line with the command that ends it; what the file no longer has is no difference."""
+    changes = RuntimeChanges().with_drained(LOADED.config, "pair/a:1", drained=True)
+    changes = changes.with_weights(LOADED.config, "split", {"pair": 0, "one/m": 1})
+    found = differences(changes, LOADED.config)
+    assert found == {
+        "drained": ["pair/a:1"],
+        "weights": {"split": {"pair": {"now": 0, "file": 3}}},
+    }
+    assert runtime_document(found)["lines"] == [
+        "pair/a:1 is drained ('gateway upstream enable pair/a:1' ends this)",
+        "route split: pair=0, not pair=3 as in the file ('gateway route reset split')",
+    ]
+    other = TEXT.replace("http://a:1", "http://c:1").replace("name: split", "name: other")
+    assert {} == differences(changes, load_text(other).config)
+    assert {} == differences(RuntimeChanges(), LOADED.config)
+
+
+def test_changes_of_extensions_are_differences() -> None:
+    """They are shown as they were made."""
+    found = differences(RuntimeChanges().with_part("capture", {"enabled": False}), LOADED.config)
+    assert ["capture: enabled=False"] == runtime_document(found)["lines"]

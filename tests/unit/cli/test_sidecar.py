@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.sidecar import load_mapping, sidecar_config
 from gateway.config.load import ConfigError, load_file
 from gateway.config.models import PassthroughConfig
@@ -205,3 +206,10 @@ def test_enables_options_that_are_off_by_default() -> None:
     enabled = {"model_control": "true", "statistics": "off", "trace": "true"}
     assert {"oip": {**READING, **enabled}} == listener["options"]
     assert {"mode": "forward", "keys": ["app-*", "b"]} == listener["shared_memory"]
+
+
+def test_a_sidecar_sent_calls_to_itself() -> None:
+    """An upstream at a port of its own is refused before it listens."""
+    flags = sidecar_config(["http://127.0.0.1:9000"], http="127.0.0.1:9000", grpc="off")
+    with pytest.raises(ConfigError, match=r"upstreams\.upstream\.url: .* calls would go round"):
+        load_checked_mapping(flags)

@@ -69,6 +69,16 @@ def test_percentiles_cover_the_time_between_readings() -> None:
     assert canary_row.p50_ms == pytest.approx(175)
 
 
+def test_a_cancelled_call_is_no_failure() -> None:
+    """It counts as a call; a client may leave whenever it likes."""
+    metrics = Metrics("1")
+    before = reading(metrics, 10.0)
+    for code in ("ok", "cancelled", "cancelled", "internal"):
+        count(metrics, "r", "t", 0.01, code=code)
+    found = traffic_between(before, reading(metrics, 12.0))
+    assert [(2.0, 0.25)] == [(row.per_s, row.failed) for row in found.routes]
+
+
 def test_models_show_the_parts_of_the_latency() -> None:
     """The parts are upstream, queue and gateway."""
     (row,) = canary().models

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.protocol import StreamCodec
+from gateway.api.protocol import ServerReadingCodec, StreamCodec
 from gateway.api.tap import TappedCall
 from gateway.frontend.frontend import (
     Frontend,
@@ -35,6 +35,7 @@ from gateway.ir.errors import (
     NotFound,
     Overloaded,
     TooLarge,
+    Unsupported,
 )
 from gateway.ir.expected_inputs import compare_inputs
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
@@ -412,6 +413,34 @@ async def test_an_error_item_may_be_followed_by_others() -> None:
     )
 
 
+class PartlyWritingCodec(TerminalCodec):
+    """Cannot write items whose id is "odd"."""
+
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> str:
+        if item.error is not None:
+            return f"error {item.error.message} final={item.is_final}"
+        if item.id == "odd":
+            raise Unsupported("no such item")
+        return super().encode_item(call, item)
+
+
+async def test_an_item_that_cannot_be_written_is_an_error_and_the_stream_continues() -> None:
+    """The refusal of one item lost all later ones."""
+    items = [infer_response(each).changed(is_final=False) for each in ("1", "odd", "2")]
+    stream = FakeStream(items)
+    frontend: Frontend[str, str] = Frontend(PartlyWritingCodec(), ScriptedService(stream))
+    expected = ["item 1", "error no such item final=False", "item 2", "end after 2"]
+    assert expected == [response async for response in frontend("stream")]
+
+
+async def test_a_first_item_that_cannot_be_written_ends_a_terminal_stream() -> None:
+    """It has a status, so that the response is no stream."""
+    stream = FakeStream([infer_response("odd"), infer_response("1")])
+    frontend: Frontend[str, str] = Frontend(PartlyWritingCodec(), ScriptedService(stream))
+    assert ["unsupported: no such item"] == [response async for response in frontend("stream")]
+    assert 1 == stream.closed
+
+
 async def test_rejects_a_message_in_the_form_of_its_call() -> None:
     """The codec that decodes the call encodes the error of the transport."""
     refused: list[str] = []
@@ -592,3 +621,54 @@ async def test_a_long_message_with_unknown_inputs_is_rejected() -> None:
     assert expected == await frontend.handle("a,b")
     assert "reply x" == await frontend.handle("a")
     assert [ModelMetadataRequest, InferRequest] == [type(call) for call in service.calls]
+
+
+class LenientCodec(TextCodec, ServerReadingCodec[str, str]):
+    """Servers of the dialect in a text read it; `most_lenient` reads every text but "broken"."""
+
+    most_lenient = "any"
+
+    def inferred_model(self, wire: str, /) -> ModelRef | None:
+        return None if wire == "other" else ModelRef("m")
+
+    def decode_for_server(
+        self, wire: str, dialect: str, request_id: str = "", /
+    ) -> Call[Any] | None:
+        if dialect == "strict":
+            return None
+        if wire == "broken" or dialect not in (wire, self.most_lenient):
+            raise MalformedMessage(f"{wire!r} is nothing for {dialect!r}")
+        return InferRequest(model=ModelRef("m"), context=Context(request_id=request_id))
+
+
+async def lenient_response(wire: str, dialect: str) -> tuple[str, list[type[Call[Any]]]]:
+    """Return the response to *wire*, and the kinds of calls; the model's server has *dialect*."""
+
+    def reply_to(call: Call[Any]) -> Any:
+        is_question = type(call) is ModelMetadataRequest
+        return ModelMetadata(name="m", dialect=dialect) if is_question else "x"
+
+    service = ScriptedService(always=reply_to)
+    frontend: Frontend[str, str] = Frontend(LenientCodec(), service)
+    return str(await frontend.handle(wire)), [type(call) for call in service.calls]
+
+
+async def test_a_refused_request_is_read_as_its_server_reads_it() -> None:
+    """A front was as strict as Triton, whatever stood behind it."""
+    found = await lenient_response("mlserver", "mlserver")
+    assert ("reply x", [ModelMetadataRequest, InferRequest]) == found
+    found = await lenient_response("kserve", "any")
+    assert ("reply x", [ModelMetadataRequest, InferRequest]) == found
+
+
+@pytest.mark.parametrize("dialect", ["mlserver", "strict", ""])
+async def test_a_request_that_its_server_does_not_read_is_refused(dialect: str) -> None:
+    """The error is that of the strict reading."""
+    found = await lenient_response("kserve", dialect)
+    assert ("invalid_argument: 'kserve' is no call", [ModelMetadataRequest]) == found
+
+
+@pytest.mark.parametrize("wire", ["broken", "other"])
+async def test_a_message_that_no_server_reads_requests_no_metadata(wire: str) -> None:
+    """A broken message, and one that is no inference, cause no question."""
+    assert (f"invalid_argument: {wire!r} is no call", []) == await lenient_response(wire, "any")

@@ -59,7 +59,7 @@ async def test_call_without_a_call_path_has_normal_priority() -> None:
 async def test_urgent_calls_of_a_route_overtake_others() -> None:
     """The queue of a route serves calls of high priority first."""
     service = ScriptedService()
-    places = ConcurrencyLimit("r", in_flight=1, wait_s=5, has_priorities=True)
+    places = ConcurrencyLimit("r", in_flight=1, wait_s=5)
     route = Prioritize(CallLimits(service, places=places), "normal", key_of("header:x-priority"))
 
     async def call(text: str) -> InferResponse:

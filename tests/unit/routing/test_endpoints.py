@@ -9,7 +9,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from gateway.ir.attempts import ATTEMPT, CallAttempt
-from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.calls import (
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    StreamInferRequest,
+)
 from gateway.ir.context import ModelRef, Origin, Sequence
 from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
@@ -19,9 +24,11 @@ from gateway.ir.errors import (
     GatewayError,
     InternalError,
     InvalidRequest,
+    NotFound,
     NotSent,
     Overloaded,
     Unavailable,
+    UpstreamError,
     UpstreamProtocolError,
 )
 from gateway.ir.streams import close_stream
@@ -714,3 +721,203 @@ async def test_an_idle_sequence_may_move() -> None:
     clock.advance(10.0)
     assert REPLY == await endpoints(in_sequence())
     assert [1, 1] == counts(services)
+
+
+SAID = Origin("oip.http", None)
+BUSY = Overloaded("full", origin=SAID)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BUSY, Unavailable("no", origin=SAID), UpstreamError("no", origin=SAID)],
+    ids=lambda error: error.code.value,
+)
+async def test_a_server_that_replies_with_errors_is_set_aside(error: GatewayError) -> None:
+    """Three of its replies do that; a trial a second later brings it back."""
+    endpoints, services, clock = several(3, draw=lambda: 0.0)
+    fail(services[0], error)
+    await send_calls(endpoints, 30)
+    assert 3 == len(services[0].calls)
+    fail(services[0], REPLY)
+    clock.advance(1)
+    await send_calls(endpoints, 30)
+    assert 10 < len(services[0].calls)
+
+
+async def test_trials_of_a_refusing_server_become_rare() -> None:
+    """They follow after 1, 2, 4 and then 5 seconds."""
+    endpoints, services, clock = several(3, draw=lambda: 0.0)
+    fail(services[0], BUSY)
+    await send_calls(endpoints, 10)
+    trials = []
+    for tenth in range(1, 200):
+        clock.advance(0.1)
+        before = len(services[0].calls)
+        await send_calls(endpoints, 10)
+        if len(services[0].calls) > before:
+            trials.append(tenth / 10)
+    assert [1, 3, 7, 12, 17] == [round(trial) for trial in trials]
+
+
+async def test_one_trial_of_a_refusing_server_runs_at_a_time() -> None:
+    """The others get the calls until it has a reply, for a second at most."""
+    endpoints, services, clock = several(3, draw=lambda: 0.0)
+    fail(services[0], BUSY)
+    await send_calls(endpoints, 10)
+    services[0]._always = None
+    clock.advance(1)
+    calls = [asyncio.ensure_future(endpoints(CALL)) for _ in range(12)]
+    await settle()
+    assert 4 == len(services[0].calls)
+    services[0].waiting[0].set_result(REPLY)
+    await asyncio.gather(*calls)
+
+
+async def test_a_server_gets_its_requested_pause() -> None:
+    """One refusal is enough, replies to earlier calls change nothing, and an hour is 60 s."""
+    endpoints, services, clock = several(2)
+    busy = Overloaded("full", origin=SAID)
+    busy.retry_after_s = 3600.0
+    services[0]._always = None
+    early = [asyncio.ensure_future(endpoints(CALL)) for _ in range(2)]
+    await settle()
+    fail(services[0], busy)
+    await send_calls(endpoints, 2)
+    count = len(services[0].calls)
+    services[0].waiting[0].set_result(REPLY)
+    await asyncio.gather(*early)
+    await send_calls(endpoints, 10)
+    assert count == len(services[0].calls)
+    clock.advance(60)
+    await send_calls(endpoints, 10)
+    assert count < len(services[0].calls)
+
+
+@pytest.mark.parametrize(("failing", "has_alternative"), [(1, True), (3, False)])
+async def test_a_refusal_names_no_alternative_where_all_refuse(
+    failing: int, has_alternative: bool
+) -> None:
+    """A retry needs to know."""
+    endpoints, services, _ = several(3)
+    for service in services[:failing]:
+        fail(service, Overloaded("full", origin=SAID))
+    errors = []
+    for _ in range(60):
+        try:
+            await endpoints(CALL)
+        except Overloaded as error:
+            errors.append(error.has_alternative)
+    assert has_alternative is errors[-1]
+
+
+async def test_a_full_queue_of_the_gateway_lowers_no_share() -> None:
+    """Only a reply of the server does."""
+    endpoints, services, _ = several(2)
+    fail(services[0], Overloaded("full", limit="pending"))
+    await send_calls(endpoints, 40)
+    assert [20, 20] == counts(services)
+
+
+async def test_with_detection_off_no_share_is_lowered() -> None:
+    """Each server keeps its part of the calls."""
+    endpoints, services, _ = several(2, outliers=OFF)
+    fail(services[0], BUSY)
+    await send_calls(endpoints, 40)
+    assert [20, 20] == counts(services)
+
+
+async def test_refused_questions_lower_no_share() -> None:
+    """A server without metadata may serve inferences."""
+    endpoints, services, _ = several(2)
+    fail(services[0], NotFound("no metadata", origin=SAID))
+    for _ in range(20):
+        with contextlib.suppress(NotFound):
+            await endpoints(ModelMetadataRequest(model=CALL.model))
+    fail(services[0], REPLY)
+    await send_calls(endpoints, 20)
+    assert [20, 20] == counts(services)
+
+
+async def test_a_refusal_does_not_end_a_sequence() -> None:
+    """Its endpoint keeps it, and new ones begin at another."""
+    endpoints, services, _ = several(3, draw=lambda: 0.0)
+    await endpoints(in_sequence(start=True))
+    holder = _holder(services)
+    fail(holder, BUSY)
+    for _ in range(3):
+        with pytest.raises(Overloaded):
+            await endpoints(in_sequence())
+    others = [service for service in services if service is not holder]
+    for number in range(20):
+        await endpoints(in_sequence().changed(sequence=Sequence(f"s{number}", start=True)))
+    assert 20 == sum(counts(others))
+    fail(holder, REPLY)
+    assert REPLY == await endpoints(in_sequence())
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_streams_that_begin_with_an_error_attracted_calls(first: bool) -> None:
+    """A server of gRPC refuses a call within its stream; a later error is one of the model."""
+    endpoints, services, _ = several(3, draw=lambda: 0.0)
+    refusal = REPLY.changed(error=Unavailable("Exceeds maximum queue size"))
+    items = [refusal] if first else [REPLY, refusal]
+    services[0]._always = lambda _call: FakeStream(list(items))
+    for service in services[1:]:
+        service._always = lambda _call: FakeStream([REPLY])
+    for _ in range(30):
+        async for _item in await endpoints(StreamInferRequest(request=CALL)):
+            pass
+    assert [3 if first else 10] == counts(services)[:1]
+    assert [0, 0, 0] == [endpoint.pending for endpoint in endpoints.endpoints]
+
+
+async def test_a_full_server_was_ejected_while_it_served() -> None:
+    """It says that it is unavailable; its calls in flight show that it is not."""
+    endpoints, services, _ = several(2, BalancingPolicy.ROUND_ROBIN)
+    services[0]._always = None
+    early = [asyncio.ensure_future(endpoints(CALL)) for _ in range(2)]
+    await settle()
+    fail(services[0], Unavailable("Exceeds maximum queue size", origin=SAID))
+    await send_calls(endpoints, 200)
+    assert 0 == endpoints.endpoints[0].health.ejections
+    services[0].waiting[0].set_result(REPLY)
+    await asyncio.gather(*early)
+
+
+async def test_a_slow_trial_prolongs_the_ejection_of_a_slow_endpoint() -> None:
+    """A stream does not show the latency, so another call is the trial."""
+    rules = OutlierDetection(slow_factor=10.0, min_requests=1, interval_s=1.0)
+    endpoints, services, clock = several(3, outliers=rules)
+    latency_s = [0.5]
+
+    async def slow(_call: object) -> InferResponse:
+        clock.advance(latency_s[0])
+        return REPLY
+
+    async def fast(_call: object) -> InferResponse:
+        clock.advance(0.01)
+        return REPLY
+
+    for service in services:
+        service._always = fast
+    services[0]._always = slow
+    health = endpoints.endpoints[0].health
+    await send_calls(endpoints, 12)
+    assert 1 == health.ejections
+    clock.advance(1)
+    endpoints.endpoints[0].probed(ready=True)
+    assert not health.is_available(clock())
+    clock.advance(5)
+    services[0]._always = lambda _call: FakeStream([REPLY])
+    async for _item in await endpoints._call(
+        StreamInferRequest(request=CALL), endpoints.endpoints[0]
+    ):
+        pass
+    assert (1, False) == (health.ejections, health.ejected_until is None)
+    services[0]._always = slow
+    await send_calls(endpoints, 3)
+    assert 2 == health.ejections
+    latency_s[0] = 0.02
+    clock.advance(10)
+    await send_calls(endpoints, 3)
+    assert health.ejected_until is None

@@ -17,7 +17,7 @@ from gateway.ir.calls import (
     ServerTrendsRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import ModelNotFound, NoRoute, Unavailable, Unsupported
+from gateway.ir.errors import ModelNotFound, NoRoute, Unavailable, UnknownToServer, Unsupported
 from gateway.ir.metadata import (
     ModelMetadata,
     ModelState,
@@ -27,7 +27,7 @@ from gateway.ir.metadata import (
     Trend,
 )
 from gateway.ir.statistics import ModelStatistics
-from gateway.routing.server_status import ServerStatusLayer, model_status
+from gateway.routing.server_status import ServerStatusLayer, UnknownModels, model_status
 from tests.fakes import FakeClock, ScriptedService
 
 INDEX = (
@@ -191,3 +191,62 @@ async def test_invalid_model_names_are_unknown(name: str) -> None:
     service = ScriptedService()
     assert await model_status(service, name) is None
     assert [] == service.calls
+
+
+UNLOADED = (RepositoryEntry("m", "", ModelState.UNAVAILABLE),)
+OTHER_VERSION = (RepositoryEntry("m", "1", ModelState.READY),)
+
+
+@pytest.mark.parametrize(
+    ("ready", "metadata", "index", "expected"),
+    [
+        (True, DOWN, (), True),
+        (False, ModelMetadata(name="m"), (), False),
+        (False, DOWN, (), False),
+        (False, ModelNotFound("no m here"), (), "no m here"),
+        (False, ModelNotFound("no m here"), Unsupported("no index"), "no m here"),
+        (False, ModelNotFound("no m here"), DOWN, False),
+        (False, ModelNotFound("no m here"), UNLOADED, False),
+        (False, ModelNotFound("no m here"), LISTED, False),
+    ],
+)
+async def test_readiness_of_a_model_that_no_server_has_is_an_error(
+    ready: bool, metadata: Any, index: Any, expected: bool | str
+) -> None:
+    """`GET /v2/models/NOPE/ready` was 503, as if the model were to come."""
+    replies = {
+        ModelReadyRequest: ready,
+        ModelMetadataRequest: metadata,
+        RepositoryIndexRequest: index,
+    }
+
+    def reply_to(call: Any) -> Any:
+        kind: Any = type(call)
+        if isinstance(replies[kind], Exception):
+            raise replies[kind]
+        return replies[kind]
+
+    service = UnknownModels(ScriptedService(always=reply_to))
+    call = ModelReadyRequest(model=ModelRef("m"))
+    if isinstance(expected, bool):
+        assert expected is await service(call)
+        return
+    with pytest.raises(UnknownToServer, match=expected):
+        await service(call)
+
+
+async def test_readiness_of_a_version_that_no_server_has_is_an_error() -> None:
+    """The index lists other versions of the model."""
+    service = UnknownModels(ScriptedService(False, ModelNotFound("no 7"), OTHER_VERSION))
+    with pytest.raises(UnknownToServer, match="no 7"):
+        await service(ModelReadyRequest(model=ModelRef("m", "7")))
+    service = UnknownModels(ScriptedService(False, ModelNotFound("no 1"), OTHER_VERSION))
+    assert await service(ModelReadyRequest(model=ModelRef("m", "1"))) is False
+
+
+async def test_other_calls_pass_to_the_router() -> None:
+    """Metadata of an unknown model is asked once, by the client."""
+    inner = ScriptedService(ModelNotFound("no m here"))
+    with pytest.raises(ModelNotFound):
+        await UnknownModels(inner)(ModelMetadataRequest(model=ModelRef("m")))
+    assert 1 == len(inner.calls)

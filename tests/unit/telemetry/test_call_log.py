@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from structlog.testing import capture_logs
 
-from gateway.ir.calls import InferResponse
+from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest
 from gateway.ir.context import Client, Context, ModelRef, Origin
 from gateway.ir.errors import Overloaded
 from gateway.ir.tensor import array_tensor
 from gateway.telemetry.access_log import AccessLog, check_format
 from gateway.telemetry.call_log import PASSTHROUGH, CallLog, CallRecord, WarningBudget
 from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.upstream_metrics import EndpointAttempts
 from gateway.wire.http import HttpRequest
 from tests.fakes import FakeClock
 
@@ -150,3 +151,17 @@ def test_number_of_warnings_per_second_is_limited() -> None:
     budget = WarningBudget(2)
     assert [0, 0, None, None] == [budget.admit(now) for now in (100.0, 100.2, 100.4, 100.9)]
     assert 2 == budget.admit(101.5)
+
+
+async def test_questions_of_an_inference_are_no_attempts() -> None:
+    """The metadata of a model may be needed before its inference, which was sent once."""
+    path = CallPath()
+    endpoint = EndpointAttempts("h:1")
+    for kind in (ModelMetadataRequest, ModelMetadataRequest, InferRequest):
+        endpoint.record(kind, path, 0.001, "ok")
+    assert 1 == path.attempts_of("InferRequest")
+    assert 2 == path.attempts_of("ModelMetadataRequest")
+    inference = record(attempts=1, questions=2)
+    with capture_logs() as logs:
+        CallLog().call(inference, None, None)
+    assert 1 == logs[0]["attempts"]

@@ -15,7 +15,10 @@ BOUNDS = (0.001, 0.25, 1.0)
 TIMES = {
     "gateway_upstream_duration_seconds": "Time of an inference in upstreams or in-process models.",
     "gateway_queue_duration_seconds": "Time of an inference in the queues of the gateway.",
-    "gateway_overhead_duration_seconds": "Time of an inference in the gateway itself.",
+    "gateway_overhead_duration_seconds": (
+        "Time of an inference in the gateway without queues, upstreams, and sockets, decoding "
+        "and encoding on the client's side."
+    ),
 }
 CALL = st.tuples(
     st.tuples(

@@ -81,7 +81,7 @@ def test_lines_are_written_in_order(pipe: Pipe) -> None:
     assert {BUFFER_FULL: 0, WRITE_FAILED: 0} == pipe.writer.lost
 
 
-def test_pipe_that_nobody_reads_loses_lines(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_pipe_loses_lines(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full pipe delays no caller; what finds no room is counted, and reported when it is read."""
     monkeypatch.setattr(line_writer, "_MAX_LINES", 10)
     pipe.fill()

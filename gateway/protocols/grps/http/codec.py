@@ -15,7 +15,7 @@ from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Origin
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods as calls
-from gateway.protocols.grps.content import ReplyFormat
+from gateway.protocols.grps.content import ReplyFormat, has_only_text
 from gateway.protocols.grps.custom.streaming import BODY, HEADER
 from gateway.protocols.grps.http import responses
 from gateway.protocols.grps.http.json_stream import JsonStreamSplitter
@@ -101,6 +101,11 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         return responses.encode_part(
             item, reply_format, _route(reply_format), self._settings.streaming.content_type
         )
+
+    def has_only_text(self, call: StreamInferRequest, item: InferResponse, /) -> bool:
+        """Return whether BYTES of an item can only be text, as in the JSON of custom routes."""
+        route = _route(_reply_format(call))
+        return (route is not None and route.custom is not None) or has_only_text(item)
 
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> HttpResponse:
         """Write *error* as a message whose Status is FAILURE, with its code as HTTP status too.

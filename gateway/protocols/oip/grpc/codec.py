@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from gateway.api.protocol import CutThroughCodec, StreamCodec, unsupported
+from gateway.api.protocol import CutThroughCodec, ServerReadingCodec, StreamCodec, unsupported
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -30,12 +30,13 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Origin
+from gateway.ir.context import ModelRef, Origin
 from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.limits import MessageLimits
+from gateway.ir.limits import MessageLimits, is_usable_name
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
+from gateway.protocols.oip.dialects import MOST_LENIENT
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
     apply_policy,
@@ -44,17 +45,19 @@ from gateway.protocols.oip.extension_policy import (
 )
 from gateway.protocols.oip.grpc import management as messages
 from gateway.protocols.oip.grpc.context import NAME, NEEDS, context_of
-from gateway.protocols.oip.grpc.dialects import DIALECTS, check_version
+from gateway.protocols.oip.grpc.dialects import DIALECTS, READERS, check_version
 from gateway.protocols.oip.grpc.encode import between
 from gateway.protocols.oip.grpc.errors import NOT_READY, error_of_status, error_response
 from gateway.protocols.oip.grpc.extension import GrpcExtension
 from gateway.protocols.oip.grpc.extensions import CALL_READERS, EXTENSIONS
 from gateway.protocols.oip.grpc.infer import Inferences
 from gateway.protocols.oip.grpc.management import SERVICE
+from gateway.protocols.oip.grpc.numpy_contents import rewritten
 from gateway.protocols.oip.grpc.streaming import (
     STREAM,
     StreamReplyEncoder,
     error_of_text,
+    named_in,
     open_envelope,
     stream_message,
 )
@@ -86,7 +89,11 @@ def file_descriptors() -> tuple[bytes, ...]:
     return (pb.DESCRIPTOR.serialized_pb,)
 
 
-class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequest, GrpcResponse]):
+class GrpcCodec(
+    StreamCodec[GrpcRequest, GrpcResponse],
+    ServerReadingCodec[GrpcRequest, GrpcResponse],
+    CutThroughCodec[GrpcRequest, GrpcResponse],
+):
     """Reads and writes the messages of `inference.GRPCInferenceService`.
 
     Args:
@@ -100,6 +107,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
 
     name = NAME
     needs = NEEDS
+    most_lenient = MOST_LENIENT
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         checked = check_options(options)
@@ -107,6 +115,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         self._limits = limits
         self._dialect = DIALECTS["triton" if dialect in ("auto", UNKNOWN) else dialect]
         self.only_known_models = self._dialect.keeps_names
+        self.dialect = self._dialect.name
         self._extensions = read_extensions(checked)
         given = limits.request_bytes
         self._request_bytes = self._dialect.request_bytes if given is None else given
@@ -142,6 +151,32 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         return apply_policy(
             plain(view, context_of(wire), self._limits), self._extensions, self._limits
         )
+
+    def inferred_model(self, wire: GrpcRequest, /) -> ModelRef | None:
+        """Return the model of an inference request; None for any other."""
+        if wire.method not in (_INFER, STREAM):
+            return None
+        model, limits = named_in(wire.view)[0], self._limits
+        is_usable = is_usable_name("model name", model.name, limits.model_name_bytes)
+        if not is_usable or not is_usable_name("model version", model.version, limits.name_bytes):
+            return None
+        return model
+
+    def decode_for_server(
+        self, wire: GrpcRequest, dialect: str, request_id: str = "", /
+    ) -> Call[Any] | None:
+        """Read an inference request as a server of *dialect* reads it; None if it is as strict."""
+        server = READERS.get(dialect)
+        if server is None or not server.reads_as_numpy:
+            return None
+        message = rewritten(wire.view, any_field=server.reads_any_contents)
+        strict = GrpcRequest(
+            wire.method, (message,), wire.metadata, wire.deadline, client=wire.client
+        )
+        request = self._infer.decode_call(strict, request_id, reserves_keys=False)
+        if wire.method == _INFER:
+            return request
+        return StreamInferRequest(model=request.model, context=request.context, request=request)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
         """Write the response to *call*; the data of large tensors are not copied."""
@@ -187,6 +222,8 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], CutThroughCodec[GrpcRequ
         An error of a stream's request is a message without a status, which would end other
         requests.
         """
+        if isinstance(error, errors.UnknownToServer) and isinstance(call, ModelReadyRequest):
+            return self.encode_reply(call, False)  # as Triton: its clients would raise an error
         request = call if isinstance(call, StreamInferRequest) else stream_message(error)
         if request is not None:
             return self._streams.error(request, error, final=True)

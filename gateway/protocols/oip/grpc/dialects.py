@@ -6,11 +6,11 @@ Source: docs/protocols/open-inference.md, "17. Dialects of upstream servers".
 from dataclasses import dataclass
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import ModelRef, Parameters
+from gateway.ir.context import JsonParameter, ModelRef, Parameters
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import SequenceIdTooLarge, Unsupported
-from gateway.protocols.oip.dialects import check_whole_version
+from gateway.protocols.oip.dialects import MOST_LENIENT, check_whole_version
 from gateway.protocols.oip.extension_policy import check_extended
 from gateway.protocols.oip.parameters import INT64_MAX
 
@@ -20,6 +20,8 @@ class GrpcDialect:
     """The features of a kind of server.
 
     Attributes:
+        reads_as_numpy: A shape may have one -1, and no key of a parameter is reserved.
+        reads_any_contents: Elements may be in the contents field of another datatype.
         has_doubles: double_param and uint64_param; a server without them ignores the value.
         has_versions: Models have versions; KServe ignores the field over gRPC.
         has_whole_versions: It reads a version as the whole number that it begins with.
@@ -27,6 +29,8 @@ class GrpcDialect:
         has_extensions: It has Triton's extensions: configuration, statistics and the like.
         has_control: Its models can be loaded and unloaded.
         has_nonfinite_words: Over HTTP it writes NaN and infinities as words.
+        has_null_infinities: Over HTTP it writes infinities as `null`.
+        has_half_in_json: Over HTTP it writes FP16 as numbers.
         has_name_first: Its requests to load and unload have the model's name in field 1.
         needs_id: It fails, or creates an id, when a request has none.
         has_streams: It has ModelStreamInfer.
@@ -39,6 +43,8 @@ class GrpcDialect:
     """
 
     name: str
+    reads_as_numpy: bool = False
+    reads_any_contents: bool = False
     has_doubles: bool = False
     has_bf16: bool = False
     has_versions: bool = True
@@ -56,6 +62,8 @@ class GrpcDialect:
     request_bytes: int | None = None
     strings: float | None = None
     has_nonfinite_words: bool = False
+    has_null_infinities: bool = False
+    has_half_in_json: bool = False
 
 
 DIALECTS: dict[str, GrpcDialect] = {
@@ -73,8 +81,12 @@ DIALECTS: dict[str, GrpcDialect] = {
         ),
         GrpcDialect(
             name="mlserver",
+            reads_as_numpy=True,
+            reads_any_contents=True,
             has_index=True,
             has_plain_streams=True,
+            has_null_infinities=True,
+            has_half_in_json=True,
             has_control=True,
             keeps_names=True,
             request_bytes=4 << 20,
@@ -82,6 +94,8 @@ DIALECTS: dict[str, GrpcDialect] = {
         ),
         GrpcDialect(
             name="kserve",
+            reads_as_numpy=True,
+            has_null_infinities=True,
             has_versions=False,
             can_select=False,
             needs_id=True,
@@ -102,6 +116,11 @@ DIALECTS: dict[str, GrpcDialect] = {
         ),
     )
 }
+
+READERS = DIALECTS | {
+    MOST_LENIENT: GrpcDialect(name=MOST_LENIENT, reads_as_numpy=True, reads_any_contents=True)
+}
+"""How requests are read, by the dialect of their server."""
 
 # The only key for which Triton accepts uint64_param.
 _UNSIGNED = "priority"
@@ -157,6 +176,11 @@ def check_version(dialect: GrpcDialect, model: ModelRef) -> None:
 
 def _check_parameters(dialect: GrpcDialect, place: str, parameters: Parameters) -> None:
     for key, value in parameters.items():
+        if type(value) is JsonParameter:
+            raise Unsupported(
+                f"parameter {key!r} of the {place} is a list or an object, which only JSON over "
+                "HTTP carries: use the HTTP port of the server"
+            )
         if isinstance(value, float) and not dialect.has_doubles:
             raise Unsupported(
                 f"parameter {key!r} of the {place} is {value!r}: "

@@ -63,17 +63,20 @@ class Inferences:
                 RAW_INPUTS, None if dialect.has_bf16 else Datatype.BF16
             )
 
-    def decode_call(self, wire: GrpcRequest, spare_id: str = "") -> InferRequest:
+    def decode_call(
+        self, wire: GrpcRequest, spare_id: str = "", reserves_keys: bool = True
+    ) -> InferRequest:
         """Read a client's request; tensors are views into its message.
 
         Args:
             wire: The request.
             spare_id: Of the call, for a request without an id of the client.
+            reserves_keys: Refuse reserved parameters of another type.
         """
         message, request_id, inputs = self._reader.request(wire.view)
         reserved = NO_REQUEST_PARAMETERS
         if message.parameters:
-            reserved = split_parameters(message.parameters, self._limits)
+            reserved = split_parameters(message.parameters, self._limits, reserved=reserves_keys)
         form = StreamForm(reserved.empty_final) if wire.method == STREAM else None
         outputs: tuple[RequestedOutput, ...] = ()
         if message.outputs:
@@ -170,6 +173,8 @@ class Inferences:
             parameters=parameters,
             is_final=final,
             has_nonfinite_words=self._dialect.has_nonfinite_words,
+            has_null_infinities=self._dialect.has_null_infinities,
+            has_half_in_json=self._dialect.has_half_in_json,
             origin=Origin(NAME, wire),
         )
 

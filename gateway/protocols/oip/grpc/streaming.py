@@ -49,7 +49,7 @@ FINAL: Final = "triton_final_response"
 _STATUS_ERRORS: Final = ("triton_grpc_error", "true")
 _ERROR, _ANSWER = tag(1, LEN), tag(2, LEN)
 _ERROR_KEY, _ANSWER_KEY = varint(_ERROR), varint(_ANSWER)
-_MODEL_NAME, _ID = tag(1, LEN), tag(3, LEN)
+_MODEL_NAME, _MODEL_VERSION, _ID = tag(1, LEN), tag(2, LEN), tag(3, LEN)
 _ENVELOPE_FIELDS = 64
 # An error in a stream has no status: these texts of Triton 2.51 identify that of its unary form.
 _KINDS: Final[Mapping[str, type[GatewayError]]] = {
@@ -129,7 +129,8 @@ class StreamReplyEncoder:
         details = text_of(error, self._error_text_bytes)
         if isinstance(request, GrpcRequest):
             metadata = request.metadata
-            model, request_id = _named(request.view)
+            found, request_id = named_in(request.view)
+            model = found.name
         else:
             metadata = request.context.metadata
             model = "" if request.model is None else request.model.name
@@ -207,15 +208,17 @@ def _envelope(inner: Parts, head: bytearray | None = None) -> Parts:
     return parts
 
 
-def _named(view: memoryview) -> tuple[str, str]:
+def named_in(view: memoryview) -> tuple[ModelRef, str]:
     """Return the model and the id of a message that could not be read otherwise."""
-    model = request_id = ""
+    model = version = request_id = ""
     try:
         for key, value in fields(view):
             if key == _MODEL_NAME:
                 model = text(value, "model_name")
+            elif key == _MODEL_VERSION:
+                version = text(value, "model_version")
             elif key == _ID:
                 request_id = text(value, "id")
     except WireError:
         pass  # the message is incomplete
-    return model, request_id
+    return ModelRef(model, version), request_id

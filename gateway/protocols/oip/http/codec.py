@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from gateway.api.protocol import CutThroughCodec, FramingCodec, StreamCodec, unsupported
+from gateway.api.protocol import (
+    CutThroughCodec,
+    FramingCodec,
+    ServerReadingCodec,
+    StreamCodec,
+    unsupported,
+)
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -26,7 +32,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
-from gateway.protocols.oip.dialects import DIALECTS, check_whole_version
+from gateway.protocols.oip.dialects import DIALECTS, MOST_LENIENT, READERS, check_whole_version
 from gateway.protocols.oip.errors import GENERATE_FAILED, HTTP_OK, INFERENCE_NOT_READY
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
@@ -101,6 +107,7 @@ _REMEMBERED_BYTES = 512
 
 class HttpCodec(
     StreamCodec[HttpRequest, HttpResponse],
+    ServerReadingCodec[HttpRequest, HttpResponse],
     FramingCodec[HttpRequest, HttpResponse],
     CutThroughCodec[HttpRequest, HttpResponse],
 ):
@@ -121,6 +128,7 @@ class HttpCodec(
 
     name = NAME
     needs = NEEDS
+    most_lenient = MOST_LENIENT
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
@@ -131,6 +139,7 @@ class HttpCodec(
         self._dialect = DIALECTS[checked.get("dialect", "auto")]
         self.prefers_single_reply = self._dialect.has_generate_stream
         self.only_known_models = self._dialect.keeps_names
+        self.dialect = self._dialect.name
         if self._dialect.has_generate_stream:
             self.needs = NEEDS | {Need.FLAT_MEMBERS}
         self._not_ready: int = checked.get(
@@ -186,6 +195,29 @@ class HttpCodec(
         else:  # GET /v2/models among them: only names, which every client may read
             return route.call(model=model, context=context_of(wire, None))
         return apply_policy(call, self._extensions, self._limits)
+
+    def inferred_model(self, wire: HttpRequest, /) -> ModelRef | None:
+        """Return the model of an inference request; None for any other."""
+        try:
+            route = self._find_route(wire.method, wire.path)
+        except errors.GatewayError:
+            return None
+        return route.model if route.call in (InferRequest, StreamInferRequest) else None
+
+    def decode_for_server(
+        self, wire: HttpRequest, dialect: str, request_id: str = "", /
+    ) -> Call[Any] | None:
+        """Read an inference request as a server of *dialect* reads it; None if it is as strict."""
+        server = READERS.get(dialect)
+        if server is None or not (server.reads_as_numpy or server.reads_words):
+            return None
+        route = self._find_route(wire.method, wire.path)
+        if route.model is None:
+            return None
+        try:
+            return decode_inference(route, route.model, wire, self._requests, request_id, server)
+        except NeededWhole:
+            return None
 
     def early_bytes(self, wire: HttpRequest, /) -> int | None:
         """Return the length of the JSON of an inference request; None for any other.
@@ -249,6 +281,10 @@ class HttpCodec(
             Unsupported: JSON cannot represent an output.
         """
         return encode_event(call, item, self._limits, self._targets)
+
+    def has_only_text(self, _call: StreamInferRequest, _item: InferResponse, /) -> bool:
+        """Return True: the items of a stream are JSON."""
+        return True
 
     def is_terminal(self, call: StreamInferRequest, error: errors.GatewayError, /) -> bool:
         """Return whether a first error ends the stream: it has a status, so its body is no stream.
@@ -350,7 +386,7 @@ class HttpCodec(
                     sent_id,
                     wire,
                     self._replies,
-                    self._dialect.has_nonfinite_words,
+                    self._dialect,
                     self._dialect.echoes_id,
                 )
                 answer = inferred
@@ -373,7 +409,7 @@ class HttpCodec(
         try:
             if self._dialect.has_generate_stream:
                 return decode_generated(call, wire, self._limits)
-            return decode_event(call, self._stream_id(call), wire, self._replies)
+            return decode_event(call, self._stream_id(call), wire, self._replies, self._dialect)
         except errors.InvalidRequest as error:
             if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
                 raise

@@ -7,6 +7,7 @@ Source: Triton generate extension; docs/protocols/open-inference.md, "11. Genera
 exchanges 096 to 099.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -19,6 +20,7 @@ from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name, is_usable_name
 from gateway.ir.tensor import Tensor
+from gateway.protocols.oip.dialects import NonfiniteWords
 from gateway.protocols.oip.json.parse import read_flat
 from gateway.protocols.oip.json.tensors import is_plain, text_member
 from gateway.protocols.oip.json.write import (
@@ -53,17 +55,19 @@ def decode_generate(
     wire: HttpRequest,
     limits: MessageLimits,
     context: Callable[[], Context],
+    words: NonfiniteWords | None = None,
 ) -> InferRequest | None:
     """Read a request of the generate extension; None for a complete inference request.
 
-    Members of an object `parameters` are members like the others, as in Triton.
+    Members of an object `parameters` are members like the others, as in Triton. With *words*, NaN
+    and infinities may be words.
 
     Raises:
         MalformedMessage: The body is not a flat object, or a member occurs twice.
         InvalidRequest: A name is not allowed, or a reserved parameter has the wrong type.
         TooLarge: A limit is exceeded.
     """
-    document = read_flat(wire.view, _WHAT, limits)
+    document = read_flat(wire.view, _WHAT, limits, words)
     if is_inference(document):
         return None
     found: dict[str, Any] = {key: value for key, value in document.items() if key not in _OWN}
@@ -123,14 +127,16 @@ def generated(request: InferRequest, reply: InferResponse, targets: JsonTargets)
     document["model_name"] = reply.model.name
     document["model_version"] = reply.model.version
     for tensor in reply.outputs:
-        document[tensor.name] = _elements(tensor, targets[reply.has_nonfinite_words])
+        document[tensor.name] = _elements(tensor, targets.of(reply))
     return document
 
 
 def _elements(tensor: Tensor, target: JsonTarget) -> orjson.Fragment:
     if tensor.datatype is None or tensor.shape is None:
         raise Unsupported(f"output {tensor.name!r} has no datatype or shape: {_HINT}")
-    text = elements_text("output", tensor, _HINT, nonfinite=target.nonfinite)
+    text = elements_text(
+        "output", tensor, _HINT, half=target.can_write_half, nonfinite=target.nonfinite
+    )
     return orjson.Fragment(text[1:-1] if math.prod(tensor.shape) == 1 else text)
 
 
@@ -141,7 +147,10 @@ def encode_generate(call: InferRequest) -> dict[str, Any]:
         Unsupported: An output is requested as classes or in shared memory; a name is one of the
             extension's own; or an input has a shape or values that it cannot carry.
     """
-    document: dict[str, Any] = dict(join_parameters(call))
+    document: dict[str, Any] = {
+        key: orjson.Fragment(json.dumps(value)) if type(value) is float else value
+        for key, value in join_parameters(call).items()
+    }
     if call.id:
         document["id"] = call.id
     for output in call.outputs:

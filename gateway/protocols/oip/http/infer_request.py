@@ -14,8 +14,15 @@ import orjson
 from msgspec import Struct
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Origin, Parameter
-from gateway.ir.data import RawData, SharedMemoryData, StreamedData
+from gateway.ir.context import (
+    NO_PARAMETERS,
+    Context,
+    JsonParameter,
+    ModelRef,
+    Origin,
+    Parameter,
+)
+from gateway.ir.data import JsonItemsData, RawData, SharedMemoryData, StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.expected_inputs import compare_inputs, is_comparing
@@ -33,7 +40,12 @@ from gateway.protocols.oip.json.binary_tensors import (
     json_length,
     too_short,
 )
-from gateway.protocols.oip.json.parse import Document, dump, read_document
+from gateway.protocols.oip.json.parse import (
+    Document,
+    dump,
+    read_document,
+    read_with_words,
+)
 from gateway.protocols.oip.json.server_limits import (
     check_inputs,
     check_numbers,
@@ -51,10 +63,12 @@ from gateway.protocols.oip.json.tensors import (
 )
 from gateway.protocols.oip.json.write import (
     JsonTarget,
+    Nonfinite,
     append_elements,
     binary_part,
     binary_writer,
     described_binary,
+    dump_parameters,
     gathered,
     put_binary,
     tensor_prefix,
@@ -116,11 +130,19 @@ def decode_request(
     wire: HttpRequest,
     templates: RequestTemplates,
     request_id: str = "",
+    dialect: Dialect | None = None,
 ) -> InferRequest:
-    """Read an inference request; *request_id* is for one without an id of the client.
+    """Read an inference request.
 
     Binary inputs are views of the body. A raw binary request (length header 0) is one input
     without name, datatype and shape, and all outputs are returned as binary.
+
+    Args:
+        model: From the path.
+        wire: The request.
+        templates: Of earlier requests.
+        request_id: For a request without an id of the client.
+        dialect: Read what a server of this dialect reads; None to read strictly.
 
     Raises:
         InvalidRequest: The bytes or members are wrong.
@@ -136,12 +158,17 @@ def decode_request(
         whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
         context = _context(wire, fields, ALL_BINARY, request_id)
         return InferRequest(model=model, context=context, inputs=(whole,))
-    # A template does not help large tensors, and only these arrive later.
-    found, cut = templates.parse(body, end) if rest is None else (None, None)
+    # A template does not help large tensors, and only these arrive later. It is strict.
+    is_plain = rest is None and dialect is None
+    found, cut = templates.parse(body, end) if is_plain else (None, None)
     if found is None:
-        document = _document(body[:end], templates.limits, has_header=length is not None)
-        binary = BinaryPart("input", body[end:], has_header=length is not None, rest=rest)
-        parsed, own_id, inputs = _read(model, document, binary, templates.limits)
+        limits, has_header = templates.limits, length is not None
+        if dialect is not None and dialect.reads_words is not None:
+            document = read_with_words(body[:end], _WHAT, limits, dialect.reads_words)
+        else:
+            document = _document(body[:end], limits, has_header=has_header)
+        binary = BinaryPart("input", body[end:], has_header=has_header, rest=rest)
+        parsed, own_id, inputs = _read(model, document, binary, limits, dialect)
         if cut is not None:
             templates.learn(cut, parsed, own_id, inputs)
     else:
@@ -204,15 +231,21 @@ def _context(
 
 
 def _read(
-    model: ModelRef, document: Document, binary: BinaryPart, limits: MessageLimits
+    model: ModelRef,
+    document: Document,
+    binary: BinaryPart,
+    limits: MessageLimits,
+    dialect: Dialect | None,
 ) -> tuple[ParsedRequest, str, tuple[Tensor, ...]]:
     """Read a request without a template."""
     members = document.members
-    parameters = split_parameters(read_parameters(members.get("parameters"), _WHAT, limits), limits)
+    json_values = dialect is not None and dialect.reads_json_parameters
+    found = read_parameters(members.get("parameters"), _WHAT, limits, json_values=json_values)
+    parameters = split_parameters(found, limits, reserved=dialect is None or dialect.reserves_keys)
     if is_comparing():
         compare_inputs(model, input_names(document))
-    inputs = TensorReader("input", binary, limits).read(document)
-    outputs, listed = _requested(members, limits)
+    inputs = TensorReader("input", binary, limits, dialect=dialect).read(document)
+    outputs, listed = _requested(members, limits, json_values=json_values)
     form = ALL_JSON
     if parameters.binary_data_output or True in listed.values():
         form = InferReplyFormat(parameters.binary_data_output, listed)
@@ -236,7 +269,7 @@ def _document(view: memoryview, limits: MessageLimits, *, has_header: bool) -> D
 
 
 def _requested(
-    members: Mapping[str, Any], limits: MessageLimits
+    members: Mapping[str, Any], limits: MessageLimits, *, json_values: bool
 ) -> tuple[tuple[RequestedOutput, ...], dict[str, bool]]:
     found = list_member(members, "outputs")
     if not found:
@@ -251,7 +284,7 @@ def _requested(
             listed[name] = False
             outputs.append(RequestedOutput(name, 0, NO_PARAMETERS))
             continue
-        parameters = read_parameters(value, f"output {name!r}", limits)
+        parameters = read_parameters(value, f"output {name!r}", limits, json_values=json_values)
         listed[name] = _takes_binary(name, parameters)
         outputs.append(requested_output(name, parameters, limits, least_classes=0))
     if len(listed) != len(outputs):
@@ -344,7 +377,7 @@ def _parameters(call: InferRequest, dialect: Dialect, all_binary: bool) -> bytes
     if all_binary:
         parameters[BINARY_DATA_OUTPUT] = True
     _check_parameters(_WHAT, parameters, dialect)
-    return b'"parameters":%b,' % dump(parameters)
+    return b'"parameters":%b,' % dump_parameters(parameters)
 
 
 def _put_input(
@@ -369,15 +402,15 @@ def _put_input(
         text += (tensor_prefix("input", tensor.name, datatype, shape, parameters), b"}")
     elif type(data) is StreamedData:  # last, after all bytes that have arrived
         text.append(described_binary("input", tensor, datatype, shape, tensor.nbytes))
-    elif dialect.has_binary:
+    elif dialect.has_binary and not (type(data) is JsonItemsData and dialect.reads_as_numpy):
         if datatype is Datatype.BYTES and dialect.is_text_only:
             _check_text(tensor, dialect)
         put_binary(text, binary, "input", tensor, datatype, shape)
     else:
-        hint = _hint(dialect)
+        nonfinite = Nonfinite.QUOTED if dialect.reads_as_numpy else Nonfinite.REFUSE_ALL
+        target = JsonTarget("input", _hint(dialect), dialect.has_half_in_json, nonfinite)
         if datatype is not Datatype.BYTES:
-            check_numbers(tensor, shape, limits, hint, half=dialect.has_half_in_json)
-        target = JsonTarget("input", hint, can_write_half=dialect.has_half_in_json)
+            check_numbers(tensor, shape, limits, target)
         return append_elements(text, target, tensor, datatype, shape)
     return False
 
@@ -403,7 +436,7 @@ def _output(output: RequestedOutput, dialect: Dialect, *, binary: bool) -> dict[
     if binary and output.shared is None:
         parameters[BINARY_DATA] = True
     if parameters:
-        member["parameters"] = parameters
+        member["parameters"] = orjson.Fragment(dump_parameters(parameters))
     return member
 
 
@@ -422,6 +455,11 @@ def _check_parameters(what: str, parameters: Mapping[str, Parameter], dialect: D
     for key, value in parameters.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise Unsupported(f"parameter {key!r} of {what} is {value}, which is not JSON")
+        if type(value) is JsonParameter and not dialect.reads_json_parameters:
+            raise Unsupported(
+                f"parameter {key!r} of {what} is a list or an object: {dialect.name} expects a "
+                "string, a number, true or false"
+            )
         if dialect.has_signed_parameters and type(value) is int and value > INT64_MAX:
             # `sequence_id` is read as an unsigned integer; only custom parameters lose precision.
             if key == "sequence_id":

@@ -19,6 +19,7 @@ from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
 from gateway.ir.tensor import Shape, Tensor
+from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.http.context import NAME
 from gateway.protocols.oip.http.infer_request import ALL_JSON, InferReplyFormat
@@ -30,7 +31,7 @@ from gateway.protocols.oip.json.binary_tensors import (
     json_length,
     too_short,
 )
-from gateway.protocols.oip.json.parse import Document, check_depth, dump, read_leniently
+from gateway.protocols.oip.json.parse import Document, dump, read_leniently
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, is_plain, read_parameters
 from gateway.protocols.oip.json.write import (
@@ -41,9 +42,9 @@ from gateway.protocols.oip.json.write import (
     append_elements,
     binary_part,
     binary_writer,
+    dump_parameters,
     few_integers,
     gathered,
-    json_targets,
     put_binary,
     raw_of,
     tensor_prefix,
@@ -52,6 +53,7 @@ from gateway.protocols.oip.outputs import with_c_values
 from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.errors import clip, read_error_text, strip_traceback
 from gateway.wire.http import HttpResponse, view_of
+from gateway.wire.json_values import check_depth
 
 _WHAT = "the response"
 _READ_BYTES = 64 * 1024
@@ -65,8 +67,8 @@ _USE_BINARY = (
 
 
 def response_targets(nonfinite: Nonfinite | None) -> JsonTargets:
-    """Return how outputs of responses are written, as `json_targets`."""
-    return json_targets("output", _USE_BINARY, nonfinite)
+    """Return how outputs of responses are written."""
+    return JsonTargets(_USE_BINARY, nonfinite)
 
 
 class ParsedResponse(Struct, frozen=True):
@@ -102,12 +104,12 @@ def encode_response(
             return HttpResponse(HTTP_OK, JSON_HEADERS, (whole,), True)
     text = [_opened(call.id), _model(reply.model)]
     if reply.parameters:
-        text.append(b'"parameters":%b,' % dump(reply.parameters))
+        text.append(b'"parameters":%b,' % dump_parameters(reply.parameters))
     found = _write_binary(outputs) if _has_only_binary(form, outputs) else None
     if found is not None:
         whole = b'%b"outputs":[%b]}' % (b"".join(text), found[0])
         return HttpResponse(HTTP_OK, binary_headers(len(whole)), (whole, *found[1]), True)
-    return _encode_any(text, outputs, form, targets[reply.has_nonfinite_words])
+    return _encode_any(text, outputs, form, targets.of(reply))
 
 
 def _has_only_binary(form: InferReplyFormat, outputs: tuple[Tensor, ...]) -> bool:
@@ -206,8 +208,8 @@ def decode_response(
     sent_id: str,
     wire: HttpResponse,
     templates: ReplyTemplates,
-    nonfinite_words: bool = False,
-    echoes_id: bool | None = None,
+    dialect: Dialect,
+    echoes_id: bool | None,
 ) -> InferResponse:
     """Read the response to *call*; binary outputs are views of the body.
 
@@ -216,8 +218,8 @@ def decode_response(
         sent_id: Its id on the wire.
         wire: A response of status 200.
         templates: Templates of responses; the limits for requests apply.
-        nonfinite_words: Of the reply.
-        echoes_id: Of the dialect.
+        dialect: Of the server.
+        echoes_id: As in the dialect.
 
     Raises:
         MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
@@ -253,7 +255,9 @@ def decode_response(
         outputs=outputs,
         id=call.id,
         parameters=parsed.parameters,
-        has_nonfinite_words=nonfinite_words,
+        has_nonfinite_words=dialect.has_nonfinite_words,
+        has_null_infinities=dialect.has_null_infinities,
+        has_half_in_json=dialect.has_half_in_json,
         origin=Origin(NAME, wire),
     )
 

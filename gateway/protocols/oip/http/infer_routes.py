@@ -14,6 +14,7 @@ from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, UpstreamError
 from gateway.ir.limits import MessageLimits
+from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.errors import GENERATE_FAILED, HTTP_OK, text_of
 from gateway.protocols.oip.http.context import NAME, context_of
 from gateway.protocols.oip.http.generate import decode_generate, generated, read_members
@@ -50,8 +51,11 @@ def decode_inference(
     wire: HttpRequest,
     templates: RequestTemplates,
     request_id: str,
+    dialect: Dialect | None = None,
 ) -> InferRequest | StreamInferRequest:
     """Read an inference request, or one for a stream, as `route` determines.
+
+    With *dialect* it is read as `decode_request` does.
 
     Raises:
         InvalidRequest: The body is wrong, or requests binary outputs of a stream.
@@ -61,10 +65,14 @@ def decode_inference(
     request = None
     if route.action in _GENERATE and wire.headers.get(LENGTH_HEADER.lower()) is None:
         request = decode_generate(
-            model, wire, templates.limits, lambda: context_of(wire, GENERATED)
+            model,
+            wire,
+            templates.limits,
+            lambda: context_of(wire, GENERATED),
+            None if dialect is None else dialect.reads_words,
         )
     if request is None:
-        request = decode_request(model, wire, templates, request_id)
+        request = decode_request(model, wire, templates, request_id, dialect)
     if route.call is not StreamInferRequest:
         return request
     if _asks_binary(request.context):
@@ -105,7 +113,11 @@ def is_generated(call: InferRequest | StreamInferRequest) -> bool:
 
 
 def decode_event(
-    call: StreamInferRequest, sent_id: str, wire: HttpResponse, templates: ReplyTemplates
+    call: StreamInferRequest,
+    sent_id: str,
+    wire: HttpResponse,
+    templates: ReplyTemplates,
+    dialect: Dialect,
 ) -> InferResponse:
     """Read one event of an upstream's stream, which does not mark the last one.
 
@@ -119,7 +131,8 @@ def decode_event(
         failed = UpstreamError(error_text(wire, limits), model=call.model)
         model = call.model or ModelRef("")
         return InferResponse(model=model, outputs=(), is_final=False, error=failed)
-    return decode_response(call.request, sent_id, wire, templates).changed(is_final=False)
+    reply = decode_response(call.request, sent_id, wire, templates, dialect, None)
+    return reply.changed(is_final=False)
 
 
 def decode_generated(

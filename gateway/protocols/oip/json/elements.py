@@ -2,8 +2,8 @@
 
 `data` is flat, or nested exactly as the shape.  Elements are read strictly: integers for
 integers, true and false for BOOL, numbers for floats, strings (UTF-8) for BYTES.  Nothing is
-rounded to an integer, wrapped or guessed.  Two exceptions hold for responses of servers: `null`
-is NaN, and FP16 may be numbers (MLServer).
+rounded to an integer, wrapped or guessed.  Three exceptions hold for responses of servers: `null`
+is NaN, FP16 may be numbers, and elements of BYTES may be other values (MLServer).
 
 Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md,
 "3. Tensors as JSON".
@@ -21,13 +21,14 @@ import orjson
 import simdjson
 
 from gateway.accelerator import accelerated
-from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
+from gateway.ir.data import ArrayData, ItemsData, JsonItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
 from gateway.ir.limits import MessageLimits, check_bytes_elements
 from gateway.ir.tensor import Shape
 from gateway.ir.work import LIST, PARSED_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
+from gateway.protocols.oip.json.numpy_elements import ConvertedData, json_items
 
 CODES: Final = {
     Datatype.BOOL: "?",
@@ -86,7 +87,7 @@ class ElementReader:
             name: The tensor's.
             datatype: Of the elements.
             shape: Already checked by `check_shape`.
-            data: A list, or a simdjson Array.
+            data: A list, a simdjson Array, or converted elements.
 
         Raises:
             InvalidTensor: An element, the count or the nesting is wrong.
@@ -94,6 +95,8 @@ class ElementReader:
         """
         if type(data) is list and datatype in _PLAIN and _is_flat(data, shape):
             return self._pack(name, datatype, data)
+        if isinstance(data, ConvertedData):
+            return data
         if datatype in NOT_IN_JSON and not (self._is_lenient and datatype is Datatype.FP16):
             raise InvalidTensor(
                 f"{self._kind} {name!r} is {datatype.name}, which JSON cannot represent: "
@@ -138,6 +141,8 @@ class ElementReader:
 
     def _pack(self, name: str, datatype: Datatype, flat: list[Any]) -> TensorData:
         if not _KINDS[datatype].issuperset(map(type, flat)):
+            if datatype is Datatype.BYTES and self._is_lenient:
+                return self._json_items(name, flat)
             flat = self._forgiven(name, datatype, flat)
         if datatype is Datatype.BYTES:
             return ItemsData(self._encoded(name, flat))
@@ -145,6 +150,20 @@ class ElementReader:
             return RawData(memoryview(packer(datatype, len(flat))(*flat)))
         except (struct.error, OverflowError):
             raise self._out_of_range(name, datatype, flat) from None
+
+    def _json_items(self, name: str, flat: list[Any]) -> JsonItemsData:
+        charge(len(flat))
+        index = next((at for at, value in enumerate(flat) if type(value) is list), None)
+        try:
+            if index is None:
+                return json_items(flat)
+        except TypeError as error:  # text that is not UTF-8
+            raise InvalidTensor(
+                f"{self._kind} {name!r} has an element that is not JSON: {error}"
+            ) from error
+        raise InvalidTensor(
+            f"{self._kind} {name!r} has a list at index {index}: expected a string for BYTES"
+        )
 
     def _forgiven(self, name: str, datatype: Datatype, flat: list[Any]) -> list[Any]:
         """Return *flat* with null as NaN where that is allowed; raises for the first wrong one."""

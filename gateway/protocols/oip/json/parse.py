@@ -10,7 +10,8 @@ counts.
 """
 
 import json
-from codecs import BOM_UTF8
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,7 +24,9 @@ import simdjson
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.work import JSON_BYTE, JSON_ELEMENT, OBJECT_BYTE, PARSED_BYTE, charge
+from gateway.protocols.oip.dialects import NonfiniteWords
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
+from gateway.wire.json_values import check_depth, read_value, too_deep, without_mark
 
 # Below this size orjson is faster, above it simdjson.
 SIMD_FROM_BYTES: Final = 8192
@@ -40,12 +43,19 @@ _PIECE_BYTES = 1 << 17
 _SHOWN = 64
 # A larger document never becomes Python objects: that takes up to 40 times its size.
 _WHOLE_BYTES = 1 << 20
-# Of large documents: bytes outside of tensor data, and steps to find unknown members.
-_HELD_BYTES = 1 << 18
+# Of large documents: the part of `json_bytes` that may be outside of tensor data, without strings,
+# and steps to find unknown members.
+_HELD_PART = 64
 _LOOKUPS = 1 << 23
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _LONG_BYTES = 1 << 22
 # Work of one of these steps, in items.
 _LOOKUP = 1 / 50
+
+
+# A string, or a word that Python's parser does not read.
+_RAPID_WORD = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-NaN|-?Inf(?!inity)', re.DOTALL)
+_PYTHON_WORDS: Final = {"-NaN": "NaN", "Inf": "Infinity", "-Inf": "-Infinity"}
 
 
 @dataclass(slots=True)
@@ -85,7 +95,7 @@ def read_document(
             limit="json_bytes",
         )
     if not size or view[0] != _BRACE:
-        view = _without_mark(view)
+        view = without_mark(view)
         if bytes(view[:_SHOWN]).lstrip(_SPACE)[:1] != b"{":
             raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
     if size < SIMD_FROM_BYTES:
@@ -115,8 +125,10 @@ def _read_small(text: bytes, what: str, limits: MessageLimits, *, lenient: bool)
     return document
 
 
-def read_flat(view: memoryview, what: str, limits: MessageLimits) -> dict[str, Any]:
-    """Read one JSON object without tensors, whatever its members are.
+def read_flat(
+    view: memoryview, what: str, limits: MessageLimits, words: NonfiniteWords | None = None
+) -> dict[str, Any]:
+    """Read one JSON object without tensors, whatever its members are; with *words*, those too.
 
     Raises:
         MalformedMessage: It is not JSON, not an object, or an object has a key twice.
@@ -125,7 +137,12 @@ def read_flat(view: memoryview, what: str, limits: MessageLimits) -> dict[str, A
     text = bytes(view)
     # Every value becomes a Python object, of many times its size.
     check_count(f"values in {what}", text.count(b",") + 1, limits.bytes_elements, "bytes_elements")
-    document = read_value(view, what, limits)
+    try:
+        document = read_value(view, what, limits)
+    except MalformedMessage as error:
+        if words is None:
+            raise
+        return _read_words(view, what, limits, error, words)
     if type(document) is not dict:
         raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
     if text.count(b":") != _count_keys(document):
@@ -176,7 +193,7 @@ def check_closely(text: bytes, what: str, limits: MessageLimits, *, lenient: boo
             parse_float=_nothing,
         )
     except RecursionError as error:
-        raise _too_deep(what, limits) from error
+        raise too_deep(what, limits) from error
     except ValueError as error:
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
     objects.finish()
@@ -222,31 +239,12 @@ class _CheckedObjects:
             raise self._first
 
 
-def check_depth(document: Any, what: str, limits: MessageLimits) -> None:
-    """Refuse a document of more than `json_depth` levels.
-
-    Raises:
-        TooLarge: It has more.
-    """
-    level = [document]
-    for _ in range(limits.json_depth):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if type(node) is dict else node)
-            if type(child) is dict or type(child) is list
-        ]
-        if not level:
-            return
-    raise _too_deep(what, limits)
-
-
 def _read_large(view: memoryview, what: str, limits: MessageLimits, *, lenient: bool) -> Document:
     try:
         root = simdjson.Parser().parse(view)  # makes the only copy, with padding behind it
     except (ValueError, RuntimeError) as error:
         if "DEPTH" in str(error):
-            raise _too_deep(what, limits) from error
+            raise too_deep(what, limits) from error
         if view.nbytes > _WHOLE_BYTES:
             raise MalformedMessage(
                 f"{what} is not JSON, or has an integer beyond 64 bits: {error}"
@@ -293,7 +291,11 @@ def _count_arrays(view: memoryview) -> int:
 
 
 class _LargeReader:
-    """Takes objects of one large document apart, and bounds what it holds beside tensor data."""
+    """Takes objects of one large document apart, and bounds what it holds beside tensor data.
+
+    A list or an object becomes Python objects of many times its size. A string does not, so its
+    bytes do not count.
+    """
 
     def __init__(self, what: str, limits: MessageLimits, *, lenient: bool) -> None:
         self._what = what
@@ -347,11 +349,16 @@ class _LargeReader:
         if type(value) is not simdjson.Object and type(value) is not simdjson.Array:
             return
         text: Any = value.mini  # bytes, unlike in its stub
-        self._held_bytes += len(text)
-        if self._held_bytes > _HELD_BYTES:
+        most = self._limits.json_bytes // _HELD_PART
+        size = len(text)
+        if self._held_bytes + size > most:
+            charge(size * OBJECT_BYTE)
+            size = len(_STRING.sub(b"", text))
+        self._held_bytes += size
+        if self._held_bytes > most:
             raise TooLarge(
-                f"{self._what} has more than {_HELD_BYTES} bytes in members other than tensor "
-                "data, which is not allowed",
+                f"{self._what} has more than {most} bytes in members other than tensor data, "
+                f"not counting strings: at most 1/{_HELD_PART} of json_bytes is allowed",
                 limit="json_bytes",
             )
         if b"{" not in text and text.count(b"[") + depth <= self._limits.json_depth:
@@ -375,49 +382,74 @@ def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> Docume
     try:
         return read_document(view, what, limits, lenient=True)
     except MalformedMessage as error:
-        charge(view.nbytes * OBJECT_BYTE)
-        objects = _CheckedObjects(what, limits, lenient=True)
-        try:
-            members = json.loads(
-                str(view, "utf-8", "surrogateescape"), object_pairs_hook=objects.read
-            )
-            objects.finish()
-        except (ValueError, RecursionError):
-            raise error from None
-        if type(members) is not dict:
-            raise
-        check_depth(members, what, limits)
+        members = _read_words(view, what, limits, error, NonfiniteWords.PYTHON, lenient=True)
         return Document(members)
 
 
-def read_value(view: memoryview, what: str, limits: MessageLimits) -> Any:
-    """Read any JSON value without tensors; of equal keys the last counts.
+def read_with_words(
+    view: memoryview, what: str, limits: MessageLimits, words: NonfiniteWords
+) -> Document:
+    """Read one JSON object of a client, with words for NaN and infinities.
+
+    Args:
+        view: The whole text.
+        what: Names the document in errors.
+        limits: As in `read_document`.
+        words: Those of its server.
 
     Raises:
-        MalformedMessage: It is not JSON.
-        TooLarge: It is too long or too deep.
+        MalformedMessage: It cannot be read like this either.
+        TooLarge: A limit is exceeded.
     """
-    if view.nbytes > limits.json_bytes:
-        raise TooLarge(
-            f"{what} has {view.nbytes} bytes of JSON, at most {limits.json_bytes} are allowed",
-            limit="json_bytes",
-        )
-    charge(view.nbytes * OBJECT_BYTE)
     try:
-        value = orjson.loads(_without_mark(view))
-    except orjson.JSONDecodeError as error:
-        raise MalformedMessage(f"{what} is not JSON: {error}") from error
-    check_depth([value], what, limits)
-    return value
+        return read_document(view, what, limits)
+    except MalformedMessage as error:
+        return Document(_read_words(view, what, limits, error, words))
 
 
-def _without_mark(view: memoryview) -> memoryview:
-    """Return a text without the UTF-8 byte order mark that editors and PowerShell put before it."""
-    return view[len(BOM_UTF8) :] if bytes(view[: len(BOM_UTF8)]) == BOM_UTF8 else view
+def _read_words(
+    view: memoryview,
+    what: str,
+    limits: MessageLimits,
+    error: MalformedMessage,
+    words: NonfiniteWords,
+    *,
+    lenient: bool = False,
+) -> dict[str, Any]:
+    """Read with Python's parser what another one refused with *error*."""
+    charge(view.nbytes * OBJECT_BYTE)
+    objects = _CheckedObjects(what, limits, lenient=lenient)
+    try:
+        text = str(view, "utf-8", "surrogateescape" if lenient else "strict")
+        members: dict[str, Any] = json.loads(
+            text if words is NonfiniteWords.PYTHON else _RAPID_WORD.sub(_python_word, text),
+            object_pairs_hook=objects.read,
+            parse_float=_finite if words is NonfiniteWords.RAPID else None,
+        )
+        objects.finish()
+    except (ValueError, RecursionError):
+        raise error from None
+    if type(members) is not dict:
+        raise error
+    check_depth(members, what, limits)
+    return members
 
 
 def _nothing(_text: str) -> None:
     return None
+
+
+def _python_word(found: re.Match[str]) -> str:
+    word = found[0]
+    return word if word.startswith('"') else _PYTHON_WORDS[word]
+
+
+def _finite(text: str) -> float:
+    """Return a number of JSON. Raises ValueError where no double holds it."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
+    return value
 
 
 def _twice(what: str, keys: list[str]) -> str:
@@ -427,13 +459,6 @@ def _twice(what: str, keys: list[str]) -> str:
             return f"{what} has the key {key[:_SHOWN]!r} twice in one object"
         seen.add(key)
     return f"{what} has a key twice in one object"
-
-
-def _too_deep(what: str, limits: MessageLimits) -> TooLarge:
-    return TooLarge(
-        f"{what} is nested too deep, at most {limits.json_depth} levels are allowed",
-        limit="json_depth",
-    )
 
 
 def _opening(view: memoryview) -> str:

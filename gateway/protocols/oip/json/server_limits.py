@@ -8,13 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.ir.data import RawData
+from gateway.ir.data import JsonItemsData, RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Shape, Tensor, as_items, as_raw
 from gateway.protocols.oip.dialects import Dialect
-from gateway.protocols.oip.json.write import elements_text
+from gateway.protocols.oip.json.write import JsonTarget
 
 _SAMPLE: Final = 4096
 # numpy has four bytes for each character of a text.
@@ -44,7 +44,8 @@ def check_inputs(
             continue
         texts += count
         if not dialect.has_binary and texts <= limits.json_strings:
-            items = as_items(tensor)
+            data = tensor.data
+            items = data.values if type(data) is JsonItemsData else as_items(tensor)
             rectangle += len(items) * max(map(len, items), default=0) * _CHARACTER_BYTES
     _check_count("BYTES", texts, limits.json_strings, "json_strings", dialect)
     most = numbers if limits.json_numbers is None else limits.json_numbers
@@ -67,9 +68,7 @@ def _check_count(kind: str, count: int, most: int, limit: str, dialect: Dialect)
         )
 
 
-def check_numbers(
-    tensor: Tensor, shape: Shape, limits: MessageLimits, hint: str, *, half: bool
-) -> None:
+def check_numbers(tensor: Tensor, shape: Shape, limits: MessageLimits, target: JsonTarget) -> None:
     """Refuse numbers whose text is surely longer than allowed, before it is written.
 
     The length is estimated from the text of the first elements.
@@ -84,9 +83,9 @@ def check_numbers(
         return
     view = as_raw(tensor)[: _SAMPLE * datatype.size_bytes]
     sample = Tensor(tensor.name, datatype, (_SAMPLE,), RawData(view))
-    expected = len(elements_text("input", sample, hint, half=half)) * count // _SAMPLE
+    expected = len(target.elements(sample)) * count // _SAMPLE
     if expected > 2 * limits.json_bytes:
-        raise too_long(tensor.name, expected, limits, hint)
+        raise too_long(tensor.name, expected, limits, target.hint)
 
 
 def too_long(name: str, size: int, limits: MessageLimits, hint: str) -> TooLarge:

@@ -9,7 +9,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.ir.context import NO_PARAMETERS, Parameter, replace_surrogates
+import orjson
+
+from gateway.ir.context import NO_PARAMETERS, JsonParameter, Parameter, replace_surrogates
 from gateway.ir.data import RawData, SharedMemoryData, check_items, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
@@ -24,8 +26,15 @@ from gateway.ir.limits import (
 )
 from gateway.ir.tensor import Shape, Tensor, raw_tensor, streamed_tensor
 from gateway.protocols.oip.datatypes import parse_datatype
+from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE, BinaryPart, NeededWhole
 from gateway.protocols.oip.json.elements import ElementReader
+from gateway.protocols.oip.json.numpy_elements import (
+    VARIABLE,
+    as_dimensions,
+    convert_elements,
+    with_dimension,
+)
 from gateway.protocols.oip.json.parse import Document
 from gateway.protocols.oip.parameters import INT64_MIN, UINT64_MAX, check_integer
 from gateway.protocols.oip.shared_memory import KEYS, located
@@ -34,6 +43,7 @@ NOTHING = RawData(memoryview(b""))
 NOWHERE: Mapping[str, SharedMemoryData] = {}
 _INT = {int}
 _SCALARS = {float, bool, str}
+_CONTAINERS = {list, dict}
 _SHOWN = 40
 
 
@@ -46,6 +56,7 @@ class TensorReader:
         limits: Those on tensors, names and parameters are enforced.
         lenient: Read what servers write.
         places: Tensors that the caller expects in shared memory, by name.
+        dialect: Read what this server reads; None to read strictly.
     """
 
     def __init__(
@@ -56,12 +67,15 @@ class TensorReader:
         *,
         lenient: bool = False,
         places: Mapping[str, SharedMemoryData] = NOWHERE,
+        dialect: Dialect | None = None,
     ) -> None:
         self._kind = kind
         self._places = places
         self._binary = binary
         self._limits = limits
         self._is_lenient = lenient
+        self._has_json_parameters = dialect is not None and dialect.reads_json_parameters
+        self._converting = dialect if dialect is not None and dialect.reads_as_numpy else None
         self._items = 0
         self._elements = ElementReader(kind, limits, lenient=lenient)
 
@@ -81,7 +95,7 @@ class TensorReader:
         if len(tensors) > 1:
             refuse_twice(kind, [tensor.name for tensor in tensors])
         self._binary.finish()
-        if document.arrays_left is not None:
+        if document.arrays_left is not None and self._converting is None:
             outside = 1 + len(tensors) + (type(document.members.get("outputs")) is list)
             if kind == "output":
                 outside -= 1
@@ -94,7 +108,11 @@ class TensorReader:
         text = member.get("datatype")
         if type(text) is not str:
             raise MalformedMessage(_wrong(f"{kind} {name!r}", "datatype", text, "a string"))
-        datatype = parse_datatype(name, text)
+        if self._converting is None:
+            datatype = parse_datatype(name, text)
+        else:
+            datatype = parse_datatype(name, text.upper())
+            member = self._converted(name, datatype, member, self._converting)
         shape = self._shape(name, member.get("shape"))
         count = self._count(name, datatype, shape)
         data = member.get("data")
@@ -103,7 +121,11 @@ class TensorReader:
             data = self._elements.read(name, datatype, shape, data)
             return Tensor(name, datatype, shape, data, NO_PARAMETERS)
         parameters = read_parameters(
-            found, f"{kind} {name!r}", self._limits, lenient=self._is_lenient
+            found,
+            f"{kind} {name!r}",
+            self._limits,
+            lenient=self._is_lenient,
+            json_values=self._has_json_parameters,
         )
         if self._kind == "input" and not KEYS.isdisjoint(parameters):
             if data is not None or BINARY_SIZE in parameters:
@@ -115,19 +137,29 @@ class TensorReader:
                 raise InvalidTensor(
                     f"{kind} {name!r} has both data and {BINARY_SIZE}: expected one of them"
                 )
-            custom = {key: value for key, value in parameters.items() if key != BINARY_SIZE}
-            if self._binary.is_arriving:
-                if datatype is Datatype.BYTES:
-                    raise NeededWhole
-                awaited = self._binary.await_(name, parameters[BINARY_SIZE])
-                return streamed_tensor(name, datatype, shape, awaited, custom)
-            view = self._binary.read(name, parameters[BINARY_SIZE])
-            return self._raw(name, datatype, shape, count, view, custom)
+            return self._from_binary(name, datatype, shape, count, parameters)
         if data is None:
             return self._elsewhere(Tensor(name, datatype, shape, NOTHING, parameters))
         return Tensor(
             name, datatype, shape, self._elements.read(name, datatype, shape, data), parameters
         )
+
+    def _converted(
+        self, name: str, datatype: Datatype, member: dict[str, Any], dialect: Dialect
+    ) -> dict[str, Any]:
+        """Return a tensor's object with its shape and its elements as a server converts them."""
+        shape, data = as_dimensions(member.get("shape")), member.get("data")
+        if shape is None:
+            return member
+        if data is not None:
+            half = dialect.has_half_in_json
+            found, filled = convert_elements(name, datatype, shape, data, self._limits, half=half)
+            return {**member, "shape": list(filled), "data": found}
+        parameters = member.get("parameters")
+        size = parameters.get(BINARY_SIZE) if type(parameters) is dict else None
+        if VARIABLE in shape and type(size) is int and datatype.size_bytes:
+            shape = list(with_dimension(name, shape, size // datatype.size_bytes))
+        return {**member, "shape": shape}
 
     def _count(self, name: str, datatype: Datatype, shape: Shape) -> int:
         """Check a shape and return its number of elements; sums up those of BYTES."""
@@ -136,6 +168,24 @@ class TensorReader:
             self._items += count
             check_bytes_elements(self._items, self._limits)
         return count
+
+    def _from_binary(
+        self,
+        name: str,
+        datatype: Datatype,
+        shape: Shape,
+        count: int,
+        parameters: Mapping[str, Parameter],
+    ) -> Tensor:
+        """Return a tensor whose bytes follow the JSON."""
+        custom = {key: value for key, value in parameters.items() if key != BINARY_SIZE}
+        if self._binary.is_arriving:
+            if datatype is Datatype.BYTES:
+                raise NeededWhole
+            awaited = self._binary.await_(name, parameters[BINARY_SIZE])
+            return streamed_tensor(name, datatype, shape, awaited, custom)
+        view = self._binary.read(name, parameters[BINARY_SIZE])
+        return self._raw(name, datatype, shape, count, view, custom)
 
     def _raw(
         self,
@@ -278,7 +328,12 @@ def _is_typed(key: str) -> bool:
 
 
 def read_parameters(
-    found: Any, what: str, limits: MessageLimits, *, lenient: bool = False
+    found: Any,
+    what: str,
+    limits: MessageLimits,
+    *,
+    lenient: bool = False,
+    json_values: bool = False,
 ) -> dict[str, Parameter]:
     """Return the `parameters` of a message or tensor, reserved ones included, without null ones.
 
@@ -286,8 +341,9 @@ def read_parameters(
         found: The member; None when it is absent or null.
         what: Names the message or tensor in errors.
         limits: On count and names.
-        lenient: Keep lists, objects and longer integers as their JSON text, and leave out what
-            has no usable name.
+        lenient: Keep lists and objects, longer integers as their text, and leave out what has no
+            usable name.
+        json_values: Keep lists and objects. Keys with the names of Triton's may be null.
 
     Raises:
         MalformedMessage: They are not an object, or a value is not a scalar.
@@ -306,10 +362,20 @@ def read_parameters(
                 continue
             check_name(f"name of a parameter of {what}", key, limits.name_bytes, "name_bytes")
         if value is not None:
-            parameters[key] = _lenient(value) if lenient else _checked(key, value, what)
-        elif not lenient and _is_typed(key):
+            if json_values and type(value) in _CONTAINERS:
+                parameters[key] = _json_parameter(key, value, what)
+            else:
+                parameters[key] = _lenient(value) if lenient else _checked(key, value, what)
+        elif not (lenient or json_values) and _is_typed(key):
             raise _no_scalar(key, value, what)
     return parameters
+
+
+def _json_parameter(key: str, value: Any, what: str) -> JsonParameter:
+    try:
+        return JsonParameter(orjson.dumps(value).decode())
+    except TypeError as error:  # integers of more than 64 bits, lone surrogates
+        raise MalformedMessage(f"parameter {key!r} of {what} is not JSON: {error}") from error
 
 
 def _checked(key: str, value: Any, what: str) -> Parameter:
@@ -331,8 +397,11 @@ def _lenient(value: Any) -> Parameter:
     if type(value) in _SCALARS:
         found: Parameter = value
         return found
-    # Not orjson: it refuses long integers and text that is not UTF-8, which servers write.
-    return replace_surrogates(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    try:
+        return JsonParameter(orjson.dumps(value).decode())
+    except TypeError:  # long integers, and text that is not UTF-8, which servers write
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return replace_surrogates(text)
 
 
 def _no_scalar(key: str, value: Any, what: str) -> MalformedMessage:

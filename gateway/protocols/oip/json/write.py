@@ -5,7 +5,8 @@ Messages repeat the descriptions of tensors, so their text is cached.  `infer_re
 
 JSON has no NaN and no infinity, and servers differ, so `Nonfinite` chooses.  Triton writes the
 words `NaN`, `Infinity` and `-Infinity`, which its clients read.  MLServer and KServe write `null`,
-which tritonclient and kserve read as NaN; an infinity would be read as NaN too.
+which tritonclient and kserve read as NaN; an infinity would be read as NaN too.  In requests they
+read `null` as NaN, and the texts of infinities.
 
 Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md,
 "3. Tensors as JSON".
@@ -24,8 +25,9 @@ import orjson
 from msgspec import Struct
 
 from gateway.accelerator import accelerated
-from gateway.ir.context import Parameters
-from gateway.ir.data import ArrayData, RawData, TensorData
+from gateway.ir.calls import InferResponse
+from gateway.ir.context import JsonParameter, Parameters
+from gateway.ir.data import ArrayData, JsonItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
@@ -42,6 +44,8 @@ class Nonfinite(enum.Enum):
 
     REFUSE_ALL = enum.auto()
     """Nothing: NaN and infinities are refused, as in requests to servers."""
+    QUOTED = enum.auto()
+    """`null` for NaN and texts for infinities, as numpy reads them."""
     REFUSE = "refuse"
     """`null` for NaN; infinities are refused."""
     NULL = "null"
@@ -51,6 +55,11 @@ class Nonfinite(enum.Enum):
 
 
 _REFUSING: Final = (Nonfinite.REFUSE, Nonfinite.REFUSE_ALL)
+# What is written for NaN, and for infinities of either sign.
+_WORDS: Final = {
+    Nonfinite.LITERAL: (b"NaN", b"Infinity", b"-Infinity"),
+    Nonfinite.QUOTED: (b"null", b'"Infinity"', b'"-Infinity"'),
+}
 _CACHE_ENTRIES: Final = 512
 _BYTES, _BOOL = Datatype.BYTES, Datatype.BOOL
 # Of integers: fewer are written faster by Python than through an array.
@@ -80,7 +89,18 @@ def tensor_prefix(
         parameters: All that are sent.
     """
     text = _described(kind, name, datatype, shape)
-    return b'%b,"parameters":%b' % (text, dump(parameters)) if parameters else text
+    return b'%b,"parameters":%b' % (text, dump_parameters(parameters)) if parameters else text
+
+
+def dump_parameters(parameters: Parameters) -> bytes:
+    """Write parameters; lists and objects become JSON again."""
+    return orjson.dumps(parameters, _json_value, orjson.OPT_PASSTHROUGH_SUBCLASS)
+
+
+def _json_value(value: Any) -> orjson.Fragment:
+    if not isinstance(value, JsonParameter):
+        raise TypeError(value)
+    return orjson.Fragment(value.encode())
 
 
 def described_binary(
@@ -176,19 +196,37 @@ class JsonTarget(Struct, frozen=True):
     can_write_half: bool = False
     nonfinite: Nonfinite = Nonfinite.REFUSE_ALL
 
+    def elements(self, tensor: Tensor) -> bytes:
+        """Return the text of a tensor's elements, as `elements_text`."""
+        return elements_text(
+            self.kind, tensor, self.hint, half=self.can_write_half, nonfinite=self.nonfinite
+        )
+
 
 FewIntegers = tuple[bytes, int, Callable[[bytes | memoryview], bytes], "np.dtype[Any]"]
 
-JsonTargets = tuple[JsonTarget, JsonTarget]
-"""For replies of other servers, and of those that write NaN and infinities as words."""
 
+class JsonTargets:
+    """How the outputs of replies are written: as their server itself does.
 
-def json_targets(kind: str, hint: str, nonfinite: Nonfinite | None) -> JsonTargets:
-    """Return how tensors are written; with *nonfinite*, whatever the server of a reply does."""
-    return (
-        JsonTarget(kind, hint, nonfinite=nonfinite or Nonfinite.REFUSE),
-        JsonTarget(kind, hint, nonfinite=nonfinite or Nonfinite.LITERAL),
-    )
+    Args:
+        hint: As in `JsonTarget`.
+        nonfinite: What is written for NaN and infinities, whatever the server does; None for that.
+    """
+
+    def __init__(self, hint: str, nonfinite: Nonfinite | None) -> None:
+        self._words = JsonTarget("output", hint, nonfinite=nonfinite or Nonfinite.LITERAL)
+        self._others = {
+            (half, nulls): JsonTarget("output", hint, half, nonfinite or own)
+            for half in (False, True)
+            for nulls, own in ((False, Nonfinite.REFUSE), (True, Nonfinite.NULL))
+        }
+
+    def of(self, reply: InferResponse) -> JsonTarget:
+        """Return how the outputs of *reply* are written."""
+        if reply.has_nonfinite_words:
+            return self._words
+        return self._others[reply.has_half_in_json, reply.has_null_infinities]
 
 
 def append_elements(
@@ -209,9 +247,7 @@ def append_elements(
                 text += (opened, write(raw), b"}")
                 return False
     opened = tensor_prefix(kind, tensor.name, datatype, shape, tensor.parameters)
-    elements = elements_text(
-        kind, tensor, target.hint, half=target.can_write_half, nonfinite=target.nonfinite
-    )
+    elements = target.elements(tensor)
     text += (opened, b',"data":', elements, b"}")
     return len(elements) > _COPIED_BYTES
 
@@ -267,15 +303,17 @@ def elements_text(
     if has_lost and nonfinite in _REFUSING:
         _refuse_non_finite(kind, tensor.name, flat, hint, nonfinite)
     text = with_all_digits(text, flat)
-    if lost is not None and has_lost and nonfinite is Nonfinite.LITERAL:
-        return _with_words(text, flat[lost])
+    if lost is not None and has_lost and nonfinite in _WORDS:
+        return _with_words(text, flat[lost], *_WORDS[nonfinite])
     return text
 
 
-def _with_words(text: bytes, values: npt.NDArray[Any]) -> bytes:
+def _with_words(
+    text: bytes, values: npt.NDArray[Any], nan: bytes, infinity: bytes, negative: bytes
+) -> bytes:
     """Return the text of a list with the word of each of *values*, in order, for each `null`."""
     charge(values.size * JSON_NUMBER)
-    words = np.where(np.isnan(values), b"NaN", np.where(values > 0, b"Infinity", b"-Infinity"))
+    words = np.where(np.isnan(values), nan, np.where(values > 0, infinity, negative))
     pieces: list[bytes] = [b""] * (2 * values.size + 1)
     pieces[::2] = text.split(b"null")
     pieces[1::2] = words.tolist()
@@ -360,7 +398,10 @@ def _elements(kind: str, tensor: Tensor, hint: str, *, half: bool) -> npt.NDArra
 
 def _strings_text(kind: str, tensor: Tensor, hint: str) -> bytes:
     """Return the text of BYTES elements; long ones are written in pieces, as by `_flat_text`."""
-    items, data = as_items(tensor), tensor.data
+    data = tensor.data
+    if type(data) is JsonItemsData:
+        return b"[%b]" % b",".join(data.values)
+    items = as_items(tensor)
     charge(len(items))
     size = len(data.view) if type(data) is RawData else tensor.nbytes
     # A character may become an escape of six.

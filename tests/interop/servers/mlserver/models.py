@@ -51,6 +51,7 @@ def _models() -> Iterator[Model]:
                 (("OUTPUT0", datatype, (-1,)),),
             )
     yield Model("params_echo", "ParamsEcho", _INPUT, (("PARAMS", "BYTES", (1,)),))
+    yield Model("texts_or_null", "TextsOrNull", (("X", "BYTES", (-1,)),), (("Y", "BYTES", (-1,)),))
     yield Model("fail_always", "Fail", _INPUT, (("OUTPUT0", "INT32", (-1,)),))
     yield Model(
         "repeat_stream",

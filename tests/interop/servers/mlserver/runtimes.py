@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 from mlserver import MLModel
-from mlserver.codecs import NumpyCodec
+from mlserver.codecs import NumpyCodec, StringCodec
 from mlserver.errors import InferenceError
 from mlserver.types import (
     InferenceRequest,
     InferenceResponse,
+    Parameters,
     RequestInput,
     ResponseOutput,
     TensorData,
@@ -77,6 +78,19 @@ class ParamsEcho(Base):
         own_parameters = {k: v for k, v in parameters.items() if v is not None and k != "headers"}
         text = json.dumps(own_parameters, sort_keys=True).encode()
         return self.answer(request, [_output("PARAMS", "BYTES", _objects([text]))])
+
+
+class TextsOrNull(Base):
+    """Answers its texts in the other case, null as null, and the parameter `extra`."""
+
+    async def predict(self, request: InferenceRequest) -> InferenceResponse:
+        """Answer one request."""
+        texts = StringCodec.decode_input(request.inputs[0])
+        data = TensorData(root=[None if text is None else text.swapcase() for text in texts])
+        output = ResponseOutput(name="Y", datatype="BYTES", shape=[len(texts)], data=data)
+        response = self.answer(request, [output])
+        response.parameters = Parameters(extra=getattr(request.parameters, "extra", None))
+        return response
 
 
 class Fail(Base):

@@ -223,10 +223,18 @@ def _generate_text(request: Any) -> Iterator[Answer]:
         yield _response(text_output=np.array([text.encode()], object))
 
 
+def _generate_bytes(request: Any) -> Iterator[Answer]:
+    """Yield the bytes of text_input one by one, so that characters are cut."""
+    data = bytes(_input(request, "text_input")[0])
+    for at in range(len(data)):
+        yield _response(text_output=np.array([data[at : at + 1]], object))
+
+
 _STREAMS: dict[str, Callable[[Any], Iterator[Answer]]] = {
     "repeat_stream": _repeat_stream,
     "repeat_int32": _repeat_int32,
     "generate_text": _generate_text,
+    "generate_bytes": _generate_bytes,
     "reciprocal_stream": lambda request: iter((_reciprocal(request),)),
     "slow_stream": lambda request: iter((_slow(request),)),
 }

@@ -125,6 +125,12 @@ MODELS: tuple[Model, ...] = (
         (Port("text_output", "BYTES", (1,)),),
         extra=DECOUPLED,
     ),
+    Model(
+        "generate_bytes",
+        (Port("text_input", "BYTES", (1,)),),
+        (Port("text_output", "BYTES", (1,)),),
+        extra=DECOUPLED,
+    ),
     Model("params_echo", (Port("INPUT0", "INT32", (-1,)),), (Port("PARAMS", "BYTES", (1,)),)),
     *(
         Model(

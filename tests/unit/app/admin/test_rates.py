@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.app.admin.rates import TrafficWindow
+from gateway.ir.calls import InferRequest, ServerReadyRequest
+from gateway.telemetry.metrics import Metrics
 from tests.fakes import FakeClock
 
 
@@ -51,6 +53,24 @@ def test_the_first_reading_counts_from_the_start() -> None:
     assert ("u", "a:1", 80, 250.0) == tuple(
         endpoint[key] for key in ("upstream", "address", "calls", "mean_ms")
     )
+
+
+def test_probes_are_no_calls_of_an_endpoint() -> None:
+    """They count for the mean time of an attempt, and cancelled calls are no errors."""
+    clock, metrics = FakeClock(), Metrics("1")
+    endpoint = metrics.attempts.of("u", "a:1")
+    for kind, code in (
+        (ServerReadyRequest, "ok"),
+        (ServerReadyRequest, "unavailable"),
+        (InferRequest, "ok"),
+        (InferRequest, "cancelled"),
+    ):
+        endpoint.record(kind, None, 0.25, code)
+    window = TrafficWindow(clock)
+    clock.advance(10.0)
+    window.update(metrics.registry.collect())
+    (found,) = window.document()["endpoints"]
+    assert (2, 0, 250.0) == (found["calls"], found["errors"], found["mean_ms"])
 
 
 def test_only_the_last_minute_counts() -> None:

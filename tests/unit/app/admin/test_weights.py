@@ -8,7 +8,7 @@ import pytest
 
 from gateway.app.admin.api import weights_in_force
 from gateway.config.load import load_text
-from gateway.migration.evidence.guards import Standing
+from gateway.migration.evidence.verdicts import Standing
 
 CONFIG = """version: 1
 listeners: [{http: 127.0.0.1:0}]

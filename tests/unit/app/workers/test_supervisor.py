@@ -86,8 +86,8 @@ class FakeWorker:
         self.loaded, self.drained = loaded, drained
         return {"replaced": ["route a"]}
 
-    def stop(self) -> None:
-        self.commands.append("stop")
+    def stop(self, *, interrupts: bool = False) -> None:
+        self.commands.append("interrupt" if interrupts else "stop")
         if self.stops_on_request:
             self.end(0)
 
@@ -254,6 +254,18 @@ async def test_stop_waits_for_all_workers(supervisor: Supervisor, launcher: Fake
     assert 0 == await supervisor.stop()
     assert [["stop"], ["stop"]] == [child.commands for child in launcher.started]
     assert not await supervisor.ready()
+
+
+async def test_an_interrupt_skips_pre_stop_in_all_workers(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    """Workers get SIGINT, but one that starts gets SIGTERM: it may have no handler yet."""
+    await supervisor.start()
+    launcher.listen = False
+    launcher.started[0].end(KILLED)
+    await launcher.wait_launched(3)
+    await supervisor.stop(interrupts=True)
+    assert [[], ["interrupt"], ["stop"]] == [child.commands for child in launcher.started]
 
 
 async def test_stop_during_the_start_lets_calls_complete(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from pathlib import Path
@@ -13,7 +14,7 @@ from structlog.testing import capture_logs
 
 from gateway.ir.calls import InferRequest, InferResponse, ServerLiveRequest, StreamInferRequest
 from gateway.ir.context import Client, Context, ModelRef
-from gateway.ir.errors import NotFound
+from gateway.ir.errors import Cancelled, NotFound
 from gateway.ir.tensor import array_tensor
 from gateway.migration.callers.inventory import Stock, merged_rows, stock_path
 from gateway.policies.observe import Observe
@@ -149,3 +150,18 @@ async def test_observe_reports_inferences_with_latency_and_outcome() -> None:
         await anext(items)
     assert await layer(ServerLiveRequest()) is True
     assert seen == [(0.0, False), (0.0, True), (2.0, True)]
+
+
+async def test_a_cancelled_inference_is_no_error_of_its_caller() -> None:
+    """It counts as a call, whether its client left or the server cancelled it."""
+    seen: list[bool] = []
+    service = ScriptedService(asyncio.CancelledError(), Cancelled("gone"))
+    layer = Observe(
+        service,
+        lambda _record: None,
+        on_call=lambda _request, _seconds, failed: seen.append(failed),
+    )
+    for kind in (asyncio.CancelledError, Cancelled):
+        with pytest.raises(kind):
+            await layer(request())
+    assert [False, False] == seen

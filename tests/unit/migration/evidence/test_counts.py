@@ -14,7 +14,7 @@ from gateway.ir.tensor import array_tensor
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.evidence.counts import MigrationEvidence, ShadowedCall, UnusableEvidence
-from gateway.migration.evidence.guards import evidence_of
+from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.settings import MIGRATIONS
 
 FILE = """version: 1
@@ -177,7 +177,7 @@ def test_guards_resume_earlier_counts() -> None:
         add(each, 1.0, 2.0)
     verdict = again.document(START_US)["guards"][0]
     assert ("mismatch.below", "trips") == (verdict["guard"], verdict["verdict"])
-    assert "4 of 4" in verdict["evidence"]
+    assert "4 of the last 4," in verdict["evidence"]
     assert "trips" == whole.document(START_US)["guards"][0]["verdict"]
 
 

@@ -16,9 +16,9 @@ from gateway.migration.compare.replies import Comparison, Result, compare_result
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary
 from gateway.migration.compare.tensors import Outcome
-from gateway.migration.evidence.guards import (
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import (
     Evidence,
-    Guards,
     GuardVerdict,
     Standing,
     evidence_of,
@@ -61,7 +61,7 @@ GOOD = evidence()
 
 def test_a_rate_holds_after_enough_calls() -> None:
     """680 good calls prove a rate below 1 %, and 679 do not."""
-    text = "mismatch: {below: 1%}"
+    text = "mismatch: {below: 1%}, errors: off"
     assert judged(text, [GOOD] * 680) == {
         "mismatch.below": ("holds", "0 of 680, at most 0.999%, limit 1.000%")
     }
@@ -146,21 +146,33 @@ def test_errors_of_both_servers_are_no_excess() -> None:
     assert same == {
         "errors.above_old": (
             "holds",
-            "20 at new and 20 at old in the last 1000 calls, -1.279% to 1.279% more, limit 5.000%",
+            "20 at new and 20 at old in 1000 calls, -0.700% to 0.700% more, limit 5.000%",
         )
     }
     alone = evidence(Outcome.NEW_ERROR, new=ErrorCode.INTERNAL)
     standing, found = judged(text, [*[GOOD] * 50, *[alone] * 10])["errors.above_old"]
-    assert standing == "trips"
-    assert found.endswith("; tripped after call 59")
+    assert (standing, found.partition("; ")[2]) == ("trips", "tripped after call 55")
+    assert found.startswith(
+        "5 of the last 10 calls failed at new alone, and 0 of 50 at old alone, limit 5.000%"
+    )
 
 
-def test_the_excess_covers_the_last_thousand_calls() -> None:
-    """Earlier errors of the old server do not offset later errors of the new one."""
+def test_earlier_errors_of_the_old_server_do_not_offset_later_ones_of_the_new() -> None:
+    """All calls let the guard hold, and the latest ones let it trip."""
     before = [evidence(Outcome.OLD_ERROR, old=ErrorCode.INTERNAL)] * 1_000
-    found = judged("errors: {above_old: 5%}", [*before, *[GOOD] * 1_000])["errors.above_old"]
+    calls = [*before, *[GOOD] * 1_000]
+    found = judged("errors: {above_old: 5%}", calls)["errors.above_old"]
     assert found[0] == "holds"
-    assert found[1].startswith("0 at new and 0 at old in the last 1000 calls")
+    assert found[1].startswith("0 at new and 1000 at old in 2000 calls")
+    alone = evidence(Outcome.NEW_ERROR, new=ErrorCode.INTERNAL)
+    found = judged("errors: {above_old: 5%}", [*calls, *[alone] * 10])["errors.above_old"]
+    assert found[0] == "trips"
+
+
+def test_an_excess_below_a_small_limit_holds() -> None:
+    """A limit of 0.5 % needs more calls than the thousand by which the guard trips."""
+    found = judged("errors: {above_old: 0.5%}", [GOOD] * 1_500)["errors.above_old"]
+    assert found[0] == "holds"
 
 
 def slow(seconds: float, factor: float = 2.0) -> list[Evidence]:
@@ -195,9 +207,21 @@ def test_few_calls_leave_latency_undecided() -> None:
     assert judged(text, [failed] * 1_000)["latency.p99"] == ("undecided", "no call, limit 200 ms")
 
 
-def test_missing_limits_create_no_guards() -> None:
-    """Each limit is optional."""
-    assert judged("", [WRONG]) == judged("errors: {}, latency: {}", [WRONG]) == {}
+@pytest.mark.parametrize("text", ["", "errors: {}, latency: {}", "errors: null"])
+def test_plans_have_a_guard_of_errors_by_default(text: str) -> None:
+    """Each other limit is optional, and only `off` switches this one off."""
+    assert ["errors.above_old"] == list(judged(text, [WRONG]))
+    assert ["errors.below"] == list(judged("errors: {below: 1%}", [WRONG]))
+    assert {} == judged("errors: off", [WRONG])
+    refused = evidence(Outcome.NEW_ERROR, new=ErrorCode.INVALID_ARGUMENT)
+    assert "trips" == judged(text, [refused] * 4)["errors.above_old"][0]
+    assert "holds" == judged(text, [GOOD] * 320)["errors.above_old"][0]
+
+
+def test_migrations_without_a_cutover_have_no_guards() -> None:
+    """The default is one of plans: nothing moves where there is none."""
+    text = "version: 1\nlisteners: [{http: 8000}]\nmigrations: {m: {}}\n"
+    assert [] == Guards(MIGRATIONS.of(load_text(text).config)["m"].guards).verdicts()
 
 
 @pytest.mark.parametrize(
@@ -227,12 +251,12 @@ def verdict(failures: list[str], text: str, calls: list[Evidence], **options: An
 
 def test_the_verdict_names_failed_and_undecided_guards() -> None:
     """Failures precede the guards that need more calls."""
-    text = "mismatch: {below: 1%}"
+    text = "mismatch: {below: 1%}, errors: off"
     assert verdict(["p99 2 > 1"], text, [WRONG] * 4) == "failed, p99 2 > 1; mismatch.below trips"
     assert verdict([], text, [GOOD]) == "undecided, mismatch.below"
     assert verdict([], text, [GOOD] * 680, has_conditions=False) == "passed"
-    assert verdict([], "", [GOOD]) == "passed"
-    nothing = verdict([], "", [GOOD], has_conditions=False)
+    assert verdict([], "errors: off", [GOOD]) == "passed"
+    nothing = verdict([], "errors: off", [GOOD], has_conditions=False)
     assert nothing == "none (no --fail-if and no guard)"
 
 
@@ -255,8 +279,9 @@ def test_failed_calls_without_a_condition_on_errors_are_no_pass() -> None:
 
 def test_mismatches_of_a_noisy_server_do_not_trip() -> None:
     """With noise the limit applies to the excess over the old server's own mismatches."""
-    noisy = Guards(guards_of("mismatch: {below: 2%}"), has_noise=True)
-    quiet = Guards(guards_of("mismatch: {below: 2%}"), has_noise=True)
+    text = "mismatch: {below: 2%}, errors: off"
+    noisy = Guards(guards_of(text), has_noise=True)
+    quiet = Guards(guards_of(text), has_noise=True)
     for number in range(1000):
         is_bad = not number % 10
         for guards in (noisy, quiet):
@@ -265,7 +290,7 @@ def test_mismatches_of_a_noisy_server_do_not_trip() -> None:
         quiet.add_noise(False)
     (found,) = noisy.verdicts()
     assert found.standing is Standing.UNDECIDED
-    assert found.evidence.startswith("100 of the last 1000 differ, and 100 of 1000 of the old")
+    assert found.evidence.startswith("100 of 1000 differ, and 100 of 1000 of the old")
     assert [each.standing for each in quiet.verdicts()] == [Standing.TRIPS]
     for _ in range(1000):
         noisy.add(GOOD)
@@ -342,7 +367,7 @@ def test_a_tripped_guard_stays_tripped_after_a_restart() -> None:
 
 def test_latency_trips_soon_after_a_restart() -> None:
     """The earlier latencies are kept, and two new checks are needed."""
-    text = "latency: {p99_ratio: 1.3}"
+    text = "latency: {p99_ratio: 1.3}, errors: off"
     guards = Guards(guards_of(text))
     for call in slow(9.0):
         guards.add(call)
@@ -409,3 +434,30 @@ def test_damaged_counts_are_rejected(damaged: dict[str, list[float]]) -> None:
     for old, new, found in zip(guards.verdicts(), fresh.verdicts(), again.verdicts(), strict=True):
         expected = new if found.guard in damaged else old
         assert expected.evidence.partition("; ")[0] == found.evidence.partition("; ")[0]
+
+
+def test_noise_of_equal_servers_trips_at_most_once_in_a_hundred_runs() -> None:
+    """A tenth of the replies of one server differ; the guard looks after each of 1 000 calls."""
+    trips = 0
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        guards = Guards(guards_of("mismatch: {below: 2%}, errors: off"), has_noise=True)
+        draws = random.random((1_000, 3)).tolist()
+        for found, noise, drawn in draws:
+            guards.add(WRONG if found < 0.1 else GOOD)
+            if drawn < 0.2:
+                guards.add_noise(noise < 0.1)
+        trips += guards.verdicts()[0].standing is Standing.TRIPS
+    assert trips <= 1
+
+
+def test_a_tripped_guard_quotes_the_calls_that_tripped_it() -> None:
+    """Thousands of good calls before them are in no number of the reason."""
+    text = "mismatch: {below: 1%}, errors: {below: 1%, above_old: 1%}"
+    failed = evidence(Outcome.NEW_ERROR, new=ErrorCode.INTERNAL)
+    found = judged(text, [*[GOOD] * 5_000, *[WRONG] * 4, *[failed] * 5])
+    assert {
+        "mismatch.below": ("trips", "4 of the last 4, limit 1.000%; tripped after call 5004"),
+        "errors.below": ("trips", "4 of the last 4, limit 1.000%; tripped after call 5008"),
+    } == {guard: found[guard] for guard in ("mismatch.below", "errors.below")}
+    assert found["errors.above_old"][1].startswith("5 of the last 10 calls failed at new alone")

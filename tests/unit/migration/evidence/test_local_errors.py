@@ -30,7 +30,7 @@ def test_four_consecutive_failures_trip(good: int) -> None:
         assert not errors.add_new(None)
     assert [False, False, False, True, False] == [errors.add_new(BAD) for _ in range(5)]
     assert errors.tripped is not None
-    assert ("errors.below", f"4 of {good + 4} calls, limit 1.000%") == (
+    assert ("errors.below", "4 of the last 4 calls, limit 1.000%") == (
         errors.tripped.guard,
         errors.tripped.evidence,
     )
@@ -82,7 +82,7 @@ def test_another_attempt_resets_the_guard() -> None:
     errors.begin()
     assert (None, 4, 4) == (errors.tripped, errors.calls, errors.failures)
     assert [False, False, False, True] == [errors.add_new(BAD) for _ in range(4)]
-    assert "4 of 4 calls, limit 1.000%" == errors.tripped.evidence  # type: ignore[union-attr]
+    assert "4 of the last 4 calls, limit 1.000%" == errors.tripped.evidence  # type: ignore[union-attr]
 
 
 def test_calls_are_only_counted_without_limits() -> None:
@@ -90,3 +90,39 @@ def test_calls_are_only_counted_without_limits() -> None:
     errors = LocalErrors(None)
     assert not any(errors.add_new(BAD) for _ in range(100))
     assert (100, 100, False) == (errors.calls, errors.failures, errors.watches_old)
+
+
+def test_equal_targets_trip_at_most_once_in_two_hundred_runs() -> None:
+    """Both fail 1 % of their calls, the new one has a tenth of them, and the limit is 0.5 %."""
+    trips = 0
+    for seed in range(200):
+        errors = LocalErrors(ErrorsGuardConfig(above_old=0.005))
+        random = np.random.default_rng(seed)
+        for is_new, is_bad in zip(
+            (random.random(10_000) < 0.1).tolist(), (random.random(10_000) < 0.01).tolist(),
+            strict=True,
+        ):  # fmt: skip
+            add = errors.add_new if is_new else errors.add_old
+            add(BAD if is_bad else None)
+        trips += errors.tripped is not None
+    assert trips <= 1
+
+
+def test_a_single_failed_call_of_one_does_not_trip() -> None:
+    """Neither do two, and the third one in a row does; the verdict quotes them."""
+    errors = LocalErrors(ErrorsGuardConfig(above_old=0.005))
+    assert [False, False, True] == [errors.add_new(BAD) for _ in range(3)]
+    assert errors.tripped is not None
+    assert (
+        "3 of the last 3 calls failed at new, and 0 of 0 at old, limit 0.500%"
+        == errors.tripped.evidence
+    )
+
+
+@pytest.mark.parametrize("code", [ErrorCode.INVALID_ARGUMENT, ErrorCode.UNAVAILABLE])
+def test_failed_calls_of_any_code_are_unanswered(code: ErrorCode) -> None:
+    """Only replies and cancelled calls are not."""
+    errors = LocalErrors(None)
+    for each in (code, None, ErrorCode.CANCELLED):
+        errors.add_new(each)
+    assert (2, 1) == (errors.calls, errors.unanswered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from typing import Any
 
@@ -362,3 +363,53 @@ async def test_retry_stream_is_an_iterator() -> None:
     """A RetryStream can be iterated like any other stream."""
     stream = RetryStream(RetryBudget(), ScriptedService(), STREAM, FakeStream([REPLY]))
     assert [REPLY] == [item async for item in stream]
+
+
+def refused(**attributes: Any) -> Overloaded:
+    error = Overloaded("full", origin=REPLIED)
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("attributes", "pause_s"),
+    [
+        ({}, 0.0),
+        ({"retry_after_s": 0.2}, 0.2),
+        ({"retry_after_s": 1.0}, None),
+        ({"retry_after_s": 1.0, "has_alternative": True}, 0.0),
+        ({"retry_after_s": math.inf, "has_alternative": True}, None),
+        ({"has_alternative": False}, None),
+    ],
+)
+async def test_a_refusal_is_retried_where_and_when_a_server_may_serve_it(
+    attributes: dict[str, Any], pause_s: float | None
+) -> None:
+    """At another endpoint at once; at the same one after the time that it asks for, if short."""
+    service = ScriptedService(refused(**attributes), REPLY)
+    retry, clock = limited(service, RetryRules(reasons=frozenset({"overloaded"})))
+    if pause_s is None:
+        with pytest.raises(Overloaded, match="full"):
+            await retry(CALL)
+        assert [] == clock.sleeps
+    else:
+        assert REPLY == await retry(CALL)
+        assert [pause_s] == clock.sleeps
+
+
+@pytest.mark.parametrize(("elsewhere", "attempts"), [(True, 64), (False, 35)])
+async def test_a_burst_of_refusals_exhausted_the_budget(elsewhere: bool, attempts: int) -> None:
+    """Calls that another endpoint serves need none: they are no further load."""
+    service = ScriptedService(always=lambda _call: refused_unless_retried())
+
+    def refused_unless_retried() -> InferResponse:
+        if ATTEMPT.get() is None:
+            raise refused(has_alternative=True)
+        return REPLY
+
+    rules = RetryRules(reasons=frozenset({"overloaded"}), elsewhere=elsewhere)
+    retry, _ = limited(service, rules)
+    results = await asyncio.gather(*(retry(CALL) for _ in range(32)), return_exceptions=True)
+    assert attempts == len(service.calls)
+    assert results.count(REPLY) == attempts - 32

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from gateway.app.passthrough import MAX_CONTAINERS, check_json_body
+from gateway.app.passthrough import (
+    MAX_CONTAINERS,
+    check_json_body,
+    known_posts,
+    passthrough_rules,
+)
+from gateway.app.server_identity import ServerIdentity
+from gateway.config.models import PassthroughConfig
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
+from gateway.ir.metadata import ServerMetadata
+from gateway.settings.units import parse_url
+from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.http.passthrough import PassthroughRules, normal_path
 from gateway.wire.http import Headers, HttpRequest
+
+if TYPE_CHECKING:
+    from gateway.app.upstreams import BuiltUpstream
 
 PREDICT = "/v1/models/m:predict"
 CHECK = partial(check_json_body, MessageLimits())
@@ -48,6 +62,50 @@ def test_posts_pass_to_listed_paths() -> None:
     assert 405 == status(POSTS, "POST", "/v1/models/m:explain", b"{}")
     assert 405 == status(POSTS, "PUT", PREDICT, b"{}")
     assert 413 == status(POSTS, "POST", PREDICT, bytes((1 << 20) + 1))
+
+
+def test_posts_pass_to_known_paths_of_the_server() -> None:
+    """Without a list, the paths that the server is known to have count; a list replaces them."""
+    known = ("/v1/models/*:predict",)
+    wire = request("POST", PREDICT, b'{"instances": [[1]]}')
+    open_rules = passthrough_rules(PassthroughConfig(upstream="far"), MessageLimits())
+    assert open_rules.refuse(wire, known) is None
+    for refusal in (
+        open_rules.refuse(wire),
+        open_rules.refuse(request("POST", "/v1/models/m:explain"), known),
+        passthrough_rules(PassthroughConfig(upstream="far", post=()), MessageLimits()).refuse(
+            wire, known
+        ),
+    ):
+        assert refusal is not None
+        assert 405 == refusal.status
+    large = open_rules.refuse(request("POST", PREDICT, bytes((1 << 20) + 1)), known)
+    assert large is not None
+    assert 413 == large.status
+
+
+@pytest.mark.parametrize(
+    ("names", "posts"),
+    [
+        (["kserve"], True),
+        (["KServe"], True),
+        (["triton", "kserve"], True),
+        (["triton"], False),
+        ([None], False),
+        ([], False),
+    ],
+)
+def test_kserve_has_the_paths_of_its_first_protocol(names: list[str | None], posts: bool) -> None:
+    """The name in the metadata of the server tells it; before that, nothing passes."""
+    servers = [None if name is None else ServerMetadata(name, "1") for name in names]
+    url = parse_url("oip+http://h:80")
+    members = []
+    for server in servers:
+        identity = ServerIdentity("up", "h:80", url, "auto", WithheldCalls())
+        identity(server)
+        members.append(SimpleNamespace(identity=identity))
+    found = known_posts(cast("BuiltUpstream", SimpleNamespace(members=members)))
+    assert (("/v1/models/*:predict", "/v1/models/*:explain") if posts else ()) == found
 
 
 @pytest.mark.parametrize(

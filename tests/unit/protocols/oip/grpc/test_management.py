@@ -110,9 +110,9 @@ def test_long_reason_is_truncated() -> None:
         ),
         (
             ModelMetadataRequest,
-            pb.ModelMetadataResponse(outputs=[Tensor()] * 257),
+            pb.ModelMetadataResponse(outputs=[Tensor()] * 2049),
             TooLarge,
-            "257 outputs, at most 256",
+            "2049 outputs, at most 2048",
         ),
         (
             ModelMetadataRequest,

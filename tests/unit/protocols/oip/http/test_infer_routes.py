@@ -115,7 +115,7 @@ def test_members_of_parameters_become_flat_members() -> None:
         ({"triton_x": 1}, InvalidRequest, "reserved"),
         ({"sequence_id": True}, InvalidRequest, "'sequence_id' is True"),
         ({"a\n": 1}, InvalidRequest, r"U\+000A"),
-        ({f"a{number}": 1 for number in range(321)}, TooLarge, "321 members of the request"),
+        ({f"a{number}": 1 for number in range(2113)}, TooLarge, "2113 members of the request"),
         ({"id": 7}, InvalidRequest, "id"),
     ],
 )

@@ -34,8 +34,7 @@ def read(text: bytes) -> Any:
         b'{"inputs": [{"name": "X", "x": {"a": [%b]}}]}' % MANY,
         b'{"inputs": [{"name": "X", "shape": [[%b]]}]}' % MANY,
         b'{"inputs": [{"name": "X", "data": {"a": [%b]}}]}' % MANY,
-        b'{"inputs": [%b]}'
-        % b",".join([b'{"x": "%b", "y": ["%b"]}' % (b"a" * 9, b"b" * 9000)] * 99),
+        b'{"inputs": [%b]}' % b",".join([b'{"x": "a", "y": [%b]}' % (b"1," * 4500 + b"1")] * 99),
     ],
     ids=["unknown", "id", "parameter", "of_tensor", "shape", "data", "in_sum"],
 )
@@ -51,6 +50,25 @@ def test_large_unknown_members_are_rejected(text: bytes, monkeypatch: pytest.Mon
     with pytest.raises(TooLarge, match="bytes in members other than tensor data") as caught:
         read(text)
     assert "json_bytes" == caught.value.limit
+
+
+@pytest.mark.parametrize("text", ["x" * 300_000, r"\"[{\\" * 60_000], ids=["plain", "escaped"])
+def test_long_strings_beside_tensor_data_are_read(text: str) -> None:
+    """A string parameter of 300 KB was too large: a string takes no more than its size."""
+    parameters = {"s": text, "l": {"a": [text[:9], {"b": "é"}]}}
+    row = '{"name": "X", "x": ["%s"]}' % ("y" * 300_000)
+    members = read(f'{{"inputs": [{row}], "parameters": {json.dumps(parameters)}}}'.encode())
+    assert parameters == members["parameters"]
+    assert ["name"] == sorted(members["inputs"][0])
+
+
+def test_the_bound_on_other_members_follows_json_bytes() -> None:
+    """The error names the limit that helps."""
+    text = b'{"inputs": [%b], "x": [%b]}' % (ROW, MANY)
+    with pytest.raises(TooLarge, match=r"at most 1/64 of json_bytes is allowed"):
+        read(text)
+    limits = MessageLimits(json_bytes=64 << 20)
+    assert documents.read_document(memoryview(text), "the request", limits).members
 
 
 def test_many_unknown_keys_are_rejected() -> None:

@@ -1,0 +1,96 @@
+"""Requests of web pages of other origins (CORS): preflights, and what their scripts may read.
+
+Cookies and other credentials of a browser are never allowed, so a page sends what it knows itself.
+
+Source: Fetch, "HTTP CORS protocol".
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from gateway.transports.http.faults import text_response
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+ANY: Final = "*"
+_METHODS: Final = "GET, HEAD, POST"
+_ALLOWED: Final = (
+    "authorization",
+    "content-type",
+    "custom-metadata",
+    "grpc-timeout",
+    "inference-header-content-length",
+    "nv-inferrequest",
+    "return-ndarray",
+    "traceparent",
+    "tracestate",
+    "x-api-key",
+    "x-request-id",
+    "x-request-timeout",
+)
+_EXPOSED: Final = (
+    "inference-header-content-length",
+    "nv-inferresponse",
+    "nv-request-id",
+    "nv-status",
+    "ratelimit",
+    "ratelimit-policy",
+    "retry-after",
+    "www-authenticate",
+    "x-bd-error-code",
+    "x-request-id",
+)
+_VARY: Final = ("Vary", "Origin")
+
+
+class CorsRules:
+    """Which origins may use a listener.
+
+    Args:
+        origins: As browsers send them, such as "https://app.example.com", or "*" for all.
+        max_age_s: How long browsers remember the answer to a preflight.
+    """
+
+    def __init__(self, origins: Iterable[str], max_age_s: float) -> None:
+        self._origins = frozenset(origin.lower() for origin in origins)
+        self._allows_all = ANY in self._origins
+        self._permission = (
+            ("Access-Control-Allow-Methods", _METHODS),
+            ("Access-Control-Allow-Headers", ", ".join(_ALLOWED)),
+            ("Access-Control-Max-Age", str(int(max_age_s))),
+        )
+
+    def allows(self, origin: str) -> bool:
+        """Return whether pages of *origin* may use the listener."""
+        return self._allows_all or origin.lower() in self._origins
+
+    async def preflight(self, wire: HttpRequest) -> HttpResponse:
+        """Return the response to a preflight, without the fields of every response."""
+        origin = wire.headers.get("origin") or ""
+        if not self.allows(origin):
+            return text_response(403, f"pages of {origin!r} may not use this address")
+        return HttpResponse(204, Headers(self._permission))
+
+    def shared(self, response: HttpResponse, origin: str | None) -> HttpResponse:
+        """Return a response that scripts of *origin* may read, if it is allowed."""
+        pairs = [*response.headers.pairs, _VARY]
+        if origin is not None and self.allows(origin):
+            pairs += [
+                ("Access-Control-Allow-Origin", ANY if self._allows_all else origin),
+                ("Access-Control-Expose-Headers", ", ".join(_EXPOSED)),
+            ]
+        return HttpResponse(
+            response.status,
+            Headers(pairs),
+            response.body,
+            is_compressible=response.is_compressible,
+            request_id=response.request_id,
+        )
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    """Return whether a request asks, for a page, what it may send."""
+    return (
+        method == "OPTIONS"
+        and headers.get("origin") is not None
+        and headers.get("access-control-request-method") is not None
+    )

@@ -1,0 +1,112 @@
+"""Web pages of other origins: preflights, and which responses their scripts may read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from gateway.config.load import ConfigError, load_text
+from tests.integration.asking_kit import running
+from tests.integration.http2_kit import h2_client
+
+CONFIG = """
+version: 1
+listeners:
+  - {{http: "127.0.0.1:0", transport: {transport}, cors: {{origins: [{origins}], max_age: 2m}}}}
+admin: {{address: off}}
+lifecycle: {{pre_stop: 0s, drain: 1s}}
+models:
+  simple: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
+"""
+TRANSPORTS = pytest.mark.parametrize("transport", ["native", "reference"])
+PAGE = "https://app.example.com"
+PREFLIGHT = {
+    "Origin": PAGE,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "content-type, inference-header-content-length",
+}
+
+
+def config(transport: str, origins: str = f'"{PAGE}"') -> str:
+    return CONFIG.format(transport=transport, origins=origins)
+
+
+@TRANSPORTS
+async def test_a_preflight_of_a_listed_origin_is_allowed(transport: str) -> None:
+    """It names methods, headers and the time to remember it, and allows no cookies."""
+    async with running(config(transport)) as gateway, aiohttp.ClientSession() as session:
+        url = f"http://{gateway.addresses['main.http']}/v2/models/simple/infer"
+        async with session.options(url, headers=PREFLIGHT) as response:
+            found = response.headers
+            assert 204 == response.status
+        other = {**PREFLIGHT, "Origin": "https://evil.example"}
+        async with session.options(url, headers=other) as response:
+            assert 403 == response.status
+            assert "Access-Control-Allow-Origin" not in response.headers
+    assert PAGE == found["Access-Control-Allow-Origin"]
+    assert "GET, HEAD, POST" == found["Access-Control-Allow-Methods"]
+    assert "inference-header-content-length" in found["Access-Control-Allow-Headers"]
+    assert "120" == found["Access-Control-Max-Age"]
+    assert "Origin" in found["Vary"]
+    assert "Access-Control-Allow-Credentials" not in found
+
+
+@TRANSPORTS
+async def test_scripts_of_a_listed_origin_read_responses_and_errors(transport: str) -> None:
+    """Those of other origins do not, and programs without an origin are served as before."""
+    async with running(config(transport)) as gateway, aiohttp.ClientSession() as session:
+        base = f"http://{gateway.addresses['main.http']}"
+        for path, status in (("/v2/health/live", 200), ("/v2/models/none", 404), ("/x", 404)):
+            for origin, allowed in ((PAGE, PAGE), ("https://evil.example", None), (None, None)):
+                headers = {} if origin is None else {"Origin": origin}
+                async with session.get(base + path, headers=headers) as response:
+                    assert status == response.status
+                    assert allowed == response.headers.get("Access-Control-Allow-Origin")
+                    exposed = response.headers.get("Access-Control-Expose-Headers", "")
+                    assert (allowed is not None) == ("inference-header-content-length" in exposed)
+
+
+@TRANSPORTS
+async def test_all_origins_can_be_allowed(transport: str) -> None:
+    """The response is then the same for all."""
+    async with running(config(transport, '"*"')) as gateway, aiohttp.ClientSession() as session:
+        url = f"http://{gateway.addresses['main.http']}/v2/health/live"
+        for method in ("OPTIONS", "GET"):
+            async with session.request(method, url, headers=PREFLIGHT) as response:
+                assert response.status in {200, 204}
+                assert "*" == response.headers["Access-Control-Allow-Origin"]
+
+
+async def test_http2_has_the_same_rules() -> None:
+    """Browsers use it over TLS."""
+    async with (
+        running(config("native")) as gateway,
+        h2_client(gateway.addresses["main.http"]) as client,
+    ):
+        headers = [(name.lower(), value) for name, value in PREFLIGHT.items()]
+        found = await client.ask("OPTIONS", "/v2/health/live", fields=headers)
+        assert 204 == found.status
+        assert PAGE == dict(found.headers)["access-control-allow-origin"]
+        found = await client.ask("GET", "/v2/health/live", fields=[("origin", PAGE)])
+        assert PAGE == dict(found.headers)["access-control-allow-origin"]
+
+
+@TRANSPORTS
+async def test_without_cors_nothing_is_allowed(transport: str) -> None:
+    """A preflight is a request for a method that the path does not have."""
+    text = config(transport)
+    text = text.replace(f', cors: {{origins: ["{PAGE}"], max_age: 2m}}', "")
+    async with running(text) as gateway, aiohttp.ClientSession() as session:
+        url = f"http://{gateway.addresses['main.http']}/v2/health/live"
+        async with session.options(url, headers=PREFLIGHT) as response:
+            assert response.status not in {200, 204}
+            assert "Access-Control-Allow-Origin" not in response.headers
+
+
+@pytest.mark.parametrize("origin", ['"https://a.example/path"', "app.example.com", '""'])
+def test_other_origins_are_refused_by_line(origin: str, tmp_path: Path) -> None:
+    """The error has the form that browsers send."""
+    with pytest.raises(ConfigError, match="an origin without a path, as in https://app"):
+        load_text(config("native", origin), directory=tmp_path)
