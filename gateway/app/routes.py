@@ -5,7 +5,6 @@ target `Rename` and the upstream or model. `gateway.py` puts the router and `Obs
 `upstreams.py` and `models.py` build the layers of a target.
 """
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -247,15 +246,18 @@ def _hedge(name: str, route: RouteConfig, metrics: Metrics) -> Callable[[Service
 def _watch_places(places: ConcurrencyLimit, route: str, metrics: Metrics) -> None:
     """Publish how many inferences a route has in flight and in its queue."""
     for name, text, read in _PLACES:
+        if name == _LIMIT and places.limit == sys.maxsize:
+            continue
         metrics.gauges.watch(name, text, {"route": route}, places, read)
 
 
+_LIMIT: Final = "gateway_route_in_flight_limit"
 _PLACES: Final[tuple[tuple[str, str, Callable[[ConcurrencyLimit], float]], ...]] = (
     ("gateway_route_in_flight", "Inferences in flight.", lambda places: places.used),
     (
-        "gateway_route_in_flight_limit",
-        "Limit of the inferences in flight; infinite without one.",
-        lambda places: math.inf if places.limit == sys.maxsize else places.limit,
+        _LIMIT,
+        "Limit of the inferences in flight, if there is one.",
+        lambda places: places.limit,
     ),
     ("gateway_route_queued", "Inferences that wait for a slot.", lambda places: places.queued),
 )

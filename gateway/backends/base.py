@@ -83,7 +83,7 @@ class Backend(Dispatch, abc.ABC):
         version: str = "1",
         *,
         instances: int = 1,
-        queue: int = 256,
+        queue: int = 1024,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(

@@ -1,22 +1,25 @@
 """InstancePool: assigns the instances of a model to inferences, with a queue."""
 
+import asyncio
 import zlib
+from itertools import chain
 
-from gateway.concurrency.limiter import Limiter, Waiter
+from gateway.concurrency.limiter import Limiter, LimiterFull, Waiter
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Overloaded, QueueTimeout
+from gateway.telemetry.call_path import queue_turn
 
 
 class InstancePool:
     """The instances of a model, each of which runs one inference at a time.
 
-    The queue is FIFO, except that the requests of a sequence wait for the instance of the sequence,
-    which may keep state.
+    Clients take turns in the queue. The requests of a sequence wait for the instance of the
+    sequence, which may keep state.
 
     Args:
         model: Named in errors.
         instances: The number of instances, which are numbered from 0.
-        queue: Inferences that may wait; more are rejected.
+        queue: Inferences that may wait; more are rejected, those of the busiest client first.
 
     Attributes:
         has_sequences: Whether an inference belonged to a sequence.
@@ -64,20 +67,24 @@ class InstancePool:
         instance = instances.pop(required)
         if instance is not None:
             return instance
-        if instances.queued >= self._queue:
-            raise Overloaded(
-                f"model {str(self._model)!r} is overloaded: {instances.used} inferences running "
-                f"and {instances.queued} queued (options instances, queue)",
-                model=self._model,
-                limit="queue",
-            )
-        if timeout_us is None:
-            return await instances.wait(required)
+        if instances.queued >= self._queue and not instances.make_room():
+            raise self._overloaded()
         try:
-            return await instances.wait(required, timeout_us / 1e6)
+            return await instances.wait(required, None if timeout_us is None else timeout_us / 1e6)
+        except LimiterFull:
+            raise self._overloaded() from None
         except TimeoutError:
             queue = f"an instance of model {str(self._model)!r}"
-            raise QueueTimeout.after(timeout_us, queue, self._model) from None
+            raise QueueTimeout.after(timeout_us or 0, queue, self._model) from None
+
+    def _overloaded(self) -> Overloaded:
+        instances = self._instances
+        return Overloaded(
+            f"model {str(self._model)!r} is overloaded: {instances.used} inferences running "
+            f"and {instances.queued} queued (options instances, queue)",
+            model=self._model,
+            limit="queue",
+        )
 
     def release(self, instance: int) -> None:
         """Pass *instance* to the first inference in the queue that can use it, or free it."""
@@ -95,7 +102,7 @@ class _Instances(Limiter):
     """A limiter whose units have numbers."""
 
     def __init__(self, instances: int) -> None:
-        super().__init__(instances)
+        super().__init__(instances, group=queue_turn)
         # A stack: the last instance released is the first acquired, because its memory is cached.
         self._free = list(reversed(range(instances)))
 
@@ -118,24 +125,37 @@ class _Instances(Limiter):
         self._free.append(instance)
         self.release()
 
+    def make_room(self) -> bool:
+        """Drop the newest caller of the busiest client for one of another client, if it may."""
+        waiter = Waiter(asyncio.get_running_loop().create_future(), 1, None, 0, None)
+        waiter.group = queue_turn()
+        return self._displace(waiter)
+
     async def wait(self, required: int | None, timeout_s: float | None = None) -> int:
         """Return an instance, *required* if given, once it is free.
 
         Raises:
             TimeoutError: None became free in time.
+            LimiterFull: It was dropped for another client.
         """
         want = _ANY if required is None else required
         instance: int = await self.acquire(want=want, timeout_s=timeout_s)
         return instance
 
     def _grant(self) -> None:
-        for waiter in [*self.waiting]:
-            if not self._free:
+        while self._free and self.waiting:
+            # The next caller needs its own instance if it belongs to a sequence.
+            callers = chain((self.waiting[0],), self.waiting)
+            waiter = next((each for each in callers if self._is_free(each.want)), None)
+            if waiter is None:
                 return
             instance = self._free[-1] if waiter.want == _ANY else waiter.want
-            if instance in self._free and isinstance(instance, int):
+            if isinstance(instance, int):
                 self._free.remove(instance)
                 self._serve(waiter, instance)
+
+    def _is_free(self, required: object) -> bool:
+        return required == _ANY or required in self._free
 
     def _serve(self, waiter: Waiter, found: object = None) -> None:
         if waiter.future.done() and isinstance(found, int):  # its caller has left

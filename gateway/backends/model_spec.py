@@ -51,7 +51,7 @@ class ModelSpec:
         """The options `instances` and `queue`, as arguments of `Backend`."""
         return {
             "instances": self.integer("instances", 1),
-            "queue": self.integer("queue", 256, least=0),
+            "queue": self.integer("queue", 1024, least=0),
         }
 
     def integer(self, key: str, default: int, least: int = 1) -> int:

@@ -133,20 +133,34 @@ class MemoryBudget(Limiter):
             return None
         return await super().acquire(size, share, held=held, timeout_s=timeout_s, want=want)
 
+    def try_acquire_arrival(self, size: int, share: Share | None) -> bool:
+        """Acquire *size* bytes for a response that arrives; return False if they are not free."""
+        if self._responses or self.used + size > self.limit:
+            return False
+        self.used += size
+        if share is not None:
+            share.used += size
+        return True
+
     async def acquire_response(
-        self, size: int, share: Share | None, timeout_s: float | None
+        self, size: int, share: Share | None, held: int, timeout_s: float | None
     ) -> None:
-        """Acquire *size* bytes for a response, before all requests that wait.
+        """Acquire *size* bytes for a response that arrives, before all requests that wait.
+
+        A response that has *held* bytes already comes before those that have none.
 
         Raises:
             TimeoutError: They did not become free in time, or because of other such responses.
         """
-        if not self._responses and self.try_acquire_response(size, share):
+        if self.try_acquire_arrival(size, share):
             return
         loop = asyncio.get_running_loop()
-        waiter = Waiter(loop.create_future(), size, share, 0, None)
+        waiter = Waiter(loop.create_future(), size, share, held, None)
         waiter.since = loop.time()
-        self._responses.append(waiter)
+        if held:  # one that has begun comes before others
+            self._responses.appendleft(waiter)
+        else:
+            self._responses.append(waiter)
         self.queued += 1
         self._relieve(waiter)
         self._look_soon()
@@ -177,8 +191,11 @@ class MemoryBudget(Limiter):
         while self._responses:
             waiter = self._responses[0]
             if not waiter.future.done():  # otherwise it has left
-                if not self.try_acquire_response(waiter.size, waiter.share):
+                if self.used + waiter.size > self.limit:
                     break
+                self.used += waiter.size
+                if waiter.share is not None:
+                    waiter.share.used += waiter.size
                 self._response_at = waiter.future.get_loop().time()
             self._end_response(waiter, True)
         super()._grant()
@@ -307,12 +324,15 @@ class MemoryBudget(Limiter):
 
         Each may hold what another one needs: its request, and a part of it that has arrived.
         """
-        if self._responses and now - _PATIENCE_S >= max(
-            self._response_at, self._responses[0].since
-        ):
-            self._response_at = now
-            self._end_response(self._responses[-1], False)
+        if self._responses:
+            since = max(self._response_at, self._responses[0].since)
+            if now - since >= _RESPONSES_PATIENCE_S:
+                self._response_at = now
+                self._end_response(self._responses[-1], False)
 
+
+_RESPONSES_PATIENCE_S: Final = 0.2
+"""If no response that waits got memory for so long, one is refused."""
 
 _PATIENCE_S: Final = 1.0
 """For so long callers wait for memory before messages on their way are ended for them."""
@@ -520,11 +540,13 @@ class ResponseReservation(Reservation):
     __slots__ = ()
 
     def try_grow(self, size: int) -> bool:
-        """As `try_grow_response`."""
-        return self.try_grow_response(size)
+        """Reserve *size* bytes more, although requests wait, if they are free; return success."""
+        found = self._budget.try_acquire_arrival(size, self.share)
+        self.size_bytes += size * found
+        return found
 
     async def _acquire(self, size: int, timeout_s: float | None) -> None:
-        await self._budget.acquire_response(size, self.share, timeout_s)
+        await self._budget.acquire_response(size, self.share, self.size_bytes, timeout_s)
 
 
 def no_memory(size: int) -> Overloaded:

@@ -104,22 +104,21 @@ async def test_bodies_wait_for_calls_that_run() -> None:
 
 
 async def test_responses_come_before_requests_that_wait() -> None:
-    """They release their requests; and they may use the margin."""
+    """They release their requests, whatever their client uses."""
     budget = MemoryBudget(1000)
     share = budget.share("one")
-    call = Reservation(budget, None, share)
-    await call.grow(1000)
+    calls = [Reservation(budget, None, share) for _ in range(10)]
+    for call in calls:
+        await call.grow(100)
     request = asyncio.ensure_future(Reservation(budget, None, share).grow(100))
-    responses = [ResponseReservation(budget, None, share) for _ in range(2)]
-    await responses[0].grow(180)
-    waits = asyncio.ensure_future(responses[1].grow(100))
     await settle()
-    assert not waits.done()
-    responses[0].close()
+    response = ResponseReservation(budget, None, share)
+    waits = asyncio.ensure_future(response.grow(100))
+    await settle()
+    calls[0].close()
     await waits
     assert not request.done()
-    responses[1].close()
-    call.close()
+    calls[1].close()
     await request
 
 
@@ -134,7 +133,7 @@ def test_responses_that_wait_for_each_other_do_not_wait_for_ever() -> None:
         async def call() -> None:
             nonlocal served
             request = Reservation(budget, None, share)
-            await request.grow(250)
+            await request.grow(240)
             response = ResponseReservation(budget, None, share)
             try:
                 await response.grow(100)
