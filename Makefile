@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# It shows what it downloads and builds.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
 EXTENSION := gateway/_accelerated.pyx $(wildcard gateway/compiled/*.pxi)
 ARGS ?=
 TESTS ?= tests
@@ -22,18 +24,22 @@ help: ## List the targets.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or later is required: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "Making the virtual environment $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-run: pyproject.toml $(EXTENSION) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[onnx]'
+	@echo "Installing the gateway into $(VENV): once, one to three minutes ..."
+	@$(PIP) --editable '.[onnx]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(EXTENSION) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev,onnx]'
+	@echo "Installing the gateway and its tools into $(VENV): once, some minutes ..."
+	@$(PIP) --editable '.[dev,onnx]'
 	@touch $@ $(VENV)/.installed-run
 
 $(VENV)/.installed-torch: pyproject.toml Makefile $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	@echo "Installing PyTorch into $(VENV) ..."
+	@$(PIP) '$(TORCH)'
 	@touch $@
 
 .PHONY: run
@@ -42,6 +48,15 @@ run: $(VENV)/.installed-run ## Run the demo: recognise a digit over every protoc
 
 .PHONY: test
 test: lint types contracts generated unit ## Run all checks, and all tests except the slow suites below.
+
+.PHONY: quick
+quick: $(VENV)/.installed-dev ## Check style, contracts, types, and the unit tests of what differs from main, within a minute.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	tests=$$($(BIN)/python tests/changed.py) && { [ -z "$$tests" ] || \
+		$(BIN)/pytest $$tests -q -n $(WORKERS) --dist loadfile --hypothesis-profile=ci -m "not slow and not gpu"; }
 
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## Check style and format with ruff.

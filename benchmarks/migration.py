@@ -30,7 +30,6 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.directory import make_directory
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.recorder import CaptureRecorder
 from gateway.migration.captures.records import Recordable, record_of
@@ -46,6 +45,7 @@ from gateway.migration.compare.rules import OutputRules
 from gateway.migration.mirror.keeper import ShadowKeeper
 from gateway.migration.mirror.outbox import Outbox
 from gateway.migration.options import CAPTURE_CHANNEL
+from gateway.migration.private_files import make_directory
 from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
 from gateway.settings.units import parse_url
 

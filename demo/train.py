@@ -6,7 +6,7 @@ the comparison.  Not here: anything the gateway needs while it runs.  The graphs
 node, so that they stay small, and hold operators that an old ONNX Runtime knows too (opset 17).
 
     pip install -r demo/requirements.txt
-    python demo/train.py            # writes the files below gateway/demo
+    python demo/train.py            # writes the files below gateway/cli/demo
     python demo/train.py --check    # writes nothing; exit status 1 if the files answer otherwise
 """
 
@@ -32,7 +32,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-DEMO: Final = Path(__file__).resolve().parent.parent / "gateway" / "demo"
+DEMO: Final = Path(__file__).resolve().parent.parent / "gateway" / "cli" / "demo"
 SENTENCES: Final = Path(__file__).resolve().parent / "sentences"
 LANGUAGES: Final = ("de", "en", "es", "fr")
 

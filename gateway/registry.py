@@ -3,15 +3,17 @@
 Modules are imported on first use, so a configuration does not load protocols that it does not name.
 """
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Final
 
 from gateway.api.extension import Extension
-from gateway.api.protocol import ProtocolSpec
+from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
 from gateway.settings.setting import Setting
+from gateway.settings.units import UNIX, Url
 
 PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",
@@ -19,6 +21,8 @@ PROTOCOLS: dict[str, str] = {
     "oip": "gateway.protocols.oip:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",
 }
+
+_PROTOCOLS_GROUP: Final = "gateway.protocols"
 
 BACKENDS: dict[str, str] = {
     "onnx": "gateway.backends.repository:from_spec",
@@ -50,6 +54,12 @@ def extensions() -> Mapping[str, Extension]:
 
 
 @functools.cache
+def protocol_names() -> tuple[str, ...]:
+    """Return the names of all protocols: those of the gateway, then those of installed packages."""
+    return tuple(dict.fromkeys((*PROTOCOLS, *_entry_names(_PROTOCOLS_GROUP))))
+
+
+@functools.cache
 def settings() -> tuple[Setting[Any], ...]:
     """Return the keys of the configuration file that extensions own."""
     return tuple(each for extension in extensions().values() for each in extension.settings)
@@ -59,13 +69,51 @@ def protocol(name: str, /) -> ProtocolSpec:
     """Return the protocol *name*.
 
     Raises:
-        LookupError: It does not exist; the text lists the built-in ones.
+        LookupError: It does not exist, and the text lists those that do; or it cannot be imported.
     """
-    spec = _find("protocol", name, PROTOCOLS, "gateway.protocols")
+    spec = _find("protocol", name, PROTOCOLS, _PROTOCOLS_GROUP)
     if not isinstance(spec, ProtocolSpec):
         message = f"{name!r} is a {type(spec).__name__}; expected a ProtocolSpec"
         raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
+    if ":" not in name and spec.name != name:
+        raise LookupError(
+            f"the entry point {name!r} is the protocol {spec.name!r}; expected equal names"
+        )
     return spec
+
+
+def carrier_of(url: Url, /) -> HttpBinding | GrpcBinding | StreamBinding:
+    """Return how the protocol of an upstream's URL uses its carrier.
+
+    Raises:
+        LookupError: The protocol does not exist, or does not support the carrier.
+        ValueError: The URL has a path that is of no use.
+    """
+    spec = protocol(url.protocol)
+    found = spec.carriers.get(url.carrier)
+    if found is None:
+        carriers = ", ".join(spec.carriers)
+        raise LookupError(
+            f"protocol {url.protocol!r} does not support {url.carrier!r}; expected {carriers}"
+        )
+    if url.path and url.carrier != UNIX:
+        _check_path(url, found)
+    return found
+
+
+def _check_path(url: Url, binding: HttpBinding | GrpcBinding | StreamBinding) -> None:
+    if isinstance(binding, HttpBinding):
+        own = next((each for each in binding.prefixes if f"{each}/" in f"{url.path}/"), None)
+        if binding.path_option or own is None:
+            return
+        base = url.path[: f"{url.path}/".index(f"{own}/")]
+        why = f"the gateway adds {own!r} and what follows itself"
+    else:
+        base, why = "", f"{url.carrier!r} has no paths"
+    raise ValueError(
+        f"{str(url)!r} has the path {url.path!r}, but {why}; expected "
+        f"{str(dataclasses.replace(url, path=base))!r}"
+    )
 
 
 def backend(name: str, /) -> Any:
@@ -82,10 +130,15 @@ def _find(kind: str, name: str, table: dict[str, str], group: str) -> Any:
     if dotted is not None:
         return load_dotted(dotted)
     for entry in entry_points(group=group, name=name):
-        return entry.load()
+        return load_dotted(entry.value)
     if ":" in name:
         return load_dotted(name)
-    raise LookupError(f"unknown {kind} {name!r}; expected one of {', '.join(sorted(table))}")
+    names = sorted({*table, *_entry_names(group)})
+    raise LookupError(f"unknown {kind} {name!r}; expected one of {', '.join(names)}")
+
+
+def _entry_names(group: str) -> list[str]:
+    return [entry.name for entry in entry_points(group=group)]
 
 
 def load_dotted(dotted: str) -> Any:

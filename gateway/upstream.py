@@ -36,6 +36,7 @@ from gateway.ir.work import BOUND, LongWork
 from gateway.service import ReplyCoroutine, Service, entry_of
 from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
+from gateway.telemetry.error_texts import error_text
 from gateway.telemetry.upstream_metrics import EndpointAttempts
 from gateway.wire.retry_after import retry_after_s
 
@@ -353,7 +354,7 @@ class Upstream(Generic[Q, A]):
                 "names of segments withheld from an error" if names else "error text withheld",
                 upstream=self._name,
                 request_id=call.context.request_id,
-                error=error.message,
+                error=error_text(error),
             )
         return redacted
 

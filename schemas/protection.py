@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.protocols.oip.server_defects import WEAKNESSES, Weakness
+from gateway.api.protocol import ServerDefect
+from gateway.protocols.oip.server_defects import DEFECTS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "protection.md"
@@ -32,7 +33,7 @@ sends the request directly first, and the server is hurt. It then sends the requ
 gateway, over HTTP and gRPC to the server, and the server answers the next request as before.
 
 The log names the server and its version when it becomes ready (`server identified`). It also
-names what the gateway does because of that version (`known weaknesses`).
+says how many weaknesses that version has (`known weaknesses`); `/status` lists them.
 
 ## Known weaknesses
 """
@@ -56,8 +57,8 @@ more:
 
 - The client is answered at once in each case.
 - A call that is withheld keeps its place in `limits.in_flight` of the upstream until it ends, and
-  at most for the longest timeout of any route. Clients that leave often therefore need a larger
-  `in_flight`.
+  at most for the longest timeout of any route, or for 10 minutes where a route has none. Clients
+  that leave often therefore need a larger `in_flight`, where it is set.
 - A call that waits for a place is removed from the queue. It was never sent.
 - Streams are cancelled, and so is a request whose body has not arrived completely.
 - A gateway that stops waits for these calls, at most for `lifecycle.drain`.
@@ -81,8 +82,9 @@ more:
 - **Streams to MLServer over HTTP.** A client that leaves an `infer_stream` after its first response
   can occupy MLServer for seconds. The log says so at the start. Use `oip+grpc://` for MLServer
   where clients stream.
-- **A slow model.** A valid request may take long. `timeout`, `in_flight` and `queue_wait` limit
-  how long others wait.
+- **A slow model.** A valid request may take long, and by default the gateway passes on as many as
+  its memory holds. `adaptive_concurrency: on_overload` refuses them while the server gets more than
+  it can do. `timeout`, `in_flight` and `queue_wait` limit how long others wait.
 - **Options with risks.** `model_config: true`, `model_files: true` and `opaque: true` pass
   on what the client sends. A client can then run programs on the server's machine.
 """
@@ -90,23 +92,23 @@ more:
 COLUMNS = ("server", "source", "repaired in", "request", "directly", "the gateway", "setting")
 
 
-def page_text(weaknesses: Sequence[Weakness]) -> str:
+def page_text(defects: Sequence[ServerDefect]) -> str:
     """Return the page as Markdown."""
-    lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_weakness_row, weaknesses)]
+    lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_defect_row, defects)]
     return "\n".join([INTRODUCTION, *lines, "", CONCLUSION])
 
 
-def _weakness_row(weakness: Weakness) -> str:
-    repaired = "" if weakness.repaired is None else ".".join(map(str, weakness.repaired))
+def _defect_row(defect: ServerDefect) -> str:
+    repaired = "" if defect.repaired is None else ".".join(map(str, defect.repaired))
     return _row(
         (
-            weakness.server,
-            weakness.source,
+            defect.server,
+            defect.source,
             repaired,
-            weakness.request,
-            weakness.effect,
-            weakness.defence,
-            weakness.option,
+            defect.request,
+            defect.effect,
+            defect.defence,
+            defect.option,
         )
     )
 
@@ -120,7 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the page about protection.")
     parser.add_argument("--check", action="store_true", help="compare and change nothing")
     check: bool = parser.parse_args().check
-    text = page_text(WEAKNESSES)
+    text = page_text(DEFECTS)
     if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
         return 0
     print(f"{PAGE.relative_to(ROOT)} {'differs: make regenerate' if check else 'written'}")

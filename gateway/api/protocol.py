@@ -5,14 +5,17 @@ They do no I/O, read no clock and raise only `GatewayError`, whatever the bytes 
 """
 
 import abc
+import enum
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.limits import MessageLimits
+from gateway.ir.metadata import ServerMetadata
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.stream import Frame, Framer
@@ -243,11 +246,142 @@ class StreamBinding:
     grpc_methods: Mapping[str, MethodKind] = field(default_factory=dict)
 
 
+class DefectKind(enum.Enum):
+    """Whether the gateway does something only before servers that may have a defect."""
+
+    CANCELLED_CALLS = "cancelled calls"
+    """Cancellation is withheld from the server, see `cancellation` of an upstream."""
+
+    EMPTY_CLASSES = "empty classes"
+    """The gateway computes the classes of outputs that may be empty."""
+
+    OTHER = "other"
+    """The defence is the same before every server."""
+
+
+_VERSION: Final = re.compile(r"(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerDefect:
+    """One weakness of a server: what a request can do to it, and what the gateway does.
+
+    Attributes:
+        name: Name of the defect, and of its test in tests/interop.
+        server: `name` in the server's metadata, in lower case; "" for every server of the protocol,
+            which no log line mentions.
+        source: Issue or CVE.
+        repaired: The first version without the defect; None if there is none.
+        request: The request of a client that triggers it.
+        effect: The effect on the server.
+        defence: The defence of the gateway.
+        option: Configuration key or option that changes the defence; "" for none.
+        carrier: The carrier to the server over which it exists; "" for all.
+        kind: What the gateway does before servers that may have it.
+    """
+
+    name: str
+    server: str
+    source: str
+    repaired: tuple[int, int] | None
+    request: str
+    effect: str
+    defence: str
+    option: str = ""
+    carrier: str = ""
+    kind: DefectKind = DefectKind.OTHER
+
+    @property
+    def repaired_version(self) -> str:
+        """The first version without the defect, as text; "" if there is none."""
+        return "" if self.repaired is None else f"{self.repaired[0]}.{self.repaired[1]}.0"
+
+    def affects(self, server: ServerMetadata, carrier: str = "") -> bool:
+        """Return whether a server has the defect; an unreadable version counts as old.
+
+        Args:
+            server: Its metadata.
+            carrier: The carrier to it; "" for any.
+        """
+        if self.server not in ("", server.name.lower()) or not self.exists_over(carrier):
+            return False
+        found = _VERSION.match(server.version)
+        if self.repaired is None or found is None:
+            return True
+        return (int(found[1]), int(found[2])) < self.repaired
+
+    def exists_over(self, carrier: str) -> bool:
+        """Return whether it exists over *carrier*; "" is any."""
+        return not carrier or self.carrier in ("", carrier)
+
+    def line(self, server: ServerMetadata, defence: str = "") -> str:
+        """Return one line for a server: its version, the defect and the defence.
+
+        Args:
+            server: It has the defect.
+            defence: What the gateway does, if not that of the table.
+        """
+        repaired = f", repaired in {self.repaired_version}" if self.repaired else ""
+        return (
+            f"{server.name} {server.version}: {self.request}: {self.effect} "
+            f"({self.source}{repaired}); {defence or self.defence}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionValue:
+    """Values of a listener's option that need all calls in one process.
+
+    Attributes:
+        key: The option.
+        values: Its values, as they may stand in YAML.
+        reason: What happens with several workers, after "this"; `{model}` is a model of *needs*.
+        needs: The models that it is about, which the file must have: models in the gateway's own
+            process, or models with cached replies; "" if models do not matter.
+    """
+
+    key: str
+    values: frozenset[str | bool]
+    reason: str
+    needs: Literal["", "in_process", "cached"] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarDefaults:
+    """What `gateway serve --upstream` sets for a protocol, as it would stand in YAML.
+
+    Attributes:
+        options: Options of the listener: they change nothing at any server.
+        own_options: The same, if an upstream has the protocol too.
+        default_model: The model of requests without one, if the only upstream has the protocol; ""
+            for none.
+        upstream_options: Options of that upstream, which knows the default model.
+    """
+
+    options: Options = field(default_factory=dict)
+    own_options: Options = field(default_factory=dict)
+    default_model: str = ""
+    upstream_options: Options = field(default_factory=dict)
+
+
+def no_options(_number: int, _count: int, /) -> Options:
+    """Return no options, for a protocol that processes need not share."""
+    return {}
+
+
+def no_posts(_server: str, /) -> tuple[str, ...]:
+    """Return no path: clients of the server POST to those of the protocol only."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolSpec:
     """One protocol, as its package exports it.
 
     Attributes:
+        name: Its name in YAML and URLs: lower-case letters.
+        title: Its name for people.
+        page: Its page: a file in docs/protocols, or a URL.
         options: Checks a mapping of options and returns it; raises ValueError, which names the key.
         resolve_dialect: Completes an upstream's options by the name in its server's metadata, ""
             when it has none.  None where all servers of the protocol behave alike.  Options that
@@ -257,12 +391,22 @@ class ProtocolSpec:
             "name-version".
         default_model: The option that a listener's default model sets, where requests cannot name
             a model; "" for none.
-        numbers_requests: Its servers number requests: codecs get the process's `RequestIds`.
         extension_status: Returns the extensions that a listener's options enable, and the others.
             None for a protocol without extensions.
+        defects: What requests can do to its servers.
+        example: Returns a command to try, from the URL of a listener (`http://HOST:PORT`) and a
+            model; "" for no model.  None for no command over HTTP.
+        one_process: Values of a listener's options that need `workers: 1`.
+        process_options: Returns options that YAML has not, from the number of a worker (1 to count)
+            and the count of workers.  Called once in a process; all its listeners get them.
+        sidecar: What `gateway serve --upstream` sets.
+        own_posts: Returns the patterns of paths outside of the protocol that clients of a server
+            POST to, by the name of the server.
     """
 
     name: str
+    title: str
+    page: str
     http: HttpBinding | None = None
     grpc: GrpcBinding | None = None
     stream: StreamBinding | None = None
@@ -271,8 +415,13 @@ class ProtocolSpec:
     classifies: bool | None = False
     has_model_keys: bool = False
     default_model: str = ""
-    numbers_requests: bool = False
     extension_status: Callable[[Options], tuple[Sequence[str], Sequence[str]]] | None = None
+    defects: tuple[ServerDefect, ...] = ()
+    example: Callable[[str, str], str] | None = None
+    one_process: tuple[OptionValue, ...] = ()
+    process_options: Callable[[int, int], Options] = no_options
+    sidecar: SidecarDefaults = SidecarDefaults()
+    own_posts: Callable[[str], tuple[str, ...]] = no_posts
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:
@@ -285,3 +434,17 @@ class ProtocolSpec:
         if self.stream is not None:
             found |= dict.fromkeys(self.stream.carriers, self.stream)
         return found
+
+    def may_have(self, kind: DefectKind, server: ServerMetadata | None, carrier: str) -> bool:
+        """Return whether a server may have a defect of *kind*, as an unknown one may.
+
+        Args:
+            kind: Of the defect.
+            server: The server's metadata; None if they are unknown.
+            carrier: The carrier to it.
+        """
+        return any(
+            defect.exists_over(carrier) if server is None else defect.affects(server, carrier)
+            for defect in self.defects
+            if defect.kind is kind
+        )

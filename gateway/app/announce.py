@@ -12,7 +12,9 @@ from gateway.ir.calls import RepositoryIndexRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelState
+from gateway.registry import protocol, protocol_names
 from gateway.service import Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +52,7 @@ async def log_models(
     try:
         entries = await index(RepositoryIndexRequest(context=context))
     except GatewayError as error:
-        log.warning("models not listed", reason=error.message)
+        log.warning("models not listed", reason=error_text(error))
         return
     names = list(dict.fromkeys(entry.name for entry in entries))
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
@@ -64,19 +66,21 @@ async def log_models(
 def example_command(
     listeners: Iterable[ListenerConfig], addresses: Mapping[str, str], model: str
 ) -> str:
-    """Return a command that asks for the metadata of *model*; "" without Open Inference over HTTP.
+    """Return a command to try; "" if no listener serves HTTP of a protocol that has one.
 
     Args:
         listeners: Of the configuration.
         addresses: By the names of the servers.
-        model: "" for no model: the command asks for the server's metadata.
+        model: "" for no model.
     """
     for listener in listeners:
-        if listener.protocols is not None and "oip" not in listener.protocols:
+        specs = map(protocol, listener.protocols or protocol_names())
+        example = next((spec.example for spec in specs if spec.example is not None), None)
+        if example is None:
             continue
         names = (f"{listener.name}.http", f"{listener.name}.http+grpc")
         for address in (addresses[name] for name in names if name in addresses):
             host = address.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
             scheme = "http" if listener.tls is None else "https"
-            return f"curl {scheme}://{host}/v2" + (f"/models/{model}" if model else "")
+            return example(f"{scheme}://{host}", model)
     return ""

@@ -16,7 +16,7 @@ from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
-from gateway.registry import PROTOCOLS, backend, extensions, protocol
+from gateway.registry import backend, carrier_of, extensions, protocol, protocol_names
 from gateway.settings.units import UNIX, Address, StreamAddress, Url
 
 _NOT_ON_ONE_PORT: Final = (
@@ -39,8 +39,13 @@ def _findings(config: Config) -> Iterator[Finding]:
     for name, upstream in config.upstreams.items():
         at: KeyPath = ("upstreams", name)
         url = upstream.all_urls[0]
-        yield from _raised((*at, "url"), _check_carrier, url.protocol, url.carrier)
-        if url.protocol in PROTOCOLS:
+        key = "urls" if upstream.urls else "url"
+        for each in upstream.all_urls:
+            findings = list(_raised((*at, key), carrier_of, each))
+            yield from findings
+            if findings:
+                break
+        if url.protocol in protocol_names():
             yield from _raised((*at, "options"), _check_options, url.protocol, upstream.options)
     for name, model in config.models.items():
         at = ("models", name)
@@ -69,6 +74,8 @@ def _check_requirements(config: Config) -> Iterator[Finding]:
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
     for number, name in enumerate(listener.protocols or ()):
         yield from _raised((*at, "protocols", number), protocol, name)
+    for name in protocol_names() if listener.protocols is None else ():
+        yield from _raised(at, protocol, name)
     for number, stream in enumerate(listener.streams):
         path: KeyPath = (*at, "streams", number, "protocol")
         yield from _raised(path, _check_stream, stream.protocol, listener)
@@ -220,7 +227,7 @@ _EVERY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # compar
 def _check_own_paths(name: str, listener: ListenerConfig) -> None:
     """Raise ValueError if a path in a protocol's options belongs to another protocol."""
     http = protocol(name).http
-    names = listener.protocols or PROTOCOLS
+    names = listener.protocols or protocol_names()
     if http is None or name not in names:
         return
     for path in http.own_paths(listener.options[name]):
@@ -231,13 +238,6 @@ def _check_own_paths(name: str, listener: ListenerConfig) -> None:
                     raise ValueError(
                         f"path {path!r} belongs to {other}, which this listener serves too"
                     )
-
-
-def _check_carrier(name: str, carrier: str) -> None:
-    carriers = protocol(name).carriers
-    if carrier not in carriers:
-        names = ", ".join(carriers)
-        raise LookupError(f"protocol {name!r} does not support {carrier!r}; expected {names}")
 
 
 def _check_batching(batching: BatchingConfig, signature: SignatureConfig) -> None:

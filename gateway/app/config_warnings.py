@@ -14,7 +14,7 @@ from gateway.config.models import Config
 from gateway.config.routes import MatchConfig
 from gateway.config.tls import TlsConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, reference_hint
-from gateway.registry import PROTOCOLS, extensions, protocol
+from gateway.registry import extensions, protocol, protocol_names
 
 _STREAM: Final = "stream"
 
@@ -102,7 +102,9 @@ def _is_pattern(text: str) -> bool:
 
 def _unknown_protocols(config: Config) -> Iterator[Finding]:
     names = [
-        f"{name}.{carrier}" for name in PROTOCOLS for carrier in (*protocol(name).carriers, _STREAM)
+        f"{name}.{carrier}"
+        for name in protocol_names()
+        for carrier in (*protocol(name).carriers, _STREAM)
     ]
     for index, route in enumerate(config.routes):
         for pattern in () if route.match is None else route.match.protocol or ():

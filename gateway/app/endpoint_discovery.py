@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 _POLL_S: Final = 0.1
 _LEAST_PAUSE_S: Final = 0.1
-_LOOK_UP_S: Final = 5.0
+_LOOK_UP_S: Final = 6.0
 
 _Key = tuple[Url, str]
 
@@ -109,6 +109,7 @@ class EndpointDiscovery:
         self._found: dict[Url, HostAddresses] = {url: HostAddresses((), None) for url in urls}
         self._failed: set[Url] = set()
         self._due = clock()
+        self._has_followed = False
         self._members: dict[_Key, BuiltEndpoint] = {}
         self._leaving: dict[_Key, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,6 +125,7 @@ class EndpointDiscovery:
         ttls_s = [each.ttl_s or self._floor_s for each in self._found.values()]
         self._due = self._clock() + min(max(min(ttls_s), self._floor_s), self._cap_s)
         await self._follow()
+        self._has_followed = True
 
     def start(self) -> None:
         """Begin to follow the names."""
@@ -137,8 +139,10 @@ class EndpointDiscovery:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
+        pause_s = self._floor_s if self._has_followed else 0.0
         while True:
-            await self._sleep(self._floor_s)
+            await self._sleep(pause_s)
+            pause_s = self._floor_s
             is_missing = not all(member.endpoint.is_ready for member in self.members)
             if self._clock() >= self._due or is_missing:
                 try:

@@ -30,7 +30,7 @@ from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
 from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ProcessParts, ServiceGraph
 from gateway.app.upstreams import max_connections
-from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot
+from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.limits.shed_load import ProcessLoad
@@ -39,7 +39,7 @@ from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.routing.finish_sequences import FinishSequences
 from gateway.service import Service
-from gateway.telemetry import logs
+from gateway.telemetry import error_texts, logs
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
@@ -97,6 +97,7 @@ class Gateway:
             triton="triton" in config.telemetry.metrics.compat,
         )
         self._is_stopping = False
+        self._has_started = asyncio.Event()
         self._leading: LeadingParts | None = None
         self._started = datetime.now(UTC)
         self._retirements = Retirements(self._forget_endpoints)
@@ -169,7 +170,7 @@ class Gateway:
             reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
             should_replace=config.lifecycle.hand_over,
             sockets=self._sockets,
-            request_ids=self._slot.request_ids(),
+            process_options=ProcessOptions(self._slot),
             tap=tap,
             tracing=self._process.tracing,
         )
@@ -201,7 +202,8 @@ class Gateway:
     @property
     def addresses(self) -> dict[str, str]:
         """The addresses it listens on, by name: "main.http", "main.grpc", "admin", "metrics"."""
-        return {name: server.address for name, server in self._servers.items()}
+        listening = self._servers if self._has_started.is_set() else self._admin_servers
+        return {name: server.address for name, server in listening.items()}
 
     @property
     def _servers(self) -> dict[str, Server]:
@@ -217,8 +219,8 @@ class Gateway:
 
     async def status(self) -> Document:
         """Return the status of the process, as GET /status shows it."""
-        ready = self._graph.server.ready()
-        reason = "" if ready else self._graph.server.not_ready_reason()
+        ready = await self.ready()
+        reason = "" if ready else self._not_ready_reason()
         return {
             "version": __version__,
             "ready": ready,
@@ -234,6 +236,10 @@ class Gateway:
             "warnings": self._certificates.with_warnings(logs.recent_warnings()),
         }
 
+    def _not_ready_reason(self) -> str:
+        is_starting = not (self._has_started.is_set() or self._is_stopping)
+        return "starting" if is_starting else self._graph.server.not_ready_reason()
+
     def _api(self, control: Control | None) -> AdminApi | None:
         if control is None:
             return None
@@ -242,12 +248,12 @@ class Gateway:
 
     async def ready(self) -> bool:
         """Return whether the gateway accepts inference requests."""
-        return self._graph.server.ready()
+        return self._has_started.is_set() and self._graph.server.ready()
 
     async def start(
         self, control: Control | None = None, leading: LeadingParts | None = None
     ) -> None:
-        """Load the models, start the probes of the upstreams, and listen.
+        """Open the admin pages, load the models, start the probes of the upstreams, and listen.
 
         Args:
             control: Handles the admin pages about the configuration; None for no such pages.
@@ -258,6 +264,10 @@ class Gateway:
         """
         self._leading = leading
         try:
+            # Another gateway still has the port that a hand-over shares, and is ready.
+            opens_pages_first = not self._graph.config.lifecycle.hand_over
+            if opens_pages_first:
+                await self._start_pages(control)
             if leading is not None:
                 await leading.start()
             await self.parts.start()
@@ -269,23 +279,15 @@ class Gateway:
             self._loop_lag.start()
             if self._export is not None:
                 self._export.start_metrics(self.families)
-            if self._slot.is_single:
-                self._admin_servers = await start_pages(
-                    self._graph.config.admin,
-                    self.page,
-                    self.ready,
-                    control,
-                    self.status,
-                    self._api(control),
-                    tls=self._admin_tls,
-                    reuse_port=self._graph.config.lifecycle.hand_over,
-                )
+            if not opens_pages_first:
+                await self._start_pages(control)
         except StartError:
             await self._close()
             raise
         except REASONS as error:
             await self._close()
             raise StartError(reason_of(error)) from error
+        self._has_started.set()
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
             log_default_timeout(self._graph.config.policies)
@@ -297,6 +299,20 @@ class Gateway:
         self._call_log.reopen()
         if self._slot.is_single:
             log.info("log files reopened")
+
+    async def _start_pages(self, control: Control | None) -> None:
+        if not self._slot.is_single:  # the supervisor has the pages
+            return
+        self._admin_servers = await start_pages(
+            self._graph.config.admin,
+            self.page,
+            self.ready,
+            control,
+            self.status,
+            self._api(control),
+            tls=self._admin_tls,
+            reuse_port=self._graph.config.lifecycle.hand_over,
+        )
 
     async def announce(self) -> None:
         """Log the models that clients can reach, and a command to try."""
@@ -350,6 +366,7 @@ class Gateway:
             StartError: A file, an option or a model is invalid, or loading takes longer than
                 `lifecycle.reload.timeout`. Nothing has changed.
         """
+        await self._has_started.wait()
         limit = asyncio.timeout(loaded.config.lifecycle.reload.timeout)
         try:
             graph = ServiceGraph(loaded, self._process, self._graph)
@@ -396,6 +413,7 @@ class Gateway:
 
     def _configure_call_log(self, loaded: LoadedConfig) -> None:
         settings = loaded.config.telemetry.log
+        error_texts.configure(settings.server_errors)
         access = None
         if settings.access is not None:
             access = AccessLog(loaded.directory / settings.access.path, settings.access.format)

@@ -23,6 +23,7 @@ from gateway.app.passthrough import NAME as PASSTHROUGH
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
+from gateway.app.worker_slot import ProcessOptions
 from gateway.config.models import ListenerConfig, StreamConfig
 from gateway.frontend.frontend import (
     Frontend,
@@ -34,9 +35,7 @@ from gateway.frontend.frontend import (
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.trtis.request_numbers import OPTION as REQUEST_IDS
-from gateway.protocols.trtis.request_numbers import RequestIds
-from gateway.registry import PROTOCOLS, protocol
+from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
 from gateway.service import Service
@@ -205,7 +204,7 @@ class SharedResources:
         sockets: Unix sockets that the processes share, by address.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
         upstream_connections: Largest number of connections to upstreams.
-        request_ids: Counters for protocols whose servers number requests.
+        process_options: Options of protocols that the listeners share.
         tap: Receives the calls of all frontends; None for no tap.
         tracing: Makes spans; None for no spans.
     """
@@ -219,7 +218,7 @@ class SharedResources:
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
     can_cut_through: bool = False
     upstream_connections: int = 0
-    request_ids: RequestIds = field(default_factory=RequestIds)
+    process_options: ProcessOptions = field(default_factory=ProcessOptions)
     tap: Tap | None = None
     tracing: Tracing | None = None
 
@@ -249,7 +248,7 @@ def build_listener(
     grpc: list[GrpcMount] = []
     descriptors: list[tuple[bytes, ...]] = []
     messages = message_limits(config.messages, limits.message_bytes)
-    for name in config.protocols or PROTOCOLS:
+    for name in config.protocols or protocol_names():
         spec = protocol(name)
         options = _options(spec, config, shared)
         if spec.http is not None and http_address is not None:
@@ -316,7 +315,7 @@ def build_listener(
 def log_extensions(listeners: Sequence[ListenerConfig]) -> None:
     """Log which extensions each listener serves, and how to enable the others."""
     for config in listeners:
-        for name in config.protocols or PROTOCOLS:
+        for name in config.protocols or protocol_names():
             status = protocol(name).extension_status
             if status is None:
                 continue
@@ -459,8 +458,10 @@ def _cors_rules(config: ListenerConfig) -> CorsRules | None:
 def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:
     """Return the path prefixes of a protocol; "/" among them if it is the only one here."""
     prefixes = (*binding.prefixes, *binding.own_paths(options))
-    names = [name for name in config.protocols or PROTOCOLS if protocol(name).http is not None]
-    is_only = len(names) == 1 and config.passthrough is None
+    names = config.protocols or protocol_names()
+    is_only = (
+        sum(protocol(name).http is not None for name in names) == 1 and config.passthrough is None
+    )
     return (*prefixes, "/") if is_only and binding.any_path else prefixes
 
 
@@ -469,8 +470,7 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     options = config.options.get(spec.name, {})
     if spec.default_model and config.default_model is not None:
         options = {spec.default_model: config.default_model, **options}
-    checked = spec.options(options)
-    return {**checked, REQUEST_IDS: shared.request_ids} if spec.numbers_requests else checked
+    return {**spec.options(options), **shared.process_options.of_protocol(spec)}
 
 
 def _unique_name(name: str, used: Mapping[str, object]) -> str:

@@ -13,19 +13,16 @@ from gateway.frontend.frontend import attach_http_request_id, http_request_id
 from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import Cancelled, GatewayError, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.protocols.oip.dialects import KSERVE, dialect_of
-from gateway.protocols.oip.json.parse import read_value
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
 from gateway.wire.errors import error_class_of_http
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.json_values import read_value
 
 # KServe needs 0.2 ms for each row of a V1 request, and serves no other request meanwhile.
 MAX_CONTAINERS: Final = 2_000
-# KServe's first protocol, which the gateway itself does not speak.
-_KSERVE_V1: Final = ("/v1/models/*:predict", "/v1/models/*:explain")
 _SPACE: Final = b" \t\r\n"
 _FIRST_ERROR: Final = 400
 
@@ -123,10 +120,9 @@ def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> Passt
 
 
 def known_posts(upstream: BuiltUpstream) -> tuple[str, ...]:
-    """Return the paths for POST of the servers of *upstream*, outside of Open Inference."""
-    servers = [member.identity.server for member in upstream.members]
-    names = [dialect_of(server.name) for server in servers if server is not None]
-    return _KSERVE_V1 if KSERVE in names else ()
+    """Return the paths for POST of the servers of *upstream*, outside of their protocol."""
+    found = (path for member in upstream.members for path in member.identity.own_posts())
+    return tuple(dict.fromkeys(found))
 
 
 def check_json_body(limits: MessageLimits, body: memoryview) -> None:

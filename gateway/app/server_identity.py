@@ -1,19 +1,19 @@
 """What the gateway knows about the server of an endpoint: its identity and its weaknesses."""
 
+from collections.abc import Iterator
+from typing import Final
+
 import structlog
 
+from gateway.api.protocol import DefectKind, ProtocolSpec, ServerDefect
 from gateway.ir.metadata import ServerMetadata
-from gateway.protocols.oip.server_defects import (
-    CANCELLED_CALLS,
-    GRPC,
-    ends_at_empty_classes,
-    weakness_lines,
-    withholds_before,
-)
+from gateway.registry import protocol
 from gateway.settings.units import Url
 from gateway.transports.grpc.withheld import WithheldCalls
 
 log = structlog.get_logger(__name__)
+
+_DESCRIBED: Final = "docs/protection.md, and weaknesses of the endpoint in /status"
 
 
 class ServerIdentity:
@@ -36,6 +36,7 @@ class ServerIdentity:
     ) -> None:
         self._names = {"upstream": upstream, "endpoint": endpoint}
         self._url = url
+        self._spec = protocol(url.protocol)
         self._cancellation = cancellation
         self._withheld = withheld
         self.server: ServerMetadata | None = None
@@ -48,45 +49,70 @@ class ServerIdentity:
 
     def ends_at_empty_classes(self) -> bool:
         """Return whether the server may end at a request for classes of an empty output."""
-        return may_end_at_empty_classes(self._url, self.server)
+        return self._spec.may_have(DefectKind.EMPTY_CLASSES, self.server, self._url.carrier)
 
     def weaknesses(self) -> list[str]:
         """Return a line for each known weakness of the server."""
         if self.server is None:
             return []
-        return weakness_lines(self.server, self._url.carrier, withheld=self._withheld.is_enabled)
+        return list(
+            defect_lines(
+                self._spec, self.server, self._url.carrier, withheld=self._withheld.is_enabled
+            )
+        )
+
+    def own_posts(self) -> tuple[str, ...]:
+        """Return the paths outside of the protocol that clients of the server POST to."""
+        return () if self.server is None else self._spec.own_posts(self.server.name)
 
     def __call__(self, server: ServerMetadata | None) -> None:
         """Set the server's metadata; None if it is unknown."""
-        if self._cancellation == "auto" and self._url.protocol == "oip":
-            self._withheld.is_enabled = withholds_before(server)
+        if self._cancellation == "auto":
+            self._withheld.is_enabled = self._spec.may_have(
+                DefectKind.CANCELLED_CALLS, server, self._url.carrier
+            )
         self.has_statistics = server is not None and "statistics" in server.extensions
         if server is None or server == self.server:
             return
         self.server = server
         names = self._names
         log.info("server identified", server=server.name, version=server.version, **names)
-        lines = weakness_lines(server, self._url.carrier, withheld=self._withheld.is_enabled)
-        if lines:
-            log.info("known weaknesses", weaknesses=lines, **names)
-        cancelled = self._url.carrier == GRPC and CANCELLED_CALLS.affects(server)
-        if cancelled and not self._withheld.is_enabled:
-            row = CANCELLED_CALLS
-            log.warning(
-                "cancelled calls can end the server",
-                use="cancellation: auto",
-                weakness=row.source,
-                repaired="2.59.0",
-                effect=row.effect,
-                **names,
-            )
+        weaknesses = self.weaknesses()
+        if weaknesses:
+            log.info("known weaknesses", count=len(weaknesses), described=_DESCRIBED, **names)
+        if self._withheld.is_enabled:
+            return
+        for defect in _known_defects(self._spec, server, self._url.carrier):
+            if defect.kind is DefectKind.CANCELLED_CALLS:
+                log.warning(
+                    "cancelled calls can end the server",
+                    use="cancellation: auto",
+                    weakness=defect.source,
+                    repaired=defect.repaired_version,
+                    effect=defect.effect,
+                    **names,
+                )
 
 
-def may_end_at_empty_classes(url: Url, server: ServerMetadata | None) -> bool:
-    """Return whether *server* may end at a request for classes of an empty output.
+def defect_lines(
+    spec: ProtocolSpec, server: ServerMetadata, carrier: str, *, withheld: bool
+) -> Iterator[str]:
+    """Yield a line for each known weakness of a server, for the status page.
 
     Args:
-        url: The URL of the server.
-        server: Its metadata; None if they are unknown.
+        spec: Its protocol.
+        server: Its metadata.
+        carrier: The carrier to it.
+        withheld: Whether cancellation is withheld.
     """
-    return url.protocol == "oip" and ends_at_empty_classes(server, url.carrier)
+    for defect in _known_defects(spec, server, carrier):
+        is_forwarded = defect.kind is DefectKind.CANCELLED_CALLS and not withheld
+        forwarded = "cancellation is forwarded: use `cancellation: auto`" if is_forwarded else ""
+        yield defect.line(server, forwarded)
+
+
+def _known_defects(
+    spec: ProtocolSpec, server: ServerMetadata, carrier: str
+) -> Iterator[ServerDefect]:
+    """Yield the defects of a server with its name, without those of any server."""
+    return (each for each in spec.defects if each.server and each.affects(server, carrier))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,6 +70,8 @@ log = structlog.get_logger(__name__)
 
 P = TypeVar("P")
 
+# How long the first probes may delay the start.
+_FIRST_PROBES_S = 1.0
 _LONGEST_S = 600.0
 """How long a call without a client may still run at an upstream without a timeout."""
 
@@ -183,8 +185,7 @@ class ServiceGraph:
         upstreams = [
             built for name, built in self._upstreams.items() if self.parts.is_new("upstream", name)
         ]
-        # Probe each upstream once, so that readiness is correct from the first request on.
-        await asyncio.gather(*(built.probe() for built in upstreams))
+        await _probe_once(upstreams)
         for built in upstreams:
             built.start()
         await self.pipelines.check()
@@ -479,6 +480,24 @@ class ServiceGraph:
             ),
             indexes,
         )
+
+
+async def _probe_once(upstreams: Sequence[BuiltUpstream]) -> None:
+    """Probe each upstream once, so that readiness is correct from the first request on.
+
+    One whose name server or server is silent does not delay the others for long.
+    """
+    probes = [asyncio.ensure_future(built.probe()) for built in upstreams]
+    if not probes:
+        return
+    try:
+        await asyncio.wait(probes, timeout=_FIRST_PROBES_S)
+    finally:
+        for probe in probes:
+            probe.cancel()
+    for found in await asyncio.gather(*probes, return_exceptions=True):
+        if isinstance(found, Exception):
+            raise found
 
 
 def _targets_upstream(ruled: RuledRoute, upstream: str) -> bool:

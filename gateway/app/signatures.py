@@ -12,6 +12,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, VersionNotFound
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.error_texts import error_text
 
 R = TypeVar("R")
 
@@ -85,7 +86,7 @@ class Signatures:
         except VersionNotFound:
             raise
         except GatewayError as error:
-            log.debug("signature without a target", model=declared.name, reason=error.message)
+            log.debug("signature without a target", model=declared.name, reason=error_text(error))
             return declared
         return declared.changed(
             versions=found.versions,

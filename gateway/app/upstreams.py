@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from gateway.api.protocol import (
     Codec,
+    DefectKind,
     GrpcBinding,
     HttpBinding,
     Options,
@@ -22,7 +23,7 @@ from gateway.api.protocol import (
 from gateway.app.certificates import upstream_tls
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, Wrap, build_chain
-from gateway.app.server_identity import ServerIdentity, may_end_at_empty_classes
+from gateway.app.server_identity import ServerIdentity
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import (
@@ -40,7 +41,7 @@ from gateway.policies.forward_headers import QuestionHeaders
 from gateway.policies.known_models import KnownModels
 from gateway.policies.limits.adaptive.latency import AdaptiveConcurrency, AdaptiveRules
 from gateway.policies.limits.adaptive.overload import OverloadLimit
-from gateway.registry import protocol
+from gateway.registry import carrier_of, protocol
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, key_of
@@ -61,9 +62,6 @@ from gateway.transports.stream.client import StreamClient
 from gateway.upstream import DialectDetectingUpstream, Upstream
 
 Close = Callable[[], Awaitable[None]]
-
-# Servers of the first may be Triton, and those of the second are its ancestor.
-_WITHHELD_PROTOCOLS = frozenset({"oip", "trtis"})
 
 # A load or unload probes too, while a periodic probe may wait.
 _PROBE_CONNECTIONS: Final = 2
@@ -119,15 +117,9 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
 
     Raises:
         LookupError: The protocol does not exist, or does not support the carrier.
-        ValueError: An option or a TLS file is invalid.
+        ValueError: The path of the URL, an option or a TLS file is invalid.
     """
-    spec = protocol(url.protocol)
-    binding = spec.carriers.get(url.carrier)
-    if binding is None:
-        carriers = ", ".join(spec.carriers)
-        raise LookupError(
-            f"protocol {url.protocol!r} does not support {url.carrier!r}; expected {carriers}"
-        )
+    spec, binding = protocol(url.protocol), carrier_of(url)
     name = str(url)
     if isinstance(binding, HttpBinding) and binding.path_option and url.path:
         # In this protocol the URL of a model is complete, so the path is an option, not a prefix.
@@ -164,13 +156,14 @@ def complete_service(
 
     Each call gets the *headers*.
     """
+    spec = protocol(url.protocol)
     parts = EndpointParts(
         needs=connected.needs,
         signatures={},
-        classifies=protocol(url.protocol).classifies,
+        classifies=spec.classifies,
         forward_headers=(),
         headers=headers,
-        ends_at_empty_classes=partial(may_end_at_empty_classes, url, None),
+        ends_at_empty_classes=partial(spec.may_have, DefectKind.EMPTY_CLASSES, None, url.carrier),
     )
     return build_chain("endpoint", connected.service, parts)
 
@@ -340,7 +333,8 @@ class _EndpointBuilder:
         name = str(Address(address, url.port)) if address else url.authority
         withheld = WithheldCalls(
             self.longest_call_s,
-            enabled=config.cancellation != "forward" and url.protocol in _WITHHELD_PROTOCOLS,
+            enabled=config.cancellation != "forward"
+            and protocol(url.protocol).may_have(DefectKind.CANCELLED_CALLS, None, url.carrier),
             report=partial(metrics.withheld_cancellation, self.name),
         )
         metrics.gauges.watch(
@@ -555,5 +549,7 @@ def _client_limits(config: ClientLimitsConfig, *, is_loopback: bool = False) -> 
     defaults = ClientLimits()
     if is_loopback:
         defaults = overridden(defaults, ClientLimitsConfig(connect_timeout=_LOOPBACK_CONNECT_S))
+    if config.keepalive is not None:
+        defaults = dataclasses.replace(defaults, reuse_s=config.keepalive)
     limits: ClientLimits = overridden(defaults, config)
     return limits

@@ -5,34 +5,16 @@ does not depend on the number of cores.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+from gateway.api.protocol import ProtocolSpec
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath
+from gateway.registry import protocol
 from gateway.settings.units import AUTO
 
 STATELESS: Final = frozenset({"onnx", "torch"})
 """Backends whose models keep no state between requests."""
-
-_YES: Final = frozenset({True, "true"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """An option of a protocol whose effect is limited to one process."""
-
-    protocol: str
-    key: str
-    values: frozenset[Any]
-    reason: str
-
-
-_OPTIONS: Final = (
-    _Option("oip", "logging", frozenset({"gateway"}), "would change the log of one worker only"),
-    _Option("oip", "statistics", frozenset({"gateway"}), "would report one worker's counts only"),
-    _Option("grps", "switch", _YES, "would set one worker only online or offline"),
-)
 
 
 def check_workers(config: Config) -> Iterator[Finding]:
@@ -58,24 +40,31 @@ def _findings(config: Config) -> Iterator[Finding]:
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
     if listener.shared_memory.mode == "map":
         yield (*at, "shared_memory"), "would register a region in one worker only"
-    for option in _OPTIONS:
-        value = listener.options.get(option.protocol, {}).get(option.key)
-        if isinstance(value, str | bool) and value in option.values:
-            yield (*at, "options", option.protocol, option.key), option.reason
-    yield from _check_models((*at, "options", "oip"), listener.options.get("oip", {}), config)
+    for name, options in listener.options.items():
+        try:
+            spec = protocol(name)
+        except LookupError:  # which `check` reports at its position
+            continue
+        yield from _check_options((*at, "options", name), spec, options, config)
 
 
-def _check_models(at: KeyPath, options: Mapping[str, Any], config: Config) -> Iterator[Finding]:
-    models = config.models.items()
-    in_process = next((name for name, model in models if model.backend is not None), None)
-    cached = next((name for name, model in models if model.cache is not None), None)
-    if options.get("model_control") in _YES:
-        if in_process is not None:
-            reason = f"would load or unload model {in_process!r} in one worker only"
-            yield (*at, "model_control"), reason
-        elif cached is not None:
-            reason = f"would leave outdated replies of model {cached!r} in all other workers"
-            yield (*at, "model_control"), reason
-    if options.get("statistics") == "target" and in_process is not None:
-        reason = f"would report one worker's counts of model {in_process!r} only"
-        yield (*at, "statistics"), reason
+def _check_options(
+    at: KeyPath, spec: ProtocolSpec, options: Mapping[str, Any], config: Config
+) -> Iterator[Finding]:
+    """Yield each option once, whichever of its reasons comes first."""
+    models = {
+        "in_process": [name for name, each in config.models.items() if each.backend is not None],
+        "cached": [name for name, each in config.models.items() if each.cache is not None],
+    }
+    found: dict[str, str] = {}
+    for option in spec.one_process:
+        value = options.get(option.key)
+        if not isinstance(value, str | bool) or value not in option.values:
+            continue
+        if not option.needs:
+            found.setdefault(option.key, option.reason)
+        elif models[option.needs]:
+            model = repr(models[option.needs][0])
+            found.setdefault(option.key, option.reason.format(model=model))
+    for key, reason in found.items():
+        yield (*at, key), reason

@@ -2,13 +2,11 @@
 
 import math
 import os
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gateway.protocols.trtis.request_numbers import RequestIds
+from gateway.api.protocol import Options, ProtocolSpec
 from gateway.settings.units import AUTO
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -39,18 +37,26 @@ class WorkerSlot:
             return 0
         return max(1, total // self.count + (self.number <= total % self.count))
 
-    def request_ids(self, clock: Callable[[], int] = time.monotonic_ns) -> RequestIds:
-        """Return the request counters of this process; the numbers of all workers differ.
-
-        A worker starts at the microseconds of the machine's clock, so that its numbers also
-        differ from those of its earlier processes.
-        """
-        if self.is_single:
-            return RequestIds()
-        return RequestIds(clock() // 1000 * self.count + self.number, self.count)
-
 
 SINGLE_PROCESS = WorkerSlot()
+
+
+class ProcessOptions:
+    """The options of protocols that all listeners of one process share.
+
+    Args:
+        slot: The process among all workers.
+    """
+
+    def __init__(self, slot: WorkerSlot = SINGLE_PROCESS) -> None:
+        self._slot = slot
+        self._made: dict[str, Options] = {}
+
+    def of_protocol(self, spec: ProtocolSpec) -> Options:
+        """Return the options of a protocol, the same objects each time."""
+        if spec.name not in self._made:
+            self._made[spec.name] = spec.process_options(self._slot.number, self._slot.count)
+        return self._made[spec.name]
 
 
 def resolve_workers(configured: int, quota: Path = _QUOTA) -> int:

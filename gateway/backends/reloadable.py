@@ -8,6 +8,7 @@ import structlog
 
 from gateway.backends.versions import Versions
 from gateway.concurrency.background import start_background
+from gateway.concurrency.own_thread import on_own_thread
 from gateway.ir.calls import Call, ModelLoadRequest, ModelUnloadRequest, RepositoryIndexRequest
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
@@ -107,7 +108,7 @@ class ReloadableModel:
         async with self._lock:
             self._transition = ModelState.LOADING
             try:
-                loaded = await asyncio.to_thread(self._find_versions)
+                loaded = await on_own_thread(self._find_versions)
                 await loaded.start()
             finally:
                 self._transition = None

@@ -1,4 +1,4 @@
-"""The commands `infer`, `models` and `health`: a small client for every protocol."""
+"""The commands `infer` and `models`: a small client for every protocol."""
 
 import asyncio
 import json
@@ -10,15 +10,14 @@ import typer
 
 from gateway.app import connect
 from gateway.app.errors import reason_of
+from gateway.cli.health import DEFAULT_URL, NO_FLAGS, TimeoutOption, UrlArgument, VersionOption
 from gateway.cli.output import (
-    FAILED,
     WRONG_USAGE,
     OutputFormat,
     OutputOption,
     fail,
     format_table,
     print_json,
-    print_note,
     print_text,
 )
 from gateway.cli.server_flags import ServerFlags, server_flags
@@ -27,9 +26,7 @@ from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     ModelMetadataRequest,
-    ModelReadyRequest,
     RepositoryIndexRequest,
-    ServerReadyRequest,
 )
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.datatypes import Datatype
@@ -40,17 +37,7 @@ from gateway.policies.complete.policy import Complete
 from gateway.service import Service
 from gateway.settings.units import Url, parse_duration, parse_url
 
-DEFAULT_URL = "oip+http://127.0.0.1:8000"
-
 R = TypeVar("R")
-
-_DEFAULTS = ServerFlags()
-
-UrlArgument = Annotated[
-    str, typer.Argument(metavar="[URL]", help="Address and protocol.", show_default=True)
-]
-TimeoutOption = Annotated[str, typer.Option(metavar="TIME", help="Timeout, such as 500ms.")]
-VersionOption = Annotated[str, typer.Option(help="Version of the model; any by default.")]
 
 
 @server_flags
@@ -81,7 +68,7 @@ def infer(  # noqa: PLR0913, PLR0917  # one for each flag
     ] = None,
     version: VersionOption = "",
     timeout: TimeoutOption = "30s",
-    server: ServerFlags = _DEFAULTS,
+    server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Run one inference and print its outputs.
@@ -112,7 +99,7 @@ def infer(  # noqa: PLR0913, PLR0917  # one for each flag
 def models(
     url: UrlArgument = DEFAULT_URL,
     timeout: TimeoutOption = "10s",
-    server: ServerFlags = _DEFAULTS,
+    server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """List a server's models with their versions and states."""
@@ -129,37 +116,6 @@ def models(
         print_text(format_table(("model", "version", "state", "reason"), rows))
 
 
-@server_flags
-def health(
-    url: UrlArgument = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="Check this model instead.")] = None,
-    version: VersionOption = "",
-    timeout: TimeoutOption = "5s",
-    server: ServerFlags = _DEFAULTS,
-    output: OutputOption = OutputFormat.TEXT,
-) -> None:
-    """Check whether a server, or one of its models, is ready.
-
-    Exit status: 0 ready, 1 not ready or unreachable, 2 usage error.
-    """
-    name = "server" if model is None else f"model {model}"
-
-    async def request(service: Service, context: Context) -> bool:
-        if model is None:
-            return await service(ServerReadyRequest(context=context))
-        ref = ModelRef(model, version)
-        return await service(ModelReadyRequest(model=ref, context=context))
-
-    ready = run_client(url, timeout, request, server)
-    if output is OutputFormat.JSON:
-        print_json({"ready": ready})
-    else:
-        print_text("ready" if ready else "not ready")
-    if not ready:
-        print_note(f"gateway: {name} at {url} is not ready")
-        raise typer.Exit(FAILED)
-
-
 # The model's metadata completes protocols that do not send names, datatypes or shapes.
 _NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
@@ -168,7 +124,7 @@ def run_client(
     url: str,
     timeout: str,
     request: Callable[[Service, Context], Awaitable[R]],
-    server: ServerFlags = _DEFAULTS,
+    server: ServerFlags = NO_FLAGS,
 ) -> R:
     """Connect, run *request*, and close; an error ends the command with one line."""
     try:

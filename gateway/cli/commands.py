@@ -21,7 +21,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "schema": "gateway.cli.schema:schema",
         "infer": "gateway.cli.client:infer",
         "models": "gateway.cli.client:models",
-        "health": "gateway.cli.client:health",
+        "health": "gateway.cli.health:health",
         "status": "gateway.cli.status:status",
         "top": "gateway.cli.top:top",
         "reload": "gateway.cli.admin:reload",

@@ -1,16 +1,20 @@
 """The flags of commands that call a server: its TLS, and headers of each call."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from gateway.cli.flag_groups import flag, with_flags
 from gateway.cli.output import WRONG_USAGE, fail
-from gateway.config.tls import TlsConfig
 from gateway.ir.context import Metadata
+
+if TYPE_CHECKING:
+    from gateway.config.tls import TlsConfig
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -68,8 +72,15 @@ def _combined(
     values = tls_values(tls_ca, tls_cert, tls_key, insecure=insecure)
     if (tls_cert is None) != (tls_key is None):
         fail("--tls-cert or --tls-key is missing; expected both or neither", WRONG_USAGE)
-    tls = None if values is None else TlsConfig.model_validate(values)
-    return ServerFlags(tls, dict(map(_header, header or ())))
+    return ServerFlags(
+        None if values is None else _tls_config(values), dict(map(_header, header or ()))
+    )
+
+
+def _tls_config(values: Mapping[str, str]) -> TlsConfig:
+    from gateway.config.tls import TlsConfig  # noqa: PLC0415  # slow to import
+
+    return TlsConfig.model_validate(values)
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 
+from gateway.api.protocol import ProtocolSpec
 from gateway.config.load import LoadedConfig, load_text
+from gateway.registry import protocol, protocol_names
 from gateway.settings.units import UNIX, Url, parse_url
 
 NO_TIMEOUT = "0s"
@@ -23,19 +25,8 @@ DEFAULT_GRPC = "127.0.0.1:8001"
 ALTERNATE_HTTP = "127.0.0.1:18000"
 ALTERNATE_GRPC = "127.0.0.1:18001"
 
-DEFAULT_DAG = "default"
-"""Model name for the default DAG of a grps server, which serves requests without a model."""
-
-_GRPS = "grps"
-_OIP = "oip"
-_QUESTIONS = {
-    "model_configuration": "true",
-    "statistics": "target",
-    "repository_index": "true",
-}
-"""Extensions of Open Inference that are on by default: they change nothing at the server."""
-_SETTINGS = {"trace": "read", "logging": "read"}
-"""The same, of servers that speak Open Inference."""
+_ENABLED = "oip"
+"""The protocol whose options `--enable` sets."""
 _DEFAULT_PORTS = frozenset({8000, 8001, 8002})
 
 
@@ -99,13 +90,12 @@ def sidecar_config(  # noqa: PLR0913  # keyword-only, but for the first
         listener["identity"] = identity
     listener |= _enabled_options(enable, [url.protocol for url in urls])
     options: dict[str, dict[str, Any]] = {name: {} for name in names}
-    if default_model is None and [url.protocol for url in urls] == [_GRPS]:
-        # A request without a model becomes one for this name, which the upstream maps to its DAG.
-        listener["options"] = {
-            **listener.get("options", {}),
-            _GRPS: {"default_model": DEFAULT_DAG},
-        }
-        options[names[0]] = {"options": {"keys": {DEFAULT_DAG: ""}}}
+    only = _spec_of(urls[0]) if default_model is None and len(urls) == 1 else None
+    if only is not None and only.sidecar.default_model:
+        own = {**listener["options"].get(only.name, {})}
+        own[only.default_model] = only.sidecar.default_model
+        listener["options"] = {**listener["options"], only.name: own}
+        options[names[0]] = {"options": dict(only.sidecar.upstream_options)}
     http_upstream = _first_http(names, urls)
     if passthrough and http_upstream is not None and "http" in listener:
         listener["passthrough"] = http_upstream
@@ -147,7 +137,13 @@ def admin_config(admin: str | None) -> dict[str, Any]:
 
 def _enabled_options(flags: Sequence[str], protocols: Sequence[str]) -> dict[str, Any]:
     """Return the keys of a listener for the flags `--enable`, before upstreams of *protocols*."""
-    options = {**_QUESTIONS, **(_SETTINGS if _OIP in protocols else {})}
+    found: dict[str, dict[str, Any]] = {}
+    for name in protocol_names():
+        defaults = protocol(name).sidecar
+        both = {**defaults.options, **(defaults.own_options if name in protocols else {})}
+        if both:
+            found[name] = both
+    options = found.setdefault(_ENABLED, {})
     options |= {
         name: value if separator else "true"
         for name, separator, value in (flag.partition("=") for flag in flags)
@@ -156,7 +152,12 @@ def _enabled_options(flags: Sequence[str], protocols: Sequence[str]) -> dict[str
     if "shared_memory" in options:
         mode, separator, keys = options.pop("shared_memory").partition(":")
         own["shared_memory"] = {"mode": mode, "keys": keys.split(",")} if separator else mode
-    return own | {"options": {_OIP: options}}
+    return own | {"options": found}
+
+
+def _spec_of(url: Url) -> ProtocolSpec | None:
+    """Return the protocol of a URL; None for an unknown one, which the check of the file finds."""
+    return protocol(url.protocol) if url.protocol in protocol_names() else None
 
 
 def load_mapping(config: Mapping[str, Any], source: str) -> LoadedConfig:
@@ -170,7 +171,7 @@ def load_mapping(config: Mapping[str, Any], source: str) -> LoadedConfig:
 
 def brpc_streams(brpc: str | None) -> list[dict[str, str]]:
     """Return the stream for the flag `--brpc`; empty without the flag."""
-    return [] if brpc is None else [{"protocol": _GRPS, "address": brpc}]
+    return [] if brpc is None else [{"protocol": "grps", "address": brpc}]
 
 
 def _graphpipe_streams(tcp: str | None, unix: str | None) -> list[dict[str, str]]:

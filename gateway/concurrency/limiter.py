@@ -381,7 +381,7 @@ class Limiter:
             share.used -= size
             if share.waiting:
                 self._advance(share)
-        if self.queued and (self._borrowers or self.waiting):  # a TurnQueue is slow to check
+        if self.queued:
             self._grant()
 
     def resize(self, limit: int) -> None:

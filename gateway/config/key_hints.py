@@ -7,7 +7,7 @@ from typing import Any, Final, get_args, get_origin
 from gateway.settings.model import Model
 
 _NEAR: Final = 0.7
-_MAX_PLACES: Final = 4
+_MAX_PLACES: Final = 6
 _MAX_SHOWN: Final = 3
 
 
@@ -29,14 +29,17 @@ def key_hint(root: type[Model], loc: tuple[str | int, ...]) -> str:
     near = get_close_matches(name, section.model_fields, 1, _NEAR)
     if near:
         return f"; did you mean {near[0]!r}?"
-    places = sorted(_places(root, name, "", ()), key=lambda place: place.count("."))
-    if len(places) > _MAX_PLACES:
-        places = [place for place in places if own and place.startswith(f"{own}.")]
-    places = places[:_MAX_SHOWN]
+    places = list(_places(root, name, "", ()))
+    inner = [place for place in places if own and place.startswith(f"{own}.")]
+    others = [place for place in places if place not in inner]
+    if len(others) > _MAX_PLACES:
+        others = []  # many sections have a key of this name
+    others.sort(key=lambda place: place.count("."))
+    places = (inner + others)[:_MAX_SHOWN]
     if not places:
         return ""
-    others = f"{', '.join(places[:-1])} or " if len(places) > 1 else ""
-    return f"; it belongs to {others}{places[-1]}"
+    first = f"{', '.join(places[:-1])} or " if len(places) > 1 else ""
+    return f"; it belongs to {first}{places[-1]}"
 
 
 def _places(

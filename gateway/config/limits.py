@@ -184,7 +184,10 @@ class ClientLimitsConfig(Model):
     """Longest time to open a connection, TLS handshake included. HTTP upstreams on a loopback
     address get at most `1s`. Default: `5s`, or `1s` for every upstream on a loopback address."""
     keepalive: Duration | None = None
-    """Time after which an idle connection is closed. Default: `60s`."""
+    """Time after which an idle connection is closed. Without the key, HTTP requests that must not
+    be sent twice, such as inferences, use only connections that were idle for at most 1.5s, or 1s
+    less than the server says in `Keep-Alive: timeout=`: servers close idle connections, gunicorn
+    after 2s. Default: `60s`."""
     connection_age: Duration | None = None
     """Age at which a connection is not used for further requests. A new connection follows changes
     of DNS. Default: `5m`."""

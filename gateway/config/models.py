@@ -580,12 +580,14 @@ class Config(Model):
     """Files that the gateway keeps across restarts. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
-    arrived counts, not what was announced. Responses, and requests of
-    clients that hold less than 1/64 of it, may exceed it by a quarter. Default: 512 MiB,
-    or 40 % of the memory limit of the cgroup if that is less, divided by the number of workers."""
+    arrived counts, not what was announced, and 16 KiB more for each request. Responses, and
+    requests of clients that hold less than 1/64 of it, may exceed it by a quarter. Default:
+    512 MiB, or 40 % of the memory limit of the cgroup if that is less, divided by the number of
+    workers."""
     in_flight_bytes_per_address: Size | None = None
-    """Largest part of `in_flight_bytes` that one client address has. One message of a client may be
-    larger if the client has no other. Clients of unix sockets have it for each connection. Default:
-    a quarter of `in_flight_bytes`."""
+    """Part of `in_flight_bytes` of one client address that no other address delays. It may have
+    more while memory is free. It then gives way to other addresses: their requests come first, and
+    its messages that are on their way end if others wait for 1 s. Clients of unix sockets have it
+    for each connection. Default: a quarter of `in_flight_bytes`."""
     shared_regions: int = Field(128, ge=1)
     """Largest number of shared-memory regions that clients may register. Default: `128`."""

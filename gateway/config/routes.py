@@ -203,8 +203,8 @@ class ShareConfig(Model):
     `policies.queue_wait` allows. Default: `25%`."""
     rate: Annotated[Text, Field(pattern=RATE)] | None = None
     """Largest number of inferences of one key in a second or a minute, such as `200/s`, in each
-    worker. Further ones are refused as overloaded. Of at most 1000 keys at a time each has its own
-    rate; the others share one. Default: no such limit."""
+    worker. Further ones get 429 or RESOURCE_EXHAUSTED, with `Retry-After` over HTTP. Of at most
+    1000 keys at a time each has its own rate; the others share one. Default: no such limit."""
     burst: int | None = Field(None, ge=1)
     """Largest number of inferences of one key that may come at once. It requires `rate`. Default:
     as many as `rate` allows in a second, and at least one."""

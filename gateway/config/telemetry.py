@@ -45,6 +45,10 @@ class LogConfig(Model):
     """Largest number of log lines per second about calls that succeed, over all workers. Calls that
     fail and requests that are rejected have as many. The line after a gap counts the omitted ones
     in `skipped`. `0` logs no calls. Default: `100`."""
+    server_errors: Literal["brief", "full"] = "brief"
+    """How much of the error texts of servers is shown in log lines, spans, the status and on pages.
+    They may quote what clients send. `brief` shows the first 120 characters, after `server said:`.
+    Clients get the whole texts. Default: `brief`."""
     access: AccessLogConfig | None = None
     """A file with a line for every call, which `calls_per_second` does not limit. Default: none."""
 

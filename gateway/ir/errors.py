@@ -44,8 +44,8 @@ class GatewayError(Exception):
     Attributes:
         attempted: The endpoint that failed, or the target if it has one endpoint; "" if there was
             no choice.
-        retry_after_s: When the server wants the call again, as far as it said so; `math.inf` for
-            never, None if it said nothing.
+        retry_after_s: When the server, or a limit of the gateway, wants the call again; `math.inf`
+            for never, None if it did not say.
         has_alternative: Of a refusal of a server: whether another endpoint serves calls; None if
             that is not known.
         client: The sender of a request that reached no service; None if it is unknown.
@@ -185,6 +185,10 @@ class Overloaded(GatewayError):
 
     code = ErrorCode.OVERLOADED
     is_retryable = True
+
+
+class RateExceeded(Overloaded):
+    """The caller sends more calls in a second than it may; the gateway is not overloaded."""
 
 
 class QueueTimeout(Overloaded):

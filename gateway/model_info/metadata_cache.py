@@ -14,6 +14,7 @@ from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import DeadlineExceeded, GatewayError
 from gateway.ir.metadata import ModelMetadata
 from gateway.service import Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +89,7 @@ class MetadataCache:
         try:
             return await self._metadata(key)
         except GatewayError as error:
-            log.debug("metadata unavailable", model=str(model), reason=error.message)
+            log.debug("metadata unavailable", model=str(model), reason=error_text(error))
             self._unavailable[key] = self._clock() + _UNAVAILABLE_S
             return None
 

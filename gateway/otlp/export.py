@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -11,6 +10,7 @@ from typing import Final
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from gateway import __version__
+from gateway.concurrency.own_thread import on_own_thread
 from gateway.config.telemetry import OtlpConfig
 from gateway.otlp.exporters import exporters, logger_provider, resource, tracer_provider
 from gateway.otlp.logs import LogExport
@@ -93,15 +93,6 @@ class Export:
 
 async def _within(run: Callable[[], None], seconds: float) -> None:
     """Run a blocking function on a thread of its own, and leave it there after *seconds*."""
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-    def target() -> None:
-        run()
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(done.set)
-
-    # A thread of the loop's executor would keep the process from exiting.
-    threading.Thread(target=target, daemon=True).start()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await done.wait()
+            await on_own_thread(run)

@@ -31,6 +31,7 @@ from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
 from gateway.concurrency.background import start_background
+from gateway.concurrency.own_thread import on_own_thread
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +103,7 @@ class MetricsExport:
         while True:
             await asyncio.sleep(self._every_s)
             try:
-                await asyncio.to_thread(self._export, await self._data())
+                await on_own_thread(self._export, await self._data())
             except Exception:  # a defect, or an exporter of the user: the next time may succeed
                 log.exception("metrics not exported")
 
@@ -127,7 +128,8 @@ def _metrics(families: Iterable[Family], start_ns: int, now_ns: int) -> Iterator
             points = [
                 NumberDataPoint(sample.labels, start_ns, now_ns, sample.value) for sample in samples
             ]
-            is_sum = family.type == "counter"
+            # Triton's counters are "unknown": they lack the ending of a counter's name.
+            is_sum = family.type in {"counter", "unknown"}
             data = Sum(points, _CUMULATIVE, is_monotonic=True) if is_sum else Gauge(points)
         if samples:
             yield Metric(family.name, family.documentation, None, data)

@@ -59,6 +59,7 @@ from gateway.service import ReplyCoroutine, Service
 from gateway.settings.units import Url
 from gateway.telemetry.call_log import CallRecord, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath
+from gateway.telemetry.error_texts import error_text
 
 R = TypeVar("R")
 C = TypeVar("C", bound=Call[Any])
@@ -363,7 +364,7 @@ def _end_server(span: Span, error: BaseException | None) -> None:
 def _end(span: Span, error: BaseException | None) -> None:
     if error is not None:
         span.set_attributes(error_attributes(error))
-        text = error.message if isinstance(error, GatewayError) else type(error).__name__
+        text = error_text(error) if isinstance(error, GatewayError) else type(error).__name__
         span.set_status(Status(StatusCode.ERROR, text))
     span.end()
 

@@ -31,6 +31,7 @@ from gateway.pipelines.graph import REQUEST, Graph, Source, Step
 from gateway.pipelines.signature import MismatchError
 from gateway.pipelines.signature_cache import SignatureCache
 from gateway.service import Dispatch, Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -108,7 +109,7 @@ class Pipeline:
         except MismatchError as error:
             raise MismatchError(mismatch(self.graph, error).message) from error
         except errors.GatewayError as error:
-            log.warning("pipeline not checked", pipeline=self.graph.name, reason=error.message)
+            log.warning("pipeline not checked", pipeline=self.graph.name, reason=error_text(error))
 
     async def _ready(self, call: ModelReadyRequest) -> bool:
         """Return whether all models are ready and match; a model that fails is not ready."""

@@ -20,6 +20,7 @@ from gateway.pipelines.signature import (
     untyped_signature,
 )
 from gateway.service import Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -126,4 +127,4 @@ class SignatureCache:
             raise failure(self._graph, step, error) from error
 
     def _log_unchecked(self, error: GatewayError) -> None:
-        log.debug("pipeline not checked", pipeline=self._graph.name, reason=error.message)
+        log.debug("pipeline not checked", pipeline=self._graph.name, reason=error_text(error))

@@ -39,6 +39,7 @@ from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, PeakEw
 from gateway.routing.outlier_detection import DEFAULT, EndpointHealth, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
 from gateway.service import ReplyCoroutine, Service, entry_of
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -538,5 +539,5 @@ class Endpoints:
             endpoint=endpoint.name,
             cause=cause,
             seconds=length_s,
-            error=str(error),
+            error=error_text(error),
         )

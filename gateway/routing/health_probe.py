@@ -15,6 +15,7 @@ from gateway.ir.metadata import ServerMetadata
 from gateway.routing.endpoints import Endpoint
 from gateway.routing.unresponsive import UnresponsiveServer
 from gateway.service import Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -167,7 +168,7 @@ class Prober:
         except GatewayError as error:
             # A client of the server gives up just before the deadline.
             is_silent = isinstance(error, DeadlineExceeded) and error.origin is None
-            return False, self._no_response if is_silent else error.message
+            return False, self._no_response if is_silent else error_text(error)
         except Exception as error:  # a defect must not stop the probes silently
             log.exception("probe failed", upstream=self._upstream, endpoint=self._endpoint.name)
             return False, repr(error)
@@ -181,7 +182,7 @@ class Prober:
         except Unsupported:
             self._is_identified = True  # it has no such question
         except (TimeoutError, GatewayError) as error:
-            log.debug("server not identified", upstream=self._upstream, reason=repr(error))
+            log.debug("server not identified", upstream=self._upstream, reason=error_text(error))
         else:
             self._is_identified = True
             self._endpoint.server = found

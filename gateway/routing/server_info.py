@@ -27,6 +27,7 @@ from gateway.ir.metadata import ModelState, RepositoryEntry, ServerMetadata, Tre
 from gateway.ir.redaction import without_addresses
 from gateway.routing.balance import Readiness
 from gateway.service import Dispatch, Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -239,7 +240,7 @@ class Index:
         except TimeoutError:
             reason = shown = f"no response within {self._timeout_s} s"
         except GatewayError as error:
-            reason, shown = error.message, without_addresses(error).message
+            reason, shown = error_text(error), without_addresses(error).message
         log.warning("models cannot be listed", target=self._name, reason=reason)
         return tuple(
             RepositoryEntry(entry.name, entry.version, ModelState.UNAVAILABLE, shown)

@@ -41,6 +41,7 @@ from gateway.ir.metadata import (
 )
 from gateway.ir.statistics import ModelStatistics
 from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -241,7 +242,7 @@ class ServerStatusLayer:
         except TimeoutError:
             reason = f"no metadata within {self._timeout_s} s"
         except GatewayError as error:
-            reason = error.message
+            reason = error_text(error)
         log.warning("model omitted from server status", model=name, reason=reason)
         return None
 

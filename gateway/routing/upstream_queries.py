@@ -27,6 +27,7 @@ from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.statistics import ModelStatistics, merge_statistics
 from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +112,7 @@ class UpstreamQuestions:
                 continue
             if isinstance(result, GatewayError):
                 log.warning(
-                    "upstream skipped", question=subject, upstream=name, reason=result.message
+                    "upstream skipped", question=subject, upstream=name, reason=error_text(result)
                 )
                 failures.append(result)
             elif isinstance(result, BaseException):

@@ -221,9 +221,8 @@ class Url:
         return self.carrier == UNIX or Address(self.host, self.port).is_loopback
 
 
+_DEFAULT_PROTOCOL = "oip"
 _DEFAULT_PORTS = {"http": 8000, "grpc": 8001}
-_CARRIERS_OF_OIP = frozenset({"http", "grpc"})
-_PROTOCOLS = frozenset({"oip", "trtis", "graphpipe", "grps"})
 _TLS_PORT = 443
 # The carriers with TLS, by those without.
 _TLS_NAMES = {"http": "https", "grpc": "grpcs", "tcp": "tls", "brpc": "brpcs"}
@@ -247,12 +246,12 @@ def parse_url(text: str) -> Url:
         )
     protocol, name, host, port, path = found.groups()
     if name is None:
-        if _WITHOUT_TLS.get(protocol, protocol) not in _CARRIERS_OF_OIP:
-            known = protocol if protocol in _PROTOCOLS else "oip"
+        if _WITHOUT_TLS.get(protocol, protocol) not in _DEFAULT_PORTS:
+            example = f"{_DEFAULT_PROTOCOL}+http://"
             raise ValueError(
-                f"{text!r} names no carrier: expected PROTOCOL+CARRIER://, as in {known}+http://"
+                f"{text!r} names no carrier: expected PROTOCOL+CARRIER://, as in {example}"
             )
-        protocol, name = "oip", protocol
+        protocol, name = _DEFAULT_PROTOCOL, protocol
     carrier = _WITHOUT_TLS.get(name, name)
     has_tls = carrier != name
     default = _DEFAULT_PORTS.get(carrier)

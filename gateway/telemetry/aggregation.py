@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
+
+from gateway.telemetry.exposition import encode_page
 
 Labels = tuple[tuple[str, str], ...]
 Snapshot = Sequence[Sequence[Any]]
@@ -30,8 +31,6 @@ _MINIMUM: Final = frozenset(
 )
 # Gauges with the same value in every process.
 _MAXIMUM: Final = frozenset({"gateway_build_info", "gateway_config_info"})
-# Prefixes of counters that are published as gauges, because of their names.
-_COUNTERS: Final = ("nv_inference_",)
 
 
 def snapshot(registry: Collector) -> Snapshot:
@@ -63,7 +62,7 @@ class _Family:
     @property
     def is_counted(self) -> bool:
         """Whether its values never decrease; they are kept when a process exits."""
-        return self.kind != "gauge" or self.name.startswith(_COUNTERS)
+        return self.kind != "gauge"
 
     def add(self, samples: Iterable[Sequence[Any]]) -> None:
         """Combine the values of a process with those of the other processes."""
@@ -140,8 +139,7 @@ def write_page(metrics: Iterable[Metric], accept: str) -> tuple[bytes, str]:
     """Return a metrics page and its content type, in a format that *accept* allows."""
     registry = CollectorRegistry()
     registry.register(_SnapshotCollector(tuple(metrics)))
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    return encode_page(registry, accept)
 
 
 class _SnapshotCollector(Collector):

@@ -20,6 +20,7 @@ from gateway.ir.data import ArrayData, RawData
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_path import INFERENCES, CallPath
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -225,7 +226,7 @@ def _call_keys(record: CallRecord, error: BaseException | None, reply: object) -
         "request_bytes": _size_of(context),
         "response_bytes": _reply_bytes(reply),
         "limit": record.limit,
-        "error": error.message if isinstance(error, GatewayError) else "",
+        "error": error_text(error) if isinstance(error, GatewayError) else "",
         "request_id": context.request_id,
         "trace_id": path.trace_id,
         **_client_keys(context.client),
@@ -239,7 +240,7 @@ def _rejection_keys(listener: str, protocol: str, error: GatewayError) -> dict[s
         "model": "" if error.model is None else error.model.name,
         "limit": error.limit,
         "rule": "" if error.limit else type(error).__name__,
-        "error": error.message,
+        "error": error_text(error),
         "protocol": protocol,
         "listener": listener,
         "request_id": error.request_id,

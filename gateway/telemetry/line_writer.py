@@ -22,6 +22,8 @@ BUFFER_FULL: Final = "buffer_full"
 WRITE_FAILED: Final = "write_failed"
 """The reason of a lost line that the system refused to write, as for a full disk."""
 
+NO_LOSSES: Final[Mapping[str, int]] = MappingProxyType({BUFFER_FULL: 0, WRITE_FAILED: 0})
+
 _MAX_LINES: Final = 10_000
 _MAX_BYTES: Final = 4 << 20
 # While an output takes nothing for a second, fewer lines wait: they are old when they are read.
@@ -152,7 +154,7 @@ class LineWriter:
         self._lines: list[bytes] = []
         self._nbytes = 0
         self._taken_at = 0.0
-        self._lost = {BUFFER_FULL: 0, WRITE_FAILED: 0}
+        self._lost = dict(NO_LOSSES)
         self._thread: threading.Thread | None = None
         self._is_waiting = False  # for a line
         self._is_busy = False  # with lines that are no longer in the buffer

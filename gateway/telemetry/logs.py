@@ -11,13 +11,12 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
-from types import MappingProxyType
 from typing import Any, ClassVar, TextIO, cast
 
 import orjson
 import structlog
 
-from gateway.telemetry.line_writer import DescriptorOutput, LineStream, LineWriter
+from gateway.telemetry.line_writer import NO_LOSSES, DescriptorOutput, LineStream, LineWriter
 
 VALUE_LIMIT = 256
 LINES_MISSING = "lines of the log are missing"
@@ -92,7 +91,7 @@ def recent_warnings() -> list[dict[str, Any]]:
 
 def lost_lines() -> Mapping[str, int]:
     """Return the number of lines of the log that were lost, by reason."""
-    return MappingProxyType({}) if _Logger.writer is None else _Logger.writer.lost
+    return NO_LOSSES if _Logger.writer is None else _Logger.writer.lost
 
 
 def add_sink(sink: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:

@@ -15,7 +15,6 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
@@ -23,6 +22,7 @@ from gateway.telemetry.batching_metrics import SharingMetrics
 from gateway.telemetry.call_log import OK, CallRecord
 from gateway.telemetry.call_metrics import CallMetrics
 from gateway.telemetry.call_path import INFERENCES
+from gateway.telemetry.exposition import encode_page
 from gateway.telemetry.gauges import InfoMetric, LabelledGauges
 from gateway.telemetry.model_usage import Usage
 from gateway.telemetry.pipeline_metrics import StepMetrics
@@ -232,8 +232,7 @@ class Metrics:
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page and its content type, in a format that *accept* allows."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return encode_page(self.registry, accept)
 
 
 class _WatchedCounter(Collector):
@@ -261,7 +260,7 @@ class _WatchedCounter(Collector):
 class _TritonNames(Collector):
     """Metrics under Triton's names, for dashboards and autoscalers.
 
-    The collector writes the samples itself, because prometheus_client would add `_total`.
+    They are counters without `_total`, which `encode_page` writes for the type "unknown".
     Source: Triton metrics documentation, "Inference Request Metrics".
     """
 
@@ -287,8 +286,7 @@ class _TritonNames(Collector):
             ("nv_inference_request_failure", "Failed inference requests.", self._failure),
             ("nv_inference_request_duration_us", "Cumulative duration.", self._duration_us),
         ):
-            # For a counter, prometheus_client would write another name in the help line.
-            metric = Metric(name, text, "gauge")
+            metric = Metric(name, text, "unknown")
             for (model, version), value in values.copy().items():
                 metric.add_sample(name, {"model": model, "version": version}, value)
             yield metric

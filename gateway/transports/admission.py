@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -79,6 +80,8 @@ class MemoryBudget(Limiter):
         self._held_waiting = 0  # by callers that wait for more
         self._margin = limit_bytes // _SHARES
         self._small_bytes = limit_bytes // _SMALL
+        self._responses: deque[Waiter] = deque()
+        self._response_at = 0.0  # when memory was acquired for one that had waited
         self._moving: dict[Reservation, None] = {}
         self._is_settling = False
         self._progress_timer: asyncio.TimerHandle | None = None
@@ -105,8 +108,6 @@ class MemoryBudget(Limiter):
         if self.used + size > self.limit + margin - kept:
             return False
         if share is not None:
-            if self.waiting and share.used and share.used + size > self.share_limit + margin:
-                return False
             share.used += size
         self.used += size
         return True
@@ -131,6 +132,56 @@ class MemoryBudget(Limiter):
             self.used += size
             return None
         return await super().acquire(size, share, held=held, timeout_s=timeout_s, want=want)
+
+    async def acquire_response(
+        self, size: int, share: Share | None, timeout_s: float | None
+    ) -> None:
+        """Acquire *size* bytes for a response, before all requests that wait.
+
+        Raises:
+            TimeoutError: They did not become free in time, or because of other such responses.
+        """
+        if not self._responses and self.try_acquire_response(size, share):
+            return
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(loop.create_future(), size, share, 0, None)
+        waiter.since = loop.time()
+        self._responses.append(waiter)
+        self.queued += 1
+        self._relieve(waiter)
+        self._look_soon()
+        if timeout_s is not None and not waiter.future.done():
+            waiter.timer = loop.call_later(timeout_s, self._end_response, waiter, False)
+        try:
+            found = await waiter.future
+        except BaseException:
+            if waiter in self._responses:
+                self._end_response(waiter, False)
+            elif not waiter.future.cancelled() and waiter.future.result():
+                self.release(size, share)
+            raise
+        finally:
+            if waiter.timer is not None:
+                waiter.timer.cancel()
+        if not found:
+            raise TimeoutError
+
+    def _end_response(self, waiter: Waiter, found: bool) -> None:
+        """End the wait of a response; *found* if its memory is acquired."""
+        self._responses.remove(waiter)
+        self.queued -= 1
+        if not waiter.future.done():
+            waiter.future.set_result(found)
+
+    def _grant(self) -> None:
+        while self._responses:
+            waiter = self._responses[0]
+            if not waiter.future.done():  # otherwise it has left
+                if not self.try_acquire_response(waiter.size, waiter.share):
+                    break
+                self._response_at = waiter.future.get_loop().time()
+            self._end_response(waiter, True)
+        super()._grant()
 
     def _is_small(self, size: int, share: Share) -> bool:
         """Return whether a client uses little, *size* bytes more included."""
@@ -169,6 +220,9 @@ class MemoryBudget(Limiter):
         now = asyncio.get_running_loop().time()
         for reservation in self._moving:
             reservation.still_s(now)
+        if self._responses:
+            self._relieve(self._responses[0])
+            self._unblock_responses(now)
         waiter = self._next_waiter()
         if waiter is not None:
             self._relieve(waiter)
@@ -247,6 +301,17 @@ class MemoryBudget(Limiter):
             callers = [*self.waiting, *chain(*(share.waiting for share in self._borrowers))]
             holders = [each for each in reversed(callers) if each.held]
             super()._expire(max(holders, key=lambda each: each.since, default=waiter))
+
+    def _unblock_responses(self, now: float) -> None:
+        """Refuse the newest response that waits, if none got memory for a while.
+
+        Each may hold what another one needs: its request, and a part of it that has arrived.
+        """
+        if self._responses and now - _PATIENCE_S >= max(
+            self._response_at, self._responses[0].since
+        ):
+            self._response_at = now
+            self._end_response(self._responses[-1], False)
 
 
 _PATIENCE_S: Final = 1.0
@@ -340,12 +405,7 @@ class Reservation:
         least_s = min(own_s, left_s)
         self._is_waiting = True
         try:
-            await budget.acquire(
-                size,
-                self.share,
-                held=self.size_bytes,
-                timeout_s=None if least_s == math.inf else least_s,
-            )
+            await self._acquire(size, None if least_s == math.inf else least_s)
         except (LimiterFull, TimeoutError):
             text = (
                 f"{budget.used} of {budget.limit} bytes are in use, and {size} more are needed "
@@ -354,12 +414,15 @@ class Reservation:
             if left_s < own_s and monotonic() >= began + left_s:
                 text = f"deadline exceeded while waiting for memory: {text}"
                 raise DeadlineExceeded(text, limit="in_flight_bytes") from None
-            text = f"no memory for this request: {text}"
+            text = f"no memory for a message: {text}"
             raise Overloaded(text, limit="in_flight_bytes") from None
         finally:
             self._is_waiting = False
             self.waited_s += monotonic() - began
         self.size_bytes += size
+
+    async def _acquire(self, size: int, timeout_s: float | None) -> None:
+        await self._budget.acquire(size, self.share, held=self.size_bytes, timeout_s=timeout_s)
 
     def step(self, arrived: int, total: int | None) -> int:
         """Return how many more bytes to reserve when *arrived* bytes have arrived; 0 for none.
@@ -449,6 +512,19 @@ class Reservation:
         size, self.size_bytes = self.size_bytes, 0
         if size:
             self._budget.release(size, self.share)
+
+
+class ResponseReservation(Reservation):
+    """The bytes of a response that an upstream sends: they come before those of requests."""
+
+    __slots__ = ()
+
+    def try_grow(self, size: int) -> bool:
+        """As `try_grow_response`."""
+        return self.try_grow_response(size)
+
+    async def _acquire(self, size: int, timeout_s: float | None) -> None:
+        await self._budget.acquire_response(size, self.share, timeout_s)
 
 
 def no_memory(size: int) -> Overloaded:

@@ -4,9 +4,16 @@ A protocol whose statuses differ changes single entries, or has its own tables i
 `protocols/<name>/errors.py`.
 """
 
+import math
 from typing import Final
 
-from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, InvalidRequest
+from gateway.ir.errors import (
+    ERROR_CLASSES,
+    ErrorCode,
+    GatewayError,
+    InvalidRequest,
+    RateExceeded,
+)
 from gateway.wire.grpc import GrpcStatus
 
 HTTP_METHOD_NOT_ALLOWED: Final = 405
@@ -28,8 +35,11 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.INTERNAL: 500,
 }
 
-RETRY_AFTER_CODES: Final = frozenset({ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE})
-"""The errors that HTTP sends with `Retry-After`: a later request may succeed."""
+HTTP_TOO_MANY_REQUESTS: Final = 429
+
+# The errors that HTTP sends with `Retry-After`: a later request may succeed.
+_RETRY_AFTER_CODES: Final = frozenset({ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE})
+_MAX_RETRY_AFTER_S: Final = 3600.0
 
 GRPC_STATUS: Final[dict[ErrorCode, GrpcStatus]] = {
     ErrorCode.INVALID_ARGUMENT: GrpcStatus.INVALID_ARGUMENT,
@@ -98,6 +108,25 @@ class MethodNotAllowed(InvalidRequest):
     def __init__(self, message: str, *, allow: str) -> None:
         super().__init__(message)
         self.allow = allow
+
+
+def http_status_of(error: GatewayError) -> int:
+    """Return the HTTP status of *error*, for protocols without statuses of their own."""
+    if isinstance(error, MethodNotAllowed):
+        return HTTP_METHOD_NOT_ALLOWED
+    if isinstance(error, RateExceeded):
+        return HTTP_TOO_MANY_REQUESTS
+    return HTTP_STATUS[error.code]
+
+
+def extra_headers(error: GatewayError) -> tuple[tuple[str, str], ...]:
+    """Return the headers that HTTP requires or recommends for *error*: `Allow`, `Retry-After`."""
+    if isinstance(error, MethodNotAllowed):
+        return (("Allow", error.allow),)
+    if error.code not in _RETRY_AFTER_CODES:
+        return ()
+    seconds = min(error.retry_after_s or 1.0, _MAX_RETRY_AFTER_S)
+    return (("Retry-After", str(max(1, math.ceil(seconds)))),)
 
 
 def error_class_of_http(status: int) -> type[GatewayError]:

@@ -6,12 +6,14 @@ The reference and the native transport use the same types; none of them belongs 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
 from gateway.ir.context import NO_CLIENT, Client
-from gateway.ir.streaming_body import StreamingBody
+
+if TYPE_CHECKING:  # `gateway health` has no numpy
+    from gateway.ir.streaming_body import StreamingBody
 
 Buffer = bytes | bytearray | memoryview
 

@@ -9,6 +9,11 @@ from gateway.ir.limits import DOT_SEGMENTS, MessageLimits, check_name
 
 _ESCAPED: Final = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 _SHOWN: Final = 200
+_PATH_CHARS: Final = "!$&'()*+,;=:@"
+"""What a segment of a path may have, beside letters, digits and `-._~`.
+
+Source: RFC 3986 3.3, pchar.
+"""
 
 
 def decoded_name(kind: str, text: str, limits: MessageLimits) -> str:
@@ -33,12 +38,16 @@ def decoded_name(kind: str, text: str, limits: MessageLimits) -> str:
 def url_segment(name: str) -> str:
     """Return a name, of a model or of the configuration, as one segment of a URL's path.
 
+    Only what a segment may not have is encoded: servers such as Triton decode nothing.
+
     Raises:
         Unsupported: A server would take it for a step in the path, however it is encoded.
     """
     if name in DOT_SEGMENTS:
         raise Unsupported(f"{name!r} cannot stand in the path of a URL")
-    return quote(name, safe="")
+    # Some servers remove ";" and what follows it, and then see a step or an empty segment.
+    is_step = not name[: name.find(";")].strip(".") if ";" in name else False
+    return quote(name, safe=_PATH_CHARS.replace(";", "") if is_step else _PATH_CHARS)
 
 
 def _unquoted(kind: str, text: str) -> str:

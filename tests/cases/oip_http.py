@@ -126,7 +126,7 @@ CALLS = [
         "model_ready_quoted",
         ModelReadyRequest(model=ModelRef("a/ü%:b", "v 1")),
         "GET",
-        "/v2/models/a%2F%C3%BC%25%3Ab/versions/v%201/ready",
+        "/v2/models/a%2F%C3%BC%25:b/versions/v%201/ready",
     ),
     CallCase("index_kserve", RepositoryIndexRequest(), "GET", "/v2/models", dialect="kserve"),
     CallCase(

@@ -29,6 +29,7 @@ from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.settings.units import parse_url
+from tests.integration import workers_kit
 from tests.integration.cli_kit import Running, serving
 
 PATIENCE_S = 45.0
@@ -153,9 +154,8 @@ class Reloaded:
         return await asyncio.to_thread(self.admin, "POST", "/reload")
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Return the log lines of one event."""
-        lines = [json.loads(line) for line in list(self.running.log) if line.startswith("{")]
-        return [line for line in lines if line["event"] == name]
+        """Return the log lines of one event; see `workers_kit.events`."""
+        return workers_kit.events(self.running, name)
 
 
 @contextmanager

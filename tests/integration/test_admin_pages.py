@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from gateway.app import admin
 from gateway.app.admin.pages import AdminPages, _overview, _render
 from gateway.ir.context import Client
 from gateway.wire.http import Headers, HttpRequest
@@ -129,3 +132,16 @@ async def test_overview_shows_targets_with_and_without_calls() -> None:
     page = _render("overview.html", {**overview, "pages": ()})
     assert b"<li>route own: a=1</li>" in page
     assert b">own<" in page
+
+
+def test_tables_broke_names_in_the_middle() -> None:
+    """Names of routes, models and endpoints stay whole, and their table scrolls instead."""
+    folder = Path(admin.__file__).parent
+    style = (folder / "static" / "page.css").read_text("utf-8")
+    rules = dict(re.findall(r"^([^{}\n]+) \{ ([^{}\n]*) \}$", style, re.MULTILINE))
+    assert "white-space: nowrap;" == rules["tbody th, .name"]
+    assert "anywhere" not in rules["td, tbody th"]
+    assert "overflow-x: auto" in rules[".scroll"]
+    overview = (folder / "templates" / "overview.html").read_text("utf-8")
+    for value in ("target.name", "endpoint.address"):
+        assert f'<td class="name">{{{{ {value} }}}}</td>' in overview

@@ -293,7 +293,10 @@ async def test_command_line_shows_and_controls_a_cutover(tmp_path: Path) -> None
         assert 2 == (await run("pause", "--at-step", "1"))[0]
         await run("pause")
         status, text = await run("wait")
-        assert (1, "step 0 of 2: 0% to new, paused: paused by an operator\n") == (status, text)
+        line = (
+            "step 0 of 2: 0% to new, paused: paused by an operator: 0% of the calls stay with new\n"
+        )
+        assert (1, line) == (status, text)
         status, text = await run("resume", "--at-step", "2")
         assert (0, True) == (status, "step 2 of 2: 100% to new, baking 0s of 1s" in text)
         status, text = await run("rollback", "--output", "json")

@@ -93,10 +93,10 @@ async def test_idle_connection_that_closes_is_forgotten() -> None:
 
 
 async def test_idle_connection_can_get_goaway() -> None:
-    """Its client gets GOAWAY, and it is active until its deadline."""
+    """Its client gets GOAWAY, and it is active until its last call ends."""
     async with connected() as each:
         each.look(LATER_S)
-        each.server.announce_close(1.0)
+        each.server.announce_close()
         assert frames.GOAWAY == (await frame_of(each.reader))[0]
         assert {each.server} == each.open.active
         each.look(LATER_S)

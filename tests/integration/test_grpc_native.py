@@ -144,6 +144,25 @@ async def test_old_connections_are_replaced_without_loss() -> None:
             assert GrpcStatus.OK is (await client.send(ask(), deadline=None)).status
 
 
+async def test_a_call_may_outlive_the_age_of_its_connection() -> None:
+    """A connection that is too old gets no new calls, and is not closed under its last one."""
+    requested, released = asyncio.Event(), asyncio.Event()
+
+    async def answer(wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+        requested.set()
+        await released.wait()
+        yield GrpcResponse(wire.message)
+
+    async with served(Answers(answer), connection_age_s=1.0) as server, calling(server) as client:
+        call = asyncio.create_task(client.send(ask(), deadline=None))
+        await requested.wait()
+        (connection,) = server._open.members
+        for hours in (1, 2):
+            connection.sweep(monotonic() + 3600 * hours)
+        released.set()
+        assert GrpcStatus.OK is (await call).status
+
+
 async def test_connections_per_address_are_limited() -> None:
     """One over the limit gets GOAWAY and is counted; later another is accepted."""
     refused: list[GatewayError] = []

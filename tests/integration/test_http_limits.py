@@ -263,6 +263,24 @@ async def test_body_over_the_memory_budget_is_503() -> None:
     assert 0.05 < took < 0.5
 
 
+async def test_a_request_without_a_body_waits_for_memory_too() -> None:
+    """It is served when there is some, and is not taken for a body that arrives."""
+    slow = Slow()
+    async with serving(slow, budget_bytes=1000, queue_wait_s=30.0) as running:
+        holder = await running.connect()
+        await holder.send(post(b"x" * 900))
+        await eventually(lambda: running.budget.used_bytes >= 900)
+        rest = 1000 - running.budget.used_bytes
+        assert running.budget.try_acquire(rest)
+        asking = asyncio.create_task(fetch(running, b"GET /v2/x HTTP/1.1\r\nHost: x\r\n\r\n"))
+        await eventually(lambda: running.budget.queued == 1)
+        slow.go.set()
+        got = await asking
+        running.budget.release(rest)
+        await holder.close()
+    assert 200 == got.status
+
+
 class Patient(Slow):
     """Sends Retry-After itself, as the codecs do."""
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
+from gateway.app import Gateway
+from gateway.config.load import load_text
 from gateway.ir.calls import (
     InferRequest,
     ModelMetadataRequest,
@@ -33,6 +38,21 @@ routes:
 """
 
 
+@asynccontextmanager
+async def listening(reply: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[int]:
+    """Serve every path by *reply*; yield the port."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", reply)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
 @pytest.mark.parametrize(
     ("ready", "expected"),
     [("any", True), ("all", False), ("[own]", True), ("[own, away]", False), ("away", False)],
@@ -45,6 +65,47 @@ async def test_dead_upstream_affects_only_its_routes(ready: str, expected: bool)
         assert await gateway.service(ModelReadyRequest(model=ModelRef("sum")))
         with pytest.raises(Unavailable):
             await gateway.service(ModelReadyRequest(model=ModelRef("far")))
+
+
+SLOW = """
+version: 1
+listeners: [{{http: "127.0.0.1:0"}}]
+admin: {{address: "127.0.0.1:0", metrics: null}}
+lifecycle: {{pre_stop: 0s, drain: 1s}}
+upstreams:
+  quick: {{url: "oip+http://127.0.0.1:{quick}", options: {{dialect: triton}}}}
+  hung: {{url: "oip+http://127.0.0.1:{hung}", probe: {{timeout: 20s}}}}
+"""
+
+
+async def test_the_admin_port_opens_before_a_hung_upstream_is_probed() -> None:
+    """Liveness is answered at once, readiness only when it listens, which waits a second at most."""
+    probed, is_ready = asyncio.Event(), asyncio.Event()
+
+    async def hang(request: web.Request) -> web.Response:
+        probed.set()
+        await asyncio.sleep(30)
+        return web.Response()
+
+    async def reply(request: web.Request) -> web.Response:
+        is_ready.set()
+        return web.json_response({"name": "triton", "version": "2.51.0", "extensions": []})
+
+    async with listening(hang) as hung, listening(reply) as quick:
+        gateway = Gateway(load_text(SLOW.format(hung=hung, quick=quick)))
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        starting = asyncio.ensure_future(gateway.start())
+        await asyncio.gather(probed.wait(), is_ready.wait())
+        url = f"http://{gateway.addresses['admin']}"
+        async with aiohttp.ClientSession(url) as session:
+            assert 200 == (await session.get("/livez")).status
+            assert 503 == (await session.get("/readyz")).status
+            assert "starting" == (await (await session.get("/status")).json())["reason"]
+            await starting
+            assert loop.time() - began < 10
+            assert 200 == (await session.get("/readyz")).status
+        await gateway.stop()
 
 
 GUARDED = """
@@ -75,22 +136,12 @@ async def test_probes_and_calls_have_separate_headers() -> None:
         }
         return web.json_response(documents.get(request.path, {}))
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", reply)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    try:
-        async with running(GUARDED.replace("PORT", str(port))) as gateway:
-            async with asyncio.timeout(10):
-                while not await gateway.ready():  # noqa: ASYNC110  # nothing notifies of readiness
-                    await asyncio.sleep(0.01)
-            await gateway.service(ModelMetadataRequest(model=ModelRef("m")))
-            await gateway.service(InferRequest(model=ModelRef("m")))
-    finally:
-        await runner.cleanup()
+    async with listening(reply) as port, running(GUARDED.replace("PORT", str(port))) as gateway:
+        async with asyncio.timeout(10):
+            while not await gateway.ready():  # noqa: ASYNC110  # nothing notifies of readiness
+                await asyncio.sleep(0.01)
+        await gateway.service(ModelMetadataRequest(model=ModelRef("m")))
+        await gateway.service(InferRequest(model=ModelRef("m")))
     assert {"of the calls, x"} == seen.pop("/v2/models/m/infer")
     assert {"/v2/health/ready", "/v2/models/m"} <= seen.keys()
     assert {"of the probes, x"} == set().union(*seen.values())

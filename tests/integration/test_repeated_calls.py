@@ -71,6 +71,11 @@ class Replica:
                 self.client_end.set()
         return web.json_response({"model_name": "m", "outputs": [{**TENSOR, "data": [2.0]}]})
 
+    async def load(self, request: web.Request) -> web.Response:
+        """Load a model."""
+        await request.read()
+        return web.Response()
+
     async def describe(self, _request: web.Request) -> web.Response:
         """Respond to a request for metadata of the server or the model."""
         found = {"name": "m", "platform": "p", "inputs": [TENSOR], "outputs": [TENSOR]}
@@ -82,6 +87,7 @@ async def served(replica: Replica) -> AsyncIterator[str]:
     """Serve a replica; yield its URL."""
     app = web.Application()
     app.router.add_post("/v2/models/m/infer", replica.infer)
+    app.router.add_post("/v2/repository/models/m/load", replica.load)
     app.router.add_get("/{path:.*}", replica.describe)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()

@@ -309,6 +309,26 @@ def test_calls_that_fail_at_the_new_server_are_no_agreement(recorded: Path, tmp_
     assert ("unavailable", 3) == tuple(document["reasons"][0][key] for key in ("code", "count"))
 
 
+@pytest.mark.parametrize("verb", ["replay", "diff"])
+def test_every_mismatching_call_is_listed(recorded: Path, tmp_path: Path, verb: str) -> None:
+    """`--mismatches` names each of the calls, which `capture show` finds by any of its ids."""
+    against = ("replay", str(recorded), "--against", "oip+http://127.0.0.1:1", "--limit", "3")
+    results, file = str(tmp_path / "results"), tmp_path / "calls.json"
+    listed = ("--mismatches", str(file))
+    command(*against, "-o", results, *(listed if verb == "replay" else ()))
+    if verb == "diff":
+        command("diff", str(recorded), results, *listed)
+    found = json.loads(file.read_text())
+    assert ["new_error"] * 3 == [each["outcome"] for each in found]
+    for each in found:
+        assert re.fullmatch(r"[a-f][0-9a-f]{3}-[0-9a-f]+", each["id"])
+        for name in (each["id"], each["request_id"]):
+            shown = command("capture", "show", str(recorded), "--id", name, "--output", "json")
+            assert each["id"] == json.loads(shown.stdout)["id"]
+    refused = command("diff", str(recorded), results, "--mismatches", str(tmp_path / "calls.txt"))
+    assert (2, True) == (refused.exit_code, "neither JSON nor CSV" in refused.output)
+
+
 @pytest.mark.parametrize("keeps_results", [True, False])
 def test_replay_report_is_the_page_of_gateway_report(
     recorded: Path, tmp_path: Path, *, keeps_results: bool

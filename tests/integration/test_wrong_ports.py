@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -15,6 +16,7 @@ from gateway.config.tls import TlsConfig
 from gateway.ir.calls import ServerReadyRequest
 from gateway.ir.errors import GatewayError
 from gateway.settings.units import parse_url
+from tests.fakes import settle
 from tests.integration.asking_kit import running
 
 CONFIG = """
@@ -27,9 +29,12 @@ models:
 """
 
 
-async def failure(url: str, tls: TlsConfig | None = None) -> str:
+TRANSPORTS = pytest.mark.parametrize("transport", ["native", "reference"])
+
+
+async def failure(url: str, tls: TlsConfig | None = None, transport: Any = "native") -> str:
     """Return the error of a call to *url*."""
-    connected = connect(parse_url(url), tls=tls)
+    connected = connect(parse_url(url), tls=tls, transport=transport)
     try:
         with pytest.raises(GatewayError) as caught:
             await connected.service(ServerReadyRequest())
@@ -38,36 +43,89 @@ async def failure(url: str, tls: TlsConfig | None = None) -> str:
     return caught.value.message
 
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
 @asynccontextmanager
-async def responding(data: bytes) -> AsyncIterator[str]:
+async def listening(serve: Serve) -> AsyncIterator[str]:
+    """Run a server, which has closed its connections when this ends; yield its address."""
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(current_task())
+        with suppress(ConnectionError):
+            await serve(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield f"{host}:{port}"
+        server.close()
+        await settle()  # a client may just have connected again
+        await asyncio.gather(*tasks)
+
+
+def current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def responding(data: bytes) -> AbstractAsyncContextManager[str]:
     """Run a server that sends *data* on every connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(data)
         await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        host, port = server.sockets[0].getsockname()
-        yield f"{host}:{port}"
+    return listening(serve)
 
 
-async def test_http_to_a_grpc_port() -> None:
+@TRANSPORTS
+async def test_http_to_a_grpc_port(transport: str) -> None:
     """The port of a real gRPC server is recognised by its first frame."""
     async with running(CONFIG) as gateway:
-        message = await failure(f"oip+http://{gateway.addresses['main.grpc']}")
+        url = f"oip+http://{gateway.addresses['main.grpc']}"
+        message = await failure(url, transport=transport)
     assert "serves gRPC on this port" in message
     assert "oip+grpc://" in message
 
 
-async def test_grpc_to_an_http_port() -> None:
+@TRANSPORTS
+async def test_grpc_to_an_http_port(transport: str) -> None:
     """An HTTP/1 server responds to the HTTP/2 preface with a status line."""
     async with responding(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as address:
-        message = await failure(f"oip+grpc://{address}")
+        message = await failure(f"oip+grpc://{address}", transport=transport)
     assert "it serves HTTP/1 on this port" in message
     assert "oip+http://" in message
+
+
+@TRANSPORTS
+@pytest.mark.parametrize(("carrier", "other"), [("grpc", "http"), ("http", "grpc")])
+async def test_a_server_that_closes_without_a_byte(
+    carrier: str, other: str, transport: str
+) -> None:
+    """Triton closes so on its port of HTTP, and servers of gRPC in Go: the error has the other URL."""
+    async with responding(b"") as address:
+        message = await failure(f"oip+{carrier}://{address}", transport=transport)
+    assert f"on this port, use a URL such as oip+{other}://" in message
+    assert "if it needs TLS on this port, add `tls: {}`" in message
+
+
+@TRANSPORTS
+async def test_a_server_that_accepts_and_sends_no_http2(transport: str) -> None:
+    """One that waits for the rest of a request of HTTP/1 is told from one that cannot be reached."""
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with listening(wait) as address:
+        message = await failure(f"oip+grpc://{address}", transport=transport)
+    assert "if it serves HTTP on this port, use a URL such as oip+http://" in message
 
 
 async def test_plain_http_to_a_port_with_tls() -> None:
@@ -89,6 +147,20 @@ async def test_plain_to_a_gateway_with_tls(carrier: str, tmp_path: Path) -> None
         message = await failure(f"oip+{carrier}://{gateway.addresses[f'main.{carrier}']}")
     assert "it needs TLS on this port" in message
     assert "add `tls: {}` to the upstream" in message
+
+
+@pytest.mark.parametrize("carrier", ["https", "grpcs"])
+async def test_an_unknown_authority_is_named_with_the_setting(carrier: str, tmp_path: Path) -> None:
+    """The error of a URL with TLS says how to trust another authority."""
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tmp_path / "server.key")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
+    tls = "{http: '127.0.0.1:0', grpc: '127.0.0.1:0', tls: {cert: server.pem, key: server.key}}"
+    config = CONFIG.replace('{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}', tls)
+    async with running(config, tmp_path) as gateway:
+        message = await failure(f"{carrier}://{gateway.addresses[f'main.{carrier[:4]}']}")
+    assert "certificate verify failed" in message
+    assert "`tls: {ca: FILE}` or --tls-ca FILE" in message
 
 
 @pytest.mark.parametrize("carrier", ["http", "grpc"])

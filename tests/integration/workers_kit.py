@@ -111,6 +111,9 @@ def connected_to(running: Running, worker: int) -> HTTPConnection:
     raise AssertionError(f"the kernel gives worker {worker} no connection")
 
 
+_LOGGED_WITHIN_S = 1.0
+
+
 def pids(running: Running) -> dict[int, int]:
     """Return the process ids of the workers, by the last lines of the log."""
     lines = [json.loads(line) for line in list(running.log) if line.startswith("{")]
@@ -118,9 +121,14 @@ def pids(running: Running) -> dict[int, int]:
 
 
 def events(running: Running, name: str) -> list[dict[str, Any]]:
-    """Return the log's lines of one kind."""
-    lines = [json.loads(line) for line in list(running.log) if line.startswith("{")]
-    return [line for line in lines if line["event"] == name]
+    """Return the log's lines of one kind; a line is written a moment after its event."""
+    end = time.monotonic() + _LOGGED_WITHIN_S
+    while True:
+        lines = [json.loads(line) for line in list(running.log) if line.startswith("{")]
+        found = [line for line in lines if line["event"] == name]
+        if found or time.monotonic() >= end:
+            return found
+        time.sleep(0.01)
 
 
 def eventually(holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from gateway.protocols.oip.server_defects import WEAKNESSES
+from gateway.protocols.oip.server_defects import DEFECTS
 from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running
 from tests.interop.gateways import make
@@ -49,8 +49,8 @@ BROKEN = "broken off"
 
 
 def row(name: str) -> Callable[[Test], Test]:
-    """Link a test to a row of the table of weaknesses."""
-    assert name in {weakness.name for weakness in WEAKNESSES}
+    """Link a test to a row of the table of defects."""
+    assert name in {defect.name for defect in DEFECTS}
     return lambda test: test
 
 

@@ -122,7 +122,7 @@ def test_compose_is_read_only() -> None:
     assert ["ALL"] == service["cap_drop"]
 
 
-def test_other_controllers_ask_for_the_verdict() -> None:
+def test_other_controllers_request_the_verdict() -> None:
     """Argo Rollouts reads its three values, and each hook of Flagger has a form of its own."""
     (template,) = documents(ROOT / "deploy" / "argo" / "analysis-template.yaml")
     (metric,) = template["spec"]["metrics"]

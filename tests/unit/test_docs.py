@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gateway.cli.commands import command_line
 from gateway.config.load import load_text
-from gateway.registry import PROTOCOLS
+from gateway.registry import PROTOCOLS, protocol
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = frozenset({".py", ".pyi", ".md", ".yaml", ".toml", ".proto", ".fbs"})
@@ -31,12 +31,6 @@ PAGES = sorted(
         ROOT / "schemas" / "README.md",
     ]
 )
-PROTOCOL_PAGES = {
-    "graphpipe": "protocols/graphpipe.md",
-    "grps": "protocols/grps.md",
-    "oip": "protocols/open-inference.md",
-    "trtis": "protocols/tensorrt-v1.md",
-}
 MAX_WORDS = 30
 MAX_AVERAGE_WORDS = 18.0
 
@@ -107,13 +101,25 @@ def test_citations_name_existing_sections() -> None:
     assert {} == {name: wrong for name, wrong in found.items() if wrong}
 
 
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
-def test_code_of_a_protocol_cites_its_page(protocol: str) -> None:
+@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+def test_code_of_a_protocol_cites_its_page(name: str) -> None:
     """A protocol of the registry has a page, and its code cites sections of it."""
     cited: set[str] = set()
-    for path in (ROOT / "gateway" / "protocols" / protocol).rglob("*.py"):
+    for path in (ROOT / "gateway" / "protocols" / name).rglob("*.py"):
         cited |= {page for page, sections in citations(path.read_text("utf-8")) if sections}
-    assert PROTOCOL_PAGES[protocol] in cited
+    assert f"protocols/{protocol(name).page}" in cited
+
+
+@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+def test_the_lists_of_protocols_have_its_title_and_page(name: str) -> None:
+    """README and docs list each protocol of the registry, by what its `SPEC` says."""
+    spec = protocol(name)
+    row = f"| [{spec.title}](docs/protocols/{spec.page}) |"
+    assert row in (ROOT / "README.md").read_text("utf-8")
+    code = f"| `gateway/protocols/{name}` |"
+    rows = (ROOT / "docs" / "README.md").read_text("utf-8").splitlines()
+    (listed,) = [each for each in rows if each.endswith(code)]
+    assert listed.startswith(f"| [protocols/{spec.page}](protocols/{spec.page}) |")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)

@@ -182,10 +182,11 @@ def reload_document(result: ReloadResult) -> tuple[int, Document]:
     if result.outcome == APPLIED:
         changes = dict(result.changes)
         certificates = changes.pop(CERTIFICATES, [])
+        runtime = runtime_document(result.runtime)
         return 200, document | {
             "changes": changes,
             CERTIFICATES: certificates,
-            "runtime": runtime_document(result.runtime),
+            "runtime": runtime,
         }
     problems = [problem.entry() for problem in result.problems]
     return 422, document | {"error": result.error, "problems": problems}

@@ -77,22 +77,39 @@ class Advice:
     changes: Sequence[str]
 
 
-def advise(rows: Sequence[Mapping[str, Any]], metadata: ModelMetadata | None) -> list[Advice]:
+def advise(
+    rows: Sequence[Mapping[str, Any]],
+    metadata: ModelMetadata | None,
+    new_model: tuple[str, str] = ("", ""),
+) -> list[Advice]:
     """Return the advice for each caller.
 
     Args:
         rows: Rows of the stock, as JSON values.
         metadata: The model at the new server; None if they are unknown.
+        new_model: Name and version that callers should ask the new server for; "" for the name
+            that they use today, and for no version.
     """
-    return [_advice(row, metadata) for row in rows]
+    return [_advice(row, metadata, *new_model) for row in rows]
 
 
-def _advice(row: Mapping[str, Any], metadata: ModelMetadata | None) -> Advice:
+def _advice(
+    row: Mapping[str, Any], metadata: ModelMetadata | None, new_name: str, new_version: str
+) -> Advice:
     protocol = str(row["protocol"])
     family = protocol.partition(".")[0]
     changes = list(_CHANGES.get(family, ()))
-    version = str(row["model"]).partition(":")[2]
-    if version:
+    name, _, version = str(row["model"]).partition(":")
+    renamed = []
+    if new_name and new_name != name:
+        renamed.append(f"the model {name!r} is {new_name!r} at the new server")
+    if new_version and new_version != version:
+        asked = f"version {version}" if version else "no version"
+        renamed.append(f"it asks for version {new_version} there; today it asks for {asked}")
+    if renamed:
+        # More than the address changes.
+        changes = [*renamed, *(changes if family != "oip" else ())]
+    if version and not new_version:
         changes.append(f"it pins version {version}; without a version it gets the newest one")
         if metadata is not None and metadata.versions and version not in metadata.versions:
             found = ", ".join(metadata.versions)

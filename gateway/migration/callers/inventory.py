@@ -21,6 +21,7 @@ import structlog
 
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import InferRequest
+from gateway.migration.private_files import make_directory, write_private
 
 log = structlog.get_logger(__name__)
 
@@ -221,9 +222,8 @@ class Stock:
         ]
         aside = self._path.with_suffix(".tmp")
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            aside.write_text(json.dumps({"version": _VERSION, "rows": entries}))
-            aside.chmod(0o600)
+            make_directory(self._path.parent)
+            write_private(aside, json.dumps({"version": _VERSION, "rows": entries}).encode())
             aside.replace(self._path)
             self._has_failed = False
         except OSError as error:

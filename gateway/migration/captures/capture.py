@@ -85,8 +85,19 @@ class Capture:
             for reader in readers:
                 self.problems += reader.problems
 
+    def description(self) -> dict[str, str]:
+        """Return what the writers of the segments noted of them; the first one decides."""
+        found: dict[str, str] = {}
+        for segment in self.segments:
+            try:
+                with SegmentReader(segment) as reader:
+                    found = {**reader.description, **found}
+            except UnreadableSegment:
+                continue  # `calls` names it
+        return found
+
     def call(self, call_id: str) -> RecordedCall | None:
-        """Return the call of an id, "SEGMENT-NUMBER", or of a request id."""
+        """Return the call of an id, "SEGMENT-NUMBER", of a request id, or of a client's own id."""
         tag, _, number = call_id.rpartition("-")
         for segment in self.segments:
             try:
@@ -170,7 +181,12 @@ class Capture:
             _, wrong = _whole_calls(segment)
             if not wrong and entry is not None and entry.get("sha256") == sha256_of(segment):
                 continue
-            writer = SegmentWriter(self.path, {"repaired": segment.name})
+            try:
+                with SegmentReader(segment) as reader:
+                    notes = reader.description
+            except UnreadableSegment:
+                notes = {}
+            writer = SegmentWriter(self.path, {**notes, "repaired": segment.name})
             writer.begin()
             try:
                 with SegmentReader(segment) as reader:

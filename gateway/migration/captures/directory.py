@@ -22,9 +22,16 @@ _BLOCK: Final = 1 << 20
 
 
 def new_segment(directory: Path) -> Path:
-    """Return the path of a new open segment: its time, and four random characters."""
+    """Return the path of a new open segment: its time, and four random characters.
+
+    The first one is a letter, so that no id of a call looks like a number, a range or a date. No
+    other segment of the directory has the same characters.
+    """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-    return directory / f"{stamp}-{secrets.token_hex(2)}{OPEN}"
+    taken = {tag_of(each) for each in (*sealed_segments(directory), *open_segments(directory))}
+    while (tag := f"{secrets.choice('abcdef')}{secrets.token_hex(2)[1:]}") in taken:
+        pass
+    return directory / f"{stamp}-{tag}{OPEN}"
 
 
 def tag_of(segment: Path) -> str:
@@ -45,15 +52,6 @@ def open_segments(directory: Path) -> list[Path]:
 def lock_of(segment: Path) -> Path:
     """Return the lock file of an open segment."""
     return segment.with_name(segment.name.removesuffix(OPEN) + LOCK)
-
-
-def make_directory(directory: Path) -> None:
-    """Create *directory* for this user only, if it does not exist.
-
-    Raises:
-        OSError: It cannot be created.
-    """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def sha256_of(path: Path) -> str:

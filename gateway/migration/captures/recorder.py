@@ -21,7 +21,6 @@ import structlog
 from gateway.migration.captures.directory import (
     append_line,
     lock_of,
-    make_directory,
     sealed_segments,
 )
 from gateway.migration.captures.privacy import Hasher
@@ -29,6 +28,7 @@ from gateway.migration.captures.records import RecordedCall, with_hashes
 from gateway.migration.captures.sampling import CALL_BYTES, CaptureOptions
 from gateway.migration.captures.segment_writer import SegmentWriter, recover
 from gateway.migration.captures.transfer import Confirmation, SampleMessage
+from gateway.migration.private_files import make_directory
 
 log = structlog.get_logger(__name__)
 
@@ -206,7 +206,8 @@ class CaptureRecorder:
     def _add(self, record: RecordedCall) -> None:
         if self._segment is None:
             self._check_space()
-            self._segment = SegmentWriter(self.options.directory, {"pid": str(os.getpid())})
+            notes = {"pid": str(os.getpid()), "percent": f"{self.options.percent:g}"}
+            self._segment = SegmentWriter(self.options.directory, notes)
         if not self._in_batch:
             self._segment.begin()
         self._segment.add(record)

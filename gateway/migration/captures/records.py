@@ -266,6 +266,11 @@ class RecordedCall(Struct, frozen=True):
         return frozenset(name for name, classes in requested if classes)
 
     @property
+    def client_id(self) -> str:
+        """The id in the body of the client's request; "" for none."""
+        return str(parse_details(self.call.details).get("id", ""))
+
+    @property
     def error_code(self) -> ErrorCode | None:
         """The code of the error that ended the call; None for a reply."""
         return None if self.call.code == OK else ErrorCode(self.call.code)

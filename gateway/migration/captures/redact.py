@@ -8,10 +8,10 @@ from pathlib import Path
 from msgspec.structs import replace as changed  # noqa: TID251  # rows have no wire origin
 
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.directory import make_directory
 from gateway.migration.captures.privacy import Hasher, Payload, least_payload
 from gateway.migration.captures.records import SLICED, RecordedCall, TensorRow
 from gateway.migration.captures.segment_writer import SegmentWriter
+from gateway.migration.private_files import make_directory
 
 _SEGMENT_BYTES = 256 << 20
 _BATCH = 64
@@ -55,11 +55,12 @@ def redact(capture: Capture, directory: Path, redaction: Redaction) -> int:
     """
     make_directory(directory)
     hasher = Hasher()
+    description = {**capture.description(), "redacted": "yes"}
     writer: SegmentWriter | None = None
     count = 0
     for call in capture.calls():
         if writer is None:
-            writer = SegmentWriter(directory, {"redacted": "yes"})
+            writer = SegmentWriter(directory, description)
             writer.begin()
         writer.add(_redacted(call, redaction, hasher))
         count += 1

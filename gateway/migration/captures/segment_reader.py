@@ -31,6 +31,10 @@ _Found = tuple[RecordedCall | None, str]
 """A whole call, or None with what is wrong with it; both are empty where there is no such call."""
 
 _MAX_ROWS: Final = 4096
+_MAX_NOTES: Final = 64
+_FIND: Final = "SELECT seq FROM calls WHERE"
+_FIRST: Final = " ORDER BY seq LIMIT 1"
+_CLIENT_ID: Final = "CASE WHEN json_valid(details) THEN json_extract(details, '$.id') END"
 """More tensors, replies or messages than a call has."""
 _MAX_CALL_BYTES: Final = 512 << 20
 """More elements and messages than a call has. Rows of a hostile file may share their pages."""
@@ -117,6 +121,15 @@ class SegmentReader:
     ) -> None:
         self._database.close()
 
+    @property
+    def description(self) -> dict[str, str]:
+        """What its writer noted of it; nothing if that cannot be read."""
+        try:
+            rows = self._database.execute("SELECT key, value FROM meta LIMIT ?", (_MAX_NOTES,))
+            return {str(key): str(value) for key, value in rows}
+        except sqlite3.Error:
+            return {}  # `calls` names what is wrong
+
     def calls(self) -> Iterator[RecordedCall]:
         """Yield every call that matches its checksum, in the order of writing.
 
@@ -179,11 +192,12 @@ class SegmentReader:
             self.problems.append(f"{self.path.name}: {error}")
 
     def number_of(self, request_id: str) -> int | None:
-        """Return the number of the first call with a request id."""
+        """Return the number of the first call with a request id, or with this id in its body."""
         try:
-            row = self._database.execute(
-                "SELECT seq FROM calls WHERE request_id = ? ORDER BY seq LIMIT 1", (request_id,)
-            ).fetchone()
+            run = self._database.execute
+            row = run(f"{_FIND} request_id = ?{_FIRST}", (request_id,)).fetchone()
+            if row is None:
+                row = run(f"{_FIND} {_CLIENT_ID} = ?{_FIRST}", (request_id,)).fetchone()
         except _UNREADABLE as error:  # a damaged page, or a request id that is no UTF-8
             self.problems.append(f"{self.path.name}: {error}")
             return None

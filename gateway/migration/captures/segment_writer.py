@@ -106,6 +106,10 @@ class SegmentWriter:
         """Whether the file still exists under its name."""
         return self.path.exists()
 
+    def note(self, description: Mapping[str, str]) -> None:
+        """Add to the description, within the transaction; a key is written once."""
+        self._database.executemany("INSERT INTO meta VALUES (?, ?)", description.items())
+
     def begin(self) -> None:
         """Begin a transaction, unless one is open."""
         if not self._database.in_transaction:

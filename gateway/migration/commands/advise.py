@@ -69,12 +69,15 @@ def advise(
     if not rows:
         fail(f"the stock has no client of model {model!r}")
     name, _, version = (new_model or model).partition(":")
+    asked = ModelRef(name, version)
     if signature is not None:
         metadata = _from_file(signature, name, model)
     else:
-        metadata = run_client(str(urls[0]), timeout, lambda *arguments: _metadata(name, *arguments))
+        metadata = run_client(
+            str(urls[0]), timeout, lambda *arguments: _metadata(asked, *arguments)
+        )
     code = snippets(metadata, urls, version)
-    found = advise_callers(rows, metadata)
+    found = advise_callers(rows, metadata, (name, version))
     if output is OutputFormat.JSON:
         print_json(_document(found, urls, code))
         return
@@ -105,8 +108,8 @@ def _from_file(path: Path, name: str, model: str) -> ModelMetadata:
     return metadata_of(name, found)
 
 
-async def _metadata(name: str, service: Service, context: Context) -> ModelMetadata:
-    return await service(ModelMetadataRequest(model=ModelRef(name), context=context))
+async def _metadata(model: ModelRef, service: Service, context: Context) -> ModelMetadata:
+    return await service(ModelMetadataRequest(model=model, context=context))
 
 
 def _print_advice(advice: Advice, urls: Sequence[Url]) -> None:

@@ -186,7 +186,9 @@ def list_segments(directory: CaptureArgument, output: OutputOption = OutputForma
 @capture.command()
 def show(
     directory: CaptureArgument,
-    call_id: Annotated[str, typer.Option("--id", help="Id of the call, or its request id.")],
+    call_id: Annotated[
+        str, typer.Option("--id", help="Id of the call, its request id, or the id in its body.")
+    ],
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Show one call; all of it with `--output json`."""
@@ -205,7 +207,8 @@ def show(
     if output is OutputFormat.JSON:
         print_json(document)
         return
-    for key in ("id", "at", "took_us", "request_id", "agent", "protocol", "model", "code"):
+    keys = ("id", "at", "took_us", "request_id", "client_id", "agent", "protocol", "model", "code")
+    for key in (*keys, "error"):
         if document[key] not in {"", None}:
             print_text(f"{key:<11} {document[key]}")
     rows = [

@@ -13,6 +13,7 @@ from gateway.migration.compare.conditions import Condition, parse_fail_if, parse
 from gateway.migration.compare.summary import Summary
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import GuardVerdict, Standing, unjudged_calls, verdict_text
+from gateway.migration.replay.mismatch_list import MismatchList
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
 
 T = TypeVar("T")
@@ -43,6 +44,25 @@ FailUnlessOption = Annotated[
         help="Exit with 1 unless the calls show it, such as mismatch<0.1%@95%; repeatable.",
     ),
 ]
+
+MismatchesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--mismatches",
+        metavar="FILE",
+        help="Write every call whose results differ; FILE ends with .json or .csv.",
+    ),
+]
+
+
+def open_list(path: Path | None) -> MismatchList | None:
+    """Return the list of --mismatches; end the command if it cannot be written."""
+    try:
+        return None if path is None else MismatchList(path)
+    except ValueError as error:
+        fail(f"--mismatches: {error}", WRONG_USAGE)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}", WRONG_USAGE)
 
 
 def load_migration(source: str | None) -> MigrationConfig:

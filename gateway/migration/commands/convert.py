@@ -25,10 +25,10 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor
-from gateway.migration.captures.directory import make_directory
 from gateway.migration.captures.records import RecordedCall, outputs_of
 from gateway.migration.commands.capture import open_capture
 from gateway.migration.commands.export import array_of
+from gateway.migration.private_files import make_directory
 from gateway.migration.replay.convert import (
     TENSORS,
     Converter,
@@ -45,7 +45,7 @@ from gateway.migration.replay.wire_messages import (
     read_response,
     write_file,
 )
-from gateway.registry import PROTOCOLS, protocol
+from gateway.registry import protocol, protocol_names
 from gateway.service import Service
 
 NPZ, TEXT = "npz", "text"
@@ -147,8 +147,8 @@ def _form_of(
 ) -> _Form:
     """Return the protocol and carrier of a flag; end the command if there is none."""
     protocol_name, _, carrier = name.partition(".")
-    forms = [f"{each}.{one}" for each in PROTOCOLS for one in protocol(each).carriers]
-    if protocol_name not in PROTOCOLS or carrier not in protocol(protocol_name).carriers:
+    forms = [f"{each}.{one}" for each in protocol_names() for one in protocol(each).carriers]
+    if protocol_name not in protocol_names() or carrier not in protocol(protocol_name).carriers:
         others = f", {NPZ}, {TEXT}" if flag == "--to" else ""
         fail(f"{flag} is {name!r}; expected one of {', '.join(forms)}{others}", WRONG_USAGE)
     spec = protocol(protocol_name)

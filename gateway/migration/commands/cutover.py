@@ -19,6 +19,7 @@ from gateway.cli.output import (
     print_json,
     print_text,
 )
+from gateway.ir.texts import printable
 from gateway.migration.cutover.steps import format_duration
 from gateway.settings.units import parse_duration
 
@@ -110,10 +111,14 @@ def _wait(path: str, migration: str, admin: str, timeout_s: float) -> None:
 
 def cutover_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a cut-over for a terminal."""
-    yield _first_line(document)
+    yield printable(_first_line(document))
     guards = [(each["guard"], each["verdict"], each["evidence"]) for each in document["guards"]]
     if guards:
         yield from format_table(guards[0], guards[1:]).splitlines()
+    for each in document.get("reasons", ()):
+        code = f" {each['code']}" if each["code"] else ""
+        line = f"{each['count']} {each['outcome']}{code}: {each['example']} (call {each['call']})"
+        yield printable(line)
     if document["next"]:
         yield f"next: {document['next']}"
 

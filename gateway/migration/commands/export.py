@@ -31,6 +31,7 @@ def call_document(record: RecordedCall) -> dict[str, Any]:
         "at": datetime.fromtimestamp(call.at_us / 1e6, UTC).isoformat(),
         "took_us": call.took_us,
         "request_id": call.request_id,
+        "client_id": str(details.get("id", "")),
         "kind": call.kind,
         "client": call.client,
         "agent": call.agent,

@@ -7,7 +7,7 @@ import sqlite3
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,7 @@ from gateway.cli.output import (
 from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.ir.limits import MessageLimits
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.directory import make_directory
-from gateway.migration.captures.records import RecordedCall
+from gateway.migration.captures.records import OK, RecordedCall
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.captures.segment_writer import SegmentWriter
 from gateway.migration.commands.capture import CaptureArgument, open_capture
@@ -44,8 +43,10 @@ from gateway.migration.commands.comparison import (
     FailIfOption,
     FailUnlessOption,
     Judgement,
+    MismatchesOption,
     judged,
     load_migration,
+    open_list,
     parse_conditions,
     parse_or_fail,
 )
@@ -55,7 +56,9 @@ from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.summary import Summary
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import GuardVerdict
-from gateway.migration.replay.differences import compare_captures
+from gateway.migration.private_files import make_directory
+from gateway.migration.replay.differences import ComparedCall, compare_captures
+from gateway.migration.replay.mismatch_list import MismatchList
 from gateway.migration.replay.replay import (
     LATE_S,
     Replay,
@@ -65,6 +68,7 @@ from gateway.migration.replay.replay import (
     replayed_call,
 )
 from gateway.migration.replay.selection import Selection, parse_models, parse_selection
+from gateway.migration.replay.times import PERCENT, REPLAYED, description, replay_problem
 from gateway.migration.replay.wire_replay import RecordedRequests
 from gateway.migration.settings import MigrationConfig
 from gateway.registry import protocol
@@ -113,6 +117,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write a page on old and new replies."),
     ] = None,
+    mismatches: MismatchesOption = None,
     server: ServerFlags = ServerFlags(),  # noqa: B008  # frozen
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
@@ -134,6 +139,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
     found = open_capture(capture)
     if results is not None and results.exists() and any(results.iterdir()):
         fail(f"{results} is not empty", WRONG_USAGE)
+    listed = open_list(mismatches)
     freeze_startup_objects()  # a collection takes 40 ms, which makes calls late
     with _results_directory(results, report_file) as directory:
         try:
@@ -148,6 +154,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
                         selection,
                         directory,
                         server,
+                        listed=listed,
                         wire=wire,
                     )
                 )
@@ -185,6 +192,7 @@ def diff(
     compare: CompareOption = None,
     fail_if: FailIfOption = None,
     fail_unless: FailUnlessOption = None,
+    mismatches: MismatchesOption = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Compare the replies of two captures, call by call, by their request ids.
@@ -197,15 +205,12 @@ def diff(
     a, b = open_capture(old), open_capture(new)
     skipped: Counter[str] = Counter()
     try:
-        summary = compare_captures(
-            a,
-            b,
-            rules_of(migration.compare),
-            lambda reason: skipped.update([reason]),
-            lambda call: guards.add(call.evidence),
-        )
+        summary = _compare(a, b, migration, guards, open_list(mismatches), skipped)
     except UnreadableSegment as error:
         fail(str(error), WRONG_USAGE)
+    except OSError as error:
+        fail(f"cannot write {mismatches}: {error.strerror}")
+    guards.ignore_times(summary.times_problem)
     judgement = judged(summary, conditions, guards)
     if output is OutputFormat.JSON:
         print_json(
@@ -224,12 +229,36 @@ def diff(
         )
         _print_summary(summary, judgement.guards)
         print_text(f"verdict: {judgement.text}")
+    if summary.times_problem:
+        print_note(f"gateway: times are not judged: {summary.times_problem}")
     for reason, count in skipped.items():
         print_note(f"gateway: {count} calls not compared: {reason}")
     for problem in [*a.problems, *b.problems][:10]:
         print_note(f"gateway: skipped: {problem}")
     if judgement.is_failure or not summary.calls:
         raise typer.Exit(FAILED)
+
+
+def _compare(
+    a: Capture,
+    b: Capture,
+    migration: MigrationConfig,
+    guards: Guards,
+    listed: MismatchList | None,
+    skipped: Counter[str],
+) -> Summary:
+    """Compare two captures, and list the calls that differ."""
+
+    def add(call: ComparedCall) -> None:
+        guards.add(call.evidence)
+        if listed is not None:
+            listed.add(call.old, call.comparison, call.new.call.code, call.new.call.error)
+
+    rules = rules_of(migration.compare)
+    summary = compare_captures(a, b, rules, lambda reason: skipped.update([reason]), add)
+    if listed is not None:
+        listed.close()
+    return summary
 
 
 _SPEED: Final = re.compile(r"([0-9.]+)x?")
@@ -289,6 +318,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     results: Path | None,
     server: ServerFlags,
     *,
+    listed: MismatchList | None,
     wire: bool,
 ) -> ReplayReport:
     """Connect, send the calls, and close; Ctrl-C ends the sending."""
@@ -304,11 +334,14 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     progress = Progress(console=Console(stderr=True), disable=not is_terminal)
     task = progress.add_task("replay", total=options.limit)
 
-    def done(record: RecordedCall, outcome: ReplayOutcome, _: Comparison | None) -> None:
+    def done(record: RecordedCall, outcome: ReplayOutcome, found: Comparison | None) -> None:
         if is_terminal:
             progress.advance(task)
         if writer is not None:
             writer.add(record, outcome)
+        if listed is not None and found is not None:
+            error = outcome.result.error
+            listed.add(record, found, OK if error is None else error.value, outcome.error)
 
     running = Replay(
         services[0],
@@ -321,15 +354,28 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, running.stop)
+    recorded_percent = _percent(capture)
     try:
         with progress:
-            return await running.run(_selected(capture, selection))
+            report = await running.run(_selected(capture, selection))
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         for connected, _ in connections:
             await connected.close()
+        problem = replay_problem(
+            options,
+            lag_s=running.report.lag_p99_s,
+            recorded_percent=recorded_percent,
+            is_selection=selection != Selection(),
+        )
         if writer is not None:
-            writer.close()
+            writer.close(description(options, problem))
+        if listed is not None:
+            listed.close()
+    if len(urls) == 1:  # else both servers got the calls at the same time
+        report.summary.times_problem = problem
+        guards.ignore_times(problem)
+    return report
 
 
 def _codec_of(url: Url) -> Codec[Any, Any]:
@@ -337,6 +383,14 @@ def _codec_of(url: Url) -> Codec[Any, Any]:
     # Every message names a model here; a listener's own default is not known.
     options = {spec.default_model: "default"} if spec.default_model else {}
     return spec.carriers[url.carrier].codec(MessageLimits(), spec.options(options))
+
+
+def _percent(capture: Capture) -> float:
+    """Return the share of the calls of clients that were recorded, in percent."""
+    try:
+        return float(capture.description().get(PERCENT, 100.0))
+    except ValueError:
+        return 0.0
 
 
 def _selected(capture: Capture, selection: Selection) -> Iterator[RecordedCall]:
@@ -348,7 +402,7 @@ class _ResultsWriter:
 
     def __init__(self, directory: Path, target: str) -> None:
         make_directory(directory)
-        self._segment = SegmentWriter(directory, {"replayed": target})
+        self._segment = SegmentWriter(directory, {REPLAYED: target})
         self._segment.begin()
         self._target = target
 
@@ -358,7 +412,9 @@ class _ResultsWriter:
             self._segment.commit()
             self._segment.begin()
 
-    def close(self) -> None:
+    def close(self, notes: Mapping[str, str]) -> None:
+        self._segment.begin()
+        self._segment.note(notes)
         self._segment.commit()
         self._segment.seal({})
 
@@ -393,11 +449,11 @@ def _print_report(
         print_text(f"not compared: {report.uncompared} calls without recorded outputs")
     for reason, count in report.unreadable.items():
         print_text(f"not compared: {count} calls: {reason}")
-    if report.lag_p99_s > LATE_S:
-        print_note(
-            f"gateway: the schedule was late: 99% of the calls within {report.lag_p99_s * 1e3:.0f} "
-            "ms; times are not those of the recorded pace"
-        )
+    if report.summary.times_problem:
+        print_note(f"gateway: times are not judged: {report.summary.times_problem}")
+    elif report.lag_p99_s > LATE_S:
+        lag_ms = report.lag_p99_s * 1e3
+        print_note(f"gateway: the schedule was late: 99% of the calls within {lag_ms:.0f} ms")
     _print_summary(report.summary, verdicts)
     print_text(f"verdict: {verdict}")
 

@@ -97,6 +97,7 @@ def write_report(
         for reason, count in capture.dropped_calls().items():
             lost[f"not recorded, {side}: {reason}"] += count
         lost[f"unreadable, {side}"] = len(capture.problems)
+    guards.ignore_times(summary.times_problem)
     judgement = judged(summary, conditions, guards)
     name = compare.rpartition("#")[2] if compare is not None else "replies of two servers"
     facts = ReportFacts(

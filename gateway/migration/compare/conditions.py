@@ -42,6 +42,8 @@ class Condition:
         if self.confidence is not None:
             return self._undecided(summary, self.confidence)
         value = self._value(summary)
+        if value is None and self.metric in LATENCIES and summary.times_problem:
+            return f"{self.metric} is not judged: {summary.times_problem}"
         if value is None:
             return f"{self.metric} is unknown (condition {self.text})"
         if value <= self.limit:

@@ -16,6 +16,8 @@ def metadata_differences(old: ModelMetadata, new: ModelMetadata) -> Iterator[str
         old: Of the old server.
         new: Of the new one.
     """
+    if _takes_batch(old) is True and _takes_batch(new) is False:
+        yield "the old model takes batches, and the new one takes none: a call with a batch fails"
     yield from _tensor_differences("input", old.inputs, new.inputs)
     yield from _tensor_differences("output", old.outputs, new.outputs)
     if None not in {old.max_batch_size, new.max_batch_size} and (
@@ -26,6 +28,17 @@ def metadata_differences(old: ModelMetadata, new: ModelMetadata) -> Iterator[str
         before, after = getattr(old, flag), getattr(new, flag)
         if before != after:
             yield f"the model is {'no longer' if before else 'now'} {flag}"
+
+
+def _takes_batch(model: ModelMetadata) -> bool | None:
+    """Return whether the first axis of all inputs is a batch of any size; None if it is unknown."""
+    if model.max_batch_size:
+        return True
+    # Servers without such a limit, such as MLServer, report 0, too.
+    shapes = [each.shape for each in model.inputs]
+    if not shapes or None in shapes:
+        return None
+    return all(shape and shape[0] == -1 for shape in shapes)
 
 
 def model_identity(model: ModelMetadata) -> dict[str, Any]:

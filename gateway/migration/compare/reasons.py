@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from gateway.ir.texts import printable
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.tensors import Outcome
 
@@ -41,7 +42,7 @@ class Reason(Struct):
         """What a person reads: count, outcome, code and the example."""
         code = f" {self.code}" if self.code else ""
         text = f": {self.example}" if self.example else ""
-        return f"{self.count} {self.name}{code}{text} (call {self.call})"
+        return printable(f"{self.count} {self.name}{code}{text} (call {self.call})")
 
     @property
     def name(self) -> str:

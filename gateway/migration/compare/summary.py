@@ -71,6 +71,7 @@ class Summary:
         unreadable: Calls with replies that cannot be compared.
         missing: Calls of one side without a counterpart.
         outputs: By name.
+        times_problem: Why the times of both servers are not comparable; "" if they are.
         old_s: Seconds of each call at the old server.
         new_s: Seconds of the same calls at the new server.
     """
@@ -85,6 +86,7 @@ class Summary:
     outputs: dict[str, OutputSummary] = field(default_factory=dict)
     old_s: list[float] = field(default_factory=list)
     new_s: list[float] = field(default_factory=list)
+    times_problem: str = ""
     _reasons: Reasons = field(default_factory=Reasons)
 
     @property
@@ -140,7 +142,7 @@ class Summary:
 
     def latency(self, metric: str) -> float | None:
         """Return "p99" of the new server in seconds, or a ratio of new to old; None if unknown."""
-        if not self.new_s:
+        if not self.new_s or (self.times_problem and metric != "p99"):
             return None
         share = 0.5 if metric == "p50_ratio" else 0.99
         new = percentile(self.new_s, share)
@@ -164,6 +166,7 @@ class Summary:
                 "p99_s": self.latency("p99"),
                 "p50_ratio": self.latency("p50_ratio"),
                 "p99_ratio": self.latency("p99_ratio"),
+                "not_judged": self.times_problem or None,
             },
         }
 

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import StartError, reason_of
+from gateway.concurrency.own_thread import on_own_thread
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.migration.cutover.files import CutoverFiles, PendingRollback
@@ -238,7 +239,7 @@ class CutoverController(Collector):
         try:
             for name, plan in plans.items():
                 if name not in self._cutovers:
-                    self._cutovers[name] = await asyncio.to_thread(self._open, plan, loaded)
+                    self._cutovers[name] = await on_own_thread(self._open, plan, loaded)
         except OSError as error:
             raise StartError(f"state of a cut-over: {reason_of(error)}") from error
         if self._cutovers and self._task is None and self._processes is not None:

@@ -18,10 +18,9 @@ import msgspec
 import orjson
 
 from gateway.migration.cutover.steps import CutoverEvent, CutoverState
+from gateway.migration.private_files import FILE_MODE, make_directory, private_opener
 
 _FORMAT: Final = 1
-_MODE: Final = 0o600
-_DIRECTORY_MODE: Final = 0o700
 _TAIL_BYTES: Final = 1 << 18
 
 
@@ -58,7 +57,7 @@ class CutoverFiles:
     trouble = ""
 
     def __init__(self, directory: Path, migration: str) -> None:
-        directory.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        make_directory(directory)
         self._directory = directory
         name = quote(migration, safe=" ")
         self._state = directory / f"{name}.json"
@@ -103,7 +102,7 @@ class CutoverFiles:
         Raises:
             OSError: It cannot be written.
         """
-        with open(self._log, "ab", opener=_opener) as file:
+        with open(self._log, "ab", opener=private_opener) as file:
             file.write(encode_event(event, state, at_s) + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -127,7 +126,7 @@ class CutoverFiles:
         """
         if self._held is not None:
             return True
-        held = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        held = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -172,7 +171,7 @@ class PendingRollback:
         Raises:
             OSError: It cannot be written.
         """
-        self._path.parent.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        make_directory(self._path.parent)
         _replace(self._path, msgspec.json.encode(_RolledBack(attempt)) + b"\n")
 
     def clear(self) -> None:
@@ -191,7 +190,7 @@ class _RolledBack(msgspec.Struct):
 def _replace(path: Path, body: bytes) -> None:
     """Replace a file as a whole; it is on the disk when this returns."""
     aside = path.with_suffix(".json.new")
-    with open(aside, "wb", opener=_opener) as file:
+    with open(aside, "wb", opener=private_opener) as file:
         file.write(body)
         file.flush()
         os.fsync(file.fileno())
@@ -201,10 +200,6 @@ def _replace(path: Path, body: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _opener(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, _MODE)
 
 
 def _checksum(document: dict[str, Any]) -> int:

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 import structlog
@@ -30,6 +31,7 @@ from gateway.migration.cutover.files import (
     encode_state,
 )
 from gateway.migration.cutover.steps import CutoverEvent, CutoverState
+from gateway.transports.net.look_up import require_known
 
 log = structlog.get_logger(__name__)
 
@@ -92,6 +94,7 @@ class ApiServer:
                 f"'coordinate: kubernetes' needs a pod with a service account: {reason}"
             ) from error
         self._client = client.ApiClient(options)
+        self._host = urlsplit(options.host).hostname or ""
         self.leases = client.CoordinationV1Api(self._client)
         self.objects = client.CoreV1Api(self._client)
         self._monotonic = monotonic
@@ -111,6 +114,7 @@ class ApiServer:
             raise ApiUnreachable(self.trouble)
         found = None
         try:
+            require_known(self._host, _TIMEOUT_S[0])
             found = function(*values, _request_timeout=_TIMEOUT_S, **options)
         except client.ApiException as error:
             if error.status == HTTPStatus.CONFLICT:

@@ -1,8 +1,7 @@
 """One cut-over in the leading process: its state, its evidence, and what operators see of it."""
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,8 +9,23 @@ import structlog
 
 from gateway.api.extension import Reports
 from gateway.app.errors import reason_of
+from gateway.concurrency.own_thread import on_own_thread
 from gateway.migration.cutover.files import PendingRollback, StateConflict, UnusableState
-from gateway.migration.cutover.interfaces import EvidenceKeeper, ReplicaReports, StateStore
+from gateway.migration.cutover.interfaces import (
+    ArrivedEvidence,
+    EvidenceKeeper,
+    ReplicaReports,
+    StateStore,
+)
+from gateway.migration.cutover.reported import (
+    counts_of,
+    guard_verdicts,
+    merged_verdicts,
+    models_text,
+    most_frequent,
+    reasons_of,
+    shared_evidence,
+)
 from gateway.migration.cutover.shifts import tripped_guard
 from gateway.migration.cutover.steps import (
     COMMANDS,
@@ -203,15 +217,15 @@ class LedCutover:
         async with self._lock:
             if self._is_over:
                 return
-            shared = await asyncio.to_thread(self._follow)
+            shared = await on_own_thread(self._follow)
             self._evidence = evidence = self._read(reports, shared)
             if self._replicas is not None:
-                await asyncio.to_thread(self._tell, reports)
+                await on_own_thread(self._tell, reports)
             await self._pass_on_rollback(shared)
             if self.is_leader and not await self._adopt(
                 decide(self.plan, self.state, evidence, self._clock())
             ):
-                await asyncio.to_thread(self._follow)
+                await on_own_thread(self._follow)
                 if self.is_leader:
                     await self._adopt(decide(self.plan, self.state, evidence, self._clock()))
 
@@ -288,7 +302,7 @@ class LedCutover:
         self._rolled_back = self.state.attempt
         try:
             if self._pending is not None:
-                await asyncio.to_thread(self._pending.save, self.state.attempt)
+                await on_own_thread(self._pending.save, self.state.attempt)
         except OSError as error:
             self._log_unkept(error)
         log.warning(
@@ -326,7 +340,7 @@ class LedCutover:
         self._rolled_back = None
         try:
             if self._pending is not None:
-                await asyncio.to_thread(self._pending.clear)
+                await on_own_thread(self._pending.clear)
         except OSError as error:
             self._log_unkept(error)
 
@@ -338,7 +352,7 @@ class LedCutover:
         old, new = self.state, decision.state
         if _is_material(old, new) or self._monotonic() - self._saved_at_s >= _SAVE_S:
             try:
-                await asyncio.to_thread(self._write, new)
+                await on_own_thread(self._write, new)
             except StateConflict:
                 self.is_leader = False
                 return False
@@ -350,7 +364,7 @@ class LedCutover:
         for event in decision.events:
             if event.event == "cutover tripped":
                 self.trips[event.guard] = self.trips.get(event.guard, 0) + 1
-            await asyncio.to_thread(self._record, event)
+            await on_own_thread(self._record, event)
         return True
 
     def _write(self, state: CutoverState) -> None:
@@ -388,13 +402,13 @@ class LedCutover:
             if report is None or report["epoch"] < state.epoch:
                 is_applied = False
             if report is not None:
-                more = self._more(process, _counts_of(report), is_own=process in reports)
+                more = self._more(process, counts_of(report), is_own=process in reports)
                 calls, failures = calls + more[0], failures + more[1]
                 unanswered += more[2]
                 tripped = tripped or tripped_guard(report, state.attempt)
         own = self._compared_since()
         self._compared_total += own.compared
-        evidence = [own, *(_shared_evidence(each) for each in shared.values())]
+        evidence = [own, *(shared_evidence(each) for each in shared.values())]
         compared = own.compared
         for replica, document in shared.items():
             found[replica] = None
@@ -405,12 +419,13 @@ class LedCutover:
             failures=failures,
             unanswered=unanswered,
             compared=compared,
-            guards=tuple(_merged([each.guards for each in evidence if each.is_current])),
+            guards=tuple(merged_verdicts([each.guards for each in evidence if each.is_current])),
             is_current=all(each.is_current for each in evidence),
             tripped=tripped,
             models=own.models,
             comparisons=own.comparisons,
             is_applied=is_applied,
+            why=own.why,
         )
 
     def _more(self, source: str, counts: tuple[int, ...], *, is_own: bool) -> tuple[int, ...]:
@@ -422,11 +437,15 @@ class LedCutover:
         self._counts[source] = counts
         return tuple(max(0, now - then) for now, then in zip(counts, before, strict=True))
 
+    def _arrived(self) -> ArrivedEvidence | None:
+        """Return the latest evidence of this gateway; None if nothing compares replies."""
+        keeper = self._keeper()
+        return None if keeper is None else keeper.evidence.get(self.plan.migration)
+
     def _compared_since(self) -> CutoverEvidence:
         """Return what the comparisons of this gateway show."""
         nothing = CutoverEvidence(is_current=False)
-        keeper = self._keeper()
-        arrived = None if keeper is None else keeper.evidence.get(self.plan.migration)
+        arrived = self._arrived()
         if arrived is None:
             return nothing
         document, now = arrived.document, self._monotonic()
@@ -440,10 +459,11 @@ class LedCutover:
         self._compared = since_us, compared
         return CutoverEvidence(
             compared=max(0, compared - before),
-            guards=tuple(_guards(document["guards"])),
+            guards=tuple(guard_verdicts(document["guards"])),
             is_current=now - arrived.at_s <= _CURRENT_S,
-            models=_models(document),
+            models=models_text(document),
             comparisons=document.get("resume"),
+            why=most_frequent(reasons_of(document)),
         )
 
     def _reset(self, now: float) -> None:
@@ -494,6 +514,7 @@ class LedCutover:
         plan, state = self.plan, self.state_here
         missing = missing_conditions(plan, state, self._evidence)
         found = answered(state) if state.step else state.compared
+        arrived = self._arrived()
         return {
             "migration": plan.migration,
             "new": plan.new,
@@ -511,6 +532,7 @@ class LedCutover:
                 "failed": state.calls - answered(state),
             },
             "guards": [each.document() for each in self.guards()],
+            "reasons": [] if arrived is None else reasons_of(arrived.document),
             "next": next_text(plan, state, missing),
             "reason": state.reason,
             "tripped": state.tripped,
@@ -521,7 +543,7 @@ class LedCutover:
         """Let another gateway lead, after a decision in progress; idempotent."""
         async with self._lock:
             self._is_over = True
-            await asyncio.to_thread(self.close)
+            await on_own_thread(self.close)
 
     def close(self) -> None:
         """Let another gateway lead; idempotent."""
@@ -557,38 +579,3 @@ def _is_material(old: CutoverState, new: CutoverState) -> bool:
         "decided_s": None,
     }
     return replace(old, **counts) != replace(new, **counts)  # type: ignore[arg-type]
-
-
-def _counts_of(report: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return calls, failures and calls without answer of a process; earlier versions had two."""
-    calls, failures = report["calls"], report["failures"]
-    return calls, failures, report.get("unanswered", failures)
-
-
-def _guards(documents: list[dict[str, Any]]) -> Iterator[GuardVerdict]:
-    for each in documents:
-        yield GuardVerdict(each["guard"], Standing(each["verdict"]), each["evidence"])
-
-
-def _models(document: Mapping[str, Any]) -> str:
-    """Return what identifies the models of both servers; "" if it is unknown."""
-    found = document.get("models")
-    return json.dumps(found, sort_keys=True) if found else ""
-
-
-def _shared_evidence(document: Mapping[str, Any]) -> CutoverEvidence:
-    return CutoverEvidence(
-        guards=tuple(_guards(document["guards"])),
-        is_current=document["is_current"],
-    )
-
-
-def _merged(replicas: list[tuple[GuardVerdict, ...]]) -> Iterator[GuardVerdict]:
-    """Yield one verdict of each guard: it trips if any does, and holds if all do."""
-    by_name: dict[str, list[GuardVerdict]] = {}
-    for guards in replicas:
-        for each in guards:
-            by_name.setdefault(each.guard, []).append(each)
-    order = [Standing.TRIPS, Standing.UNDECIDED, Standing.HOLDS]
-    for found in by_name.values():
-        yield min(found, key=lambda each: order.index(each.standing))

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import orjson
 
-_MODE: Final = 0o600
-_DIRECTORY_MODE: Final = 0o700
+from gateway.migration.private_files import make_directory, write_private
+
 # A gateway that has written nothing for this time is gone.
 _GONE_S: Final = 15.0
 # Its file is removed later, in case clocks differ.
@@ -53,10 +53,9 @@ class Replicas:
         Raises:
             OSError: It cannot be written.
         """
-        self._directory.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        make_directory(self._directory)
         aside = self._path.with_suffix(".new")
-        aside.write_bytes(orjson.dumps({**document, "at_s": self._clock()}))
-        aside.chmod(_MODE)
+        write_private(aside, orjson.dumps({**document, "at_s": self._clock()}))
         aside.replace(self._path)
 
     def others(self) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -162,6 +162,7 @@ class CutoverEvidence:
         models: What the targets say of their models, as JSON; "" if that is unknown.
         is_applied: Whether all serving processes use the weight of the state.
         comparisons: What the guards of the comparisons continue with; None if that is unknown.
+        why: The most frequent reason of failed calls, for people; "" for none.
     """
 
     calls: int = 0
@@ -174,6 +175,7 @@ class CutoverEvidence:
     models: str = ""
     is_applied: bool = True
     comparisons: Mapping[str, Any] | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ def decide(
 def _next(plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence) -> Decision:
     tripped = _tripped(plan, state, evidence)
     if tripped is not None:
-        return _trip(plan, state, tripped)
+        return _trip(plan, state, tripped, evidence.why)
     if state.phase is Phase.ROLLING_BACK and evidence.is_applied:
         rolled_back = replace(state, phase=Phase.ROLLED_BACK)
         return Decision(rolled_back, (CutoverEvent("cutover rolled back", state.reason),))
@@ -228,7 +230,8 @@ def _next(plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence) -> 
         return _advance(plan, state)
     if state.phase is not Phase.WAITING_FOR_APPROVAL and state.waited_s >= plan.max_wait_s:
         reason = (
-            f"no verdict within {format_duration(plan.max_wait_s)}: goes on {' and '.join(missing)}"
+            f"no verdict within {format_duration(plan.max_wait_s)}: goes on "
+            f"{' and '.join(missing)}; {state.weight:g}% of the calls stay with {plan.new}"
         )
         paused = replace(state, phase=Phase.PAUSED, reason=reason)
         return Decision(paused, (CutoverEvent("cutover waits", reason),))
@@ -293,9 +296,13 @@ def _tripped(
     return found[0] if found else None
 
 
-def _trip(plan: CutoverPlan, state: CutoverState, guard: GuardVerdict) -> Decision:
+def _trip(plan: CutoverPlan, state: CutoverState, guard: GuardVerdict, why: str) -> Decision:
     reason = f"{guard.guard} tripped: {guard.evidence}"
+    if why and guard.guard.startswith("errors."):
+        reason += f"; the most frequent error is {why}"
     phase = Phase.PAUSED if plan.pauses_on_trip else Phase.ROLLING_BACK
+    if phase is Phase.PAUSED:
+        reason += "; all calls go to the old target until the cut-over is resumed"
     state = replace(_weighted(state, 0.0), phase=phase, tripped=guard.guard, reason=reason)
     return Decision(state, (CutoverEvent("cutover tripped", reason, guard.guard),))
 
@@ -472,8 +479,8 @@ def _start(plan: CutoverPlan, state: CutoverState, order: _Order) -> Decision:
     return Decision(begun, (CutoverEvent("cutover step", f"mirrors to {plan.new}"),))
 
 
-def _pause(_plan: CutoverPlan, state: CutoverState, _order: _Order) -> Decision:
-    reason = "paused by an operator"
+def _pause(plan: CutoverPlan, state: CutoverState, _order: _Order) -> Decision:
+    reason = f"paused by an operator: {state.weight:g}% of the calls stay with {plan.new}"
     return Decision(
         replace(state, phase=Phase.PAUSED, reason=reason), (CutoverEvent("cutover waits", reason),)
     )

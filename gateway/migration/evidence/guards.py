@@ -67,6 +67,12 @@ class Guards:
         if latency is not None and latency.p99_ratio is not None:
             self._guards.append(_LatencyGuard("latency.p99_ratio", latency.p99_ratio, _P99Ratio()))
 
+    def ignore_times(self, problem: str) -> None:
+        """Leave the guards of times undecided: *problem* is why they say nothing."""
+        for guard in self._guards:
+            if isinstance(guard, _LatencyGuard):
+                guard.problem = problem
+
     def add(self, evidence: Evidence) -> None:
         """Add one call to each guard."""
         for guard in self._guards:
@@ -217,6 +223,7 @@ class _LatencyGuard:
         self._next_look_s = -math.inf
         self._was_above = False
         self._has_tripped = False
+        self.problem = ""
 
     def add(self, evidence: Evidence) -> None:
         if evidence.times_s is None:
@@ -249,6 +256,8 @@ class _LatencyGuard:
         return sorted(old for old, _ in self._times), sorted(new for _, new in self._times)
 
     def verdict(self) -> GuardVerdict:
+        if self.problem:
+            return GuardVerdict(self.key, Standing.UNDECIDED, f"not judged: {self.problem}")
         old, new = self._sorted()
         text = self._quantity.text
         if not new:

@@ -56,6 +56,7 @@ class KeptSample:
         codes: Of the old and of the new target.
         times_s: Seconds at the old and at the new target.
         comparison: Of both.
+        errors: Texts of the errors of both, as they may be shown; "" for none.
     """
 
     id: str
@@ -64,6 +65,7 @@ class KeptSample:
     codes: tuple[str, str]
     times_s: tuple[float, float]
     comparison: Comparison
+    errors: tuple[str, str] = ("", "")
 
     @property
     def badness(self) -> tuple[int, float]:
@@ -89,6 +91,7 @@ def kept_sample(  # all that is known of one call
     other: Result,
     comparison: Comparison,
     seconds: tuple[float, float],
+    errors: tuple[str, str] = ("", ""),
 ) -> KeptSample:
     """Return a compared call.
 
@@ -99,6 +102,7 @@ def kept_sample(  # all that is known of one call
         other: Result of the other target.
         comparison: Of both.
         seconds: Time at the target that replied to the client, and at the other one.
+        errors: Texts of the errors of the old and of the new target.
     """
     other_side = NEW if side == OLD else OLD
     rows = [replace(each, side=side) if each.side == OLD else each for each in record.tensors]
@@ -108,7 +112,7 @@ def kept_sample(  # all that is known of one call
     if side == NEW:
         codes, seconds = (codes[1], codes[0]), (seconds[1], seconds[0])
     whole = RecordedCall(record.call, rows, record.items)
-    return KeptSample(sample_id, whole, side, codes, seconds, comparison)
+    return KeptSample(sample_id, whole, side, codes, seconds, comparison, errors)
 
 
 class KeptSamples:
@@ -198,6 +202,7 @@ def _line(sample: KeptSample, *, worst: bool) -> dict[str, Any]:
         "id": sample.id,
         "at_us": sample.record.call.at_us,
         "outcome": sample.comparison.outcome.value,
+        "reason": sample.errors[1] or sample.errors[0] or sample.comparison.reason,
         "worst": worst,
     }
 
@@ -207,9 +212,8 @@ def _without_elements(sample: KeptSample) -> KeptSample:
     record = sample.record
     rows = [replace(each, data=None) for each in record.tensors]
     small = RecordedCall(record.call, rows, record.items)
-    return KeptSample(
-        sample.id, small, sample.side, sample.codes, sample.times_s, sample.comparison
-    )
+    known = sample.codes, sample.times_s, sample.comparison, sample.errors
+    return KeptSample(sample.id, small, sample.side, *known)
 
 
 def _document(sample: KeptSample, privacy: Privacy, *, worst: bool) -> dict[str, Any]:
@@ -223,6 +227,7 @@ def _document(sample: KeptSample, privacy: Privacy, *, worst: bool) -> dict[str,
         "version": call.version,
         "served_by": sample.side,
         "codes": dict(zip((OLD, NEW), sample.codes, strict=True)),
+        "errors": dict(zip((OLD, NEW), sample.errors, strict=True)),
         "took_s": dict(zip((OLD, NEW), sample.times_s, strict=True)),
         "inputs": _tensors(sample.record, INPUT, privacy)[0],
         "old": _tensors(sample.record, OLD, privacy),

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.cli.sidecar import DEFAULT_DAG
 from gateway.config.yaml_tree import YamlTree, read_tree
 from gateway.migration.importers.imported import Imported, Unmapped, shifted_port
+from gateway.protocols.grps.options import DEFAULT_DAG
 
 _INFERENCE, _SERVER = "inference.yml", "server.yml"
 _HTTP, _RPC = "7080", "7081"

@@ -32,7 +32,10 @@ _DEVICES: Final[Mapping[str, str]] = {
     "KIND_CPU": "cpu",
 }
 # What the model file itself says, or the key of another row says already.
-_IMPLIED: Final = frozenset({"name", "backend", "platform", "input", "max_batch_size"})
+_IMPLIED: Final = frozenset({"name", "backend", "platform", "max_batch_size"})
+_OF_TENSORS: Final = frozenset({"name", "data_type", "dims", "label_filename"})
+# What a key says that is written out, and that it would say without being written.
+_DEFAULTS: Final = frozenset({"false", "FORMAT_NONE"})
 
 
 @dataclass(slots=True)
@@ -108,6 +111,7 @@ class _ModelImport:
 
     def _map(self, config: TextField) -> None:
         mappings: dict[str, Callable[[TextField], None]] = {
+            "input": self._tensor,
             "output": self._output,
             "dynamic_batching": self._batching,
             "instance_group": self._instances,
@@ -132,6 +136,8 @@ class _ModelImport:
         self._into.models[config.text("name") or self._folder.name] = self._model
 
     def _map_ensemble(self, config: TextField) -> None:
+        for each in (*config.all("input"), *config.all("output")):
+            self._tensor(each)
         name = config.text("name") or self._folder.name
         signature = self._signature(config, config.integer("max_batch_size", 0))
         self._into.pipelines[name] = pipeline_of(config, signature, self._leave)
@@ -193,7 +199,17 @@ class _ModelImport:
     def _policy(self, _setting: TextField) -> None:
         """Do nothing: `_select_versions` reads the policy, also where it is absent."""
 
+    def _tensor(self, setting: TextField) -> None:
+        """Name the keys of an input or output that change what a client may send or gets."""
+        for each in setting.fields:
+            if each.name not in _OF_TENSORS and each.value not in _DEFAULTS:
+                name = setting.text("name")
+                self._leave(
+                    each.line, f"'{setting.name}.{each.name}' of {name!r} has no equivalent"
+                )
+
     def _output(self, setting: TextField) -> None:
+        self._tensor(setting)
         labels = setting.text("label_filename")
         if labels:
             self._options.setdefault("labels", {})[setting.text("name")] = labels
@@ -223,6 +239,7 @@ class _ModelImport:
     def _cache(self, setting: TextField) -> None:
         if setting.text("enable") == "true":
             self._model["cache"] = {}
+        self._rest(setting, {"enable"})
 
     def _rest(self, setting: TextField, known: set[str]) -> None:
         for each in setting.fields:

@@ -5,7 +5,7 @@ outcome, or a reason why it was skipped or dropped; its serving process learns i
 """
 
 import asyncio
-import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +37,7 @@ from gateway.migration.replay.replay import ReplayOutcome, ask, recorded_result
 from gateway.migration.targets import LiveMigration
 from gateway.service import Service
 from gateway.telemetry.call_path import CALL_PATH, CallPath
+from gateway.telemetry.error_texts import brief_text, error_text
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,11 @@ _MAX_SEQUENCES: Final = 4096
 _CONFIRM_S: Final = 0.02
 _METADATA_S: Final = 300.0
 _MAX_MODELS: Final = 32
+# The gateway writes most of their texts itself.
+_OWN_ERRORS: Final = frozenset(
+    each.value
+    for each in (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.OVERLOADED)
+)
 # A larger comparison would delay the replies that are being timed.
 _INLINE_BYTES: Final = 256 * 1024
 
@@ -165,7 +171,8 @@ class Mirror:
         self._on_change = on_change
         self._rules = rules_of(migration.config.compare)
         self._sides = {migration.old_name: OLD, migration.new_name: NEW}
-        self._prefix = os.urandom(3).hex()
+        # It begins with a letter, so that no id of a sample looks like a number.
+        self._prefix = f"{secrets.choice('abcdef')}{secrets.token_hex(3)[1:]}"
         self._numbers = 0
         self._ledgers: dict[Sender, _ResultLedger] = {}
         self._is_confirming = False
@@ -301,7 +308,7 @@ class Mirror:
                 self.evidence.set_model(str(model), side, model_identity(reply))
         if len(found) < len(replies):
             reasons = [each for each in replies if isinstance(each, BaseException)]
-            log.info("metadata not compared", migration=self.name, reason=str(reasons[0]))
+            log.info("metadata not compared", migration=self.name, reason=error_text(reasons[0]))
             return []
         return [f"model {str(model)!r}: {text}" for text in metadata_differences(*found)]
 
@@ -400,7 +407,12 @@ class Mirror:
         old, new = recorded, other.result
         if entry.side == NEW:
             old, new = new, old
-        comparison = await self._compare(entry, old, new)
+        try:
+            comparison, is_readable = await self._compare(entry, old, new), True
+        except GatewayError as error:
+            reason = f"a reply cannot be read: {error_text(error)}"
+            comparison, is_readable = Comparison(Outcome.STRUCTURE, reason), False
+        texts = self._error_texts(entry, other)
         seconds = entry.shadow.upstream_us / 1e6, upstream_s
         call_s = entry.record.call.took_us / 1e6, other.seconds
         if entry.side == NEW:
@@ -411,14 +423,25 @@ class Mirror:
         # A kept reply, a stream or a repeated call has no time.
         times_s = seconds if min(seconds) > 0 else None
         found = evidence_of(old, new, comparison, times_s, monotonic())
-        self.evidence.add(ShadowedCall(sample_id, at_us, found, comparison))
-        if self.samples.wants(comparison):
-            self.samples.add(
-                kept_sample(sample_id, entry.record, entry.side, other.result, comparison, call_s)
+        shown = texts[1] or texts[0]
+        self.evidence.add(ShadowedCall(sample_id, at_us, found, comparison, shown))
+        if is_readable and self.samples.wants(comparison):
+            kept = kept_sample(
+                sample_id, entry.record, entry.side, other.result, comparison, call_s, texts
             )
+            self.samples.add(kept)
         if comparison.outcome is not Outcome.MATCH:
-            self._report(sample_id, entry, comparison)
+            self._report(sample_id, entry, comparison, shown)
         return _CallResult(outcome=comparison.outcome.value), old if most_items is None else None
+
+    def _error_texts(self, entry: _ArrivedCall, other: ReplayOutcome) -> tuple[str, str]:
+        """Return the texts of the errors of the old and of the new target, as they may be shown."""
+        client = entry.record.call
+        texts = client.error, other.error
+        if self._privacy.payload != "full":
+            own = client.code in _OWN_ERRORS
+            texts = brief_text(client.error, is_own=own), other.shown_error
+        return texts if entry.side == OLD else (texts[1], texts[0])
 
     async def _ask(
         self, side: str, entry: _ArrivedCall, most_items: int | None
@@ -452,7 +475,9 @@ class Mirror:
         except Exception:  # a defect costs one measurement
             log.exception("noise not measured", migration=self.name)
 
-    def _report(self, sample_id: str, entry: _ArrivedCall, comparison: Comparison) -> None:
+    def _report(
+        self, sample_id: str, entry: _ArrivedCall, comparison: Comparison, error: str
+    ) -> None:
         """Log a comparison that differs, once a second, without any value."""
         self._on_change()
         if monotonic() < self._next_event_s:
@@ -464,6 +489,7 @@ class Mirror:
             id=sample_id,
             request_id=entry.record.call.request_id,
             outcome=comparison.outcome.value,
+            reason=error or comparison.reason,
             outputs=[
                 name
                 for name, found in comparison.outputs.items()

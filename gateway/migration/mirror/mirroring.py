@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from gateway import __version__
+from gateway.app.certificates import Certificates
 from gateway.app.gateway import default_budget
 from gateway.app.processes.channel import Message
 from gateway.app.route_rules import ruled_routes
@@ -69,6 +70,7 @@ class Mirroring:
         self._loaded = loaded
         config = shadow_config(loaded.config)
         self._graph = ServiceGraph(loaded.changed(**dict(config)), _process_parts())
+        self._certificates = Certificates(self._graph.tls_files, should_warn=False)
         self._inboxes = inboxes
         self._mirrors = {each.name: self._mirror(each) for each in live_migrations(loaded.config)}
         self._tasks: list[asyncio.Task[None]] = []
@@ -96,6 +98,7 @@ class Mirroring:
             LoadError: A model cannot be loaded.
         """
         await self._graph.start()
+        self._certificates.start()
         for name, mirror in self._mirrors.items():
             self._inboxes[name].start(mirror)
         self._tasks = [start_background(self._send_evidence(), "evidence")]
@@ -126,6 +129,7 @@ class Mirroring:
 
     async def close(self) -> None:
         """End the calls in progress, send the last evidence, and close the targets."""
+        await self._certificates.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -42,7 +42,7 @@ from gateway.migration.mirror.keeper import NAME
 from gateway.migration.mirror.mirroring import Mirroring
 from gateway.migration.mirror.packets import PACKET_BYTES, PacketReader
 from gateway.migration.options import captures_of
-from gateway.telemetry import logs
+from gateway.telemetry import error_texts, logs
 from gateway.telemetry.aggregation import snapshot
 from gateway.telemetry.lost_lines import LostLines
 
@@ -171,6 +171,7 @@ def main() -> int:
         return _FAILED
     settings = setup.loaded.config.telemetry.log
     logs.configure(settings.level, settings.format, worker="shadow")
+    error_texts.configure(settings.server_errors)
     return asyncio.run(_run(setup, sock))
 
 

@@ -14,6 +14,7 @@ from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary
 from gateway.migration.evidence.verdicts import Evidence, evidence_of
 from gateway.migration.replay.replay import compare, recorded_result
+from gateway.migration.replay.times import times_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def compare_captures(
         UnreadableSegment: A file is no segment.
     """
     summary, equal = Summary(), _Comparer(rules)
+    summary.times_problem = times_problem(old.description(), new.description())
     with ExitStack() as stack:
         readers = [stack.enter_context(SegmentReader(each)) for each in old.segments]
         places: dict[str, tuple[SegmentReader, int]] = {}

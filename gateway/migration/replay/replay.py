@@ -37,8 +37,10 @@ from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
 from gateway.service import Service
+from gateway.telemetry.error_texts import error_text
 
-_CONCURRENCY: Final = 64
+CONCURRENCY: Final = 64
+"""Calls in flight of a replay without a pace."""
 _UNSENT: Final = frozenset({ErrorCode.UNAVAILABLE})
 LATE_S: Final = 0.01
 """A schedule whose 99th percentile is later than this is reported."""
@@ -101,12 +103,14 @@ class ReplayOutcome(Struct, frozen=True):
 
     Attributes:
         error: The text of the error; "" for none.
+        shown_error: The same as the log may show it.
         times_s: When each reply came, since the start.
     """
 
     result: Result
     seconds: float
     error: str = ""
+    shown_error: str = ""
     times_s: tuple[float, ...] = ()
 
 
@@ -166,7 +170,7 @@ class Replay:
         """
         self._started = monotonic()
         paced = self._options.speed is not None or self._options.rate is not None
-        limit = self._options.concurrency or (None if paced else _CONCURRENCY)
+        limit = self._options.concurrency or (None if paced else CONCURRENCY)
         slots = None if limit is None else asyncio.Semaphore(limit)
         try:
             await self._send_all(calls, slots)
@@ -201,7 +205,7 @@ class Replay:
                 return
             number += 1
             self._start(record, due, slots)
-            if due is None and not number % _CONCURRENCY:
+            if due is None and not number % CONCURRENCY:
                 await asyncio.sleep(0)
 
     def _due(self, offset_us: int, number: int) -> float | None:
@@ -388,12 +392,11 @@ async def ask(
                 items.append(outputs_of(await service(call)))
                 times.append(monotonic() - started)
     except GatewayError as error:
-        return ReplayOutcome(Result(error=error.code), monotonic() - started, error.message)
+        texts = error.message, error_text(error)
+        return ReplayOutcome(Result(error=error.code), monotonic() - started, *texts)
     except TimeoutError:
-        code = ErrorCode.DEADLINE_EXCEEDED
-        return ReplayOutcome(
-            Result(error=code), monotonic() - started, f"no reply in {timeout_s:g} s"
-        )
+        result, text = Result(error=ErrorCode.DEADLINE_EXCEEDED), f"no reply in {timeout_s:g} s"
+        return ReplayOutcome(result, monotonic() - started, text, text)
     return ReplayOutcome(Result(tuple(items)), monotonic() - started, times_s=tuple(times))
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 from xml.etree.ElementTree import Element, tostring
 
+from gateway.ir.texts import printable
+
 _MAX_TEXT: Final = 512
 
 
@@ -68,13 +70,7 @@ def element(tag: str, *children: Element | str, **attributes: str) -> Element:
 
 def visible(text: str) -> str:
     """Return *text* with escapes for what no font shows, cut to 512 characters."""
-    cut = text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
-    if cut.isprintable():
-        return cut
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
-        for each in cut
-    )
+    return printable(text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "...")
 
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"

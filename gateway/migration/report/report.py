@@ -264,6 +264,11 @@ def _latency_blocks(summary: Summary) -> Iterator[Block]:
     if not new:
         yield "No call has times of both servers."
         return
+    if summary.times_problem:
+        shown = [(f"p{share * 100:.0f}", _ms(percentile(new, share))) for share in _SHARES]
+        yield f"The times of both servers are not compared: {summary.times_problem}."
+        yield TextTable(("quantile", "new"), shown, right=(1,))
+        return
     rows = []
     for share in _SHARES:
         below, above = percentile(old, share), percentile(new, share)

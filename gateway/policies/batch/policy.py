@@ -29,6 +29,7 @@ from gateway.policies.batch.queue import (
 )
 from gateway.service import Service
 from gateway.telemetry.call_path import record_batch
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -307,7 +308,7 @@ class Batch:
         """Send the halves of *members*, one after the other."""
         self._meter.rejected()
         model = str(members[0].call.model)
-        log.debug("batch rejected", model=model, requests=len(members), reason=error.message)
+        log.debug("batch rejected", model=model, requests=len(members), reason=error_text(error))
         middle = len(members) // 2
         for half in (members[:middle], members[middle:]):
             await asyncio.wait([self._start(half, DispatchSlot())])

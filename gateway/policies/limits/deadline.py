@@ -32,16 +32,6 @@ class RouteTimeout:
         self.seconds = seconds
         self.key = key
 
-    def end(self, call: Call[Any], now: float) -> float | None:
-        """Return when the time of a call is over, which goes on to its target *now*."""
-        if self.seconds is None or type(call) in MODEL_CONTROL_CALLS:
-            return None
-        # Read and counted once: the steps of a pipeline are calls of their own.
-        waited = waited_s()
-        if waited:
-            WAITED_S.set(0.0)
-        return now + self.seconds - waited
-
     def queue_s(self, call: Call[Any], now: float) -> float:
         """Return how long a call may still wait in a queue; infinity for no limit."""
         deadline = call.context.deadline

@@ -10,7 +10,7 @@ import structlog
 
 from gateway.concurrency.limiter import ControlledDelay, Limiter, LimiterFull, QueueLate, Share
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
-from gateway.ir.errors import Overloaded
+from gateway.ir.errors import Overloaded, RateExceeded
 from gateway.ir.streams import on_stream_end
 from gateway.policies.limits.concurrency import INTERVAL_S, QueueBound, late_queue
 from gateway.policies.limits.deadline import RouteTimeout
@@ -61,6 +61,12 @@ class CallRate:
             return False
         self._next[key] = due + self._interval_s
         return True
+
+    def wait_s(self, name: str) -> float:
+        """Return the seconds until a call of *name* is admitted."""
+        key = name if name in self._next else None
+        due = self._next.get(key, -math.inf)
+        return max(0.0, due - self._ahead_s - self._clock())
 
     def _clear(self, now: float) -> None:
         """Forget the names whose calls are long over, once a second at most."""
@@ -136,7 +142,7 @@ class FairShare:
         is_stream = type(call) is StreamInferRequest
         name = self._key(call) or ""
         if self._rate is not None and not self._rate.admit(name):
-            raise self._too_many(call, self._rate.rate)
+            raise self._too_many(call, self._rate, name)
         limiter = self._limiter
         share = limiter.share(name)
         if not limiter.try_acquire(1, share):
@@ -177,14 +183,16 @@ class FairShare:
         record_queue_time(seconds)
         self._timeout.note_wait(seconds)
 
-    def _too_many(self, call: Call[Any], rate: float) -> Overloaded:
+    def _too_many(self, call: Call[Any], limit: CallRate, name: str) -> RateExceeded:
         self._warn()
-        return Overloaded(
-            f"route {self._route!r} allows {rate:g} inferences of this caller in a second "
+        error = RateExceeded(
+            f"route {self._route!r} allows {limit.rate:g} inferences of this caller in a second "
             "(share.rate)",
             model=call.model,
             limit="share",
         )
+        error.retry_after_s = limit.wait_s(name)
+        return error
 
     def _situation(self, share: Share) -> str:
         limiter = self._limiter

@@ -13,8 +13,15 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
 
+from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.concurrency.timeouts import Timeout, TimerWheel, WheelTimeout
-from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
+from gateway.ir.calls import (
+    MODEL_CONTROL_CALLS,
+    Call,
+    InferRequest,
+    StreamInferRequest,
+    inference_of,
+)
 from gateway.ir.errors import DeadlineExceeded, GatewayError
 from gateway.ir.streaming_body import StreamingBody, streaming_body_of
 from gateway.ir.streams import map_stream, on_stream_end
@@ -167,14 +174,21 @@ class CallLimits:
         clock, context = self._clock, call.context
         now = clock()
         deadline = requested = context.deadline
-        own = self._timeout.end(call, now)
-        if own is not None and (requested is None or own < requested):
-            deadline = own
+        own = self._timeout_s
+        if own is not None and type(call) not in MODEL_CONTROL_CALLS:
+            own += now
+            if waited_s():
+                # Read and counted once: the steps of a pipeline are calls of their own.
+                own -= waited_s()
+                WAITED_S.set(0.0)
+            if requested is None or own < requested:
+                deadline = own
         if deadline is None:
             return call, None, None, None
         if deadline <= now:
-            if deadline is own:
-                raise deadline_error(call, cut=self._timeout.cut(requested, own))
+            cut = self._timeout.cut(requested, deadline)
+            if cut:
+                raise deadline_error(call, cut=cut)
             raise DeadlineExceeded("the deadline expired before the call arrived", model=call.model)
         origin = context.origin
         has_bytes = origin is not None and origin.has_bytes

@@ -30,6 +30,7 @@ from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.streams import close_stream, map_stream
 from gateway.policies.limits.deadline import StreamTimeouts, StreamWithTimeouts, deadline_error
 from gateway.service import Service
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -155,7 +156,7 @@ class RetryBudget:
             self._report(reason, "no_budget")
             return None
         self._set_exhausted(False)
-        log.debug("retry", model=str(call.model), pause_s=pause_s, error=error.message)
+        log.debug("retry", model=str(call.model), pause_s=pause_s, error=error_text(error))
         return pause_s
 
     def _is_repeatable(self, call: Call[Any], reason: str) -> bool:

@@ -12,6 +12,8 @@ from gateway.protocols.graphpipe.stream import GraphPipeStreamCodec, SizePrefixF
 
 SPEC = ProtocolSpec(
     name="graphpipe",
+    title="GraphPipe",
+    page="graphpipe.md",
     http=HttpBinding(codec=HttpCodec, prefixes=(PREFIX,), path_option="path", any_path=True),
     stream=StreamBinding(
         codec=GraphPipeStreamCodec, server_framer=SizePrefixFramer, client_framer=SizePrefixFramer

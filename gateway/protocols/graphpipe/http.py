@@ -26,6 +26,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import (
     GatewayError,
+    RateExceeded,
     UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
@@ -46,7 +47,7 @@ from gateway.protocols.graphpipe.paths import (
     no_model,
 )
 from gateway.protocols.graphpipe.translate import UpstreamFault
-from gateway.wire.errors import RETRY_AFTER_CODES, MethodNotAllowed, is_error_status
+from gateway.wire.errors import MethodNotAllowed, extra_headers, is_error_status
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context
 
@@ -58,7 +59,6 @@ METHODS: Final = "GET, HEAD, POST"
 _BYTES: Final = Headers((("Content-Type", "application/octet-stream"),))
 _JSON: Final = Headers((("Content-Type", "application/json"),))
 _TEXT: Final = Headers((("Content-Type", "text/plain; charset=utf-8"),))
-_RETRY_AFTER: Final = ("Retry-After", "1")
 _FORWARDED: Final = frozenset({"traceparent", "tracestate"})
 _UNHEALTHY: Final = 503
 _HEALTH_PATHS: Final[Mapping[str, type[Call[bool]]]] = {
@@ -156,13 +156,11 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         Never raises.
         """
         number, text = calls.error_message(error, NAME, self._limits)
-        if self._settings.errors != STATUS and _is_inference(call, error):
+        is_message = self._settings.errors != STATUS and _is_inference(call, error)
+        if is_message and not isinstance(error, RateExceeded):
             return HttpResponse(OK, _BYTES, (error_response(number, text),))
-        headers = _TEXT
-        if isinstance(error, MethodNotAllowed):
-            headers = Headers((*headers.pairs, ("Allow", error.allow)))
-        elif error.code in RETRY_AFTER_CODES:
-            headers = Headers((*headers.pairs, _RETRY_AFTER))
+        extra = extra_headers(error)
+        headers = Headers((*_TEXT.pairs, *extra)) if extra else _TEXT
         return HttpResponse(number, headers, (f"{text}\n".encode(),))
 
     def encode_call(self, call: Call[Any], /) -> HttpRequest:

@@ -6,16 +6,25 @@ are mounted in addition to the prefixes here.  The page at `/` is served where n
 claims that path.
 """
 
-from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
+from gateway.api.protocol import (
+    GrpcBinding,
+    HttpBinding,
+    OptionValue,
+    ProtocolSpec,
+    SidecarDefaults,
+    StreamBinding,
+)
 from gateway.protocols.grps.brpc.codec import BrpcCodec
 from gateway.protocols.grps.brpc.framing import BaiduFramer, looks_like, server_framer
 from gateway.protocols.grps.grpc import BRPC_METHODS, METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.grps.http.codec import HttpCodec
 from gateway.protocols.grps.http.paths import BRPC_PREFIXES, PREFIX
-from gateway.protocols.grps.options import check_options, custom_paths
+from gateway.protocols.grps.options import DEFAULT_DAG, check_options, custom_paths
 
 SPEC = ProtocolSpec(
     name="grps",
+    title="grps",
+    page="grps.md",
     http=HttpBinding(
         codec=HttpCodec,
         prefixes=(PREFIX, *BRPC_PREFIXES),
@@ -38,4 +47,15 @@ SPEC = ProtocolSpec(
     options=check_options,
     has_model_keys=True,
     default_model="default_model",
+    one_process=(
+        OptionValue(
+            key="switch",
+            values=frozenset({True, "true"}),
+            reason="would set one worker only online or offline",
+        ),
+    ),
+    # A request without a model becomes one for this name, which the upstream maps to its DAG.
+    sidecar=SidecarDefaults(
+        default_model=DEFAULT_DAG, upstream_options={"keys": {DEFAULT_DAG: ""}}
+    ),
 )

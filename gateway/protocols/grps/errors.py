@@ -18,12 +18,7 @@ from gateway.ir.errors import (
     NotFound,
     Unsupported,
 )
-from gateway.wire.errors import (
-    HTTP_METHOD_NOT_ALLOWED,
-    HTTP_STATUS,
-    MethodNotAllowed,
-    error_class_of_http,
-)
+from gateway.wire.errors import HTTP_STATUS, error_class_of_http, http_status_of
 
 OK: Final = 200
 
@@ -108,13 +103,11 @@ class Unconvertible(Unsupported):
 
 def status_code_of(error: GatewayError) -> int:
     """Return the code in the Status of *error*, which is also its HTTP status."""
-    if isinstance(error, MethodNotAllowed):
-        return HTTP_METHOD_NOT_ALLOWED
     if isinstance(error, NoMethod):
         return STATUS_CODE[ErrorCode.NOT_FOUND]
     if isinstance(error, Unconvertible):
         return _UNCONVERTIBLE
-    return STATUS_CODE[error.code]
+    return http_status_of(error)
 
 
 def ends_call(error: GatewayError, *, unread: bool) -> bool:

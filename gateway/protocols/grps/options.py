@@ -20,6 +20,9 @@ from gateway.wire.options import (
 )
 
 READY, LIVE = "ready", "live"
+DEFAULT_DAG: Final = "default"
+"""Model name for the default DAG of a grps server, which serves requests without a model."""
+
 COMPRESSIONS: Final = ("none", "snappy", "gzip", "zlib")
 
 

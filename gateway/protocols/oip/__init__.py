@@ -5,11 +5,21 @@ as JSON.  `options.py` describes the options of a listener: `not_ready_status` a
 each off by default.  An upstream has the option `dialect`.
 """
 
-from gateway.api.protocol import GrpcBinding, HttpBinding, Options, ProtocolSpec
-from gateway.protocols.oip.dialects import dialect_of
+from typing import Final
+
+from gateway.api.protocol import (
+    GrpcBinding,
+    HttpBinding,
+    Options,
+    OptionValue,
+    ProtocolSpec,
+    SidecarDefaults,
+)
+from gateway.protocols.oip.dialects import KSERVE, dialect_of
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.options import UNKNOWN, check_options, extension_status
+from gateway.protocols.oip.server_defects import DEFECTS
 
 
 def choose_dialect(options: Options, server_name: str) -> Options:
@@ -22,12 +32,70 @@ def choose_dialect(options: Options, server_name: str) -> Options:
     return {**options, "dialect": dialect_of(server_name) or UNKNOWN}
 
 
+def example(url: str, model: str) -> str:
+    """Return a command that asks for the metadata of *model*, or of the server without one."""
+    return f"curl {url}/v2" + (f"/models/{model}" if model else "")
+
+
+_YES: Final[frozenset[str | bool]] = frozenset({True, "true"})
+_ONE_PROCESS: Final = (
+    OptionValue(
+        key="logging",
+        values=frozenset({"gateway"}),
+        reason="would change the log of one worker only",
+    ),
+    OptionValue(
+        key="statistics",
+        values=frozenset({"gateway"}),
+        reason="would report one worker's counts only",
+    ),
+    OptionValue(
+        key="model_control",
+        values=_YES,
+        reason="would load or unload model {model} in one worker only",
+        needs="in_process",
+    ),
+    OptionValue(
+        key="model_control",
+        values=_YES,
+        reason="would leave outdated replies of model {model} in all other workers",
+        needs="cached",
+    ),
+    OptionValue(
+        key="statistics",
+        values=frozenset({"target"}),
+        reason="would report one worker's counts of model {model} only",
+        needs="in_process",
+    ),
+)
+
+_KSERVE_V1: Final = ("/v1/models/*:predict", "/v1/models/*:explain")
+
+
+def _own_posts(server: str, /) -> tuple[str, ...]:
+    return _KSERVE_V1 if dialect_of(server) == KSERVE else ()
+
+
 SPEC = ProtocolSpec(
     name="oip",
+    title="Open Inference v2",
+    page="open-inference.md",
     http=HttpBinding(codec=HttpCodec, prefixes=("/v2",)),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     resolve_dialect=choose_dialect,
     classifies=None,
     extension_status=extension_status,
+    defects=DEFECTS,
+    example=example,
+    one_process=_ONE_PROCESS,
+    sidecar=SidecarDefaults(
+        options={
+            "model_configuration": "true",
+            "statistics": "target",
+            "repository_index": "true",
+        },
+        own_options={"trace": "read", "logging": "read"},
+    ),
+    own_posts=_own_posts,
 )

@@ -4,71 +4,15 @@ The table is the source of docs/protection.md (`make regenerate`), of the log li
 upstream, and of the default of `cancellation`. The code of the defences is in other modules.
 """
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
-from gateway.ir.metadata import ServerMetadata
-
-_VERSION = re.compile(r"(\d+)\.(\d+)")
+from gateway.api.protocol import DefectKind, ServerDefect
 
 TRITON, MLSERVER, KSERVE = "triton", "mlserver", "kserve"
 GRPC, HTTP = "grpc", "http"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weakness:
-    """One weakness.
-
-    Attributes:
-        name: Name of the row, and of its test in tests/interop.
-        server: `name` in the server's metadata, in lower case.
-        source: Issue or CVE.
-        repaired: The first version without the weakness; None if there is none.
-        request: The request of a client that triggers it.
-        effect: The effect on the server.
-        defence: The defence of the gateway.
-        option: Configuration key or option that changes the defence; "" for none.
-        carrier: The carrier to the server over which it exists; "" for all.
-    """
-
-    name: str
-    server: str
-    source: str
-    repaired: tuple[int, int] | None
-    request: str
-    effect: str
-    defence: str
-    option: str = ""
-    carrier: str = ""
-
-    def affects(self, server: ServerMetadata) -> bool:
-        """Return whether a server has the weakness; an unreadable version counts as old."""
-        if server.name.lower() != self.server:
-            return False
-        found = _VERSION.match(server.version)
-        if self.repaired is None or found is None:
-            return True
-        return (int(found[1]), int(found[2])) < self.repaired
-
-    def line(self, server: ServerMetadata, defence: str = "") -> str:
-        """Return one line for a server: its version, the weakness and the defence.
-
-        Args:
-            server: It has the weakness.
-            defence: What the gateway does, if not that of the table.
-        """
-        repaired = ""
-        if self.repaired is not None:
-            repaired = f", repaired in {self.repaired[0]}.{self.repaired[1]}.0"
-        return (
-            f"{server.name} {server.version}: {self.request}: {self.effect} "
-            f"({self.source}{repaired}); {defence or self.defence}"
-        )
-
-
-CANCELLED_CALLS: Final = Weakness(
+CANCELLED_CALLS: Final = ServerDefect(
     name="cancelled_calls",
     server=TRITON,
     source="server 7368, 8034",
@@ -78,9 +22,10 @@ CANCELLED_CALLS: Final = Weakness(
     defence="cancellation is withheld: the call ends by itself, and its reply is dropped",
     option="`cancellation` of an upstream",
     carrier=GRPC,
+    kind=DefectKind.CANCELLED_CALLS,
 )
 
-EMPTY_CLASSES: Final = Weakness(
+EMPTY_CLASSES: Final = ServerDefect(
     name="classes_of_nothing",
     server=TRITON,
     source="measured",
@@ -89,10 +34,11 @@ EMPTY_CLASSES: Final = Weakness(
     effect="the process ends",
     defence="the gateway computes the classes of outputs whose shape is variable",
     carrier=HTTP,
+    kind=DefectKind.EMPTY_CLASSES,
 )
 
-WEAKNESSES: Final[tuple[Weakness, ...]] = (
-    Weakness(
+DEFECTS: Final[tuple[ServerDefect, ...]] = (
+    ServerDefect(
         name="nested_json",
         server=TRITON,
         source="server 8172",
@@ -102,7 +48,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="at most 64 levels are read",
         option="`json_depth`",
     ),
-    Weakness(
+    ServerDefect(
         name="many_chunks",
         server=TRITON,
         source="CVE-2025-23310, server 8305",
@@ -112,7 +58,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="at most 65,536 chunks are read, and the body is forwarded without them",
         option="`body_chunks`",
     ),
-    Weakness(
+    ServerDefect(
         name="infinite_quality",
         server=TRITON,
         source="server 8637",
@@ -121,7 +67,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         effect="the process ends",
         defence="the header is not forwarded",
     ),
-    Weakness(
+    ServerDefect(
         name="huge_shape",
         server=TRITON,
         source="server 8174, 8182, 8676",
@@ -131,7 +77,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="shapes are multiplied without overflow, and compared with the data",
         option="`elements`, `dim`",
     ),
-    Weakness(
+    ServerDefect(
         name="classes_of_text",
         server=TRITON,
         source="server 8267",
@@ -142,7 +88,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         option="`classes` limits their number",
     ),
     EMPTY_CLASSES,
-    Weakness(
+    ServerDefect(
         name="text_sequence_id",
         server=TRITON,
         source="core 425",
@@ -152,7 +98,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="the type is looked up in the model's configuration",
         option="`sequence_ids` of a route, if the server shows no configuration",
     ),
-    Weakness(
+    ServerDefect(
         name="number_as_text_sequence_id",
         server=TRITON,
         source="core 425",
@@ -162,7 +108,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="the type is looked up in the model's configuration",
     ),
     CANCELLED_CALLS,
-    Weakness(
+    ServerDefect(
         name="names_of_segments",
         server=TRITON,
         source="CVE-2025-23320, python_backend 403",
@@ -171,7 +117,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         effect="the error names the segment, and a client that has the name can overwrite it",
         defence="names of segments are removed from errors; the log has the complete text",
     ),
-    Weakness(
+    ServerDefect(
         name="configuration_is_code",
         server=TRITON,
         source="CVE-2025-23316",
@@ -181,7 +127,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="a `config` is refused, or limited to a few fields",
         option="`model_config`",
     ),
-    Weakness(
+    ServerDefect(
         name="shared_memory_regions",
         server=TRITON,
         source="CVE-2025-23333, server 8170",
@@ -191,7 +137,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="keys are allowed by name, segments are measured, offsets moved to the tensors",
         option="`shared_memory`",
     ),
-    Weakness(
+    ServerDefect(
         name="wide_text",
         server=MLSERVER,
         source="numpy",
@@ -202,7 +148,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         option="`bytes_rectangle` of an upstream",
         carrier=HTTP,
     ),
-    Weakness(
+    ServerDefect(
         name="unknown_names",
         server=MLSERVER,
         source="measured",
@@ -211,7 +157,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         effect="it keeps metrics for each name for ever",
         defence="a model gets inferences when the server has shown its metadata",
     ),
-    Weakness(
+    ServerDefect(
         name="numbers_as_json",
         server=MLSERVER,
         source="measured",
@@ -222,7 +168,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         option="`json_bytes` of an upstream",
         carrier=HTTP,
     ),
-    Weakness(
+    ServerDefect(
         name="left_stream",
         server=MLSERVER,
         source="measured",
@@ -232,7 +178,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="streams over gRPC only are safe: use `oip+grpc://` where clients stream",
         carrier=HTTP,
     ),
-    Weakness(
+    ServerDefect(
         name="many_inputs",
         server=KSERVE,
         source="measured",
@@ -242,7 +188,7 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
         defence="a request has at most 2,048 tensors",
         option="`tensors`",
     ),
-    Weakness(
+    ServerDefect(
         name="many_numbers",
         server=KSERVE,
         source="measured",
@@ -254,37 +200,3 @@ WEAKNESSES: Final[tuple[Weakness, ...]] = (
     ),
 )
 """One row, one test."""
-
-
-def weaknesses_of(server: ServerMetadata) -> Iterator[Weakness]:
-    """Yield the weaknesses of a server."""
-    return (weakness for weakness in WEAKNESSES if weakness.affects(server))
-
-
-def weakness_lines(server: ServerMetadata, carrier: str, *, withheld: bool) -> list[str]:
-    """Return a line for each weakness of a server, for the log and the status page.
-
-    Args:
-        server: Its metadata.
-        carrier: The carrier to it.
-        withheld: Whether cancellation is withheld.
-    """
-    lines = []
-    for weakness in weaknesses_of(server):
-        if weakness.carrier not in ("", carrier):
-            continue
-        defence = ""
-        if weakness is CANCELLED_CALLS and not withheld:
-            defence = "cancellation is forwarded: use `cancellation: auto`"
-        lines.append(weakness.line(server, defence))
-    return lines
-
-
-def withholds_before(server: ServerMetadata | None) -> bool:
-    """Return whether `cancellation: auto` withholds, as it also does for an unknown server."""
-    return server is None or CANCELLED_CALLS.affects(server)
-
-
-def ends_at_empty_classes(server: ServerMetadata | None, carrier: str) -> bool:
-    """Return whether a server may end at classes of an empty output, as an unknown one may."""
-    return carrier == EMPTY_CLASSES.carrier and (server is None or EMPTY_CLASSES.affects(server))

@@ -1,8 +1,11 @@
 """Numbers of requests, for protocols whose servers number them in every response."""
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Final
+
+from gateway.api.protocol import Options
 
 OPTION: Final = "request_ids"
 """The option by which a listener's codecs get the counters of the process; YAML has none."""
@@ -26,3 +29,21 @@ class RequestIds:
         if server_id not in self._counters:
             self._counters[server_id] = itertools.count(self._start, self._step)
         return self._counters[server_id]
+
+
+def process_options(
+    number: int, count: int, clock: Callable[[], int] = time.monotonic_ns
+) -> Options:
+    """Return the counters of a process as an option; the numbers of all workers differ.
+
+    A worker starts at the microseconds of the machine's clock, so that its numbers also differ from
+    those of its earlier processes.
+
+    Args:
+        number: Of the worker, from 1.
+        count: Of the workers.
+        clock: Nanoseconds of the machine.
+    """
+    if count == 1:
+        return {OPTION: RequestIds()}
+    return {OPTION: RequestIds(clock() // 1000 * count + number, count)}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
-from gateway.transports.admission import MemoryBudget, Reservation
+from gateway.transports.admission import MemoryBudget, Reservation, ResponseReservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import (
@@ -29,8 +29,9 @@ from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.resolver import UNIX, UpstreamConnector
-from gateway.transports.net.tls import MAYBE_TLS, NEEDS_TLS, TLS_ALERT, connect_failure_text
+from gateway.transports.net.tls import NEEDS_TLS, TLS_ALERT, connect_failure_text
 from gateway.transports.net.tls_files import Authorities, TlsContext
+from gateway.transports.net.wrong_port import MAYBE_HTTP, SERVES_HTTP
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
@@ -145,9 +146,7 @@ class GrpcClientConnection(Http2Protocol):
     def is_foreign(self, data: bytes) -> bool:
         """Return whether the server speaks HTTP/1 or TLS, and close the connection if so."""
         if data.startswith(b"HTTP/1."):
-            self._closing_reason = (
-                "it serves HTTP/1 on this port; for HTTP use a URL such as oip+http://"
-            )
+            self._closing_reason = SERVES_HTTP
         elif data.startswith(TLS_ALERT):
             self._closing_reason = NEEDS_TLS
         else:
@@ -163,11 +162,12 @@ class GrpcClientConnection(Http2Protocol):
             call.fail(error)
 
     def connection_lost(self, error: BaseException | None) -> None:
-        """Fail every call: the connection is lost."""
+        """Fail every call whose response has not arrived: the connection is lost."""
+        self.read_rest(error)
         self.transport = None
         why = self._closing_reason or (str(error) if error else "the server closed it")
         if not self.ready.done():
-            reason = self._closing_reason or f"{why}; {MAYBE_TLS}"
+            reason = self._closing_reason or f"{why}; {MAYBE_HTTP}"
             self.ready.set_exception(ConnectionError(reason))
             self.ready.exception()  # asyncio warns of an error that nobody retrieves
         for call in self._calls():
@@ -327,7 +327,7 @@ class GrpcConnectionPool:
 
     def reservation(self) -> Reservation:
         """Return a reservation for a response, in the share of the client that called."""
-        return Reservation(self._budget, self._limits.memory_wait_s, CLIENT_MEMORY.get())
+        return ResponseReservation(self._budget, None, CLIENT_MEMORY.get())
 
     def tls_renewed(self, _authorities: Authorities | None) -> None:
         """Close each connection after its last call."""
@@ -449,10 +449,11 @@ class GrpcConnectionPool:
                 await connection.ready
         except TimeoutError:
             self._drop(connection)
-            raise errors.ConnectFailure(
-                f"cannot connect to {self._name}: no response within "
-                f"{self._limits.connect_timeout_s:g} s"
-            ) from None
+            limit = f"within {self._limits.connect_timeout_s:g} s"
+            why = f"no response {limit}"
+            if connection is not None:
+                why = f"it accepts connections, but sent no HTTP/2 {limit}; {MAYBE_HTTP}"
+            raise errors.ConnectFailure(f"cannot connect to {self._name}: {why}") from None
         except OSError as error:
             self._drop(connection)
             text = f"cannot connect to {self._name}: {connect_failure_text(error)}"

@@ -22,13 +22,13 @@ from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.net.accept_backlog import drain_accept_queue
+from gateway.transports.net.listening import BACKLOG, listen
 from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 
 _UNBOUNDED: Final = 1 << 62
 _EXTRA_MESSAGE_BYTES: Final = 64 * 1024
-_BACKLOG: Final = 1024
 _LAST_WORDS_S: Final = 0.5
 _QUIET_S: Final = 0.25
 _SWEEP_S: Final = 1.0
@@ -91,7 +91,7 @@ class GrpcServer:
         self._open = OpenConnections(
             count or ConnectionCount(limits.connections, limits.connections_per_address)
         )
-        self._server: Listening | None = None
+        self._servers: list[Listening] = []
         self._is_running = False
         self._is_leaving = False
         self._socket: UnixSocket | None = None
@@ -112,38 +112,29 @@ class GrpcServer:
         self._sweep()
 
     async def _listen(self) -> None:
-        if not self._reuse_port:
-            await require_free(self._address)
         loop = asyncio.get_running_loop()
         if self._address.startswith(PREFIX):
+            await require_free(self._address)
             self._socket = UnixSocket(self._address.removeprefix(PREFIX))
             sock = self._socket.bind()
-            self._server = await self._listening(loop.create_unix_server, sock=sock)
-        else:
-            host, port = host_and_port(self._address)
-            shared = self._reuse_port
-            where: dict[str, Any] = {"host": host, "port": port, "reuse_address": True}
-            where["reuse_port"] = shared or None
-            if host == "::" and socket.has_dualstack_ipv6():  # both families on one port
-                bound_to = ("", port)
-                where = {
-                    "sock": socket.create_server(
-                        bound_to, family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=shared
-                    )
-                }
-            self._server = await self._listening(loop.create_server, **where)
-            bound = self._server.sockets[0].getsockname()[1]
-            self._address = bound_address(self._address, bound)
+            self._servers = [await self._serve(sock, loop.create_unix_server)]
+            return
+        host, port = host_and_port(self._address)
+        every = "" if host == "::" else host  # both families, as grpcio has it
+        self._servers = await listen(every, port, self._serve, reuse_port=self._reuse_port)
+        self._address = bound_address(self._address, self._servers[0].sockets[0].getsockname()[1])
 
-    async def _listening(self, create: Callable[..., Any], **where: Any) -> Listening:
+    async def _serve(
+        self, sock: socket.socket, create: Callable[..., Any] | None = None
+    ) -> Listening:
         return await listening_server(
-            create,
+            create or asyncio.get_running_loop().create_server,
             self.connection,
             self._tls,
             self._limits.tls_handshake_s,
             self.drain_unverified,
-            backlog=_BACKLOG,
-            **where,
+            backlog=BACKLOG,
+            sock=sock,
         )
 
     def connection(self) -> GrpcServerConnection:
@@ -178,8 +169,8 @@ class GrpcServer:
             return
         end = monotonic() + timeout_s
         self.announce_close()
-        if self._server is not None:
-            await drain_accept_queue(self._server, self.connection)
+        if self._servers:
+            await drain_accept_queue(self._servers, self.connection)
         for connection in list(self._open.members):
             connection.announce_close()
         try:
@@ -200,9 +191,9 @@ class GrpcServer:
         if not self._is_running:
             return
         self._is_running = False
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._wheel.close()

@@ -1,7 +1,6 @@
 """One connection of a gRPC server: its calls, its age and its patience."""
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from time import monotonic
@@ -44,7 +43,6 @@ from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import size_of
 from gateway.wire.metadata import metadata_request_id, text_metadata
 
-_IDLE_GRACE_S: Final = 30.0
 _LAST_CHANCE_S: Final = 0.25
 # A connection without calls for so long is not swept until its client sends.
 _IDLE_AFTER_S: Final = 5.0
@@ -122,7 +120,6 @@ class GrpcServerConnection(Http2Protocol):
         "_http_client",
         "_idle_since",
         "_last_seen",
-        "_latest_end",
         "_limits",
         "_methods",
         "_open",
@@ -161,7 +158,6 @@ class GrpcServerConnection(Http2Protocol):
         self._age_s = age_s
         self._reading_since: float | None = None
         self._refilled = self._born
-        self._latest_end = math.inf
         self.state = OPEN
         self.idle_until: float | None = None
         read_head, header_bytes = _head_reader(limits, is_http=http is not None)
@@ -309,13 +305,11 @@ class GrpcServerConnection(Http2Protocol):
         """Close the connection after its last call."""
         self.loop.call_soon(self._close_if_idle)
 
-    def announce_close(self, grace_s: float | None = None) -> None:
-        """Accept no new calls, and close after the last one, or after *grace_s* seconds."""
+    def announce_close(self) -> None:
+        """Accept no new calls, and close after the last one."""
         if self.state is OPEN:
             self.become_active()
             self.state = ConnectionState.LEAVING
-            if grace_s is not None:
-                self._latest_end = monotonic() + grace_s
             self.core.goaway(final=False)
             self.flush_soon()
             # Calls that were sent before GOAWAY arrived are still accepted.
@@ -362,9 +356,7 @@ class GrpcServerConnection(Http2Protocol):
                     stream.owner.on_reset()
         if self.core.streams or self.core.last != self._last_seen:
             self._idle_since, self._last_seen = now, self.core.last
-        if now - self._idle_since > limits.keepalive_s:
-            self.announce_close(_IDLE_GRACE_S)
-        elif now - self._born > self._age_s:
+        if now - self._born > self._age_s or now - self._idle_since > limits.keepalive_s:
             self.announce_close()
 
     def become_idle(self, now: float) -> None:
@@ -409,7 +401,6 @@ class GrpcServerConnection(Http2Protocol):
             (stuck is not None and now - stuck > limits.write_idle_timeout_s)
             or self.paused_s(now) > write_time(self.drained_bytes, limits)
             or (reading is not None and now - reading > limits.header_timeout_s)
-            or now > self._latest_end
         )
 
     def _leave_now(self, message: str = "") -> None:

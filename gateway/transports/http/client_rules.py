@@ -1,6 +1,7 @@
 """Rules of both HTTP client implementations: header fields, limits and errors of an upstream."""
 
 import ipaddress
+import re
 import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -8,7 +9,12 @@ from functools import lru_cache
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
 from gateway.ir.context import REQUEST_ID
-from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation
+from gateway.transports.admission import (
+    UNLIMITED,
+    MemoryBudget,
+    Reservation,
+    ResponseReservation,
+)
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.content_coding import Inflater, coding_of, inflate
 from gateway.transports.http.headers import decode_field, end_to_end, is_writable, safe_value
@@ -24,9 +30,15 @@ IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS"})
 SERVER_FAILED = 500
 """After this status a connection is not used again: ASGI servers close it unannounced."""
 
+_KEEP_ALIVE = re.compile(r"\btimeout\s*=\s*(\d{1,9})", re.IGNORECASE)
 _CODING = "accept-encoding"
 _CODING_CHARS = len(_CODING)
 _LOOPBACK_CONNECT_S = 1.0
+# How much earlier a connection is given up than the server closes it.
+_MARGIN_S = 1.0
+# More than TLS adds to a record, which has up to 16 KiB.
+_TLS_RECORD_BYTES = 32
+_TLS_RECORD_BITS = 14
 _RATIO = 200
 _RATIO_FLOOR_BYTES = 1 << 20
 _CHUNKS = 65_536
@@ -41,6 +53,9 @@ class UpstreamErrors:
         host: Name or address.
         limits: The limits of the upstream.
         budget: The memory budget for its responses.
+
+    Attributes:
+        reuse_s: Idle time after which a connection carries only requests that may be sent again.
     """
 
     def __init__(
@@ -50,6 +65,26 @@ class UpstreamErrors:
         self._budget = budget
         self._host = host
         self._limits = limits
+        self.reuse_s = limits.reuse_s
+        self._told_s: float | None = None
+
+    def note_keep_alive(self, value: str) -> None:
+        """Note the shortest idle time that the server tells, less a margin, in place of a guess.
+
+        Args:
+            value: Of the field `Keep-Alive`, as in `timeout=5, max=100`.
+        """
+        found = _KEEP_ALIVE.search(value)
+        if found is None:
+            return
+        idle_s = float(found[1])
+        safe_s = max(idle_s - _MARGIN_S, idle_s / 2)
+        self._told_s = safe_s if self._told_s is None else min(self._told_s, safe_s)
+        self.reuse_s = min(self._told_s, self._limits.keepalive_s)
+
+    def idle_s(self, method: str) -> float:
+        """Return how long a connection may have been idle that carries a request of *method*."""
+        return self._limits.keepalive_s if method in IDEMPOTENT else self.reuse_s
 
     @property
     def connect_timeout_s(self) -> float:
@@ -59,7 +94,7 @@ class UpstreamErrors:
 
     def reservation(self) -> Reservation:
         """Return a reservation for a response, in the share of the client that called."""
-        return Reservation(self._budget, self._limits.memory_wait_s, CLIENT_MEMORY.get())
+        return ResponseReservation(self._budget, None, CLIENT_MEMORY.get())
 
     def accepts_size(self, size: int) -> bool:
         """Return whether a response may have *size* bytes."""
@@ -109,9 +144,10 @@ class UpstreamErrors:
         """Return the error for a malformed response."""
         return errors.UpstreamProtocolError(f"upstream {self.name} sent {what[:200]}")
 
-    def lost(self, why: object) -> errors.Unavailable:
-        """Return the error for a connection that broke."""
-        return errors.Unavailable(f"upstream {self.name} broke the connection: {str(why)[:200]}")
+    def lost(self, why: object, hint: str = "") -> errors.Unavailable:
+        """Return the error for a connection that broke; *hint* says what to change."""
+        text = f"upstream {self.name} broke the connection: {str(why)[:200]}"
+        return errors.Unavailable(f"{text}; {hint}" if hint else text)
 
     def unreached(self, why: object) -> errors.ConnectFailure:
         """Return the error for a connection that could not be made."""
@@ -186,6 +222,22 @@ def response_fields(raw: Iterable[tuple[bytes, bytes]]) -> tuple[Headers, list[s
         else:
             pairs.append((name, value))
     return Headers(end_to_end(pairs)), codings
+
+
+def is_head_unread(unacknowledged: int, body_bytes: int, *, tls: bool) -> bool:
+    """Return whether a server that closed its end of a connection has read no complete request.
+
+    Its system has not acknowledged the head, so nothing can have read it.
+
+    Args:
+        unacknowledged: Bytes of the request that were not acknowledged when the end arrived.
+        body_bytes: Bytes of the request after its head.
+        tls: Whether the bytes are encrypted.
+    """
+    most = body_bytes
+    if tls:
+        most += _TLS_RECORD_BYTES * ((body_bytes >> _TLS_RECORD_BITS) + 2)
+    return unacknowledged > most
 
 
 async def _uncounted(_size: int) -> None: ...

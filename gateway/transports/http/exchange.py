@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from gateway.concurrency.limiter import WAITED_S
+from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.ir import errors
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.admission import (
@@ -81,7 +81,6 @@ class Exchange:
         "_frontend",
         "_handle",
         "_has_slot",
-        "_has_waited",
         "_head",
         "_held",
         "_incoming",
@@ -119,7 +118,6 @@ class Exchange:
         self._body: memoryview | None = None
         self._held = 0
         self._has_slot = True
-        self._has_waited = False
         self._reservation = incoming.lease
         self._arrival: OpenBodyStream | None = None
         self._should_drop = False
@@ -168,7 +166,7 @@ class Exchange:
             connection.responses_sent += 1
             if self._held:
                 listener.budget.release(self._held, connection.client.memory)
-            if self._has_waited:
+            if waited_s():  # the next request of the connection has the same task
                 WAITED_S.set(0.0)
             if self._reservation is not None:
                 self._free(self._reservation)
@@ -283,6 +281,8 @@ class Exchange:
         elif head.is_chunked:
             return None
         if not budget.try_acquire(size, client.memory):
+            if size == budget.call_bytes:  # there are no bytes, or their memory is reserved
+                self._body = body
             return None
         self._held = size
         if not listener.slots.try_acquire(1, client.slots):
@@ -347,11 +347,10 @@ class Exchange:
                 self._held = held.detach()
             await slots.wait(listener.limits.queue_wait_s, client.slots, deadline=self._deadline)
             self._has_slot = True
-        waited_s = time.monotonic() - began
+        seconds = time.monotonic() - began
         if self._reservation is not None:
-            waited_s += self._reservation.waited_s
-        WAITED_S.set(waited_s)
-        self._has_waited = True
+            seconds += self._reservation.waited_s
+        WAITED_S.set(seconds)
 
     def _early(
         self, wire: HttpRequest

@@ -21,11 +21,11 @@ from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
 from gateway.transports.net.accept_backlog import drain_accept_queue
+from gateway.transports.net.listening import BACKLOG, address_of, listen
 from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.slots import request_slots
 
-_BACKLOG = 1024
 _LAST_WORDS_S = 1.0
 _POLL_S = 0.01
 
@@ -157,7 +157,7 @@ class HttpListener(ABC):
             http=self._listener,
         )
         self._connections: Connections | None = None
-        self._server: Listening | None = None
+        self._servers: list[Listening] = []
         self._address: str | None = None
 
     @property
@@ -169,27 +169,27 @@ class HttpListener(ABC):
 
     async def start(self) -> None:
         """Listen. Raises OSError if the address is in use or invalid."""
-        loop = asyncio.get_running_loop()
         self._connections = self._make(self._listener, self._count, reserve=self._can_use_reserve)
         await self._http2.start()
         if not self._should_listen:
             return
-        where: dict[str, Any] = {"sock": self._sock}
         if self._sock is None:
-            host, port = self._where
-            where = {"host": host, "port": port, "reuse_address": True}
-            where["reuse_port"] = self._reuse_port or None
-        self._server = await listening_server(
-            loop.create_server,
+            self._servers = await listen(*self._where, self._serve, reuse_port=self._reuse_port)
+        else:
+            self._servers = [await self._serve(self._sock)]
+        self._address = address_of(self._servers[0].sockets[0])
+
+    async def _serve(self, sock: socket.socket) -> Listening:
+        assert self._connections is not None  # noqa: S101  # `start` has made it
+        return await listening_server(
+            asyncio.get_running_loop().create_server,
             self._connections,
             self._tls,
             self._limits.tls_handshake_s,
             self.drain_unverified,
-            backlog=_BACKLOG,
-            **where,
+            backlog=BACKLOG,
+            sock=sock,
         )
-        host, port = self._server.sockets[0].getsockname()[:2]
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
     def open_connections(self) -> Sequence[OpenConnection]:
@@ -228,8 +228,8 @@ class HttpListener(ABC):
             return
         end = monotonic() + timeout_s
         self.announce_close()
-        if self._server is not None:
-            await drain_accept_queue(self._server, self._connections)
+        if self._servers:
+            await drain_accept_queue(self._servers, self._connections)
         timeout_s = max(0.0, end - monotonic())
         await asyncio.gather(self._drain_connections(timeout_s), self._http2.drain(timeout_s))
         await self.stop()
@@ -246,13 +246,13 @@ class HttpListener(ABC):
         """Close at once; harmless the second time."""
         if self._connections is None:
             return
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in self.open_connections:
             connection.abort()
         await self._emptied(_LAST_WORDS_S)
         await self._http2.stop()
-        self._server = self._connections = None
+        self._servers, self._connections = [], None
 
     async def _emptied(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -22,6 +22,7 @@ from gateway.transports.http.client_rules import (
     IDEMPOTENT,
     UpstreamErrors,
     header_lines,
+    is_head_unread,
 )
 from gateway.transports.http.content_coding import coding_of
 from gateway.transports.http1.client_connection import Http1ClientConnection, read_buffer
@@ -149,9 +150,7 @@ class HttpClient:
         """Return the connection used last, and acquire a slot; None if that needs waiting."""
         idle = self._idle
         if not (
-            idle
-            and self._is_fresh(idle[-1], now, self._limits.keepalive_s)
-            and self._slots.try_acquire()
+            idle and self._is_fresh(idle[-1], now, self._peer.reuse_s) and self._slots.try_acquire()
         ):
             return None
         return idle.pop()
@@ -243,10 +242,10 @@ class HttpClient:
 
         The response is complete, or, if it is streamed, has its head.
         """
-        rest, keepalive_s = wire.body_stream, self._limits.keepalive_s
-        connection = await self._connection(
-            keepalive_s if rest is None else min(keepalive_s, _MAX_IDLE_FOR_STREAMING_S)
-        )
+        idle_s = self._peer.idle_s(wire.method)
+        if wire.body_stream is not None:
+            idle_s = min(idle_s, _MAX_IDLE_FOR_STREAMING_S)
+        connection = await self._connection(idle_s)
         reused = connection.uses > 0
         try:
             reader = self._write(connection, wire, deadline, streamed=streamed)
@@ -278,17 +277,20 @@ class HttpClient:
             raise
         return connection, reader
 
-    @staticmethod
-    def _is_unread(connection: Http1ClientConnection, wire: HttpRequest) -> bool:
+    def _is_unread(self, connection: Http1ClientConnection, wire: HttpRequest) -> bool:
         """Return whether a request that went wrong may be sent again (RFC 9110, 9.2.2).
 
-        A reset says nothing: a server that has read a request and then fails may reset as well.
+        A reset says nothing: a server that has read a request and then fails may reset as well.  A
+        server that closed before the head arrived cannot have read it.
         """
         if wire.body_stream is not None and wire.body_stream.is_started:
             return False
         if connection.response is not None and connection.response.is_started:
             return False
-        return not connection.is_awaiting or wire.method in IDEMPOTENT
+        if not connection.is_awaiting or wire.method in IDEMPOTENT:
+            return True
+        is_encrypted = self._tls is not None
+        return is_head_unread(connection.unread_bytes, size_of(wire.body), tls=is_encrypted)
 
     def _write(
         self,

@@ -10,8 +10,15 @@ from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.http.client_rules import UpstreamErrors
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
-from gateway.transports.net.sockets import peer_left, reset_when_closed, tune
-from gateway.transports.net.tls import MAYBE_TLS
+from gateway.transports.net.sockets import (
+    has_unread,
+    peer_left,
+    reset_when_closed,
+    tune,
+    unacknowledged,
+    unread_input,
+)
+from gateway.transports.net.wrong_port import MAYBE_GRPC
 from gateway.wire.http import Buffer, HttpResponse
 
 _MAX_UNREAD_BYTES = 1 << 20
@@ -40,6 +47,8 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         is_awaiting: A response is expected and incomplete.
         response: The response that is being read, until `release`.  None if nothing of it has
             arrived, or if all of it arrived at once.
+        unread_bytes: Bytes of a request that had not arrived when the upstream closed its end
+            instead of a response.
     """
 
     def __init__(
@@ -61,6 +70,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self._growing: asyncio.Task[None] | None = None
         self._rest: StreamingBody | None = None
         self._first: list[Buffer] | None = None
+        self._late: list[Buffer] = []
         self.transport: Any = None
         self.created_at = self.last_used_at = monotonic()
         self.uses = 0
@@ -68,6 +78,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         self.failure: Exception | None = None
         self.is_awaiting = False
         self.response: ResponseReader | None = None
+        self.unread_bytes = 0
 
     # -- asyncio's protocol
 
@@ -112,12 +123,17 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Fail the response in progress: the upstream has closed its half."""
         self.is_usable = False
+        if self.is_awaiting and not (self.response and self.response.is_started):
+            unsent: int = self.transport.get_write_buffer_size()
+            self.unread_bytes = unacknowledged(self._socket) + unsent
         self._end("it was closed before the response was complete")
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Fail the response in progress."""
+        """Fail the response in progress, unless its rest has arrived."""
         self.is_usable = False
+        if self.is_awaiting:
+            self._read_rest(exc)
         self._end(str(exc) if exc else "it was closed before the response was complete")
         self.transport = None
         if self._rest is not None:
@@ -192,11 +208,34 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         return response
 
     def write(self, piece: memoryview) -> None:
-        """Send the next piece of the streaming body."""
+        """Send the next piece of the streaming body.
+
+        A response that has arrived is read first: if the upstream has closed after it, the write
+        would fail, and the response would be lost.
+        """
         if self._first is not None:
             self._first.append(piece)
         elif self.is_usable:
-            self.transport.write(piece)
+            if self._late or has_unread(self._socket):
+                self._write_later(piece)
+            else:
+                self.transport.write(piece)
+
+    def _write_later(self, piece: memoryview) -> None:
+        self._late.append(piece)
+        if len(self._late) == 1:
+            assert self._rest is not None  # noqa: S101  # it writes
+            self._rest.pause()
+            # The loop reads after the callbacks of its next turn, and so before those after it.
+            self.loop.call_soon(self.loop.call_soon, self._write_late, self._rest)
+
+    def _write_late(self, rest: StreamingBody) -> None:
+        late, self._late = self._late, []
+        if rest is not self._rest or not self.is_usable:
+            return
+        self.transport.writelines(late)
+        if not self._paused & _WRITING:
+            rest.resume()
 
     def on_timeout(self) -> None:
         """Fail the exchange: its deadline has passed."""
@@ -322,6 +361,18 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         elif response.is_done:
             self._wake()
 
+    def _read_rest(self, error: BaseException | None) -> None:
+        """Read what has arrived before *error*, unless a part of it waits for memory already."""
+        for data in unread_input(self.transport, error):
+            left = memoryview(data)
+            while left and self.is_awaiting:
+                if self._paused & _READING or self._pending or self._growing is not None:
+                    return
+                room = self.get_buffer(-1)[: len(left)]
+                room[:] = left[: len(room)]
+                left = left[len(room) :]
+                self.buffer_updated(len(room))
+
     def _end(self, why: str) -> None:
         if not self.is_awaiting:
             return
@@ -329,7 +380,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
             self._notify(self.response)
         else:
             is_silent = self.uses == 1 and not (self.response and self.response.is_started)
-            self._fail(self._peer.lost(f"{why}; {MAYBE_TLS}" if is_silent else why))
+            self._fail(self._peer.lost(why, MAYBE_GRPC if is_silent else ""))
 
     def _fail(self, error: Exception) -> None:
         if self.failure is None:

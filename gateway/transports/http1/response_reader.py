@@ -23,7 +23,7 @@ from gateway.transports.http.client_rules import (
 from gateway.transports.http.request_body import EMPTY
 from gateway.transports.http1.chunked import ChunkReader
 from gateway.transports.http1.head_reader import end_of_head, tail_of
-from gateway.transports.net.tls import NEEDS_TLS, TLS_ALERT
+from gateway.transports.net.wrong_port import foreign_protocol
 from gateway.transports.reserved_buffer import ReservedBuffer
 from gateway.wire.http import Headers, HttpResponse
 from gateway.wire.message_cache import ParseCache
@@ -261,7 +261,7 @@ class ResponseReader:
         except httptools.HttpParserUpgrade:
             self._is_complete = True
         except httptools.HttpParserError as error:
-            what = _foreign_protocol(data) or f"a malformed response: {error}"
+            what = foreign_protocol(data) or f"a malformed response: {error}"
             raise self._peer.broken(what) from error
         if len(self._fields) > HEADER_COUNT or self._size > _HEAD_BYTES:
             raise self._peer.broken("a malformed response: its head is too large")
@@ -390,18 +390,11 @@ class ResponseReader:
             # The request had no TE field, so only chunks are allowed (RFC 9112 7.4).
             self._has_odd_coding = value.lower() != b"chunked" or self._chunks is not None
             self._chunks = ChunkReader()
+        elif lower == b"keep-alive":
+            self._peer.note_keep_alive(value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         """Note the end of the head."""
         self._is_complete = True
         if self._parser is not None:
             self.is_persistent = self._parser.should_keep_alive()
-
-
-def _foreign_protocol(data: bytes) -> str:
-    """Return what a server serves that begins its response with *data*; "" if it is unknown."""
-    if data.startswith(TLS_ALERT):
-        return f"a TLS alert: {NEEDS_TLS}"
-    if data[:1] == b"\0" and data[3:4] == b"\x04" and data[5:9] == bytes(4):
-        return "HTTP/2: it serves gRPC on this port; for gRPC use a URL such as oip+grpc://"
-    return ""

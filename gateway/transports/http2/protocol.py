@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import Http2ConnectionError
-from gateway.transports.net.sockets import tune
+from gateway.transports.net.sockets import tune, unread_input
 from gateway.wire.http import Buffer
 
 WRITE_BUFFER_BYTES: Final = 256 * 1024
@@ -95,6 +95,13 @@ class Http2Protocol(asyncio.Protocol):
             self.flush_soon()
         if core.is_behind:
             self._wait_for_turn()
+
+    def read_rest(self, error: BaseException | None) -> None:
+        """Read what has arrived before *error* ended the connection; for `connection_lost`."""
+        for data in unread_input(self.transport, error):
+            self.data_received(data)
+            while self.core.is_behind and self.fault is None:
+                self.data_received(b"")
 
     def is_foreign(self, data: bytes) -> bool:  # noqa: ARG002  # for subclasses
         """Return whether *data* begins another protocol, and close the connection if so."""

@@ -15,9 +15,8 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from gateway.transports.net.tls_server import Listening, TlsServer
 
@@ -38,38 +37,46 @@ _DROP_SYN: Final = (
 )
 
 
-async def drain_accept_queue(server: Listening, new: Callable[[], asyncio.BaseProtocol]) -> None:
-    """Close *server* to new connections, but accept those that wait, and give them time to ask.
+async def drain_accept_queue(
+    servers: Sequence[Listening], new: Callable[[], asyncio.BaseProtocol]
+) -> None:
+    """Close *servers* to new connections, but accept those that wait, and give them time to ask.
 
     Args:
-        server: Listens.
+        servers: They listen.
         new: Makes the protocol of a connection without TLS.
     """
-    loop = asyncio.get_running_loop()
-    connect: Callable[[socket.socket], Coroutine[Any, Any, Any]] = (
-        server.connect
-        if isinstance(server, TlsServer)
-        else partial(loop.connect_accepted_socket, new)
-    )
     with contextlib.ExitStack() as stack:
         listening = [
-            stack.enter_context(socket.socket(fileno=os.dup(each.fileno())))
+            (server, stack.enter_context(socket.socket(fileno=os.dup(each.fileno()))))
+            for server in servers
             for each in server.sockets
         ]
-        dropping = [drop_handshakes(each) for each in listening]
+        dropping = [drop_handshakes(each) for _, each in listening]
         if any(dropping):
             await asyncio.sleep(HANDSHAKE_S)
-        server.close()
-        waiting = []
-        for each in listening:
+        for server in servers:
+            server.close()
+        accepting = []
+        for server, each in listening:
             each.setblocking(False)  # the library's own
-            waiting += _queued(each)
-    accepting = [asyncio.ensure_future(connect(each)) for each in waiting]
+            accepting += [
+                asyncio.ensure_future(_connect(server, new, sock)) for sock in _queued(each)
+            ]
     await asyncio.sleep(FIRST_REQUEST_S)
     for connecting in accepting:
         connecting.cancel()
     # A client that has left, or whose TLS handshake failed, is not served.
     await asyncio.gather(*accepting, return_exceptions=True)
+
+
+async def _connect(
+    server: Listening, new: Callable[[], asyncio.BaseProtocol], sock: socket.socket
+) -> None:
+    if isinstance(server, TlsServer):
+        await server.connect(sock)
+    else:
+        await asyncio.get_running_loop().connect_accepted_socket(new, sock)
 
 
 def drop_handshakes(listening: socket.socket) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
-from gateway.transports.net.resolver import is_address, look_up
+from gateway.transports.net.look_up import is_address, look_up
 
 HAS_DNS: Final = find_spec("dns") is not None
 """Whether dnspython is installed."""
@@ -85,7 +85,7 @@ async def look_up_all(host: str, port: int, resolver: Any = None) -> HostAddress
 
 
 async def _ask_system(host: str, port: int) -> HostAddresses:
-    addresses = await look_up(host, port)
+    addresses = await look_up(host)
     return HostAddresses(_ordered(HostAddress(host, port, each) for each in addresses), None)
 
 

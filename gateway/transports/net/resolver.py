@@ -1,22 +1,42 @@
 """Where an upstream is: its name is looked up again by age and after failures, not each time."""
 
 import asyncio
-import ipaddress
-import socket
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+from gateway.transports.net.look_up import is_address, look_up
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 UNIX = "unix:"
 
+# How long a new look-up may delay who knows earlier addresses of the name.
+_STALE_WAIT_S: Final = 0.25
 
-async def look_up(host: str, port: int) -> list[str]:
-    """Return the addresses of a name, in the system's order. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    rows = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(row[4][0]) for row in rows))
+
+class KnownAddresses:
+    """The addresses of a name, with earlier ones for when it cannot be looked up.
+
+    Args:
+        host: The name.
+        resolve: Looks it up.
+    """
+
+    def __init__(self, host: str, resolve: Callable[[str], Awaitable[list[str]]] = look_up) -> None:
+        self._host = host
+        self._resolve = resolve
+        self._found: list[str] = []
+
+    async def update(self) -> list[str]:
+        """Look the name up, and return its addresses. Raises OSError if none were ever found."""
+        try:
+            async with asyncio.timeout(_STALE_WAIT_S if self._found else None):
+                self._found = await self._resolve(self._host)
+        except OSError:  # a TimeoutError is one
+            if not self._found:
+                raise
+        return self._found
 
 
 class UpstreamConnector:
@@ -40,7 +60,7 @@ class UpstreamConnector:
         *,
         address: str = "",
         floor_s: float = 5.0,
-        resolve: Callable[[str, int], Awaitable[list[str]]] = look_up,
+        resolve: Callable[[str], Awaitable[list[str]]] = look_up,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._host = host
@@ -48,7 +68,7 @@ class UpstreamConnector:
         self._path = path
         self._address = address or (host if is_address(host) else "")
         self._floor_s = floor_s
-        self._resolve = resolve
+        self._known = KnownAddresses(host, resolve)
         self._clock = clock
         self._found: list[str] = []
         self._failed: set[str] = set()
@@ -92,11 +112,7 @@ class UpstreamConnector:
             return [self._address]
         now = self._clock()
         if self._fresh_until is None or now >= self._fresh_until:
-            try:
-                self._found = await self._resolve(self._host, self._port)
-            except OSError:
-                if not self._found:
-                    raise
+            self._found = await self._known.update()
             self._failed.intersection_update(self._found)
             self._fresh_until = now + self._floor_s
         return sorted(self._found, key=self._failed.__contains__)
@@ -116,12 +132,3 @@ def upstream_of(target: str, floor_s: float, address: str = "") -> UpstreamConne
     if not (colon and host and port.isascii() and port.isdigit()):
         raise ValueError(f"upstream {target!r} is not host:port")
     return UpstreamConnector(host.strip("[]"), int(port), floor_s=floor_s, address=address)
-
-
-def is_address(host: str) -> bool:
-    """Return whether *host* is an IP address, and not a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -2,12 +2,14 @@
 
 import contextlib
 import fcntl
+import os
 import resource
 import select
 import socket
 import struct
 import sys
 import termios
+from collections.abc import Iterator
 from typing import Any
 
 # With TCP_USER_TIMEOUT, Linux closes a connection at the first keepalive timer after it, even if
@@ -23,6 +25,9 @@ _UNLIMITED = 1 << 20
 _STATE_CLOSED = 7  # linux/tcp_states.h, TCP_CLOSE
 _STATE_ENDED = 8  # TCP_CLOSE_WAIT
 _POLL_LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+# Together they are more than the kernel keeps of what a peer has sent.
+_UNREAD_BYTES = 256 * 1024
+_UNREAD_READS = 64
 
 
 UNSEEN_S = 0.01
@@ -79,7 +84,9 @@ def _state(sock: Any) -> int | None:
 
 def reset_when_closed(sock: Any) -> None:
     """Make closing *sock* a reset, so that the peer knows that nothing is read. TCP only."""
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+    if sock is None or sock.fileno() < 0:  # it is closed already
+        return
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -105,6 +112,39 @@ def peer_left(sock: Any) -> bool:
     poll = select.poll()
     poll.register(sock.fileno(), _POLL_LEFT)
     return bool(poll.poll(0))
+
+
+def unacknowledged(sock: Any) -> int:
+    """Return how many bytes that were sent on a TCP connection its peer has not acknowledged.
+
+    A peer that has closed its end never acknowledges what arrives later. Source: tcp(7), SIOCOUTQ.
+    """
+    if sock is None or sock.fileno() < 0 or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return 0
+    waiting: bytes = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(waiting, sys.byteorder)
+
+
+def unread_input(transport: Any, error: BaseException | None) -> Iterator[bytes]:
+    """Yield what arrived on a connection before *error* ended it; for `connection_lost`.
+
+    A write that fails ends the reading of the loop, too, although the response may have arrived: a
+    server may refuse a request by its head, respond, and close. Nothing is left with TLS, whose
+    transport closes the socket first.
+    """
+    sock = transport.get_extra_info("socket")
+    is_plain = transport.get_extra_info("sslcontext") is None
+    if error is None or not is_plain or sock is None or sock.fileno() < 0:
+        return
+    with socket.socket(fileno=os.dup(sock.fileno())) as own:
+        for _ in range(_UNREAD_READS):
+            try:
+                data = own.recv(_UNREAD_BYTES, socket.MSG_DONTWAIT)
+            except OSError:  # there is no more
+                return
+            if not data:
+                return
+            yield data
 
 
 def has_unread(sock: Any) -> bool:

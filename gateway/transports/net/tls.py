@@ -29,6 +29,10 @@ NO_TLS: Final = (
 )
 """Why a connection with TLS failed, and what to change."""
 
+_TRUST: Final = (
+    "authorities other than the system's are set with `tls: {ca: FILE}` or --tls-ca FILE"
+)
+
 # What a server without TLS sends instead of a handshake, by the names of OpenSSL.
 _PLAIN: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
 
@@ -182,9 +186,12 @@ def negotiated_http2(transport: Any) -> bool:
 
 
 def connect_failure_text(error: OSError) -> str:
-    """Return why a connection was not made, and what to change if the server has no TLS."""
+    """Return why a connection was not made, and what to change if TLS is the reason."""
     if isinstance(error, ssl.SSLError) and error.reason in _PLAIN:
         return NO_TLS
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = error.verify_message.rstrip(".")
+        return f"certificate verify failed: {reason}; {_TRUST}"
     return str(error)
 
 

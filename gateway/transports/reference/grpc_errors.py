@@ -18,6 +18,7 @@ from gateway.ir.errors import (
     Unavailable,
     UpstreamProtocolError,
 )
+from gateway.transports.net.wrong_port import MAYBE_HTTP, SERVES_HTTP
 
 # Texts of the C core, 1.66 to 1.85.
 _NOT_CONNECTED = (
@@ -26,6 +27,9 @@ _NOT_CONNECTED = (
     "DNS resolution failed",
     "empty address list",
 )
+# Of connections that were made, to servers that do not speak HTTP/2.
+_HTTP1 = "Trying to connect an http1"
+_NO_HTTP2 = ("Socket closed", "Connection reset by peer", "before receiving SETTINGS frame")
 _BROKEN_OFF = "Stream removed ("
 _TOO_LARGE = re.compile(r"CLIENT: Received message larger than max|Decompressed message larger")
 _RESET = "RST_STREAM"
@@ -59,10 +63,17 @@ def _answered(_target: str, _ending: Ending) -> GatewayError | None:
 def _unavailable(target: str, ending: Ending) -> GatewayError | None:
     why = _shown(ending.details)
     if not ending.is_connected and ending.details.startswith(_NOT_CONNECTED):
-        return ConnectFailure(f"cannot connect to {target}: {why}")
+        return ConnectFailure(f"cannot connect to {target}: {_not_connected(ending.details)}")
     if ending.details.startswith(_BROKEN_OFF) or not ending.is_connected:
         return Unavailable(f"{target} broke the connection before it replied: {why}")
     return None
+
+
+def _not_connected(details: str) -> str:
+    if _HTTP1 in details:
+        return SERVES_HTTP
+    is_silent = any(text in details for text in _NO_HTTP2)
+    return f"{_shown(details)}; {MAYBE_HTTP}" if is_silent else _shown(details)
 
 
 def _deadline(target: str, ending: Ending) -> GatewayError | None:

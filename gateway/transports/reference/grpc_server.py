@@ -50,6 +50,7 @@ _SPARE_CALLS = 64
 _UNBOUNDED = 1 << 62
 # Connections of clients that the authorities verify no more end after this time.
 _DRAIN_S = 30.0
+_UNLIMITED_MS = 0x7FFF_FFFF
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000
@@ -184,6 +185,7 @@ def _options(limits: ServerLimits, *, reuse_port: bool) -> list[tuple[str, Any]]
         ("grpc.absolute_max_metadata_size", limits.grpc_metadata_bytes),
         ("grpc.max_concurrent_streams", limits.h2_streams),
         ("grpc.max_connection_age_ms", _ms(limits.connection_age_s)),
+        ("grpc.max_connection_age_grace_ms", _UNLIMITED_MS),
         ("grpc.max_connection_idle_ms", _ms(limits.keepalive_s)),
         ("grpc.server_handshake_timeout_ms", _ms(limits.tls_handshake_s)),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),

@@ -26,12 +26,14 @@ from gateway.transports.http.client_rules import (
     SERVER_FAILED,
     UpstreamErrors,
     header_fields,
+    is_head_unread,
     response_fields,
 )
 from gateway.transports.http.content_coding import coding_of
 from gateway.transports.net.sockets import reset_when_closed
 from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.net.write_drain import deadline_scope
+from gateway.transports.net.wrong_port import MAYBE_GRPC
 from gateway.transports.reference.http_pool import ATTEMPT, Attempt, HttpConnectionPool
 from gateway.transports.slots import CONNECTION_KEYS, upstream_slots
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
@@ -157,11 +159,20 @@ class HttpClient:
         except Unavailable as error:
             # One more attempt if an idle connection was closed before the request reached it.
             silent = attempt.connection is not None and not attempt.connection.has_answered
-            idle = attempt.is_reused and silent and wire.method in IDEMPOTENT
-            if isinstance(error, NotSent) or not silent or not (attempt.never_received or idle):
+            may_repeat = attempt.never_received or (
+                attempt.is_reused and silent and self._may_repeat(attempt, wire)
+            )
+            if isinstance(error, NotSent) or not silent or not may_repeat:
                 raise
         attempt = Attempt()
         return await self._attempt(wire, deadline, attempt), attempt
+
+    def _may_repeat(self, attempt: Attempt, wire: HttpRequest) -> bool:
+        if wire.method in IDEMPOTENT:
+            return True
+        unread = 0 if attempt.connection is None else attempt.connection.unread_bytes
+        tls = self._prefix.startswith("https:")
+        return is_head_unread(unread, size_of(wire.body), tls=tls)
 
     async def _attempt(
         self, wire: HttpRequest, deadline: float | None, attempt: Attempt
@@ -170,7 +181,7 @@ class HttpClient:
         query = f"?{wire.query}" if wire.query else ""
         token = ATTEMPT.set(attempt)
         try:
-            return await session.request(
+            response = await session.request(
                 wire.method,
                 URL(f"{self._prefix}{wire.path}{query}", encoded=True),
                 headers=header_fields(wire, deadline),
@@ -179,13 +190,22 @@ class HttpClient:
                 # aiohttp uses a connection only for requests with the context that it has.
                 ssl=True if self._tls is None else self._tls.current,
             )
+            self._peer.note_keep_alive(response.headers.get("Keep-Alive", ""))
+            return response  # noqa: TRY300  # the usual end
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._forget_addresses()
+            if isinstance(error, aiohttp.ClientConnectorDNSError):
+                raise self._peer.unreached(error.os_error) from error
             raise self._peer.unreached(error) from error
         except aiohttp.ClientResponseError as error:
-            raise self._peer.broken(f"a malformed response: {error.message}") from error
+            foreign = "" if attempt.connection is None else attempt.connection.foreign
+            raise self._peer.broken(foreign or f"a malformed response: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self._peer.lost(error) from error
+            connection = attempt.connection
+            is_silent = connection is not None and not (
+                attempt.is_reused or connection.has_answered
+            )
+            raise self._peer.lost(error, MAYBE_GRPC if is_silent else "") from error
         finally:
             ATTEMPT.reset(token)
 
@@ -194,7 +214,7 @@ class HttpClient:
             raise self._peer.closed()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=HttpConnectionPool(self._limits),
+                connector=HttpConnectionPool(self._limits, self._peer),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 auto_decompress=False,
@@ -302,7 +322,10 @@ class _Body(aiohttp.Payload):
         buffers = self._buffers
         if self._length <= _JOIN_BYTES:
             buffers = [b"".join(buffers)]
+        connection = self._attempt.connection
         try:
+            if connection is not None and connection.has_seen_end:
+                raise ConnectionResetError("it was closed before the request was sent")
             for buffer in buffers:
                 await writer.write(buffer)
         except OSError:

@@ -5,17 +5,28 @@ whether a lost request was received.
 """
 
 import asyncio
+import socket
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, cast
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
 
 from gateway.transports.contract import ClientLimits
-from gateway.transports.net.sockets import peer_left, reset_when_closed, tune
+from gateway.transports.http.client_rules import UpstreamErrors
+from gateway.transports.net.resolver import KnownAddresses
+from gateway.transports.net.sockets import (
+    peer_left,
+    reset_when_closed,
+    tune,
+    unacknowledged,
+    unread_input,
+)
+from gateway.transports.net.wrong_port import foreign_protocol
 
 
 class Attempt:
@@ -45,7 +56,11 @@ class PooledHttpConnection(ResponseHandler):
         self.born = loop.time()
         self.uses = 0
         self.is_idle = False
+        self.idle_since = self.born
         self.has_answered = False
+        self.has_seen_end = False
+        self.foreign = ""
+        self.unread_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket's options."""
@@ -58,8 +73,25 @@ class PooledHttpConnection(ResponseHandler):
         if self.is_idle and data:
             self.abort()
             return
-        self.has_answered = self.has_answered or bool(data)
+        if not self.has_answered:
+            self.has_answered = bool(data)
+            self.foreign = foreign_protocol(data)
         super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Read the rest of a response that arrived before a write has failed."""
+        if self.transport is not None and not self.is_idle:
+            for data in unread_input(self.transport, exc):
+                self.data_received(data)
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """Note what the peer cannot have read if it closes its end instead of a response."""
+        self.has_seen_end = True
+        if self.transport is not None and not (self.is_idle or self.has_answered):
+            unsent = self.transport.get_write_buffer_size()
+            self.unread_bytes = unacknowledged(self._socket) + unsent
+        super().eof_received()
 
     def fail(self) -> None:
         """Close at once with a reset, without sending the data that is still buffered.
@@ -76,23 +108,56 @@ class PooledHttpConnection(ResponseHandler):
         return peer_left(self._socket)
 
 
+class SharedResolver(AbstractResolver):
+    """Looks up the names of one pool, without the threads of the event loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, KnownAddresses] = {}
+
+    async def resolve(
+        self,
+        host: str,
+        port: int = 0,
+        family: socket.AddressFamily = socket.AF_UNSPEC,  # noqa: ARG002  # the pool wants all
+    ) -> list[ResolveResult]:
+        """Return the addresses of *host*. Raises OSError."""
+        known = self._known.setdefault(host, KnownAddresses(host))
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for address in await known.update()
+        ]
+
+    async def close(self) -> None:
+        """Do nothing: a look-up ends by itself."""
+
+
 class HttpConnectionPool(aiohttp.TCPConnector):
     """The connections to one upstream.
 
     Args:
         limits: Of the upstream.
+        peer: Knows how long its connections may be idle.
         options: For aiohttp's connector.
     """
 
-    def __init__(self, limits: ClientLimits, **options: Any) -> None:
+    def __init__(self, limits: ClientLimits, peer: UpstreamErrors, **options: Any) -> None:
         super().__init__(
             limit=limits.most_connections,
             keepalive_timeout=limits.keepalive_s,
             use_dns_cache=True,
+            resolver=SharedResolver(),
             ttl_dns_cache=max(1, int(limits.resolve_cap_s)),
             **options,
         )
         self._age_s = limits.connection_age_s
+        self._peer = peer
         # aiohttp lets a connector choose its protocol only here.
         self._factory = cast(
             "partial[ResponseHandler]", partial(PooledHttpConnection, loop=self._loop)
@@ -110,9 +175,11 @@ class HttpConnectionPool(aiohttp.TCPConnector):
             protocol = connection.protocol
             assert isinstance(protocol, PooledHttpConnection)  # noqa: S101  # made by our factory
             fresh = not protocol.uses
-            age = self._loop.time() - protocol.born
+            now = self._loop.time()
+            is_old = now - protocol.born > self._age_s
+            is_stale = now - protocol.idle_since > self._peer.idle_s(req.method)
             ended = protocol.should_close or protocol.has_ended()
-            if not fresh and (ended or age > self._age_s):
+            if not fresh and (ended or is_old or is_stale):
                 connection.close()
                 continue
             protocol.uses += 1
@@ -124,6 +191,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
     def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
         if isinstance(protocol, PooledHttpConnection):
             protocol.is_idle = True
+            protocol.idle_since = self._loop.time()
             if should_close:
                 protocol.fail()
         super()._release(key, protocol, should_close=should_close)

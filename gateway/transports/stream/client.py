@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from gateway.ir.errors import ConnectFailure, NotSent, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation
+from gateway.transports.admission import UNLIMITED, MemoryBudget, ResponseReservation
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.net.resolver import upstream_of
 from gateway.transports.net.sockets import UNSEEN_S
@@ -252,7 +252,7 @@ class StreamClient:
                 ordered=self._is_ordered,
                 loop=loop,
                 open_connections=self._open,
-                held=Reservation(self._budget, self._limits.memory_wait_s),
+                held=ResponseReservation(self._budget, None),
             )
 
         options = {} if self._tls is None else {"ssl": self._tls.current}

@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.ir import errors
 from gateway.transports.admission import Reservation
-from gateway.transports.net.sockets import peer_left, reset_when_closed, tune
+from gateway.transports.net.sockets import peer_left, reset_when_closed, tune, unread_input
 from gateway.wire.stream import Frame, Framer
 
 _NUMBERS = 1 << 31
@@ -168,8 +168,11 @@ class FramedClientConnection(asyncio.Protocol):
         self.is_unusable = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail every exchange in progress."""
+        """Fail every exchange whose response has not arrived."""
         self.is_unusable = True
+        for data in unread_input(self._transport, exc):
+            if self._growing is None:  # else its beginning waits for memory
+                self.data_received(data)
         self._transport = None
         self._open_connections.discard(self)
         if self._growing is not None:

@@ -5,7 +5,6 @@ messages: a framer splits the stream, and a frontend handles frames.
 """
 
 import asyncio
-import os
 import socket
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from gateway.transports.admission import MemoryBudget
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.net.accept_backlog import drain_accept_queue
+from gateway.transports.net.listening import BACKLOG, address_of, listen
 from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
@@ -27,7 +27,6 @@ from gateway.transports.stream.protocol_sniffing import ProtocolSniffer, SharedP
 from gateway.transports.stream.server_connection import StreamConnection
 from gateway.wire.stream import Framer
 
-_BACKLOG = 1024
 _LAST_WORDS_S = 1.0
 
 
@@ -98,7 +97,7 @@ class StreamServer:
             refused=refused,
         )
         self._file: UnixSocket | None = None
-        self._server: Listening | None = None
+        self._servers: list[Listening] = []
         self._address: str | None = None
 
     @property
@@ -120,40 +119,35 @@ class StreamServer:
             raise
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        options: dict[str, Any] = {}
         connection = self._connections(loop)
         if self._where.startswith(PREFIX):
             sock = self._sock
             if sock is None:
                 self._file = UnixSocket(self._where.removeprefix(PREFIX), self._mode)
                 sock = self._file.bind(replaces=self._should_replace)
-            elif sys.version_info >= (3, 13):  # the file is not ours to remove
+            options: dict[str, Any] = {"backlog": BACKLOG}
+            if self._file is None and sys.version_info >= (3, 13):  # the file is not ours to remove
                 options["cleanup_socket"] = False
-            self._server = await loop.create_unix_server(
-                connection, sock=sock, backlog=_BACKLOG, **options
-            )
+            self._servers = [await loop.create_unix_server(connection, sock=sock, **options)]
             self._address = self._where
             return
-        host, _, port = self._where.rpartition(":")
-        try:
-            self._server = await listening_server(
+
+        async def serve(sock: socket.socket) -> Listening:
+            return await listening_server(
                 loop.create_server,
                 connection,
                 self._tls,
                 self._listener.limits.tls_handshake_s,
                 self.drain_unverified,
-                backlog=_BACKLOG,
-                host=host.strip("[]") or None,
-                port=int(port),
-                reuse_address=True,
-                reuse_port=self._reuse_port or None,
+                backlog=BACKLOG,
+                sock=sock,
             )
-        except OSError as error:
-            number = error.errno or 0  # negative for a name that has no address
-            reason = os.strerror(number) if number > 0 else error.strerror or str(error)
-            raise OSError(number, f"cannot listen on {self._where}: {reason}") from error
-        host, bound = self._server.sockets[0].getsockname()[:2]
-        self._address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+
+        host, _, port = self._where.rpartition(":")
+        self._servers = await listen(
+            host.strip("[]"), int(port), serve, reuse_port=self._reuse_port
+        )
+        self._address = address_of(self._servers[0].sockets[0])
 
     def _connections(self, loop: asyncio.AbstractEventLoop) -> Callable[[], asyncio.Protocol]:
         """Return what makes the protocol of a new connection."""
@@ -177,12 +171,12 @@ class StreamServer:
 
     async def drain(self, timeout_s: float) -> None:
         """Accept no new connections, finish the requests in progress, then cancel and close."""
-        if self._server is None:
+        if not self._servers:
             return
         end = monotonic() + timeout_s
         self.announce_close()
         connection = self._connections(asyncio.get_running_loop())
-        await drain_accept_queue(self._server, connection)
+        await drain_accept_queue(self._servers, connection)
         self._close_sockets()
         for each in list(self._listener.connections):
             each.drain()
@@ -201,7 +195,7 @@ class StreamServer:
 
     async def stop(self) -> None:
         """Close at once; harmless the second time."""
-        if self._server is None:
+        if not self._servers:
             return
         self._close_sockets()
         for connection in list(self._listener.connections):
@@ -209,12 +203,12 @@ class StreamServer:
         await self._emptied(_LAST_WORDS_S)
         for server in self._others:
             await server.stop()
-        self._server = None
+        self._servers = []
 
     def _close_sockets(self) -> None:
         self._listener.is_open = False
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         if self._file is not None:
             self._file.remove()
 

@@ -132,6 +132,44 @@ def test_required_routes_must_exist(ready: str, found: str) -> None:
     assert [] == check(load_text(GOOD + "lifecycle: {ready: [own, upstreams]}\n"))
 
 
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (
+            "http://h:8000/v2",
+            (
+                "'oip+http://h:8000/v2' has the path '/v2', but the gateway adds '/v2' and what follows "
+                "itself; expected 'oip+http://h:8000'"
+            ),
+        ),
+        (
+            "oip+http://h:8000/serving/ns/v2/models/m/infer",
+            (
+                "'oip+http://h:8000/serving/ns/v2/models/m/infer' has the path "
+                "'/serving/ns/v2/models/m/infer', but the gateway adds '/v2' and what follows itself; "
+                "expected 'oip+http://h:8000/serving/ns'"
+            ),
+        ),
+        (
+            "grpc://h:8001/v2",
+            (
+                "'oip+grpc://h:8001/v2' has the path '/v2', but 'grpc' has no paths; expected "
+                "'oip+grpc://h:8001'"
+            ),
+        ),
+        ("trtis+http://h:8000/api", "expected 'trtis+http://h:8000'"),
+        ("http://h:8000/serving/v2x", ""),
+        ("graphpipe+http://h:8000/v2", ""),
+    ],
+)
+def test_a_url_with_a_path_of_the_protocol_is_reported(url: str, message: str) -> None:
+    """The error has the URL that is expected; a prefix and the URL of a GraphPipe model are fine."""
+    text = f"version: 1\nlisteners: [{{http: \":0\"}}]\nupstreams: {{up: {{urls: ['{url}']}}}}\n"
+    found = [problem.message for problem in check(load_text(text))]
+    assert bool(message) == bool(found)
+    assert all(each.endswith(message) for each in found)
+
+
 def test_an_unsupported_carrier_is_reported() -> None:
     """The error lists the supported carriers."""
     text = GOOD.replace("http://h:8000", "oip+tcp://h:8000").replace("    passthrough: up\n", "")

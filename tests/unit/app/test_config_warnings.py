@@ -63,14 +63,6 @@ def test_warnings_have_a_line_and_a_reason(old: str, new: str, line: int, text: 
     assert (line, True) == (found[0].position[0], text in found[0].message)
 
 
-def test_a_cutover_without_a_guard_of_errors_has_a_warning() -> None:
-    """Without the key, a guard stands by default."""
-    plan = "migrations: {m: {cutover: {guards: {%s}}}}\n"
-    assert [] == warnings(load_text(GOOD + plan % "mismatch: {below: 1%}"))
-    (found,) = warnings(load_text(GOOD + plan % "errors: off"))
-    assert "no guard watches errors" in found.message
-
-
 def test_parts_that_calls_reach_have_no_warning() -> None:
     """Without routes each has one of its own; passthrough uses an upstream, too."""
     parts = "models: {m: {backend: onnx}}\n"
@@ -132,6 +124,14 @@ def test_the_same_port_of_another_host_is_no_loop(listener: str, url: str) -> No
     assert [] == check(load_text(text))
 
 
+def test_a_cutover_without_a_guard_of_errors_has_a_warning() -> None:
+    """Without the key, a guard stands by default."""
+    plan = "migrations: {m: {cutover: {guards: {%s}}}}\n"
+    assert [] == warnings(load_text(GOOD + plan % "mismatch: {below: 1%}"))
+    (found,) = warnings(load_text(GOOD + plan % "errors: off"))
+    assert "no guard watches errors" in found.message
+
+
 @pytest.mark.parametrize(
     ("earlier", "later"),
     [
@@ -179,10 +179,14 @@ def test_a_port_used_twice_is_an_error(change: str, path: str) -> None:
         (
             '8000"}',
             '8000", timeout: 1s}',
-            "unknown key; it belongs to routes[], policies or upstreams.NAME.probe",
+            "unknown key; it belongs to upstreams.NAME.probe, routes[] or policies",
         ),
         ('8000"}', '8000", retry: {}}', "unknown key; it belongs to routes[] or policies"),
-        ('8000"}', '8000", in_flight: 4}', "unknown key; it belongs to upstreams.NAME.limits"),
+        (
+            '8000"}',
+            '8000", in_flight: 4}',
+            "unknown key; it belongs to upstreams.NAME.limits, routes[] or policies",
+        ),
         ('8000"}', '8000", cache: {}}', "unknown key; it belongs to models.NAME"),
     ],
 )

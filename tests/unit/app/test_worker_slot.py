@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gateway.app.worker_slot import SINGLE_PROCESS, WorkerSlot, available_cores, resolve_workers
+from gateway.app.worker_slot import (
+    SINGLE_PROCESS,
+    ProcessOptions,
+    WorkerSlot,
+    available_cores,
+    resolve_workers,
+)
+from gateway.protocols.trtis import SPEC
 from gateway.settings.units import AUTO
 
 
@@ -52,15 +59,9 @@ def test_workers_auto_is_the_number_of_cores(tmp_path: Path) -> None:
     assert available_cores(tmp_path / "none") == resolve_workers(AUTO, tmp_path / "none")
 
 
-def test_request_ids_are_unique_across_workers() -> None:
-    """Restarted workers repeat none; a single process counts from 1 per server id."""
-    single = SINGLE_PROCESS.request_ids()
-    assert single.counter("a") is single.counter("a")
-    assert [1, 2, 1] == [next(single.counter(name)) for name in "aab"]
-    starts = [(1, 1_000_000), (2, 1_000_000), (3, 1_000_500), (2, 2_000_000)]
-    counters = []
-    for number, started_ns in starts:
-        ids = WorkerSlot(number, 3).request_ids(partial(int, started_ns))
-        counters.append(ids.counter("a"))
-    numbers = [next(counter) for counter in counters for _ in range(300)]
-    assert len(numbers) == len(set(numbers))
+def test_listeners_of_a_process_share_the_options_of_a_protocol() -> None:
+    """They are made once, from the number of the worker and the count of workers."""
+    spec = dataclasses.replace(SPEC, process_options=lambda *slot: {"slot": slot})
+    options = ProcessOptions(WorkerSlot(2, 3))
+    assert {"slot": (2, 3)} == options.of_protocol(spec)
+    assert options.of_protocol(spec) is options.of_protocol(spec)

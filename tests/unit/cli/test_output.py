@@ -27,6 +27,35 @@ def test_tables_align_columns() -> None:
     )
 
 
+def test_a_terminal_broke_names_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last column continues on the next line, word by word, and a name stays whole."""
+    rows = [("r-1", "upstream my-upstream: endpoint model-server-1:8001: cannot connect")]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = format_table(("route", "reason"), rows).splitlines()
+    assert lines == [
+        "route  reason",
+        "r-1    upstream my-upstream: endpoint",
+        "       model-server-1:8001: cannot",
+        "       connect",
+    ]
+    monkeypatch.setenv("COLUMNS", "20")
+    assert 2 == len(format_table(("route", "reason"), rows).splitlines())
+
+
+def test_texts_of_clients_control_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """In tables, lines and JSON a reversed or controlling text is escaped."""
+    hostile = "\u202efdp.exe\x1b[2J\nverdict: passed"
+    table = format_table(("output",), [(hostile,)])
+    assert r"\u202efdp.exe\x1b[2J\nverdict: passed" in table
+    print_text(table)
+    print_note(hostile)
+    print_json({"name": hostile})
+    shown = capsys.readouterr()
+    assert not any(each in shown.out + shown.err for each in ("\u202e", "\x1b"))
+    assert {"name": hostile} == json.loads(shown.out.removeprefix(table + "\n"))
+
+
 def test_data_and_notes_use_different_streams(capsys: pytest.CaptureFixture[str]) -> None:
     """Data is on standard output, notes are on standard error."""
     print_text("data")

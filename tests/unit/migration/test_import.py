@@ -53,6 +53,31 @@ def repository(directory: Path, **configs: str) -> Path:
     return directory
 
 
+RAGGED = """
+backend: "onnxruntime"
+input [
+  { name: "a" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] format: FORMAT_NCHW allow_ragged_batch: true },
+  { name: "b" data_type: TYPE_FP32 dims: [ 1 ] optional: true is_shape_tensor: true },
+  { name: "c" data_type: TYPE_FP32 dims: [ 1 ] format: FORMAT_NONE allow_ragged_batch: false }
+]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1 ] is_non_linear_format_io: true
+           reshape { shape: [] } } ]
+"""
+
+
+def test_keys_of_tensors_without_an_equivalent_are_named(tmp_path: Path) -> None:
+    """A key with its default value says nothing."""
+    found = import_repository(repository(tmp_path, m=RAGGED))
+    assert [
+        "'input.format' of 'a' has no equivalent",
+        "'input.allow_ragged_batch' of 'a' has no equivalent",
+        "'input.optional' of 'b' has no equivalent",
+        "'input.is_shape_tensor' of 'b' has no equivalent",
+        "'output.is_non_linear_format_io' of 'y' has no equivalent",
+        "'output.reshape' of 'y' has no equivalent",
+    ] == [each.text for each in found.unmapped]
+
+
 def test_settings_with_an_equivalent_are_mapped(tmp_path: Path) -> None:
     """Other settings are reported."""
     found = import_repository(repository(tmp_path, digits=DIGITS))
@@ -73,6 +98,7 @@ def test_settings_with_an_equivalent_are_mapped(tmp_path: Path) -> None:
     }
     file = tmp_path / "digits" / "config.pbtxt"
     assert [str(each) for each in found.unmapped] == [
+        f"{file}:7: 'output.reshape' of 'label' has no equivalent",
         f"{file}:13: 'dynamic_batching.preserve_ordering' has no equivalent",
         f"{file}:17: 'optimization' has no equivalent",
     ]

@@ -131,6 +131,11 @@ def test_addresses_round_trip() -> None:
         ("grpc://host", Url("oip", "grpc", "host", 8001)),
         ("oip+http://[::1]:80/a/b/", Url("oip", "http", "::1", 80, "/a/b")),
         ("grps+brpc://host:7081", Url("grps", "brpc", "host", 7081)),
+        ("https://host/v2", Url("oip", "http", "host", 443, "/v2", tls=True)),
+        ("grpcs://host", Url("oip", "grpc", "host", 443, tls=True)),
+        ("trtis+https://host:8000", Url("trtis", "http", "host", 8000, tls=True)),
+        ("graphpipe+tls://host:9000", Url("graphpipe", "tcp", "host", 9000, tls=True)),
+        ("grps+brpcs://host:7081", Url("grps", "brpc", "host", 7081, tls=True)),
         ("graphpipe+tcp://[::1]:9000", Url("graphpipe", "tcp", "::1", 9000)),
         ("graphpipe+unix:///run/g.sock", Url("graphpipe", "unix", "", 0, "/run/g.sock")),
     ],
@@ -148,6 +153,8 @@ def test_reads_urls(text: str, url: Url) -> None:
         ("oip+http://user:secret@host", "is not an upstream URL"),
         ("oip+http://host/?q", "is not an upstream URL"),
         ("oip://host:80", r"names no carrier: expected PROTOCOL\+CARRIER://, as in oip\+http://"),
+        ("ws://host:80", r"names no carrier: expected PROTOCOL\+CARRIER://, as in oip\+http://"),
+        ("graphpipe+tls://host", "has no valid port: expected 1 to 65535"),
         ("grps+brpc://host", "has no valid port: expected 1 to 65535"),
         ("graphpipe+tcp://host", "has no valid port: expected 1 to 65535"),
         ("graphpipe+unix://", "is not a unix socket: expected unix:/PATH"),
@@ -166,6 +173,8 @@ def test_rejects_other_urls(text: str, message: str) -> None:
 def test_writes_urls_in_full() -> None:
     """A short URL is written with its protocol, carrier and port."""
     assert str(parse_url("grpc://[::1]")) == "oip+grpc://[::1]:8001"
+    assert str(parse_url("https://host/a")) == "oip+https://host:443/a"
+    assert str(parse_url("graphpipe+tls://host:1")) == "graphpipe+tls://host:1"
     assert parse_url("grpc://[::1]").is_loopback
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, Overloaded
-from gateway.transports.admission import MemoryBudget, Reservation
+from gateway.transports.admission import MemoryBudget, Reservation, ResponseReservation
 from tests.fakes import settle
 from tests.simulation.virtual_time import simulate
 
@@ -101,6 +101,57 @@ async def test_bodies_wait_for_calls_that_run() -> None:
     running.close()
     await waits
     assert 400 == body.size_bytes
+
+
+async def test_responses_come_before_requests_that_wait() -> None:
+    """They release their requests; and they may use the margin."""
+    budget = MemoryBudget(1000)
+    share = budget.share("one")
+    call = Reservation(budget, None, share)
+    await call.grow(1000)
+    request = asyncio.ensure_future(Reservation(budget, None, share).grow(100))
+    responses = [ResponseReservation(budget, None, share) for _ in range(2)]
+    await responses[0].grow(180)
+    waits = asyncio.ensure_future(responses[1].grow(100))
+    await settle()
+    assert not waits.done()
+    responses[0].close()
+    await waits
+    assert not request.done()
+    responses[1].close()
+    call.close()
+    await request
+
+
+def test_responses_that_wait_for_each_other_do_not_wait_for_ever() -> None:
+    """Requests hold all memory, and their responses need some: one is refused, others are served."""
+
+    async def run() -> tuple[int, float]:
+        budget = MemoryBudget(1000)
+        share = budget.share("one")
+        served = 0
+
+        async def call() -> None:
+            nonlocal served
+            request = Reservation(budget, None, share)
+            await request.grow(250)
+            response = ResponseReservation(budget, None, share)
+            try:
+                await response.grow(100)
+                await asyncio.sleep(0.1)
+                await response.grow(100)
+                served += 1
+            finally:
+                response.close()
+                request.close()
+
+        await asyncio.gather(*(call() for _ in range(4)), return_exceptions=True)
+        assert 0 == budget.used
+        return served, asyncio.get_running_loop().time()
+
+    served, seconds = simulate(run)
+    assert served >= 3
+    assert seconds < 3
 
 
 async def test_the_deadline_of_a_request_ends_its_wait() -> None:

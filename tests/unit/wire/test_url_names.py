@@ -47,6 +47,28 @@ def test_segments_are_encoded() -> None:
     assert "a%2Fb%3F..." == url_segment("a/b?...")
 
 
+@pytest.mark.parametrize("letter", "!$&'()*+,;=:@-._~")
+def test_letters_that_a_segment_may_have_are_not_encoded(letter: str) -> None:
+    """Triton compares paths as they are; both forms are the same name to a frontend."""
+    name = f"a{letter}b"
+    assert name == url_segment(name) == decoded_name("model name", name, DEFAULT_LIMITS)
+    encoded = f"a%{ord(letter):02X}b"
+    assert name == decoded_name("model name", encoded, DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize("letter", '/?#%\\"<>[]^`{|} ü')
+def test_other_letters_are_encoded(letter: str) -> None:
+    """They would end the segment or the path, or are not allowed in a URL."""
+    escapes = "".join(f"%{byte:02X}" for byte in letter.encode())
+    assert f"a{escapes}b" == url_segment(f"a{letter}b")
+
+
+@pytest.mark.parametrize("name", ["..;x", ".;", ";x", "...;"])
+def test_a_path_parameter_cannot_make_a_step_of_a_name(name: str) -> None:
+    """Some servers ignore what follows a semicolon."""
+    assert name.replace(";", "%3B") == url_segment(name)
+
+
 @pytest.mark.parametrize("name", [".", ".."])
 def test_dot_segment_is_rejected(name: str) -> None:
     """A configured name must not be a dot segment."""

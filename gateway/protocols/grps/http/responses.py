@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.ir.calls import Call, InferResponse, ServerStatusRequest
-from gateway.ir.errors import GatewayError, NotFound, Unsupported
+from gateway.ir.errors import GatewayError, NotFound, RateExceeded, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import Trend
 from gateway.protocols.grps import methods as calls
@@ -23,7 +23,7 @@ from gateway.protocols.grps.http.status_page import write_page
 from gateway.protocols.grps.json.message import write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.protobuf.message import write_message
-from gateway.wire.errors import RETRY_AFTER_CODES, MethodNotAllowed, clip
+from gateway.wire.errors import HTTP_TOO_MANY_REQUESTS, clip, extra_headers
 from gateway.wire.http import Headers, HttpResponse
 from gateway.wire.json_floats import dump_exact
 
@@ -31,7 +31,6 @@ JSON_HEADERS: Final = Headers((("Content-Type", "application/json"),))
 _BYTES_HEADERS: Final = Headers((("Content-Type", "application/octet-stream"),))
 _PROTO_HEADERS: Final = Headers((("Content-Type", "application/proto"),))
 _PAGE_HEADERS: Final = Headers((("Content-Type", "text/html; charset=utf-8"),))
-_RETRY_AFTER: Final = ("Retry-After", "1")
 
 
 def encode_response(
@@ -138,11 +137,8 @@ def encode_failure(
             return _brpc_error(error, limits)
         return _of_brpc(message, binary=route.is_binary)
     status = message.status or GrpsStatus(500, "", Flag.FAILURE)
-    headers = JSON_HEADERS
-    if isinstance(error, MethodNotAllowed):
-        headers = Headers((*headers.pairs, ("Allow", error.allow)))
-    elif error.code in RETRY_AFTER_CODES:
-        headers = Headers((*headers.pairs, _RETRY_AFTER))
+    extra = extra_headers(error)
+    headers = Headers((*JSON_HEADERS.pairs, *extra)) if extra else JSON_HEADERS
     text = write_json(message)
     custom = None if route is None or route.surface is not Surface.CUSTOM else route.custom
     if custom is not None and custom.error is not None:
@@ -164,7 +160,9 @@ def _brpc_error(error: GatewayError, limits: MessageLimits) -> HttpResponse:
     code = brpc_code_of(error)
     headers = Headers((("Content-Type", "text/plain"), ("x-bd-error-code", str(code))))
     text = clip(f"[E{code}]{error.message}", limits.error_text_bytes)
-    return HttpResponse(brpc_http_status(code), headers, (text.encode(),))
+    is_too_fast = isinstance(error, RateExceeded)
+    status = HTTP_TOO_MANY_REQUESTS if is_too_fast else brpc_http_status(code)
+    return HttpResponse(status, headers, (text.encode(),))
 
 
 def _values(reply: InferResponse) -> dict[str, Any]:

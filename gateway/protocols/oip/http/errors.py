@@ -21,11 +21,10 @@ from gateway.protocols.oip.http.context import NAME
 from gateway.protocols.oip.http.infer_response import error_text
 from gateway.protocols.oip.json.binary_tensors import JSON_HEADERS
 from gateway.protocols.oip.json.parse import dump
-from gateway.wire.errors import RETRY_AFTER_CODES, MethodNotAllowed, is_error_status
+from gateway.wire.errors import extra_headers, is_error_status
 from gateway.wire.http import Headers, HttpResponse
 
 _NO_ID: Final = "[request id: <id_unknown>]"
-_RETRY_AFTER: Final = ("Retry-After", "1")
 
 
 def error_response(
@@ -41,11 +40,8 @@ def error_response(
     """
     if status is None:
         status = _status_of(error, not_ready)
-    headers = JSON_HEADERS
-    if isinstance(error, MethodNotAllowed):
-        headers = Headers((*headers.pairs, ("Allow", error.allow)))
-    elif error.code in RETRY_AFTER_CODES:
-        headers = Headers((*headers.pairs, _RETRY_AFTER))
+    extra = extra_headers(error)
+    headers = Headers((*JSON_HEADERS.pairs, *extra)) if extra else JSON_HEADERS
     text = text_of(error, limits.error_text_bytes)
     return HttpResponse(status, headers, (dump({"error": text}),))
 

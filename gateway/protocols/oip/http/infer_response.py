@@ -31,7 +31,7 @@ from gateway.protocols.oip.json.binary_tensors import (
     json_length,
     too_short,
 )
-from gateway.protocols.oip.json.parse import Document, check_depth, dump, read_leniently
+from gateway.protocols.oip.json.parse import Document, dump, read_leniently
 from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.tensors import NOWHERE, TensorReader, is_plain, read_parameters
 from gateway.protocols.oip.json.write import (
@@ -53,6 +53,7 @@ from gateway.protocols.oip.outputs import with_c_values
 from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.errors import clip, read_error_text, strip_traceback
 from gateway.wire.http import HttpResponse, view_of
+from gateway.wire.json_values import check_depth
 
 _WHAT = "the response"
 _READ_BYTES = 64 * 1024

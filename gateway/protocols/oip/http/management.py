@@ -21,9 +21,10 @@ from gateway.ir.metadata import (
 from gateway.ir.redaction import redact
 from gateway.protocols.oip.errors import HTTP_OK
 from gateway.protocols.oip.json.binary_tensors import JSON_HEADERS
-from gateway.protocols.oip.json.parse import dump, read_value
+from gateway.protocols.oip.json.parse import dump
 from gateway.protocols.oip.json.tensors import list_member
 from gateway.wire.http import HttpRequest, HttpResponse
+from gateway.wire.json_values import read_value
 
 _DATATYPES: Mapping[str, Datatype] = {datatype.value: datatype for datatype in Datatype}
 _STATES: Mapping[str, ModelState] = {state.value: state for state in ModelState}

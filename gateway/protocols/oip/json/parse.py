@@ -12,7 +12,6 @@ counts.
 import json
 import math
 import re
-from codecs import BOM_UTF8
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +26,7 @@ from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.work import JSON_BYTE, JSON_ELEMENT, OBJECT_BYTE, PARSED_BYTE, charge
 from gateway.protocols.oip.dialects import NonfiniteWords
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
+from gateway.wire.json_values import check_depth, read_value, too_deep, without_mark
 
 # Below this size orjson is faster, above it simdjson.
 SIMD_FROM_BYTES: Final = 8192
@@ -95,7 +95,7 @@ def read_document(
             limit="json_bytes",
         )
     if not size or view[0] != _BRACE:
-        view = _without_mark(view)
+        view = without_mark(view)
         if bytes(view[:_SHOWN]).lstrip(_SPACE)[:1] != b"{":
             raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
     if size < SIMD_FROM_BYTES:
@@ -193,7 +193,7 @@ def check_closely(text: bytes, what: str, limits: MessageLimits, *, lenient: boo
             parse_float=_nothing,
         )
     except RecursionError as error:
-        raise _too_deep(what, limits) from error
+        raise too_deep(what, limits) from error
     except ValueError as error:
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
     objects.finish()
@@ -239,31 +239,12 @@ class _CheckedObjects:
             raise self._first
 
 
-def check_depth(document: Any, what: str, limits: MessageLimits) -> None:
-    """Refuse a document of more than `json_depth` levels.
-
-    Raises:
-        TooLarge: It has more.
-    """
-    level = [document]
-    for _ in range(limits.json_depth):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if type(node) is dict else node)
-            if type(child) is dict or type(child) is list
-        ]
-        if not level:
-            return
-    raise _too_deep(what, limits)
-
-
 def _read_large(view: memoryview, what: str, limits: MessageLimits, *, lenient: bool) -> Document:
     try:
         root = simdjson.Parser().parse(view)  # makes the only copy, with padding behind it
     except (ValueError, RuntimeError) as error:
         if "DEPTH" in str(error):
-            raise _too_deep(what, limits) from error
+            raise too_deep(what, limits) from error
         if view.nbytes > _WHOLE_BYTES:
             raise MalformedMessage(
                 f"{what} is not JSON, or has an integer beyond 64 bits: {error}"
@@ -454,32 +435,6 @@ def _read_words(
     return members
 
 
-def read_value(view: memoryview, what: str, limits: MessageLimits) -> Any:
-    """Read any JSON value without tensors; of equal keys the last counts.
-
-    Raises:
-        MalformedMessage: It is not JSON.
-        TooLarge: It is too long or too deep.
-    """
-    if view.nbytes > limits.json_bytes:
-        raise TooLarge(
-            f"{what} has {view.nbytes} bytes of JSON, at most {limits.json_bytes} are allowed",
-            limit="json_bytes",
-        )
-    charge(view.nbytes * OBJECT_BYTE)
-    try:
-        value = orjson.loads(_without_mark(view))
-    except orjson.JSONDecodeError as error:
-        raise MalformedMessage(f"{what} is not JSON: {error}") from error
-    check_depth([value], what, limits)
-    return value
-
-
-def _without_mark(view: memoryview) -> memoryview:
-    """Return a text without the UTF-8 byte order mark that editors and PowerShell put before it."""
-    return view[len(BOM_UTF8) :] if bytes(view[: len(BOM_UTF8)]) == BOM_UTF8 else view
-
-
 def _nothing(_text: str) -> None:
     return None
 
@@ -504,13 +459,6 @@ def _twice(what: str, keys: list[str]) -> str:
             return f"{what} has the key {key[:_SHOWN]!r} twice in one object"
         seen.add(key)
     return f"{what} has a key twice in one object"
-
-
-def _too_deep(what: str, limits: MessageLimits) -> TooLarge:
-    return TooLarge(
-        f"{what} is nested too deep, at most {limits.json_depth} levels are allowed",
-        limit="json_depth",
-    )
 
 
 def _opening(view: memoryview) -> str:

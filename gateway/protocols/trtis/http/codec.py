@@ -34,6 +34,7 @@ from gateway.ir.errors import (
     InvalidRequest,
     InvalidTensor,
     MalformedMessage,
+    RateExceeded,
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
@@ -51,7 +52,11 @@ from gateway.protocols.trtis.server_status import write_status
 from gateway.protocols.trtis.status_replies import MODEL_CONTROL_CALLS
 from gateway.protocols.trtis.textproto.writer import response_line, status_line
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.wire.errors import HTTP_METHOD_NOT_ALLOWED, MethodNotAllowed
+from gateway.wire.errors import (
+    HTTP_METHOD_NOT_ALLOWED,
+    HTTP_TOO_MANY_REQUESTS,
+    MethodNotAllowed,
+)
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 R = TypeVar("R")
@@ -154,6 +159,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* as status 400 with an empty body, and the reason in `NV-Status`.
 
+        A rate is status 429.
         Never raises.
         """
         if isinstance(error, MethodNotAllowed):
@@ -164,6 +170,8 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         status_header = (STATUS, self._line(status.code, status.text))
         if isinstance(error, HeaderMissing):
             return HttpResponse(HTTP_ERROR, Headers((status_header,)), (_NO_HEADER,))
+        if isinstance(error, RateExceeded):
+            return HttpResponse(HTTP_TOO_MANY_REQUESTS, Headers((status_header,)))
         form = _form_of_error(call, error)
         if not form.is_inference:
             return HttpResponse(HTTP_ERROR, Headers((status_header,)))

@@ -106,3 +106,16 @@ def test_large_bodies_of_curl_are_generated() -> None:
     assert len(code) < 500
     assert code.startswith("python3 -c ")
     assert code.endswith(" -d @-\n")
+
+
+@pytest.mark.parametrize("protocol", ["oip.http", "trtis.http"])
+def test_another_name_or_version_of_the_model_is_a_change(protocol: str) -> None:
+    """It comes first, and then more than the address changes."""
+    changes = advise([row(protocol, "fraud:1")], None, ("scam", "2"))[0].changes
+    assert [
+        "the model 'fraud' is 'scam' at the new server",
+        "it asks for version 2 there; today it asks for version 1",
+    ] == list(changes[:2])
+    assert not any("only the address changes" in each or "pins version" in each for each in changes)
+    same = advise([row("oip.http", "fraud")], None, ("fraud", ""))[0].changes
+    assert ["the protocol stays; only the address changes"] == list(same)

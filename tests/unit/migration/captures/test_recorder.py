@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,9 +20,17 @@ from gateway.ir.data import SharedMemoryData, SlicedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, array_tensor
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.directory import MANIFEST, append_line, open_segments, read_manifest
+from gateway.migration.captures.directory import (
+    MANIFEST,
+    append_line,
+    new_segment,
+    open_segments,
+    read_manifest,
+    tag_of,
+)
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.sampling import draw
+from gateway.migration.private_files import make_directory, write_private
 from tests.unit.migration.captures.kit import (
     FULL,
     LocalCapture,
@@ -276,3 +286,50 @@ def test_an_unwritable_call_affects_no_other_call(tmp_path: Path) -> None:
     capture = Capture(tmp_path)
     assert [call.call.at_us % 10 for call in capture.calls()] == [0, 2]
     assert capture.verify() == (2, [])
+
+
+def test_a_call_is_found_by_each_of_its_ids(tmp_path: Path) -> None:
+    """They are its own one, its request id, and the id that the client wrote into the body."""
+    made = recorder(tmp_path)
+    for number in range(2):
+        made.samples("m", f"r{number}")
+        made.put(recordable(number))
+    made.close()
+    found = Capture(tmp_path)
+    first = found.call("r0")
+    assert first is not None
+    assert "own" == first.client_id
+    for name in (first.id, "own"):
+        call = found.call(name)
+        assert call is not None
+        assert first.id == call.id
+    assert found.call("no such id") is None
+
+
+def test_ids_of_calls_look_like_ids(tmp_path: Path) -> None:
+    """They begin with a letter, so that nobody takes one for a number or a range."""
+    tags = set()
+    for _ in range(50):
+        path = new_segment(tmp_path)
+        path.touch()
+        tags.add(tag_of(path))
+    assert 50 == len(tags)
+    assert all(re.fullmatch("[a-f][0-9a-f]{3}", tag) for tag in tags)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_directories_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
+    """Those above are, too; one that exists keeps its mode."""
+    (tmp_path / "there").mkdir(0o755)
+    (tmp_path / "there").chmod(0o755)
+    before = os.umask(umask)
+    try:
+        make_directory(tmp_path / "there" / "state" / "cutover")
+        write_private(tmp_path / "there" / "state" / "file", b"x")
+    finally:
+        os.umask(before)
+    found = {
+        name: (tmp_path / "there" / name).stat().st_mode & 0o777
+        for name in (".", "state", "state/cutover", "state/file")
+    }
+    assert {".": 0o755, "state": 0o700, "state/cutover": 0o700, "state/file": 0o600} == found

@@ -56,7 +56,7 @@ def calls_until_trip(
     ("rate", "limit"), [(0.001, 0.005), (0.01, 0.05), (0.02, 0.1), (0.01, 0.005)]
 )
 @pytest.mark.parametrize("share", [None, 0.1, 0.5])
-def test_equal_servers_are_not_told_apart(rate: float, limit: float, share: float | None) -> None:
+def test_equal_servers_have_no_excess(rate: float, limit: float, share: float | None) -> None:
     """Of 200 runs of 2 000 calls at most one trips, also with a limit below the rate itself."""
     calls = 2_000 if share != 0.1 else 500
     found = [

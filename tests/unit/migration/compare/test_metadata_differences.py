@@ -57,3 +57,18 @@ def test_a_model_is_identified_by_its_versions_and_signature() -> None:
     ]
     found_others = [str(model_identity(each)) for each in others]
     assert len({str(found), *found_others}) == 1 + len(others)
+
+
+def test_a_new_model_without_a_batch_is_reported_first() -> None:
+    """What the servers say of batches, or the first axes of the inputs, tell it."""
+    words = "the old model takes batches, and the new one takes none: a call with a batch fails"
+    single = TensorMetadata("x", Datatype.FP32, (4,))
+    old = ModelMetadata(name="m", inputs=(X,))
+    for before in (old, old.changed(max_batch_size=8)):
+        for after in (old.changed(inputs=(single,)), ModelMetadata(name="m", inputs=(single,))):
+            found = list(metadata_differences(before, after))
+            assert [words, "input 'x' had shape [-1, 4], and has [4]"] == found[:2]
+    unknown = ModelMetadata(name="m", inputs=(TensorMetadata("x", None, None),))
+    variable = old.changed(max_batch_size=0)
+    for after in (unknown, variable):
+        assert words not in list(metadata_differences(old.changed(max_batch_size=8), after))

@@ -17,8 +17,10 @@ from gateway.app.reload import Reloader
 from gateway.app.runtime_changes import RuntimeChanges
 from gateway.config.load import ConfigError, LoadedConfig, load_text
 from gateway.ir.errors import ErrorCode
+from gateway.migration.commands.cutover import cutover_lines
 from gateway.migration.cutover.controller import CutoverController
 from gateway.migration.cutover.replicas import Replicas
+from gateway.migration.cutover.reported import most_frequent
 from gateway.migration.cutover.shifts import ServingShifts, ShiftWeights
 from gateway.migration.cutover.steps import CommandRefused
 from gateway.migration.evidence.verdicts import Standing
@@ -492,6 +494,28 @@ async def test_invalid_commands_are_rejected(leader: Leader) -> None:
         await leader.do("pause")
     assert leader.controller.document("x") is None
     assert leader.controller.verdict("x") is None
+
+
+async def test_the_reason_of_a_rollback_has_the_reasons_of_failures(leader: Leader) -> None:
+    """The reason has the most frequent error of the new server, and the document some more."""
+    await leader.do("start")
+    reasons: list[dict[str, Any]] = [
+        {"outcome": "failed_alike", "code": "not_found", "count": 9, "example": "x", "call": "a"},
+        {"outcome": "structure", "code": None, "count": 8, "example": "shape", "call": "b"},
+        {"outcome": "new_error", "code": "internal", "count": 7, "example": "no GPU", "call": "c"},
+    ]
+    leader.report("trips", reasons=reasons)
+    leader.wall.advance(1)
+    await leader.controller._look(leader.processes)
+    document = leader.controller.document("m")
+    assert document is not None
+    assert (
+        document["reason"]
+        == "mismatch.below tripped: 9 of 9"  # of replies: no error is a cause of it
+    )
+    assert reasons == document["reasons"]
+    assert "7 new_error internal: no GPU (call c)" in list(cutover_lines(document))
+    assert "internal: no GPU" == most_frequent(reasons)
 
 
 async def test_metrics_show_step_weight_state_and_guards(leader: Leader) -> None:

@@ -117,7 +117,7 @@ def test_a_step_waits_for_each_condition(evidence: CutoverEvidence, waits_for: s
     assert f"50%, {waits_for}" == next_text(PLAN, run.state, [waits_for])
 
 
-def test_no_step_ends_at_a_server_that_answers_nothing() -> None:
+def test_no_step_ends_without_replies_of_the_new_server() -> None:
     """Refused calls are no answers, also without a least number of calls and without guards."""
     plan = replace(PLAN, min_calls=0, guards=())
     run = Run(plan).do("start").seconds(11)
@@ -127,6 +127,30 @@ def test_no_step_ends_at_a_server_that_answers_nothing() -> None:
     assert ("baking", 1, 1.0) == run.at
     assert ["after 1 answered calls"] == missing_conditions(plan, run.state, dead)
     assert ("baking", 2, 50.0) == run.seconds(1).at
+
+
+def test_a_tripped_guard_of_errors_names_the_most_frequent_error() -> None:
+    """A guard of replies does not: no error is its cause."""
+    for guard, expected in ((LOCAL, "; the most frequent error is internal: no GPU"), (TRIPS, "")):
+        tripped = replace(GOOD, tripped=guard, why="internal: no GPU")
+        reason = Run().do("start").seconds(1, tripped).state.reason
+        assert f"{guard.guard} tripped: {guard.evidence}{expected}" == reason
+
+
+def test_the_reason_of_a_pause_says_where_the_calls_go() -> None:
+    """An operator and a step without a verdict leave the share, and a guard takes it away."""
+    run = Run().do("start").seconds(11).do("pause")
+    assert "paused by an operator: 1% of the calls stay with triton" == run.state.reason
+    assert 1.0 == run.state.weight
+    late = Run(replace(PLAN, max_wait_s=20)).do("start").seconds(11)
+    late.seconds(30, replace(GOOD, guards=()))
+    assert late.state.reason.endswith("; 1% of the calls stay with triton")
+    tripped = Run(replace(PLAN, pauses_on_trip=True)).do("start").seconds(11)
+    tripped.seconds(1, replace(GOOD, guards=(TRIPS,)))
+    assert (Phase.PAUSED, 0.0) == (tripped.state.phase, tripped.state.weight)
+    assert tripped.state.reason.endswith(
+        "; all calls go to the old target until the cut-over is resumed"
+    )
 
 
 def test_a_default_guard_changes_no_plan_under_way() -> None:
@@ -164,7 +188,8 @@ def test_an_undecided_step_pauses_after_max_wait() -> None:
     undecided = replace(GOOD, guards=())
     run = Run(replace(PLAN, max_wait_s=60)).do("start").seconds(12).seconds(60, undecided)
     assert ("paused", 1, 1.0) == run.at
-    assert "no verdict within 1m: goes on when mismatch.below holds" == run.state.reason
+    reason = "no verdict within 1m: goes on when mismatch.below holds; 1% of the calls stay"
+    assert f"{reason} with triton" == run.state.reason
     assert ("paused", 1, 1.0) == run.seconds(100).at
     run.do("resume")
     assert (("baking", 1, 1.0), 0.0) == (run.at, run.state.baked_s)

@@ -208,7 +208,7 @@ def test_few_calls_leave_latency_undecided() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "errors: {}, latency: {}", "errors: null"])
-def test_a_guard_of_errors_stands_by_default(text: str) -> None:
+def test_plans_have_a_guard_of_errors_by_default(text: str) -> None:
     """Each other limit is optional, and only `off` switches this one off."""
     assert ["errors.above_old"] == list(judged(text, [WRONG]))
     assert ["errors.below"] == list(judged("errors: {below: 1%}", [WRONG]))

@@ -11,9 +11,10 @@ import pytest
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype, bf16_of_fp32
+from gateway.ir.errors import ErrorCode
 from gateway.ir.tensor import Tensor, array_tensor, raw_tensor
 from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import Recordable, record_of
+from gateway.migration.captures.records import CallRow, Recordable, RecordedCall, record_of
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.evidence.kept_samples import KeptSamples, kept_sample
@@ -55,3 +56,18 @@ def test_integers_and_booleans_are_shown_unchanged() -> None:
     """They are JSON numbers and booleans."""
     assert shown(array_tensor("y", np.array([1, -2], np.int8))) == [1, -2]
     assert shown(array_tensor("y", np.array([True, False]))) == [True, False]
+
+
+def test_a_sample_has_the_reason_of_its_failure() -> None:
+    """The line and the document have the text that may be shown."""
+    samples = KeptSamples(Privacy())
+    result = Result(error=ErrorCode.INVALID_ARGUMENT)
+    comparison = compare_results(Result(((),)), result, OutputRules())
+    texts = "", "input 'X' has dims [64]"
+    assert samples.wants(comparison)
+    record = RecordedCall(CallRow(at_us=1, took_us=1, request_id="r", kind="InferRequest"), [], [])
+    samples.add(kept_sample("s", record, "old", result, comparison, (0.1, 0.1), texts))
+    document = samples.document("s")
+    assert document is not None
+    assert [texts[1]] == [each["reason"] for each in samples.list()]
+    assert {"old": "", "new": texts[1]} == document["errors"]

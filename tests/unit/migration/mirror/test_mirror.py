@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pytest
+from structlog.testing import capture_logs
 
 from gateway.config.load import load_text
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import Context, ModelRef, Sequence
-from gateway.ir.errors import Unavailable
+from gateway.ir.context import Context, ModelRef, Origin, Sequence
+from gateway.ir.data import RawData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, Unavailable
 from gateway.ir.metadata import ModelMetadata
-from gateway.ir.tensor import array_tensor, items_tensor
+from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import Recordable, RecordedCall, record_of
 from gateway.migration.captures.transfer import Confirmation, SampleMessage, ShadowRequest
 from gateway.migration.mirror.mirror import Mirror
 from gateway.migration.targets import live_migrations
+from gateway.telemetry.error_texts import error_text
 from tests.fakes import settle
 
 FILE = """version: 1
@@ -30,7 +35,10 @@ migrations: {{m: {{route: r, old: a, new: b, mirror: {{{mirror}}}, noise: {{perc
 SENDER = (1, 77)
 
 
-def reply(value: float = 1.0) -> InferResponse:
+def reply(value: float | None = 1.0) -> InferResponse:
+    if value is None:  # elements that do not match the shape
+        tensor = Tensor("y", Datatype.FP32, (1,), RawData(memoryview(b"abc")))
+        return InferResponse(model=ModelRef("m"), outputs=(tensor,))
     return InferResponse(
         model=ModelRef("m"), outputs=(array_tensor("y", np.array([value], np.float32)),)
     )
@@ -45,7 +53,7 @@ class Target:
 
     def __init__(self, value: float = 1.0) -> None:
         self.calls: list[Call[Any]] = []
-        self.value = value
+        self.value: float | None = value
         self.gate: asyncio.Event | None = None
         self.versions: tuple[str, ...] | None = None
         self.error: Exception | None = None
@@ -76,13 +84,16 @@ async def until(condition: Callable[[], bool]) -> None:
 class Setting:
     """A mirror of two targets, with its confirmations."""
 
-    def __init__(self, mirror: str = "in_flight: 32") -> None:
+    def __init__(
+        self, mirror: str = "in_flight: 32", payload: Literal["none", "full"] = "none"
+    ) -> None:
         (migration,) = live_migrations(load_text(FILE.format(mirror=mirror)).config)
         self.old, self.new = Target(), Target()
         self.confirmed: list[Confirmation] = []
         services = {"old": self.old, "new": self.new}
+        privacy = Privacy(payload=payload)
         self.mirror = Mirror(
-            migration, services, Privacy(), lambda _, found: self.confirmed.append(found)
+            migration, services, privacy, lambda _, found: self.confirmed.append(found)
         )
         self._numbers = 0
 
@@ -211,6 +222,40 @@ async def test_errors_are_outcomes() -> None:
     setting.put(record(code="invalid_argument", items=[]))
     await setting.done()
     assert setting.outcomes == {"old_error": 1, "new_error": 1, "match": 1, "both_error": 1}
+
+
+@pytest.mark.parametrize("payload", ["none", "full"])
+async def test_failed_calls_have_reasons(payload: Literal["none", "full"]) -> None:
+    """Evidence, samples and log have the server's text: whole only if payloads may be shown."""
+    setting = Setting(payload=payload)
+    text = "input 'X' has dims [64], the model expects [-1, 64]; got " + "1.0, " * 100
+    setting.new.error = InvalidRequest(text, origin=Origin("oip.http", None))
+    with capture_logs() as logs:
+        setting.put(record())
+        await setting.done()
+    shown = text if payload == "full" else error_text(setting.new.error)
+    assert "input 'X' has dims [64], the model expects [-1, 64]" in shown
+    document = setting.mirror.document()
+    (reason,) = document["reasons"]
+    assert ("new_error", "invalid_argument", 1, shown[:500]) == (
+        reason["outcome"],
+        reason["code"],
+        reason["count"],
+        reason["example"],
+    )
+    assert [shown] == [each["reason"] for each in document["samples"]]
+    assert [shown] == [each["reason"] for each in logs if each["event"] == "sample mismatch"]
+
+
+async def test_a_reply_that_cannot_be_read_is_a_difference() -> None:
+    """It would be no evidence against the new server if it were skipped."""
+    setting = Setting()
+    setting.new.value = None
+    setting.put(record())
+    await setting.done()
+    document = setting.mirror.document()
+    assert ({"structure": 1}, {}, 0) == (setting.outcomes, setting.skipped, document["in_flight"])
+    assert document["reasons"][0]["example"].startswith("a reply cannot be read: ")
 
 
 async def test_calls_of_a_sequence_run_in_order() -> None:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from gateway.ir.calls import Call, InferRequest, InferResponse, ServerReadyRequest
 from gateway.ir.calls import StreamInferRequest as StreamRequest
 from gateway.ir.context import Context, ModelRef
-from gateway.ir.errors import Overloaded, QueueTimeout, Unavailable
+from gateway.ir.errors import Overloaded, QueueTimeout, RateExceeded, Unavailable
 from gateway.ir.streams import close_stream
 from gateway.policies.limits.fair_share import CallRate, FairShare
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
@@ -119,8 +119,9 @@ async def test_caller_is_limited_to_its_rate() -> None:
     await limited(of("quiet"))
     clock.advance(0.1)
     await limited(of("busy"))
-    with pytest.raises(Overloaded):
+    with pytest.raises(RateExceeded) as caught:
         await limited(of("busy"))
+    assert 0.1 == pytest.approx(caught.value.retry_after_s)
     clock.advance(0.1)
     await limited(of("busy"))
 

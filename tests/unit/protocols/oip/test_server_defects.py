@@ -1,4 +1,4 @@
-"""The table of known weaknesses: affected servers, a test for each row, and the page."""
+"""The table of known defects: affected servers, a test for each row, and the page."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.api.protocol import DefectKind
+from gateway.app.server_identity import defect_lines
 from gateway.ir.metadata import ServerMetadata
-from gateway.protocols.oip.server_defects import (
-    CANCELLED_CALLS,
-    WEAKNESSES,
-    ends_at_empty_classes,
-    weakness_lines,
-    weaknesses_of,
-    withholds_before,
-)
+from gateway.protocols.oip import SPEC
+from gateway.protocols.oip.server_defects import CANCELLED_CALLS, DEFECTS
 from schemas.protection import PAGE, page_text
 
 INTEROP = Path(__file__).parents[3] / "interop"
@@ -41,13 +37,12 @@ def test_server_versions_are_compared_with_the_repair(
     """A version that cannot be parsed counts as old."""
     server = ServerMetadata(name, version)
     assert affected == CANCELLED_CALLS.affects(server)
-    assert affected == withholds_before(server)
-    assert affected == (CANCELLED_CALLS in weaknesses_of(server))
+    assert affected == SPEC.may_have(DefectKind.CANCELLED_CALLS, server, "grpc")
 
 
 def test_cancellation_is_withheld_from_unknown_servers() -> None:
     """A server may be an old one until its version is known."""
-    assert withholds_before(None)
+    assert SPEC.may_have(DefectKind.CANCELLED_CALLS, None, "grpc")
 
 
 @pytest.mark.parametrize(
@@ -64,20 +59,20 @@ def test_empty_classifications_crash_triton_over_http(
     server: ServerMetadata | None, carrier: str, ends: bool
 ) -> None:
     """An unknown server may be a Triton."""
-    assert ends == ends_at_empty_classes(server, carrier)
+    assert ends == SPEC.may_have(DefectKind.EMPTY_CLASSES, server, carrier)
 
 
-def test_each_weakness_has_an_interop_test() -> None:
+def test_each_defect_has_an_interop_test() -> None:
     """The test confirms the weakness with a real server."""
     pages = [page.read_text("utf-8") for page in INTEROP.glob("test_shield*.py")]
     named = set(re.findall(r"""["'](\w+)["']""", "".join(pages)))
-    assert [] == [row.name for row in WEAKNESSES if row.name not in named]
-    assert len({row.name for row in WEAKNESSES}) == len(WEAKNESSES)
+    assert [] == [row.name for row in DEFECTS if row.name not in named]
+    assert len({row.name for row in DEFECTS}) == len(DEFECTS)
 
 
 def test_the_page_is_current() -> None:
     """The page in docs is generated from the table (make regenerate writes it)."""
-    assert page_text(WEAKNESSES) == PAGE.read_text("utf-8")
+    assert page_text(DEFECTS) == PAGE.read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -97,10 +92,11 @@ def test_each_weakness_of_a_server_is_one_line(
 ) -> None:
     """The line has the version of the server and the repaired version."""
     server = ServerMetadata("triton", "2.51.0")
-    lines = weakness_lines(server, carrier, withheld=withheld)
+    lines = list(defect_lines(SPEC, server, carrier, withheld=withheld))
     cancelled = [line for line in lines if "server 7368, 8034, repaired in 2.59.0" in line]
     assert [] == [line for line in lines if not line.startswith("triton 2.51.0: ")]
     assert ([] if end is None else [end]) == [line[line.index(";") :] for line in cancelled]
-    expected = [row for row in weaknesses_of(server) if row.carrier in ("", carrier)]
+    expected = [row for row in DEFECTS if row.affects(server, carrier)]
     assert len(expected) == len(lines)
-    assert [] == weakness_lines(ServerMetadata("ovms", "1"), carrier, withheld=withheld)
+    other = ServerMetadata("ovms", "1")
+    assert [] == list(defect_lines(SPEC, other, carrier, withheld=withheld))

@@ -15,10 +15,13 @@ from gateway.app.passthrough import (
     known_posts,
     passthrough_rules,
 )
+from gateway.app.server_identity import ServerIdentity
 from gateway.config.models import PassthroughConfig
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
+from gateway.settings.units import parse_url
+from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.http.passthrough import PassthroughRules, normal_path
 from gateway.wire.http import Headers, HttpRequest
 
@@ -95,7 +98,12 @@ def test_posts_pass_to_known_paths_of_the_server() -> None:
 def test_kserve_has_the_paths_of_its_first_protocol(names: list[str | None], posts: bool) -> None:
     """The name in the metadata of the server tells it; before that, nothing passes."""
     servers = [None if name is None else ServerMetadata(name, "1") for name in names]
-    members = [SimpleNamespace(identity=SimpleNamespace(server=server)) for server in servers]
+    url = parse_url("oip+http://h:80")
+    members = []
+    for server in servers:
+        identity = ServerIdentity("up", "h:80", url, "auto", WithheldCalls())
+        identity(server)
+        members.append(SimpleNamespace(identity=identity))
     found = known_posts(cast("BuiltUpstream", SimpleNamespace(members=members)))
     assert (("/v1/models/*:predict", "/v1/models/*:explain") if posts else ()) == found
 

@@ -91,7 +91,7 @@ async def test_a_name_unknown_to_the_dns_is_resolved_by_the_system() -> None:
 async def test_unknown_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lookup fails if neither the DNS nor the system has the name."""
 
-    async def look_up(_host: str, _port: int) -> list[str]:
+    async def look_up(_host: str) -> list[str]:
         raise socket.gaierror("unknown")
 
     monkeypatch.setattr(host_addresses, "look_up", look_up)

@@ -33,13 +33,13 @@ def infer(message: pb.ModelInferRequest, **fields: Any) -> GrpcRequest:
 
 
 def test_context_of_a_call() -> None:
-    """The context holds the text metadata, request id, deadline and needs of a call."""
+    """The context holds the metadata, request id, deadline and needs; bytes are base64."""
     metadata = (("x-request-id", "r-1"), ("trace-bin", b"\0"), ("traceparent", "00-1"))
     wire = GrpcRequest(METHOD + "ServerLive", (b"",), metadata, deadline=12.5)
     assert (
         Context(
             protocol="oip.grpc",
-            metadata=(("x-request-id", "r-1"), ("traceparent", "00-1")),
+            metadata=(("x-request-id", "r-1"), ("trace-bin", "AA=="), ("traceparent", "00-1")),
             request_id="r-1",
             deadline=12.5,
             needs=frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES}),
@@ -77,7 +77,8 @@ def test_metadata_for_an_upstream() -> None:
         ),
     )
     found = CODEC.encode_call(ServerReadyRequest(context=context))
-    assert (("traceparent", "00-1"), ("x-request-id", "r-1")) == found.metadata
+    expected = (("traceparent", "00-1"), ("trace-bin", b"\0"), ("x-request-id", "r-1"))
+    assert expected == found.metadata
 
 
 def test_request_id_is_sent_once() -> None:

@@ -483,9 +483,14 @@ def test_context_holds_metadata_request_id_and_deadline() -> None:
     wire = GrpcRequest(SERVICE + "Status", (b"",), metadata, 7.0)
     context = CODEC.decode_call(wire).context
     assert (context.request_id, context.deadline) == ("id", 7.0)
-    assert context.metadata == (("x-a", "1"), ("x-request-id", "id"), ("host", "h"))
+    assert context.metadata == (
+        ("x-a", "1"),
+        ("x-request-id", "id"),
+        ("x-bin", "AA=="),
+        ("host", "h"),
+    )
     sent = CODEC.encode_call(ServerLiveRequest(context=context))
-    assert sent.metadata == (("x-a", "1"), ("x-request-id", "id"))
+    assert sent.metadata == (("x-a", "1"), ("x-request-id", "id"), ("x-bin", b"\x00"))
     assert sent.deadline == 7.0
     named = CODEC.encode_call(ServerLiveRequest(context=Context(request_id="made")))
     assert named.metadata == (("x-request-id", "made"),)

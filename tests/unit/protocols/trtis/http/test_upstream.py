@@ -388,7 +388,7 @@ def test_unknown_model_is_not_ready() -> None:
         ({"max_batch_size": -1}, MalformedMessage, "max_batch_size -1"),
         ({"input": [{"name": "a", "dims": [-2]}]}, InvalidTensor, "-1 or more"),
         ({"input": [{"name": "a\n"}]}, InvalidRequest, "control"),
-        ({"output": [{"name": str(n)} for n in range(2049)]}, TooLarge, "2049 outputs"),
+        ({"output": [{"name": str(n)} for n in range(2_049)]}, TooLarge, "2049 outputs"),
     ],
 )
 def test_rejects_unusable_configurations(

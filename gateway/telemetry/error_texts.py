@@ -1,0 +1,52 @@
+"""How much of a server's error text is shown where people read it: log, status, pages, spans.
+
+The text may quote what a client has sent. Clients get it whole, and a capture has its own rules.
+"""
+
+from typing import ClassVar, Final
+
+from gateway.ir.errors import GatewayError
+
+BRIEF: Final = "brief"
+FULL: Final = "full"
+_SHOWN: Final = 120
+_MARK: Final = "server said: "
+
+
+class _Setting:
+    """The setting of the process."""
+
+    is_full: ClassVar[bool] = False
+
+
+def configure(setting: str) -> None:
+    """Show texts from now on as `telemetry.log.server_errors` says."""
+    _Setting.is_full = setting == FULL
+
+
+def brief_text(text: str, *, is_own: bool = False) -> str:
+    """Return the first 120 characters of a text; "" stays as it is.
+
+    Args:
+        text: Of an error.
+        is_own: Whether the gateway wrote it; those of a server are marked.
+    """
+    if not text:
+        return ""
+    rest = len(text) - _SHOWN
+    cut = f"{text[:_SHOWN]}... ({rest} more characters)" if rest > 0 else text
+    return cut if is_own else f"{_MARK}{cut}"
+
+
+def error_text(error: BaseException | str) -> str:
+    """Return the text of an error for people, with the part that a server wrote cut and marked."""
+    if not isinstance(error, GatewayError):
+        return str(error)
+    if _Setting.is_full:
+        return error.message
+    found: BaseException | None = error
+    while isinstance(found, GatewayError):
+        if found.origin is not None:
+            return error.message.replace(found.message, brief_text(found.message), 1)
+        found = found.__cause__
+    return error.message

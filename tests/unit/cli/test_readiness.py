@@ -1,0 +1,183 @@
+"""The readiness of a server, asked with few imports."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gateway.cli.health import NO_FLAGS
+from gateway.cli.readiness import ask_ready
+from gateway.cli.server_flags import ServerFlags
+from gateway.ir.errors import ConnectFailure, DeadlineExceeded
+from gateway.settings.units import Url
+from gateway.transports.grpc.headers import RESPONSE_HEAD, TRAILERS_OK, only_block
+from gateway.transports.http2 import frames as h2
+from gateway.wire.grpc import GrpcStatus
+
+WAIT_S = 20.0
+HEAVY = ("asyncio", "numpy", "structlog", "gateway.app", "gateway.registry")
+
+
+def http(status: str, body: str = "") -> list[bytes]:
+    return [f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()]
+
+
+def grpc(message: bytes, trailers: bytes = TRAILERS_OK) -> list[bytes]:
+    """Return a response in several frames, after those of the connection."""
+    data = b"\0" + len(message).to_bytes(4, "big") + message
+    return [
+        h2.settings(()),
+        h2.frame(h2.PING, 0, 0, bytes(8)),
+        h2.frame(h2.HEADERS, h2.END_HEADERS, 1, RESPONSE_HEAD),
+        h2.frame(h2.DATA, 0, 1, data[:3]),
+        h2.frame(h2.DATA, 0, 1, data[3:]),
+        h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, trailers),
+    ]
+
+
+FAILED = h2.frame(
+    h2.HEADERS,
+    h2.END_HEADERS | h2.END_STREAM,
+    1,
+    only_block(GrpcStatus.UNAVAILABLE, "no", ()),
+)
+
+
+@contextmanager
+def server(parts: list[bytes], requests: list[bytes]) -> Iterator[int]:
+    """Serve one connection with *parts*, each in a packet of its own; return the port."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            requests.append(connection.recv(65_536))
+            for part in parts:
+                connection.sendall(part)
+            if parts:
+                connection.settimeout(WAIT_S)
+                while connection.recv(65_536):  # until the client has left
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(WAIT_S)
+
+
+def result_of(
+    carrier: str,
+    parts: list[bytes],
+    model: str | None = None,
+    version: str = "",
+    server_flags: ServerFlags = NO_FLAGS,
+) -> tuple[bool | None, bytes]:
+    """Return the result and what the server received."""
+    requests: list[bytes] = []
+    with server(parts, requests) as port:
+        found = ask_ready(
+            Url("oip", carrier, "127.0.0.1", port), model, version, WAIT_S, server_flags
+        )
+    return found, requests[0]
+
+
+@pytest.mark.parametrize(
+    ("carrier", "parts", "expected"),
+    [
+        ("http", http("200 OK"), True),
+        ("http", http("200 OK", '{"ready": true}'), True),
+        ("http", http("200 OK", '{"ready": false}'), False),
+        ("http", http("200 OK", '{"name": "m", "ready": "False"}'), False),
+        ("http", http("503 Service Unavailable"), False),
+        ("http", http("400 Bad Request"), False),
+        ("http", http("500 Internal Server Error"), None),
+        ("http", [h2.settings(()) + b"\r\n"], None),
+        ("http", [], None),
+        ("grpc", grpc(b"\x08\x01"), True),
+        ("grpc", [b"".join(grpc(b"\x08\x01"))], True),
+        ("grpc", grpc(b""), False),
+        (
+            "grpc",
+            grpc(b"\x08\x01", only_block(GrpcStatus.INTERNAL, "", ())[len(RESPONSE_HEAD) :]),
+            None,
+        ),
+        ("grpc", grpc(b"something else"), None),
+        ("grpc", [h2.settings(()), FAILED], None),
+        ("grpc", [h2.settings(()), h2.reset(1, h2.REFUSED_STREAM)], None),
+        ("grpc", http("200 OK"), None),
+        ("grpc", [], None),
+    ],
+)
+def test_response_means_readiness(carrier: str, parts: list[bytes], expected: bool | None) -> None:
+    """What is neither ready nor not ready is left to the client of the other commands."""
+    assert expected is result_of(carrier, parts)[0]
+
+
+@pytest.mark.parametrize(
+    ("carrier", "parts", "wanted"),
+    [
+        ("http", http("200 OK"), b"GET /v2/models/a%2Fb/versions/3/ready HTTP/1.1\r\n"),
+        ("grpc", grpc(b"\x08\x01"), b"\0\0\0\0\x08\x0a\x03a/b\x12\x013"),
+    ],
+)
+def test_request_names_the_model(carrier: str, parts: list[bytes], wanted: bytes) -> None:
+    """Name and version of the model are sent, and the headers of the flags."""
+    flags = ServerFlags(headers={"X-Key": "secret"})
+    found, request = result_of(carrier, parts, "a/b", "3", flags)
+    assert (True, True) == (found, wanted in request)
+    assert b"secret" in request
+
+
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+def test_silent_server_is_late(carrier: str) -> None:
+    """The timeout ends the wait for a response."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(DeadlineExceeded, match=r"no response within 0\.05 s"),
+    ):
+        ask_ready(
+            Url("oip", carrier, "127.0.0.1", listener.getsockname()[1]), None, "", 0.05, NO_FLAGS
+        )
+
+
+def test_missing_server_is_unreachable() -> None:
+    """The error names the address and the reason."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ConnectFailure, match=rf"cannot connect to 127\.0\.0\.1:{port}: .*refused"):
+        ask_ready(Url("oip", "http", "127.0.0.1", port), None, "", WAIT_S, NO_FLAGS)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        Url("trtis", "http", "h", 1),
+        Url("graphpipe", "tcp", "h", 1),
+        Url("oip", "http", "h", 1, "/p"),
+    ],
+)
+def test_other_protocols_are_left_to_another_client(url: Url) -> None:
+    """Nothing is sent."""
+    assert ask_ready(url, None, "", 0.1, NO_FLAGS) is None
+
+
+@pytest.mark.parametrize(
+    ("carrier", "parts"), [("http", http("200 OK")), ("grpc", grpc(b"\x08\x01"))]
+)
+def test_command_imports_little(carrier: str, parts: list[bytes]) -> None:
+    """A probe of a container costs a fifth of a second; numpy alone takes a tenth."""
+    program = (
+        "import sys; from gateway.cli.commands import run; "
+        "status = run(sys.argv[1:]); "
+        f"print(status, [name for name in {HEAVY} if name in sys.modules])"
+    )
+    with server(parts, []) as port:
+        command = [sys.executable, "-c", program, "health", f"oip+{carrier}://127.0.0.1:{port}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "ready\n0 []\n" == done.stdout

@@ -1,0 +1,102 @@
+"""Times of a replay: judged only under the load of the recorded ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.records import CallRow, ItemRow, RecordedCall
+from gateway.migration.captures.segment_writer import SegmentWriter
+from gateway.migration.compare.conditions import parse_fail_if
+from gateway.migration.compare.replies import Comparison
+from gateway.migration.compare.summary import Summary
+from gateway.migration.compare.tensors import Outcome
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.replay.replay import ReplayOptions
+from gateway.migration.replay.times import description, replay_problem, times_problem
+from gateway.migration.settings import GuardsConfig, LatencyGuardConfig
+
+RECORDED = ReplayOptions(speed=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (RECORDED, ""),
+        (
+            ReplayOptions(),
+            "the calls were sent as fast as possible, at most 64 in flight; expected",
+        ),
+        (ReplayOptions(speed=2.0), "the calls were sent at 2 x the pace; expected"),
+        (ReplayOptions(rate=500), "the calls were sent 500 calls a second; expected"),
+        (ReplayOptions(speed=1.0, concurrency=4), "at the recorded pace, at most 4 in flight;"),
+    ],
+    ids=str,
+)
+def test_only_the_recorded_pace_is_judged(options: ReplayOptions, expected: str) -> None:
+    """At another one, or with a limit of the calls in flight, the problem says how it was."""
+    found = replay_problem(options, lag_s=0.0, recorded_percent=100.0, is_selection=False)
+    assert (expected in found) if expected else not found
+
+
+@pytest.mark.parametrize(
+    ("lag_s", "percent", "is_selection", "expected"),
+    [
+        (0.5, 100.0, False, "the calls were sent up to 500 ms late"),
+        (0.0, 5.0, False, "5% of the calls were recorded, so the new server had less load"),
+        (0.0, 100.0, True, "only some of the recorded calls were sent"),
+    ],
+)
+def test_less_load_or_late_calls_are_not_judged(
+    lag_s: float, percent: float, is_selection: bool, expected: str
+) -> None:
+    """The pace alone does not make the load that of the recorded calls."""
+    found = replay_problem(
+        RECORDED, lag_s=lag_s, recorded_percent=percent, is_selection=is_selection
+    )
+    assert found.startswith(expected)
+
+
+def test_times_are_comparable_at_the_recorded_pace_only() -> None:
+    """Two recordings of clients do, and two replays that sent the calls in the same way."""
+    live = {"pid": "1"}
+    fast = {"replayed": "new", **description(ReplayOptions(), "too fast")}
+    slow = {"replayed": "new", **description(RECORDED, "")}
+    assert "" == times_problem(live, live) == times_problem(live, slow) == times_problem(fast, fast)
+    assert "too fast" == times_problem(live, fast) == times_problem(fast, live)
+    assert "the two replays sent their calls in different ways" == times_problem(fast, slow)
+    assert "it is unknown how" in times_problem(live, {"replayed": "of an earlier version"})
+
+
+def test_a_recording_keeps_its_description(tmp_path: Path) -> None:
+    """What is noted at the end is read with what was noted at the begin."""
+    writer = SegmentWriter(tmp_path, {"replayed": "new"})
+    writer.begin()
+    call = CallRow(at_us=1, took_us=5, request_id="r", kind="InferRequest")
+    writer.add(RecordedCall(call, [], [ItemRow(0, 3, "ok")]))
+    writer.note({"times": "late"})
+    writer.commit()
+    writer.seal({})
+    assert {"replayed": "new", "times": "late"} == Capture(tmp_path).description()
+
+
+def test_times_that_do_not_compare_are_not_judged() -> None:
+    """Ratios and guards say why; the 99th percentile of the new server is its own."""
+    summary = Summary()
+    for number in range(500):
+        summary.add(f"c{number}", Comparison(Outcome.MATCH), (0.01, 0.2))
+    ratio, absolute = parse_fail_if("p99_ratio>1.3"), parse_fail_if("p99>300ms")
+    assert "p99_ratio 20 > 1.3" == ratio.failure(summary)
+    summary.times_problem = "too fast"
+    assert "p99_ratio is not judged: too fast" == ratio.failure(summary)
+    assert "" == absolute.failure(summary)
+    latency = summary.document()["latency"]
+    assert (None, "too fast") == (latency["p99_ratio"], latency["not_judged"])
+    limits = LatencyGuardConfig(p99=0.1, p99_ratio=1.3)
+    guards = Guards(GuardsConfig(errors="off", latency=limits))
+    guards.ignore_times("too fast")
+    assert {("undecided", "not judged: too fast")} == {
+        (each.standing.value, each.evidence) for each in guards.verdicts()
+    }

@@ -1,0 +1,85 @@
+"""The core names no protocol: it learns all about one from its `ProtocolSpec`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.registry import PROTOCOLS
+
+PACKAGE = Path(__file__).parents[2] / "gateway"
+WINGS = frozenset({"protocols", "schema", "migration", "cli"})
+NAME = re.compile(rf"(?<![a-z])({'|'.join(PROTOCOLS)})(?![a-z])", re.IGNORECASE)
+
+# A place that may name a protocol, and why.
+ALLOWED = {
+    "registry.py": "the table of protocols, one line for each",
+    "settings/units.py": "the protocol of URLs without one, such as http://host",
+    "settings/fields.py": "the example of a URL in the schema",
+    "transports/grpc/client_pool.py": "the URL to use, in an error text",
+    "transports/http1/response_reader.py": "the URL to use, in an error text",
+}
+CORE = {
+    str(path.relative_to(PACKAGE)): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.relative_to(PACKAGE).parts[0] not in WINGS
+}
+
+
+def named_protocols(source: str) -> Iterator[str]:
+    """Yield each text and each import that names a protocol, docstrings aside."""
+    tree = ast.parse(source)
+    described = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in described and NAME.search(node.value):
+                yield f"line {node.lineno}: {node.value!r}"
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            names = [each.name for each in node.names]
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{each}" for each in names]
+            for name in names:
+                if f"{name}.".startswith("gateway.protocols."):
+                    yield f"line {node.lineno}: import of {name}"
+
+
+@pytest.mark.parametrize("name", sorted(CORE.keys() - ALLOWED.keys()))
+def test_a_file_of_the_core_names_no_protocol(name: str) -> None:
+    """A protocol describes itself in its `SPEC`; `registry.py` has the only table."""
+    assert [] == list(named_protocols(CORE[name].read_text("utf-8")))
+
+
+@pytest.mark.parametrize("name", sorted(ALLOWED))
+def test_an_allowed_place_still_names_a_protocol(name: str) -> None:
+    """A place that needs no permission any more loses it."""
+    assert [] != list(named_protocols(CORE[name].read_text("utf-8")))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if url.protocol == "oip": pass',
+        'names = {"trtis"}',
+        'codec = "grps.http"',
+        'text = f"{x} of GraphPipe"',
+        "from gateway.protocols.oip.dialects import KSERVE",
+        "from gateway.protocols import oip",
+        "import gateway.protocols.trtis",
+    ],
+)
+def test_names_and_imports_of_protocols_are_found(source: str) -> None:
+    """The scan sees comparisons, tables, names of codecs, messages and imports."""
+    assert 1 == len(list(named_protocols(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['"""Reads oip."""', 'x: str\n"""The protocol, such as oip."""', 'x = "clipping"', "import re"],
+)
+def test_descriptions_of_protocols_are_allowed(source: str) -> None:
+    """Docstrings of modules and of keys may have examples."""
+    assert [] == list(named_protocols(source))

@@ -1,0 +1,80 @@
+"""Servers that listen without the threads of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gateway.transports.net.listening import bound_sockets, listen
+
+
+class Closing(asyncio.Protocol):
+    """A protocol that closes each connection at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+async def serve(sock: socket.socket) -> asyncio.Server:
+    """Listen on a socket."""
+    return await asyncio.get_running_loop().create_server(Closing, sock=sock)
+
+
+@pytest.fixture
+async def held_threads() -> AsyncIterator[None]:
+    """Let every thread of the loop wait for something that does not come."""
+    loop = asyncio.get_running_loop()
+    ends = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        loop.set_default_executor(pool)
+        waiting = loop.run_in_executor(None, ends.wait, 30)
+        yield
+        ends.set()
+        await waiting
+
+
+@pytest.mark.usefixtures("held_threads")
+@pytest.mark.parametrize("host", ["", "127.0.0.1", "localhost"])
+async def test_listens_while_the_threads_of_the_loop_are_held(host: str) -> None:
+    """Neither every address, nor a number, nor a name waits for them."""
+    async with asyncio.timeout(5.0):
+        servers = await listen(host, 0, serve)
+    port = servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert b"" == await reader.read()
+    writer.close()
+    for server in servers:
+        server.close()
+
+
+async def test_both_families_have_one_port() -> None:
+    """Port 0 of every address is the same port in each family."""
+    sockets = await bound_sockets("", 0)
+    try:
+        assert 1 == len({each.getsockname()[1] for each in sockets})
+        assert socket.AF_INET in [each.family for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+async def test_a_port_in_use_is_named_and_nothing_stays_open() -> None:
+    """The error has the address; what was bound before it is closed."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        for host in ("127.0.0.1", ""):
+            with pytest.raises(OSError, match=f"cannot listen on {host}:{port}: Address already"):
+                await bound_sockets(host, port)
+
+
+async def test_a_name_without_an_address_is_named() -> None:
+    """The error says for which address the name is unknown."""
+    with pytest.raises(OSError, match=r"cannot listen on no-such-host\.invalid:1: "):
+        await bound_sockets("no-such-host.invalid", 1)
