@@ -22,6 +22,7 @@ from gateway.app.admin.events import MAX_LISTENERS
 from gateway.app.reload import Reloader
 from gateway.app.transports import TransportImplementation, http_server_class
 from gateway.config.load import LoadedConfig, load_text
+from gateway.config.models import Config
 from gateway.ir.context import Client
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpMount, ServerLimits
@@ -194,6 +195,9 @@ class Cutover:
 
     def document(self, migration: str) -> dict[str, Any] | None:
         return {"state": "baking", "weight": 5}
+
+    def moved(self, _config: Config) -> dict[str, tuple[str, float]]:
+        return {}
 
     def verdict(self, _migration: str) -> None:
         return None

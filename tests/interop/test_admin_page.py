@@ -23,7 +23,7 @@ from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import Control
 from gateway.app.reload import Reloader
 from gateway.config.load import load_text
-from gateway.config.models import AdminConfig
+from gateway.config.models import AdminConfig, Config
 from gateway.settings.units import Address
 from tests.interop.browser import opened
 
@@ -159,6 +159,9 @@ class Steps:
             "reason": "",
             "events": [{"at_us": START_US, "event": "step", "text": HOSTILE}],
         }
+
+    def moved(self, _config: Config) -> dict[str, tuple[str, float]]:
+        return {}
 
     def verdict(self, _migration: str) -> None:
         return None

@@ -20,8 +20,7 @@ ALLOWED = {
     "registry.py": "the table of protocols, one line for each",
     "settings/units.py": "the protocol of URLs without one, such as http://host",
     "settings/fields.py": "the example of a URL in the schema",
-    "transports/grpc/client_pool.py": "the URL to use, in an error text",
-    "transports/http1/response_reader.py": "the URL to use, in an error text",
+    "transports/net/wrong_port.py": "the URL to use, in an error text",
 }
 CORE = {
     str(path.relative_to(PACKAGE)): path

@@ -25,7 +25,6 @@ from gateway.app.route_rules import ruled_routes, target_name
 from gateway.config.models import Config
 from gateway.migration.evidence.verdicts import Standing
 from gateway.migration.settings import MIGRATIONS
-from gateway.migration.targets import live_migrations
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 COMMANDS: Final = ("start", "pause", "resume", "approve", "rollback", "reset")
@@ -66,6 +65,10 @@ class CutoverSource(Protocol):
 
     def document(self, migration: str) -> Document | None:
         """Return state, step, weight and events; None for a migration without a cut-over."""
+        ...
+
+    def moved(self, config: Config) -> Mapping[str, tuple[str, float]]:
+        """Return the target and the percentage of each cut-over, by route."""
         ...
 
     def verdict(self, migration: str) -> tuple[Standing, Document] | None:
@@ -389,14 +392,12 @@ def weights_in_force(config: Config, cutover: CutoverSource | None) -> dict[str,
     }
     if cutover is None:
         return found
-    for live in live_migrations(config):
-        document = cutover.document(live.name)
-        percent = 0.0 if document is None else document["weight"]
+    for route, (target, percent) in cutover.moved(config).items():
         if percent:
-            weights = found[live.route]
-            share = (100 - percent) / sum(weights.values())  # `new` has the weight 0
-            found[live.route] = {
-                name: percent if name == live.new_name else weight * share
+            weights = found[route]
+            share = (100 - percent) / sum(weights.values())  # the target has the weight 0
+            found[route] = {
+                name: percent if name == target else weight * share
                 for name, weight in weights.items()
             }
     return found

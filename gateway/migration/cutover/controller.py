@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -18,6 +18,7 @@ from gateway.app.errors import StartError, reason_of
 from gateway.concurrency.own_thread import on_own_thread
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
+from gateway.config.models import Config
 from gateway.migration.cutover.files import CutoverFiles, PendingRollback
 from gateway.migration.cutover.interfaces import (
     EvidenceKeeper,
@@ -31,6 +32,7 @@ from gateway.migration.cutover.replicas import Replicas, own_name
 from gateway.migration.cutover.steps import IDLE_PHASES, CutoverPlan, Phase
 from gateway.migration.evidence.verdicts import Standing
 from gateway.migration.settings import MIGRATIONS
+from gateway.migration.targets import live_migrations
 
 if TYPE_CHECKING:
     from gateway.migration.cutover.kubernetes_replicas import ApiServer, ClusterReplicas
@@ -181,6 +183,14 @@ class CutoverController(Collector):
         """Return where a cut-over stands, as JSON values; None if there is none."""
         found = self._cutovers.get(migration)
         return None if found is None else found.document()
+
+    def moved(self, config: Config) -> Mapping[str, tuple[str, float]]:
+        """Return the target and the percentage of each cut-over, by route."""
+        return {
+            live.route: (live.new_name, self._cutovers[live.name].document()["weight"])
+            for live in live_migrations(config)
+            if live.name in self._cutovers
+        }
 
     def verdict(self, migration: str) -> tuple[Standing, dict[str, Any]] | None:
         """Return the verdict of all guards for other controllers; None without a cut-over."""

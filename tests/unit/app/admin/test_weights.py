@@ -8,6 +8,7 @@ import pytest
 
 from gateway.app.admin.api import weights_in_force
 from gateway.config.load import load_text
+from gateway.config.models import Config
 from gateway.migration.evidence.verdicts import Standing
 
 CONFIG = """version: 1
@@ -31,9 +32,13 @@ class Cutover:
     def __init__(self, percent: float) -> None:
         self._percent = percent
 
-    def document(self, _migration: str) -> dict[str, Any]:
-        """Return the part that is read."""
-        return {"weight": self._percent}
+    def document(self, _migration: str) -> dict[str, Any] | None:
+        """There is none."""
+        return None
+
+    def moved(self, _config: Config) -> dict[str, tuple[str, float]]:
+        """Return the share of the new target."""
+        return {"fraud": ("triton", self._percent)}
 
     def verdict(self, _migration: str) -> tuple[Standing, dict[str, Any]] | None:
         """There is none."""
