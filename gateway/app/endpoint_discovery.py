@@ -79,6 +79,9 @@ class EndpointDiscovery:
         look_up: Looks up a name.
         clock: Monotonic seconds.
         sleep: Waits.
+
+    Attributes:
+        is_asking: Names are looked up at this moment.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first three
@@ -110,6 +113,7 @@ class EndpointDiscovery:
         self._failed: set[Url] = set()
         self._due = clock()
         self._has_followed = False
+        self.is_asking = False
         self._members: dict[_Key, BuiltEndpoint] = {}
         self._leaving: dict[_Key, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,7 +125,11 @@ class EndpointDiscovery:
 
     async def update(self) -> None:
         """Look up every name, and follow what has changed."""
-        await asyncio.gather(*map(self._ask, self._found))
+        self.is_asking = True
+        try:
+            await asyncio.gather(*map(self._ask, self._found))
+        finally:
+            self.is_asking = False
         ttls_s = [each.ttl_s or self._floor_s for each in self._found.values()]
         self._due = self._clock() + min(max(min(ttls_s), self._floor_s), self._cap_s)
         await self._follow()

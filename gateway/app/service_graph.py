@@ -70,7 +70,8 @@ log = structlog.get_logger(__name__)
 
 P = TypeVar("P")
 
-# How long the first probes may delay the start.
+# How long names that are looked up, and the first probes, may delay the start.
+_FIRST_NAMES_S = 0.25
 _FIRST_PROBES_S = 1.0
 _LONGEST_S = 600.0
 """How long a call without a client may still run at an upstream without a timeout."""
@@ -487,11 +488,13 @@ async def _probe_once(upstreams: Sequence[BuiltUpstream]) -> None:
 
     One whose name server or server is silent does not delay the others for long.
     """
-    probes = [asyncio.ensure_future(built.probe()) for built in upstreams]
-    if not probes:
-        return
+    probes = {asyncio.ensure_future(built.probe()): built for built in upstreams}
+    waiting = set(probes)
     try:
-        await asyncio.wait(probes, timeout=_FIRST_PROBES_S)
+        for timeout_s in (_FIRST_NAMES_S, _FIRST_PROBES_S - _FIRST_NAMES_S):
+            if waiting:
+                _, waiting = await asyncio.wait(waiting, timeout=timeout_s)
+            waiting = {probe for probe in waiting if not probes[probe].waits_for_name()}
     finally:
         for probe in probes:
             probe.cancel()

@@ -57,6 +57,7 @@ from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.host_addresses import HAS_DNS, is_service, look_up_all
+from gateway.transports.net.look_up import is_looked_up
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.stream.client import StreamClient
 from gateway.upstream import DialectDetectingUpstream, Upstream
@@ -234,6 +235,7 @@ class BuiltUpstream:
         discovery: Follows the addresses of names; None for fixed addresses.
         by_name: A client of its first name, for passthrough; None for fixed addresses.
         tls: Its TLS files; None without TLS.
+        hosts: The hosts of its URLs.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first three
@@ -244,6 +246,7 @@ class BuiltUpstream:
         *,
         sequence_ids: SequenceIdTypes,
         members: Sequence[BuiltEndpoint],
+        hosts: Iterable[str] = (),
         discovery: EndpointDiscovery | None = None,
         by_name: Connected | None = None,
         tls: TlsFiles | None = None,
@@ -254,6 +257,7 @@ class BuiltUpstream:
         self.endpoints = endpoints
         self.sequence_ids = sequence_ids
         self._members = members
+        self._hosts = tuple(hosts)
         self._discovery = discovery
         self._by_name = by_name
 
@@ -272,6 +276,11 @@ class BuiltUpstream:
     def has_statistics(self) -> bool:
         """Return whether the servers of all endpoints have told that they count inferences."""
         return all(member.identity.has_statistics for member in self.members)
+
+    def waits_for_name(self) -> bool:
+        """Return whether it waits for a name server."""
+        is_asking = self._discovery is not None and self._discovery.is_asking
+        return is_asking or any(map(is_looked_up, self._hosts))
 
     def ready(self) -> bool:
         """Return whether any endpoint is ready."""
@@ -449,6 +458,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         balanced,
         sequence_ids=sequence_ids,
         members=members,
+        hosts=[url.host for url in config.all_urls],
         discovery=discovery,
         by_name=None if is_fixed else build.connect(config.all_urls[0]),
         tls=build.tls,

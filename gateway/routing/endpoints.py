@@ -358,7 +358,9 @@ class Endpoints:
 
     def _all_drained(self) -> Unavailable:
         if not self.endpoints:
-            return Unavailable(f"upstream {self.name!r} has no address: its name is unknown")
+            return Unavailable(
+                f"upstream {self.name!r} has no address: its name could not be looked up"
+            )
         return Unavailable(
             f"all endpoints of upstream {self.name!r} are drained; an operator enables them with "
             f"'gateway upstream enable {self.name}'"

@@ -56,5 +56,6 @@ def _of_flags(arguments: Sequence[str]) -> dict[str, Any]:
         parser.add_argument(f"--{name}")
     parser.add_argument("--default-model")
     parser.add_argument("--identity")
+    parser.add_argument("--timeout")
     flags = vars(parser.parse_args(arguments))
     return sidecar_config(flags.pop("upstream"), **flags)

@@ -63,6 +63,11 @@ def evidence() -> dict[str, Any]:
         "at_us": START_US + 300 * MINUTE_US,
         "sampled": 30_010,
         "compared": 30_000,
+        "replies_compared": 30_000,
+        "failed": 0,
+        "reasons": [
+            {"outcome": "structure", "code": "", "count": 3, "example": HOSTILE, "call": "1-1"}
+        ],
         "outcomes": {"match": 29_100, "mismatch": 900, "timeout": 0},
         "skipped": {"shared_memory": 4},
         "dropped": {"queue": 6},
@@ -87,7 +92,15 @@ def evidence() -> dict[str, Any]:
         },
         "noise": None,
         "metadata": [REVERSED],
-        "samples": [{"id": "1-1", "at_us": START_US, "outcome": "mismatch", "worst": True}],
+        "samples": [
+            {
+                "id": "1-1",
+                "at_us": START_US,
+                "outcome": "mismatch",
+                "reason": HOSTILE,
+                "worst": True,
+            }
+        ],
     }
 
 
@@ -141,7 +154,7 @@ class Steps:
             "weight": 5,
             "epoch": 3,
             "bake": {"passed_s": 12.0, "of_s": 600.0},
-            "calls": {"found": 611, "of": 500},
+            "calls": {"found": 611, "of": 500, "failed": 0},
             "next": HOSTILE,
             "reason": "",
             "events": [{"at_us": START_US, "event": "step", "text": HOSTILE}],

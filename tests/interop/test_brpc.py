@@ -67,6 +67,8 @@ MODELS = {
     **{f"identity_{name}": f"identity_{name}" for name in KINDS},
 }
 FLAGS = ("--http", "127.0.0.1:0", "--grpc", "off", "--admin", "off", "--brpc", "127.0.0.1:0")
+# The independent server wants a `timeout_ms`, and a sidecar has no time of its own.
+TIMED = ("--timeout", "60s")
 BRPC = "main.grps.brpc"
 
 
@@ -167,7 +169,7 @@ def test_independent_server(brpc_client: Client) -> None:
     checks += ["missing input", "failing model", "model"]
     with (
         independent_server() as port,
-        serving("--upstream", f"grps+brpc://127.0.0.1:{port}", *FLAGS) as gateway,
+        serving("--upstream", f"grps+brpc://127.0.0.1:{port}", *FLAGS, *TIMED) as gateway,
     ):
         check(seen_by(brpc_client, gateway, *checks))
         unknown = seen_by(brpc_client, gateway, "unknown model")
@@ -184,7 +186,7 @@ def test_independent_server_from_open_inference() -> None:
     ]
     with (
         independent_server() as port,
-        serving("--upstream", f"grps+brpc://127.0.0.1:{port}", *FLAGS) as gateway,
+        serving("--upstream", f"grps+brpc://127.0.0.1:{port}", *FLAGS, *TIMED) as gateway,
     ):
         answers = [
             get(gateway.url("/v2/models/add_sub/infer"), {"inputs": rows}) for _ in range(20)

@@ -14,6 +14,7 @@ from tests.matrix.cases import FILLED, HUGE, INFINITE, NAN, NOT_TEXT, Case
 
 HALVES = frozenset({Datatype.FP16, Datatype.BF16})
 BF16 = frozenset({Datatype.BF16})
+FP16 = frozenset({Datatype.FP16})
 
 INVALID, UNSUPPORTED = ErrorCode.INVALID_ARGUMENT, ErrorCode.UNSUPPORTED
 
@@ -54,6 +55,10 @@ class Refusal:
 _JSON = ("oip.http-json",)
 _JSON_OUT = ("oip.http-json", "oip.http-binary-to-json")
 _TYPED = ("oip.grpc-typed",)
+_TRITON = ("oip.http-triton", "oip.grpc-triton")
+_KSERVE = ("oip.http-kserve", "oip.grpc-kserve")
+_NULLS = ("oip.grpc-mlserver", *_KSERVE)
+_READ_WORDS = (*_TRITON, *_KSERVE)
 
 _NOT_IN_GRPS = frozenset(
     {Datatype.BOOL, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64, Datatype.BF16}
@@ -89,12 +94,27 @@ REFUSALS: tuple[Refusal, ...] = (
     # Values that a client's own form cannot represent.
     Refusal(
         clients=_JSON,
-        datatypes=frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BYTES}),
-        traits=frozenset({NAN, INFINITE, NOT_TEXT}),
+        datatypes=frozenset({Datatype.BYTES}),
+        traits=frozenset({NOT_TEXT}),
         code=INVALID,
         text="the request is not JSON",
     ),
-    Refusal(clients=_JSON, datatypes=HALVES, code=INVALID, text="JSON cannot represent"),
+    Refusal(
+        clients=_JSON,
+        other_than=_READ_WORDS,
+        datatypes=frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64}),
+        traits=frozenset({NAN, INFINITE}),
+        code=INVALID,
+        text="the request is not JSON",
+    ),
+    Refusal(clients=_JSON, datatypes=BF16, code=INVALID, text="JSON cannot represent"),
+    Refusal(
+        clients=_JSON,
+        other_than=("oip.grpc-mlserver",),
+        datatypes=FP16,
+        code=INVALID,
+        text="JSON cannot represent",
+    ),
     Refusal(
         clients=_TYPED,
         datatypes=HALVES,
@@ -115,11 +135,13 @@ REFUSALS: tuple[Refusal, ...] = (
         code=UNSUPPORTED,
         text="mlserver accepts no binary tensors over HTTP, use its gRPC port",
     ),
+    # MLServer reads `null` and texts as numbers; our own listener, which replaces it here, does not.
     Refusal(
         upstreams=("oip.http-mlserver",),
+        datatypes=frozenset({Datatype.FP32, Datatype.FP64}),
         traits=frozenset({NAN, INFINITE}),
-        code=UNSUPPORTED,
-        text=r"input 'INPUT0' has (nan|inf) at index \d, which is not JSON",
+        code=INVALID,
+        text=r"input 'INPUT0' has (null|'Infinity') at index \d: expected a number",
     ),
     Refusal(
         upstreams=("oip.http-mlserver", "oip.http-kserve"),
@@ -147,10 +169,10 @@ REFUSALS: tuple[Refusal, ...] = (
         code=UNSUPPORTED,
         text="'INPUT0' has bytes that are not UTF-8 at index 0.*carries text only",
     ),
-    # MLServer accepts FP16 as JSON numbers; our own listener, which replaces it here, does not.
+    # MLServer accepts FP16 as JSON numbers; our own listener does not.
     Refusal(
         upstreams=("oip.http-mlserver",),
-        datatypes=frozenset({Datatype.FP16}),
+        datatypes=FP16,
         code=INVALID,
         text="JSON cannot represent",
     ),
@@ -163,14 +185,15 @@ REFUSALS: tuple[Refusal, ...] = (
     # Values that the requested form of the response cannot represent.
     Refusal(
         clients=_JSON_OUT,
+        other_than=("oip.grpc-mlserver",),
         datatypes=HALVES,
         code=UNSUPPORTED,
         text="'OUTPUT0' is .*16, which JSON cannot represent: request it as binary",
     ),
-    # Triton writes infinities as words, and so does the gateway then.
+    # Triton writes infinities as words, MLServer and KServe as null, and so does the gateway then.
     Refusal(
         clients=_JSON_OUT,
-        other_than=("oip.http-triton", "oip.grpc-triton"),
+        other_than=(*_TRITON, *_NULLS),
         traits=frozenset({INFINITE}),
         code=UNSUPPORTED,
         text="'OUTPUT0' has inf at index 0.*'binary_data'",
@@ -182,6 +205,11 @@ REFUSALS: tuple[Refusal, ...] = (
         text="'OUTPUT0' has bytes that are not UTF-8 at index 0.*binary_data",
     ),
 )
+
+
+def has_null_infinities(client: str, upstream: str) -> bool:
+    """Return whether infinities reach a client as `null`, which is NaN."""
+    return client.startswith(_JSON_OUT) and upstream.startswith(_NULLS)
 
 
 def refusal(client: str, upstream: str, case: Case) -> Refusal | None:

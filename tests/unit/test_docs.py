@@ -31,6 +31,7 @@ PAGES = sorted(
         ROOT / "schemas" / "README.md",
     ]
 )
+GUIDES = [ROOT / "docs" / f"{name}.md" for name in ("usage", "deployment", "operations")]
 MAX_WORDS = 30
 MAX_AVERAGE_WORDS = 18.0
 
@@ -150,7 +151,16 @@ def test_sentences_are_found_in_tables_and_lists() -> None:
     assert ["One two.", "Three four five!", "Item 1.", "a", "b c"] == sentences(text)
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "README.md",
+        "ARCHITECTURE.md",
+        "docs/usage.md",
+        "docs/deployment.md",
+        "docs/operations.md",
+    ],
+)
 def test_sentences_are_short(name: str) -> None:
     """A sentence has at most 30 words, and the average is at most 18."""
     found = sentences((ROOT / name).read_text("utf-8"))
@@ -161,13 +171,19 @@ def test_sentences_are_short(name: str) -> None:
 
 
 def readme_code(language: str) -> list[str]:
-    text = (ROOT / "README.md").read_text("utf-8")
-    return [code for found, code in CODE.findall(text) if found == language]
+    """Return the code in a language of the README and of the pages that continue it."""
+    texts = [page.read_text("utf-8") for page in (ROOT / "README.md", *GUIDES)]
+    return [code for text in texts for found, code in CODE.findall(text) if found == language]
+
+
+def test_the_readme_is_short() -> None:
+    """It has at most 8 KiB; pages of `docs` have the rest."""
+    assert len((ROOT / "README.md").read_bytes()) <= 8 << 10
 
 
 @pytest.mark.parametrize("text", readme_code("yaml"), ids=lambda text: text.split(":")[0])
-def test_configuration_in_the_readme_is_valid(text: str) -> None:
-    """A YAML example of the README is valid, alone or as part of a file."""
+def test_configuration_in_the_guides_is_valid(text: str) -> None:
+    """A YAML example of the README or a guide is valid, alone or as part of a file."""
     rest = {"version": 1, "listeners": [{"http": "127.0.0.1:0"}]}
     models = {name: {"backend": "onnx", "path": name} for name in ("digits", "language")}
     document = rest | yaml.safe_load(text)

@@ -74,7 +74,7 @@ def _reason(names: Sequence[str], upstreams: Mapping[str, BuiltUpstream]) -> str
 def _missing(endpoints: Sequence[Endpoint]) -> Iterator[str]:
     """Yield why each of the endpoints that are not available gets no calls."""
     if not endpoints:
-        yield "no address: its name is unknown"
+        yield "no address: its name could not be looked up"
     for endpoint in endpoints:
         now = endpoint.clock()
         if not endpoint.is_available(now):

@@ -104,8 +104,8 @@ def _advice(
     if new_name and new_name != name:
         renamed.append(f"the model {name!r} is {new_name!r} at the new server")
     if new_version and new_version != version:
-        asked = f"version {version}" if version else "no version"
-        renamed.append(f"it asks for version {new_version} there; today it asks for {asked}")
+        today = f"version {version}" if version else "no version"
+        renamed.append(f"it asks for version {new_version} there; today it asks for {today}")
     if renamed:
         # More than the address changes.
         changes = [*renamed, *(changes if family != "oip" else ())]

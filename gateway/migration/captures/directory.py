@@ -19,18 +19,19 @@ SEALED: Final = ".capture"
 OPEN: Final = ".capture.open"
 LOCK: Final = ".capture.lock"
 _BLOCK: Final = 1 << 20
+_DRAWS: Final = 16
 
 
 def new_segment(directory: Path) -> Path:
     """Return the path of a new open segment: its time, and four random characters.
 
-    The first one is a letter, so that no id of a call looks like a number, a range or a date. No
-    other segment of the directory has the same characters.
+    The first one is a letter, so that no id of a call looks like a number, a range or a date. Other
+    segments of the directory have other characters, unless there are very many.
     """
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-    taken = {tag_of(each) for each in (*sealed_segments(directory), *open_segments(directory))}
-    while (tag := f"{secrets.choice('abcdef')}{secrets.token_hex(2)[1:]}") in taken:
-        pass
+    tags = {tag_of(each) for each in (*sealed_segments(directory), *open_segments(directory))}
+    drawn = [f"{secrets.choice('abcdef')}{secrets.token_hex(2)[1:]}" for _ in range(_DRAWS)]
+    tag = next((each for each in drawn if each not in tags), drawn[0])
     return directory / f"{stamp}-{tag}{OPEN}"
 
 

@@ -69,12 +69,12 @@ def advise(
     if not rows:
         fail(f"the stock has no client of model {model!r}")
     name, _, version = (new_model or model).partition(":")
-    asked = ModelRef(name, version)
+    new_ref = ModelRef(name, version)
     if signature is not None:
         metadata = _from_file(signature, name, model)
     else:
         metadata = run_client(
-            str(urls[0]), timeout, lambda *arguments: _metadata(asked, *arguments)
+            str(urls[0]), timeout, lambda *arguments: _metadata(new_ref, *arguments)
         )
     code = snippets(metadata, urls, version)
     found = advise_callers(rows, metadata, (name, version))

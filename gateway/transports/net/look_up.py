@@ -44,6 +44,12 @@ def require_known(host: str, timeout_s: float) -> None:
         _running(host).wait(timeout_s)
 
 
+def is_looked_up(host: str) -> bool:
+    """Return whether a look-up of the name has begun and not ended."""
+    found = _LOOK_UPS.get(host)
+    return found is not None and not found.has_ended()
+
+
 def is_address(host: str) -> bool:
     """Return whether *host* is an IP address, and not a name."""
     try:
@@ -77,6 +83,10 @@ class _LookUp:
             self._result = in_own_thread(_ask_system, host)
         except RuntimeError as error:
             raise OSError(f"{host} cannot be looked up: {error}") from error
+
+    def has_ended(self) -> bool:
+        """Return whether there is a result."""
+        return self._result.done()
 
     def is_over(self) -> bool:
         """Return whether somebody has got the result, or it is of no use."""

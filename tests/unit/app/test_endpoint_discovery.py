@@ -305,7 +305,9 @@ async def test_an_upstream_without_addresses_is_unavailable() -> None:
     names = Names()
     await names.discovery.update()
     assert not names.endpoints.ready()
-    with pytest.raises(Unavailable, match="upstream 'up' has no address: its name is unknown"):
+    with pytest.raises(
+        Unavailable, match="upstream 'up' has no address: its name could not be looked up"
+    ):
         await names.endpoints(CALL)
 
 

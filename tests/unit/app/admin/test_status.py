@@ -43,7 +43,7 @@ async def forget(endpoints: Endpoints) -> None:
         (drain, "upstream up: endpoint a: drained"),
         (eject, "upstream up: endpoint a: ejected"),
         (lose, "upstream up: endpoint a: it could not be reached a moment ago"),
-        (forget, "upstream up: no address: its name is unknown"),
+        (forget, "upstream up: no address: its name could not be looked up"),
     ],
 )
 async def test_every_missing_endpoint_was_reported_as_ejected(

@@ -137,7 +137,7 @@ def test_a_tripped_guard_of_errors_names_the_most_frequent_error() -> None:
         assert f"{guard.guard} tripped: {guard.evidence}{expected}" == reason
 
 
-def test_the_reason_of_a_pause_says_where_the_calls_go() -> None:
+def test_the_reason_of_a_pause_names_the_target_of_the_calls() -> None:
     """An operator and a step without a verdict leave the share, and a guard takes it away."""
     run = Run().do("start").seconds(11).do("pause")
     assert "paused by an operator: 1% of the calls stay with triton" == run.state.reason
