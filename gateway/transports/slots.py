@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _SHARES: Final = 4
 """The divisor of the share of one client."""
 
+_EARLY_S: Final = 0.005
+"""So long before its deadline a request leaves a queue, to say why before its timeout ends it."""
+
 _REQUESTS_PER_CLIENT: Final = 64
 """The share of one client where only memory limits the requests in flight."""
 
@@ -99,12 +102,16 @@ class ConcurrencyLimiter(Limiter):
         timeout_us = QUEUE_TIMEOUT_US.get()
         queue_s = math.inf if timeout_us is None else timeout_us / 1e6
         own_s = math.inf if timeout_s is None else timeout_s
-        left_s = math.inf if deadline is None else max(0.0, deadline - monotonic())
+        left_s = math.inf
+        if deadline is not None:
+            left_s = max(0.0, deadline - monotonic() - _EARLY_S)
         wait_s = min(queue_s, own_s, left_s)
         try:
             await self.acquire(1, share, timeout_s=None if wait_s == math.inf else wait_s)
         except LimiterFull:
-            raise self._overloaded(f"{self.queued} wait") from None
+            # Those that get a slot in the next turns of the loop count as in flight.
+            waiting = self.used + self.queued - min(self.limit, self.used + self.queued)
+            raise self._overloaded(f"{waiting} wait") from None
         except TimeoutError:
             if timeout_us is not None and queue_s <= wait_s:
                 queue = f"a request in flight ({self._name})"
@@ -118,7 +125,8 @@ class ConcurrencyLimiter(Limiter):
 
     def _situation(self) -> str:
         where = f" to {self._upstream}" if self._upstream else ""
-        return f"{self.used} requests{where} are in flight, at most {self.limit} are allowed"
+        used = min(self.limit, self.used + self.queued)
+        return f"{used} requests{where} are in flight, at most {self.limit} are allowed"
 
     def _overloaded(self, why: str) -> Overloaded:
         return Overloaded(f"{self._situation()}, and {why} ({self._keys})", limit=self._name)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gateway.backends.instance_pool import InstancePool, instance_of
+from gateway.concurrency.limiter import CLIENT_MEMORY, Share
 from gateway.ir.context import ModelRef, Sequence
 from gateway.ir.errors import Overloaded, QueueTimeout
 from tests.fakes import settle
@@ -46,6 +47,46 @@ async def test_first_come_first_served() -> None:
     pool.release(instance)
     await asyncio.gather(*waiting)
     assert ["a", "b", "c"] == order
+
+
+class Clients:
+    """Callers of two clients that wait for the only instance of a model."""
+
+    def __init__(self, queue: int) -> None:
+        self.pool = pool_of(1, queue)
+        self.order: list[str] = []
+        self._shares = {"busy": Share(), "quiet": Share()}
+
+    async def call(self, client: str) -> None:
+        CLIENT_MEMORY.set(self._shares[client])
+        instance = await self.pool.acquire()
+        self.order.append(client)
+        self.pool.release(instance)
+
+
+async def test_clients_take_turns() -> None:
+    """A client with many callers does not delay another one."""
+    clients = Clients(queue=8)
+    instance = await clients.pool.acquire()
+    names = ("busy", "busy", "busy", "quiet")
+    waiting = [asyncio.ensure_future(clients.call(name)) for name in names]
+    await settle()
+    clients.pool.release(instance)
+    await asyncio.gather(*waiting)
+    assert ["busy", "quiet", "busy", "busy"] == clients.order
+
+
+async def test_a_busy_client_does_not_fill_the_queue() -> None:
+    """In a full queue a caller of another client displaces its newest one."""
+    clients = Clients(queue=3)
+    instance = await clients.pool.acquire()
+    names = ("busy", "busy", "busy", "quiet")
+    waiting = [asyncio.ensure_future(clients.call(name)) for name in names]
+    await settle()
+    clients.pool.release(instance)
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(None), type(None), Overloaded, type(None)] == [type(each) for each in found]
+    assert ["busy", "quiet", "busy"] == clients.order
 
 
 async def test_a_full_queue_rejects_callers() -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import Literal
 
 import pytest
 
-from gateway.concurrency.limiter import QUEUE_TIMEOUT_US
-from gateway.ir.errors import Overloaded, QueueTimeout
+from gateway.concurrency.limiter import CLIENT_MEMORY, QUEUE_TIMEOUT_US, Share
+from gateway.ir.errors import DeadlineExceeded, Overloaded, QueueTimeout
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.transports.admission import CALL_BYTES, UNLIMITED, MemoryBudget, Reservation
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ClientLimits, ServerLimits
-from gateway.transports.slots import ConcurrencyLimiter, request_slots, upstream_slots
+from gateway.transports.slots import (
+    CONNECTION_KEYS,
+    ConcurrencyLimiter,
+    request_slots,
+    upstream_slots,
+)
 from tests.fakes import settle
 
 
@@ -232,6 +238,41 @@ async def test_the_queue_timeout_of_a_request_bounds_its_wait(timeout_s: float |
         QUEUE_TIMEOUT_US.reset(token)
     slots.release()
     assert (0, 0) == (slots.used, slots.queued)
+
+
+async def test_a_request_in_a_queue_is_told_what_it_waits_for() -> None:
+    """Its deadline ends its wait, and the error names the keys that allow more."""
+    slots = upstream_slots("pending", 1, ClientLimits(), "a:1", CONNECTION_KEYS)
+    await slots.wait(None)
+    with pytest.raises(DeadlineExceeded) as caught:
+        await slots.wait(None, deadline=monotonic() + 0.02)
+    text = (
+        "deadline exceeded in a queue: 1 requests to a:1 are in flight, at most 1 are allowed "
+        "(limits.connections, limits.in_flight, limits.pending of the upstream)"
+    )
+    assert (text, "pending") == (caught.value.message, caught.value.limit)
+    slots.release()
+    assert (0, 0) == (slots.used, slots.queued)
+
+
+async def test_clients_of_a_model_take_turns_at_an_upstream() -> None:
+    """A client with many calls of a model does not delay those of another client."""
+    slots = upstream_slots("pending", 1, ClientLimits(), "a:1")
+    assert slots.try_acquire()
+    found: list[str] = []
+    shares = {"busy": Share(), "quiet": Share()}
+
+    async def call(client: str) -> None:
+        CLIENT_MEMORY.set(shares[client])
+        await slots.wait(None)
+        found.append(client)
+        slots.release()
+
+    tasks = [asyncio.create_task(call(client)) for client in ("busy", "busy", "busy", "quiet")]
+    await settle()
+    slots.release()
+    await asyncio.gather(*tasks)
+    assert ["busy", "quiet", "busy", "busy"] == found
 
 
 async def test_small_clients_do_not_wait() -> None:
