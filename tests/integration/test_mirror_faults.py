@@ -39,7 +39,7 @@ async def faulty_server(fault: str) -> AsyncIterator[str]:
                 if fault == "reset":
                     writer.transport.abort()
                     return
-                if fault == "lie" and b"infer" in data:
+                if fault == "lie":
                     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n{}")
                     await writer.drain()
                     writer.close()
