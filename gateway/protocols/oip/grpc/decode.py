@@ -45,6 +45,9 @@ M = TypeVar("M", bound=Message)
 _NOTHING = memoryview(b"")
 # A library that keeps the interpreter's lock reads what the scan does not.
 _LIBRARY_BYTES = 8 << 20
+_FEW_TENSORS = 64
+# Work of one tensor with typed contents, in items.
+_TYPED_TENSOR = 40
 NOWHERE: Mapping[str, SharedMemoryData] = {}
 
 
@@ -123,6 +126,8 @@ class InferReader:
             if one.parameters and not KEYS.isdisjoint(one.parameters):
                 return self._with_shared(found, raws, counter)
         if not raws:
+            if len(found) > _FEW_TENSORS:
+                charge(len(found) * _TYPED_TENSOR)
             return tuple([self._typed_input(one, counter) for one in found])
         if len(raws) != len(found):
             # The error names a tensor with contents first, because that is the cause.
