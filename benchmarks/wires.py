@@ -134,9 +134,11 @@ class MemoryLoop(uvloop.Loop):
         return super().call_later(delay, callback, *args, context=context)
 
     async def create_server(  # type: ignore[override]  # no address and no options matter here
-        self, make: Make, *_where: Any, **_options: Any
+        self, make: Make, *_where: Any, sock: socket.socket | None = None, **_options: Any
     ) -> Any:
-        """Record the protocol factory of a server."""
+        """Record the protocol factory of a server; no socket is needed."""
+        if sock is not None:
+            sock.close()
         port = 1 + len(self.listening)
         self.listening[port] = make
         return _Listening(port)

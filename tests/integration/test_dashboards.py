@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trustme
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -49,9 +50,13 @@ def expressions() -> Iterator[tuple[str, str, str]]:
                 yield path.name, rule["expr"], str(rule.get("annotations", {}).get("summary", ""))
 
 
-async def published() -> dict[str, set[str]]:
+async def published(folder: Path) -> dict[str, set[str]]:
     """Return the labels of every sample that a gateway publishes, after one call of each kind."""
-    async with running(CONFIG) as gateway:
+    certificate, pem = trustme.CA().issue_cert("localhost"), str(folder / "server.pem")
+    certificate.private_key_and_cert_chain_pem.write_to_path(pem)
+    secure = f"{{name: secure, http: '127.0.0.1:0', tls: {{cert: {pem}, key: {pem}}}}}"
+    async with running(CONFIG.replace('"}]', f'"}}, {secure}]', 1)) as gateway:
+        gateway._certificates._counts["listener secure", "applied"] = 1
         gateway.metrics.registry.register(ReloadMetrics(0.0))
         gateway.metrics.endpoint_ejected("dead", "127.0.0.1:1", "failures")
         gateway.metrics.retry("simple", "connect_failure", "ok")
@@ -76,9 +81,9 @@ async def _garbage(address: str) -> tuple[bytes, asyncio.StreamWriter]:
     return await reader.readline(), writer
 
 
-async def test_every_metric_and_label_is_published() -> None:
+async def test_every_metric_and_label_is_published(tmp_path: Path) -> None:
     """Selectors, groupings and legends use labels of the metrics in their expression."""
-    exists = await published()
+    exists = await published(tmp_path)
     used = 0
     for file, expression, legend in expressions():
         names = [name for name in NAME.findall(expression) if "{" not in name]
