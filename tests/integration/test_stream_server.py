@@ -326,7 +326,7 @@ async def test_unread_numbered_responses_count_in_the_budget() -> None:
         await raw.close()
     answered = [response for _, response in found if len(response) == MOST]
     refused = {response[:24] for _, response in found if len(response) != MOST}
-    assert used <= 4 * MOST  # a client's share, and a quarter for responses
+    assert used <= 10 * MOST  # all of the budget while nobody waits, and a quarter for responses
     assert len(answered) >= 4
     assert size == len(found)
     assert refused <= {b"refused in_flight_bytes:"}
