@@ -11,10 +11,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.cli_kit import Running
+from tests.integration.workers_kit import eventually
 from tests.interop.attacks import (
     CARRIERS,
     FREE_PORTS,
@@ -41,6 +43,13 @@ from tests.interop.servers.kserve import start as kserve
 from tests.interop.servers.mlserver import start as mlserver
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+
+def _status(gateway: Running) -> dict[str, Any]:
+    """Return the status on the admin port."""
+    page = urllib.request.urlopen(f"http://{gateway.addresses['admin']}/status").read()
+    found: dict[str, Any] = json.loads(page)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +188,9 @@ def test_an_abandoned_stream_is_cancelled_over_grpc(mlserver_sacrifice: Sacrific
     server = mlserver_sacrifice.server
     with serving("--upstream", f"oip+http://{server.http_address}", *FREE_PORTS) as gateway:
         await_ready(gateway)
-        assert any("infer_stream" in line and "oip+grpc" in line for line in gateway.log)
+        (upstream,) = _status(gateway)["upstreams"]
+        lines = [line for each in upstream["endpoints"] for line in each["weaknesses"]]
+        assert any("infer_stream" in line and "oip+grpc" in line for line in lines)
     with serving("--upstream", f"oip+grpc://{server.grpc_address}", *FREE_PORTS) as gateway:
         await_ready(gateway)
         address = gateway.addresses["main.http"]
@@ -376,4 +387,4 @@ lifecycle: {{pre_stop: 0s}}
         status, text = post(gateway.addresses["main.http"], path, body)
         assert status >= 400
         assert b"Error" not in text.replace(b'"error"', b""), text
-        assert any("error text withheld" in line for line in gateway.log)
+        eventually(lambda: any("error text withheld" in line for line in list(gateway.log)))
