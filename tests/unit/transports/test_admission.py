@@ -240,7 +240,7 @@ async def test_the_queue_timeout_of_a_request_bounds_its_wait(timeout_s: float |
     assert (0, 0) == (slots.used, slots.queued)
 
 
-async def test_a_request_in_a_queue_is_told_what_it_waits_for() -> None:
+async def test_the_error_of_a_request_in_a_queue_names_what_it_waits_for() -> None:
     """Its deadline ends its wait, and the error names the keys that allow more."""
     slots = upstream_slots("pending", 1, ClientLimits(), "a:1", CONNECTION_KEYS)
     await slots.wait(None)
