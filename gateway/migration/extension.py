@@ -48,7 +48,7 @@ class MigrationExtension:
         from gateway.migration.options import check_captures  # noqa: PLC0415  # if it is used
         from gateway.migration.targets import check_migrations  # noqa: PLC0415  # if it is used
 
-        loaded = _loaded(config)
+        loaded = LoadedConfig.of(config)
         if STOCK.of(loaded.config) is not None and loaded.config.state is None:
             yield ("stock",), "needs 'state: {directory: DIR}', where the counts are kept"
         yield from check_captures(loaded.config)
@@ -73,7 +73,7 @@ class MigrationExtension:
             return config
         from gateway.migration.runtime_changes import apply_changes  # noqa: PLC0415  # if it is used
 
-        return apply_changes(_loaded(config), changes)
+        return apply_changes(LoadedConfig.of(config), changes)
 
     def serve(self, process: ServingProcess, /) -> ServingPart | None:
         """Return what records, mirrors and moves calls; None without a key of the kit."""
@@ -81,7 +81,7 @@ class MigrationExtension:
             return None
         from gateway.migration.serving import MigrationServing  # noqa: PLC0415  # if it is used
 
-        return MigrationServing(_loaded(process.config), process)
+        return MigrationServing(LoadedConfig.of(process.config), process)
 
     def lead(self, processes: Processes, /) -> LeadingPart | None:
         """Return what decides about cut-overs; None without a key of the kit.
@@ -93,18 +93,12 @@ class MigrationExtension:
             return None
         from gateway.migration.leading import MigrationLeading  # noqa: PLC0415  # if it is used
 
-        return MigrationLeading(_loaded(processes.config), processes)
+        return MigrationLeading(LoadedConfig.of(processes.config), processes)
 
 
 def _is_used(config: ConfigView) -> bool:
     stock, capture = config.setting(STOCK), config.setting(CAPTURE)
     return stock is not None or capture is not None or bool(config.setting(MIGRATIONS))
-
-
-def _loaded(config: ConfigView) -> LoadedConfig:
-    """Return the configuration as the gateway reads it."""
-    assert isinstance(config, LoadedConfig)  # noqa: S101  # the gateway has no other one
-    return config
 
 
 EXTENSION: Final = MigrationExtension()

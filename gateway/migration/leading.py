@@ -55,7 +55,7 @@ class MigrationLeading:
         Raises:
             ConfigError: It does.
         """
-        self.cutovers.check(_loaded(config))
+        self.cutovers.check(LoadedConfig.of(config))
 
     async def change(self, config: ConfigView, /) -> None:
         """Follow another configuration.
@@ -63,7 +63,7 @@ class MigrationLeading:
         Raises:
             StartError: A directory of states cannot be used.
         """
-        loaded = _loaded(config)
+        loaded = LoadedConfig.of(config)
         if self.keeper is not None:
             self.keeper.change(loaded)
         await self.cutovers.change(loaded)
@@ -98,8 +98,3 @@ class MigrationLeading:
         if self.keeper is not None:
             await self.keeper.stop()
         await self.cutovers.stop()
-
-
-def _loaded(config: ConfigView) -> LoadedConfig:
-    assert isinstance(config, LoadedConfig)  # noqa: S101  # the gateway has no other one
-    return config

@@ -59,8 +59,7 @@ class MigrationServing:
 
     def shifts(self, config: ConfigView, /) -> Mapping[str, TrafficShift]:
         """Return the cut-over of each route that has one."""
-        assert isinstance(config, LoadedConfig)  # noqa: S101  # the gateway has no other one
-        return self.shifts_here.of_routes(config.config)
+        return self.shifts_here.of_routes(LoadedConfig.of(config).config)
 
     async def start(self) -> None:
         """Start the shadow process, if it is this one's, and begin to send and to count.
@@ -75,9 +74,8 @@ class MigrationServing:
 
     def change(self, config: ConfigView, /) -> None:
         """Follow another configuration with the same channels."""
-        assert isinstance(config, LoadedConfig)  # noqa: S101  # the gateway has no other one
         if self._shadow is not None:
-            self._shadow.change(config)
+            self._shadow.change(LoadedConfig.of(config))
 
     def exchange(self, document: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Put weights of cut-overs in force, and return the report of each."""

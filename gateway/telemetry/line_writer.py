@@ -1,7 +1,7 @@
 """LineWriter: writes lines on a thread of its own, so that nobody waits for the output.
 
 Lines wait in a bounded buffer. A pipe that nobody reads, a full disk or a closed output loses lines
-and delays nobody; the lost lines are counted. What the lines say is in `log.py` and
+and delays nobody; the lost lines are counted. What the lines say is in `logs.py` and
 `access_log.py`.
 """
 
