@@ -37,7 +37,7 @@ class Held:
     Attributes:
         what: Which requests.
         answered: Requests with status 200.
-        refused: Requests with another status, because the memory budget was used up.
+        refused: Requests with another status, because they waited for memory of each other.
         base_mib: Resident memory of the warm gateway.
         held_mib: Additional memory while all of them were in the middle.
         peak_mib: Additional memory at most, until all were complete.
@@ -160,16 +160,16 @@ async def _measured(
     large = message(size)
     small = message(1024)
     warm = [
-        asyncio.ensure_future(_request_status(running.http_port, small)) for _ in range(requests)
+        asyncio.ensure_future(request_status(running.http_port, small)) for _ in range(requests)
     ]
     assert {200} == set(await asyncio.gather(*warm))
     base = status(running.pid, "VmRSS")
     _forget_peak(running.pid)
     upstream.reads.clear()
     asking = [
-        asyncio.ensure_future(_request_status(running.http_port, large)) for _ in range(requests)
+        asyncio.ensure_future(request_status(running.http_port, large)) for _ in range(requests)
     ]
-    held_bytes = await _resident_at_rest(running.pid)
+    held_bytes = await resident_at_rest(running.pid)
     upstream.reads.set()
     async with asyncio.timeout(_LONGEST_S):
         statuses = await asyncio.gather(*asking)
@@ -197,7 +197,7 @@ def message(size: int, model: str = "m") -> tuple[bytes, bytes]:
     return head.encode() + text, bytes(size)
 
 
-async def _request_status(port: int, request: tuple[bytes, bytes]) -> int:
+async def request_status(port: int, request: tuple[bytes, bytes]) -> int:
     """Send a request on its own connection and return the status of the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -207,7 +207,7 @@ async def _request_status(port: int, request: tuple[bytes, bytes]) -> int:
         writer.transport.abort()
 
 
-async def _resident_at_rest(pid: int) -> int:
+async def resident_at_rest(pid: int) -> int:
     """Return the resident size when it stops growing."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _LONGEST_S

@@ -514,10 +514,9 @@ class Reservation:
         """As `MemoryBudget.allocated`."""
         self._budget.allocated(size)
 
-    def detach(self) -> int:
-        """Return the number of bytes, which the caller must release from now on."""
-        self.settle()
-        size, self.size_bytes = self.size_bytes, 0
+    def detach(self, size: int) -> int:
+        """Return *size*, bytes of this reservation that the caller must release from now on."""
+        self.size_bytes -= size
         return size
 
     def release(self, size: int) -> None:

@@ -124,16 +124,13 @@ class CallAdmission(ConcurrencyLimiter):
             if free:
                 held.close()
                 return
+            # Memory comes first: who has a slot must not wait for those who wait for slots.
+            if held.size_bytes > size:
+                held.release(held.size_bytes - size)
+            elif held.size_bytes < size:
+                await held.grow(size - held.size_bytes)
             await self.wait(self.wait_s, client.slots, deadline=deadline)
-            try:
-                if held.size_bytes > size:
-                    held.release(held.size_bytes - size)
-                elif held.size_bytes < size:
-                    await held.grow(size - held.size_bytes)
-            except BaseException:
-                self.release(1, client.slots)
-                raise
-            held.detach()
+            held.detach(size)
             WAITED_S.set(before_s + monotonic() - began)
         except BaseException:
             held.close()

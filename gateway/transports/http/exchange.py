@@ -342,9 +342,11 @@ class Exchange:
             if self._frontend is not None and is_probe(self._frontend, wire, size):
                 return
             if not self._held:
-                held = self._reservation_of_client()
+                # The wait counts the body, so that bodies that wait for each other are seen.
+                body = self._reservation if self._arrival is None else None
+                held = body or self._reservation_of_client()
                 await held.grow(budget.call_bytes)
-                self._held = held.detach()
+                self._held = held.detach(budget.call_bytes)
             await slots.wait(listener.limits.queue_wait_s, client.slots, deadline=self._deadline)
             self._has_slot = True
         seconds = time.monotonic() - began

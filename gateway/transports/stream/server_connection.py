@@ -339,12 +339,17 @@ class StreamConnection(asyncio.Protocol):
     async def _admit_and_ask(self, pending: _PendingFrame) -> None:
         slots, limits, client = self._listener.slots, self._listener.limits, self._client.slots
         try:
-            frame, waited_s = pending.frame, 0.0
+            frame, lease, waited_s = pending.frame, pending.lease, 0.0
             needed = size_of(frame.payload) + frame.extra_bytes
-            if not slots.try_acquire(1, client):
+            more = needed + self._listener.budget.call_bytes - lease.size_bytes
+            # Memory comes first: who has a slot must not wait for those who wait for slots.
+            has_memory = more <= 0 or lease.try_grow(more)
+            if not has_memory or not slots.try_acquire(1, client):
                 if is_probe(self._listener.frontend, frame, needed):
                     await self._ask(pending)
                     return
+                if not has_memory:
+                    await lease.grow(more)
                 began = monotonic()
                 await slots.wait(limits.queue_wait_s, client, deadline=frame.deadline)
                 waited_s = monotonic() - began
@@ -353,10 +358,7 @@ class StreamConnection(asyncio.Protocol):
             return
         has_slot = True
         try:
-            more = needed + self._listener.budget.call_bytes - pending.lease.size_bytes
-            if more > 0:
-                await pending.lease.grow(more)
-            waited_s += pending.lease.waited_s
+            waited_s += lease.waited_s
             if waited_s:
                 WAITED_S.set(waited_s)
             found = await self._listener.frontend.handle(pending.frame)
