@@ -8,10 +8,13 @@ import functools
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from gateway.api.comparison import ComparisonRule
 from gateway.api.extension import Extension
+from gateway.api.layer import Layer
 from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
+from gateway.api.transform import TensorTransform
 from gateway.settings.setting import Setting
 from gateway.settings.units import UNIX, Url
 
@@ -23,6 +26,7 @@ PROTOCOLS: dict[str, str] = {
 }
 
 _PROTOCOLS_GROUP: Final = "gateway.protocols"
+_LAYERS_GROUP: Final = "gateway.layers"
 
 BACKENDS: dict[str, str] = {
     "onnx": "gateway.backends.repository:from_spec",
@@ -60,9 +64,61 @@ def protocol_names() -> tuple[str, ...]:
 
 
 @functools.cache
+def layers() -> Mapping[str, Layer]:
+    """Return the layers of installed packages, by the names of their entry points.
+
+    Raises:
+        LookupError: One cannot be imported, or is no layer.
+    """
+    found = {entry.name: load_dotted(entry.value) for entry in entry_points(group=_LAYERS_GROUP)}
+    for name, layer in found.items():
+        if not isinstance(layer, Layer):
+            kind = type(layer).__name__
+            message = f"layer {name!r} is a {kind}; expected a gateway.api.Layer"
+            raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
+    return found
+
+
+@functools.cache
 def settings() -> tuple[Setting[Any], ...]:
-    """Return the keys of the configuration file that extensions own."""
-    return tuple(each for extension in extensions().values() for each in extension.settings)
+    """Return the keys of the configuration file that extensions and layers own.
+
+    Raises:
+        LookupError: An extension or a layer cannot be imported, or two have the same key.
+    """
+    owners = [(f"extension {name!r}", each.settings) for name, each in extensions().items()]
+    owners += [(f"layer {name!r}", each.settings) for name, each in layers().items()]
+    found: dict[tuple[str, str], tuple[str, Setting[Any]]] = {}
+    for owner, own in owners:
+        for setting in own:
+            for place in setting.places:
+                other, same = found.setdefault((place, setting.key), (owner, setting))
+                if same is not setting:
+                    raise LookupError(
+                        f"{owner} has the key {setting.key!r} in {place!r}, which belongs to "
+                        f"{other}; expected another key"
+                    )
+    return tuple(dict.fromkeys(setting for _, setting in found.values()))
+
+
+def transform(name: str, /) -> TensorTransform:
+    """Return the transform *name*, made anew if it is a class.
+
+    Raises:
+        LookupError: It does not exist, or cannot be imported.
+    """
+    found = _find("transform", name, {}, "gateway.transforms")
+    return cast("TensorTransform", found() if isinstance(found, type) else found)
+
+
+def comparison_rule(name: str, /) -> ComparisonRule:
+    """Return the comparison rule *name*, made anew if it is a class.
+
+    Raises:
+        LookupError: It does not exist, or cannot be imported.
+    """
+    found = _find("comparison rule", name, {}, "gateway.comparison_rules")
+    return cast("ComparisonRule", found() if isinstance(found, type) else found)
 
 
 def protocol(name: str, /) -> ProtocolSpec:
@@ -134,6 +190,8 @@ def _find(kind: str, name: str, table: dict[str, str], group: str) -> Any:
     if ":" in name:
         return load_dotted(name)
     names = sorted({*table, *_entry_names(group)})
+    if not names:
+        raise LookupError(f"unknown {kind} {name!r}; no installed package has one")
     raise LookupError(f"unknown {kind} {name!r}; expected one of {', '.join(names)}")
 
 

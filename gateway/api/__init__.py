@@ -1,1 +1,92 @@
-"""The extension points: what protocols, policies, pages and wings are made of."""
+"""The extension points: what protocols, policies, pages and wings are made of.
+
+Semantic versioning holds for these names and those of `gateway.api.tensors`; `Tap`, `TrafficShift`,
+`ServingPart`, `LeadingPart` and `Processes` may change with any release.
+"""
+
+from typing import Final
+
+from gateway.api.access import Authenticator, Authoriser, Credentials, Identity, Unauthenticated
+from gateway.api.backend import Arrays, Backend, Inputs, Job
+from gateway.api.comparison import ComparisonRule, RuleResult
+from gateway.api.events import Event, EventSink
+from gateway.api.extension import (
+    ConfigView,
+    Extension,
+    Finding,
+    LeadingPart,
+    PartSetup,
+    Processes,
+    ServingPart,
+    ServingProcess,
+    TrafficShift,
+)
+from gateway.api.layer import Calls, Entries, Layer, LayerContext, no_findings
+from gateway.api.protocol import (
+    Codec,
+    DefectKind,
+    GrpcBinding,
+    HttpBinding,
+    Options,
+    OptionValue,
+    ProtocolSpec,
+    ServerDefect,
+    SidecarDefaults,
+    StreamBinding,
+)
+from gateway.api.tap import RouteTap, Tap, TappedCall
+from gateway.api.transform import TensorTransform
+from gateway.service import Service
+from gateway.settings.setting import Setting
+from gateway.telemetry.names import Metric, MetricCell
+
+API_VERSION: Final = "1.0"
+
+__all__ = [
+    "API_VERSION",
+    "Arrays",
+    "Authenticator",
+    "Authoriser",
+    "Backend",
+    "Calls",
+    "Codec",
+    "ComparisonRule",
+    "ConfigView",
+    "Credentials",
+    "DefectKind",
+    "Entries",
+    "Event",
+    "EventSink",
+    "Extension",
+    "Finding",
+    "GrpcBinding",
+    "HttpBinding",
+    "Identity",
+    "Inputs",
+    "Job",
+    "Layer",
+    "LayerContext",
+    "LeadingPart",
+    "Metric",
+    "MetricCell",
+    "OptionValue",
+    "Options",
+    "PartSetup",
+    "Processes",
+    "ProtocolSpec",
+    "RouteTap",
+    "RuleResult",
+    "ServerDefect",
+    "Service",
+    "ServingPart",
+    "ServingProcess",
+    "Setting",
+    "SidecarDefaults",
+    "StreamBinding",
+    "Tap",
+    "TappedCall",
+    "TensorTransform",
+    "TrafficShift",
+    "Unauthenticated",
+    "no_findings",
+]

@@ -36,6 +36,9 @@ class ConfigView(Protocol):
     def setting(self, setting: Setting[T], /) -> T:
         """Return the value of a top-level key."""
 
+    def values(self, setting: Setting[T], /) -> Iterator[tuple[tuple[str | int, ...], T]]:
+        """Yield each value in the file, with the path of its key."""
+
     def changed(self, **fields: Any) -> "ConfigView":
         """Return a copy with other values of top-level keys."""
 

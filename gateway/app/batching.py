@@ -8,7 +8,10 @@ a batch goes to one endpoint.
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from gateway.app.layers import ModelParts, Tracing, build_chain
+from gateway.app.chain_context import NO_CONTEXT, ChainContext
+from gateway.app.chains.model import ModelParts
+from gateway.app.chains.tracing import Tracing
+from gateway.app.layers import SHARED_MODEL, build_chain
 from gateway.backends.model_spec import ModelSpec
 from gateway.config.models import ModelConfig, UpstreamConfig
 from gateway.ir.calls import Call
@@ -76,6 +79,7 @@ def share_upstream_calls(
     models: Mapping[str, ModelConfig],
     metrics: Metrics,
     tracing: Tracing | None = None,
+    at: ChainContext = NO_CONTEXT,
 ) -> Service:
     """Wrap the *service* of an upstream in the batch queues and caches of its *models*.
 
@@ -85,7 +89,11 @@ def share_upstream_calls(
     forward: tuple[tuple[str, ...], Mapping[str, str]] = (tuple(config.forward_headers), {})
     services = {
         name: build_chain(
-            "upstream model", service, model_parts(name, model, metrics, tracing, forward=forward)
+            SHARED_MODEL,
+            service,
+            at.inside(name, "model", model).with_parts(
+                model_parts(name, model, metrics, tracing, forward=forward)
+            ),
         )
         for name, model in models.items()
         if model.backend is None and is_shared(model)

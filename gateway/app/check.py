@@ -16,7 +16,7 @@ from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
-from gateway.registry import backend, carrier_of, extensions, protocol, protocol_names
+from gateway.registry import backend, carrier_of, extensions, layers, protocol, protocol_names
 from gateway.settings.units import UNIX, Address, StreamAddress, Url
 
 _NOT_ON_ONE_PORT: Final = (
@@ -30,6 +30,8 @@ def check(loaded: LoadedConfig) -> list[Problem]:
     found = [*_findings(loaded.config)]
     for extension in extensions().values():
         found += extension.check(loaded)
+    for layer in layers().values():
+        found += layer.check(loaded)
     return [loaded.problem(path, message) for path, message in found]
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
+from gateway.app.chain_context import Keep
+
 P = TypeVar("P")
 
 # The parts that the configuration names; the others belong to one of these.
@@ -20,6 +22,23 @@ class KeptParts:
 
     previous: Mapping[tuple[str, str], tuple[Any, Any]] = field(default_factory=dict)
     current: dict[tuple[str, str], tuple[Any, Any]] = field(default_factory=dict)
+    layers: dict[tuple[str, str], "KeptParts"] = field(default_factory=dict)
+
+    @classmethod
+    def after(cls, previous: "KeptParts | None") -> "KeptParts":
+        """Return the parts of the graph that replaces the one with *previous*."""
+        if previous is None:
+            return cls()
+        return cls(previous.current, layers=dict(previous.layers))
+
+    def keep_of(self, kind: str, name: str) -> Keep:
+        """Return what the layers of a part keep their objects by, over reloads of the part.
+
+        The part is built anew; while it is kept itself, so are the objects of its layers.
+        """
+        found = self.layers.get((kind, name))
+        self.layers[kind, name] = own = KeptParts({} if found is None else found.current)
+        return lambda layer, source, make: own.get("layer", layer, source, make)
 
     def get(self, kind: str, name: str, source: Any, build: Callable[[], P]) -> P:
         """Return the part of the previous graph if its *source* is equal, else a new part."""

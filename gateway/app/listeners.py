@@ -17,8 +17,8 @@ import structlog
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
 from gateway.app.certificates import listener_tls
+from gateway.app.chains.tracing import Tracing
 from gateway.app.exposure import exposure_risks
-from gateway.app.layers import Tracing
 from gateway.app.passthrough import NAME as PASSTHROUGH
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.transports import grpc_server, http_alpn, http_server_class

@@ -1,15 +1,17 @@
 """Builds the models that run in the gateway's own process, each with its layers."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
 from gateway.app.batching import model_parts
+from gateway.app.chain_context import ChainContext, NewContext, no_context
+from gateway.app.chains.tracing import Tracing
 from gateway.app.kept_parts import KeptParts
-from gateway.app.layers import Tracing, build_chain
+from gateway.app.layers import build_chain
 from gateway.app.routes import RouteTarget
 from gateway.app.signatures import metadata_of
 from gateway.app.worker_limits import STATELESS
@@ -63,7 +65,7 @@ class BuiltModels:
         return cast("R", tuple(entries))
 
 
-def build_models(
+def build_models(  # noqa: PLR0913  # by name but the first four
     config: Config,
     directory: Path,
     metrics: Metrics,
@@ -71,6 +73,8 @@ def build_models(
     *,
     workers: int = 1,
     tracing: Tracing | None = None,
+    at: NewContext = no_context,
+    shared: Sequence[object] = (),
 ) -> BuiltModels:
     """Build every model that has a backend, without loading it.
 
@@ -81,6 +85,8 @@ def build_models(
         parts: Has the models that are loaded already, if there are any.
         workers: The number of processes; each has its own copy of every model.
         tracing: Makes spans of runs and merged calls; None for no spans.
+        at: Returns what the layers of a model may use.
+        shared: Settings of layers that do not belong to one model.
 
     Raises:
         LookupError: A backend does not exist.
@@ -95,8 +101,9 @@ def build_models(
             find = partial(backend(model.backend), _model_spec(name, model, directory))
             loaded = parts.get("model", name, model, partial(ReloadableModel, find))
             loadable[name] = loaded
-            target = partial(_target, name, loaded, model, metrics, workers, tracing)
-            targets[name] = parts.get("model target", name, loaded, target)
+            context = at(name, {"model": model}, parts.keep_of("model target", name))
+            target = partial(_target, name, loaded, model, metrics, workers, tracing, context)
+            targets[name] = parts.get("model target", name, (loaded, *shared), target)
     return BuiltModels(loadable, targets)
 
 
@@ -107,6 +114,7 @@ def _target(
     metrics: Metrics,
     workers: int,
     tracing: Tracing | None,
+    at: ChainContext,
 ) -> RouteTarget:
     signatures = {}
     if config.signature is not None:
@@ -121,7 +129,7 @@ def _target(
         workers=1 if config.backend in STATELESS else workers,
         trace=None if tracing is None else tracing.model,
     )
-    return RouteTarget(build_chain("model in process", model, parts), model.ready)
+    return RouteTarget(build_chain("model", model, at.with_parts(parts)), model.ready)
 
 
 def _model_spec(name: str, model: ModelConfig, directory: Path) -> ModelSpec:

@@ -6,11 +6,13 @@ the model is in the configuration, the step calls it directly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar, cast
 
-from gateway.app.layers import Tracing, build_chain
+from gateway.app.chain_context import NO_CONTEXT, ChainContext
+from gateway.app.chains.tracing import Tracing
+from gateway.app.layers import build_chain
 from gateway.app.pipeline_graphs import graph_of
 from gateway.app.routes import BuiltRoute, Ready, RouteTarget
 from gateway.app.signatures import metadata_of
@@ -130,7 +132,10 @@ class BuiltPipelines:
 
 
 def build_pipelines(
-    config: Config, metrics: Metrics, tracing: Tracing | None = None
+    config: Config,
+    metrics: Metrics,
+    tracing: Tracing | None = None,
+    at: ChainContext = NO_CONTEXT,
 ) -> BuiltPipelines:
     """Build every pipeline; call `step_router.connect` before the first call.
 
@@ -138,6 +143,7 @@ def build_pipelines(
         config: The configuration.
         metrics: Counts steps.
         tracing: Makes spans of steps; None for no spans.
+        at: What the layers of pipelines may use.
 
     Raises:
         ValueError: A pipeline is invalid; `check_graphs` reports it with its key.
@@ -160,7 +166,7 @@ def build_pipelines(
         pipelines[name] = Pipeline(graph, steps, signatures, record=record)
     targets = {
         name: RouteTarget(
-            build_chain("pipeline", pipeline),
+            build_chain("pipeline", pipeline, replace(at, name=name)),
             _all_ready(step_router, pipeline.graph),
         )
         for name, pipeline in pipelines.items()

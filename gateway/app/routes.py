@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from gateway import registry
 from gateway.api.extension import TrafficShift
 from gateway.api.tap import RouteTap
+from gateway.app.chain_context import ChainContext, Keep, keep_nothing
+from gateway.app.chains.route import RouteParts, TargetTransform
 from gateway.app.kept_parts import KeptParts
-from gateway.app.layers import RouteParts, build_chain
+from gateway.app.layers import build_chain
 from gateway.app.route_rules import RuledRoute, own_models, target_name
 from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config
@@ -32,7 +35,6 @@ from gateway.policies.limits.fair_share import CallRate, FairShare
 from gateway.policies.limits.hedge import Hedge, HedgeRules
 from gateway.policies.limits.retry import RetryBudget, RetryRules
 from gateway.policies.prioritize import Prioritize
-from gateway.policies.rename import Rename
 from gateway.routing.balance import Balance, Readiness, Target
 from gateway.routing.load_balancing import key_of
 from gateway.routing.model_discovery import Discover
@@ -112,6 +114,7 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
     *,
     shift: TrafficShift | None = None,
     taps: Sequence[RouteTap] = (),
+    keep: Keep = keep_nothing,
 ) -> BuiltRoute:
     """Build one route to upstreams and models that exist already.
 
@@ -124,12 +127,22 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
         state: What the route continues with.
         shift: The share of one target that an extension moves; None for fixed weights.
         taps: Receive chosen calls.
+        keep: Returns what a layer keeps over reloads.
+
+    Raises:
+        LookupError: The transform of a target does not exist.
     """
+    at = ChainContext(
+        name=ruled.name,
+        sections={"route": ruled.config, "policies": config.policies, "top": config},
+        metrics=metrics,
+        keep=keep,
+    )
     if ruled.config is not None:
         targets = [
             Target(
                 target_name(target),
-                _target_service(target, upstreams, models),
+                _target_service(target, _resolve_target(target, upstreams, models), at),
                 target.weight,
                 _resolve_target(target, upstreams, models).ready,
                 target.priority,
@@ -155,7 +168,7 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
     else:
         inner = Discover({name: upstream.service for name, upstream in upstreams.items()})
         ready = partial(_any_ready, tuple(upstreams.values()))
-    service = _limit_calls(inner, ruled, config.policies, metrics, state, taps)
+    service = _limit_calls(inner, ruled, config.policies, state, taps, at)
     return BuiltRoute(ruled, service, ready)
 
 
@@ -199,11 +212,11 @@ def _limit_calls(
     inner: Service,
     ruled: RuledRoute,
     policies: PoliciesConfig,
-    metrics: Metrics,
     state: RouteState,
     taps: Sequence[RouteTap],
+    at: ChainContext,
 ) -> Service:
-    name, route = ruled.name, ruled.config
+    name, route, metrics = ruled.name, ruled.config, at.part(Metrics)
     timeout, retry = route_timeout(ruled, policies), policies.retry
     sequences = policies.sequences_per_client
     if route is not None:
@@ -227,7 +240,7 @@ def _limit_calls(
         sequence_idle_s=policies.sequence_idle,
         taps=taps,
     )
-    return build_chain("route", inner, parts)
+    return build_chain("route", inner, at.with_parts(parts))
 
 
 def _hedge(name: str, route: RouteConfig, metrics: Metrics) -> Callable[[Service], Hedge] | None:
@@ -319,20 +332,11 @@ def _resolve_target(
     return models[target.model or ""]
 
 
-def _target_service(
-    target: TargetConfig, upstreams: Mapping[str, RouteTarget], models: Mapping[str, RouteTarget]
-) -> Service:
-    service = _resolve_target(target, upstreams, models).service
-    tensors = target.tensors
-    if target.model is None and target.version is None and not (tensors.inputs or tensors.outputs):
-        return service
-    return Rename(
-        service,
-        model=target.model,
-        version=target.version,
-        inputs=tensors.inputs,
-        outputs=tensors.outputs,
-    )
+def _target_service(target: TargetConfig, found: RouteTarget, route: ChainContext) -> Service:
+    at = route.inside(target_name(target), "target", target)
+    own = target.transform
+    transform = TargetTransform() if own is None else TargetTransform(own, registry.transform(own))
+    return build_chain("target", found.service, at.with_parts(target, transform))
 
 
 def ready_unless_unloaded(

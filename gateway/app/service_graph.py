@@ -20,8 +20,11 @@ from gateway import __version__
 from gateway.api.extension import TrafficShift
 from gateway.app.admin.status import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
+from gateway.app.chain_context import ChainContext, Keep, Sections, keep_nothing
+from gateway.app.chains.listener import ListenerParts
+from gateway.app.chains.tracing import Tracing
 from gateway.app.kept_parts import KeptParts
-from gateway.app.layers import ListenerParts, Tracing, build_chain
+from gateway.app.layers import build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.parts import ServingParts
@@ -50,6 +53,7 @@ from gateway.policies.shared_memory.policy import (
     SharedMemoryOff,
 )
 from gateway.policies.shared_memory.regions import Regions
+from gateway.registry import layers
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher
 from gateway.routing.model_keys import ModelKeyIndex
@@ -132,8 +136,12 @@ class ServiceGraph:
         self.loaded = loaded
         self.config = config = loaded.config
         self._process = process
-        self.parts: KeptParts = KeptParts({} if previous is None else previous.parts.current)
+        self.parts: KeptParts = KeptParts.after(None if previous is None else previous.parts)
         process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
+        shared = self._context("", {}, keep_nothing)
+        self._shared_settings = tuple(
+            shared.setting(each) for layer in layers().values() for each in layer.settings
+        )
         self._models: BuiltModels = build_models(
             config,
             loaded.directory,
@@ -141,10 +149,17 @@ class ServiceGraph:
             self.parts,
             workers=process.slot.count,
             tracing=process.tracing,
+            at=self._context,
+            shared=self._shared_settings,
         )
         self._upstreams = self._build_upstreams()
         self._targets = self._build_targets()
-        self.pipelines: BuiltPipelines = build_pipelines(config, process.metrics, process.tracing)
+        self.pipelines: BuiltPipelines = build_pipelines(
+            config,
+            process.metrics,
+            process.tracing,
+            self._context("", {}, self.parts.keep_of("pipelines", "")),
+        )
         own = {**self._models.targets, **self.pipelines.targets}
         shifts = process.parts.shifts(loaded)
         self._routes = routes = [
@@ -160,14 +175,7 @@ class ServiceGraph:
             for name, built in self._upstreams.items()
             if built.http is not None
         }
-        services = {
-            listener.name: self._entry(
-                listener.default_model or "",
-                self._shared_memory_mode(listener),
-                self._upstream_identity if listener.identity == "upstream" else lambda: None,
-            )
-            for listener in config.listeners
-        }
+        services = {listener.name: self._listener_entry(listener) for listener in config.listeners}
         self.entries: Mapping[str, ListenerEntry] = {
             name: ListenerEntry(service, model_keys, http_clients)
             for name, service in {"": self._entry("", SharedMemoryOff()), **services}.items()
@@ -318,7 +326,14 @@ class ServiceGraph:
             longest_call_s = _longest_timeout(config, name)
             text_routes = _text_routes(config, name)
             idle_s = config.policies.sequence_idle
-            source = (upstream, signatures, idle_s, longest_call_s, text_routes)
+            source = (
+                upstream,
+                signatures,
+                idle_s,
+                longest_call_s,
+                text_routes,
+                *self._shared_settings,
+            )
             return self.parts.get(
                 "upstream",
                 name,
@@ -334,6 +349,9 @@ class ServiceGraph:
                     text_routes=text_routes,
                     budget=process.budget,
                     tracing=process.tracing,
+                    at=self._context(
+                        name, {"upstream": upstream}, self.parts.keep_of("upstream", name)
+                    ),
                 ),
             )
 
@@ -347,10 +365,19 @@ class ServiceGraph:
             return self.parts.get(
                 "target",
                 name,
-                (built, models),
+                (built, models, *self._shared_settings),
                 lambda: RouteTarget(
                     share_upstream_calls(
-                        built.service, config.upstreams[name], models, metrics, tracing
+                        built.service,
+                        config.upstreams[name],
+                        models,
+                        metrics,
+                        tracing,
+                        self._context(
+                            name,
+                            {"upstream": config.upstreams[name]},
+                            self.parts.keep_of("target", name),
+                        ),
                     ),
                     built.ready,
                 ),
@@ -371,7 +398,7 @@ class ServiceGraph:
         else:
             targets = [own[ruled.model]] if ruled.model else list(self._targets.values())
         state = route_state(ruled, self.config.policies, self.parts)
-        source = (ruled, self.config.policies, targets, shift)
+        source = (ruled, self.config.policies, targets, shift, *self._shared_settings)
         return self.parts.get(
             "route",
             ruled.name,
@@ -385,7 +412,16 @@ class ServiceGraph:
                 state,
                 shift=shift,
                 taps=self._process.parts.route_taps(ruled.name),
+                keep=self.parts.keep_of("route", ruled.name),
             ),
+        )
+
+    def _listener_entry(self, listener: ListenerConfig) -> Service:
+        return self._entry(
+            listener.default_model or "",
+            self._shared_memory_mode(listener),
+            self._upstream_identity if listener.identity == "upstream" else lambda: None,
+            listener,
         )
 
     def _shared_memory_mode(self, listener: ListenerConfig) -> SharedMemoryMode:
@@ -404,6 +440,7 @@ class ServiceGraph:
         default_model: str,
         memory: SharedMemoryMode,
         identity: Callable[[], ServerMetadata | None] = lambda: None,
+        listener: ListenerConfig | None = None,
     ) -> Service:
         process = self._process
         services = {name: target.service for name, target in self._targets.items()}
@@ -422,7 +459,21 @@ class ServiceGraph:
             on_call=process.parts.on_call,
             trace=None if process.tracing is None else process.tracing.call,
         )
-        return build_chain("listener", router, parts)
+        name = "" if listener is None else listener.name
+        at = self._context(
+            name, {"listener": listener}, self.parts.keep_of("listener", name)
+        ).with_parts(parts)
+        return build_chain("listener", router, at)
+
+    def _context(self, name: str, sections: Sections, keep: Keep) -> ChainContext:
+        """Return what the layers of a chain may use."""
+        return ChainContext(
+            name=name,
+            sections={**sections, "policies": self.config.policies, "top": self.config},
+            parts={MemoryBudget: self._process.budget},
+            metrics=self._process.metrics,
+            keep=keep,
+        )
 
     def _shed(self) -> Callable[[Service], ShedLoad] | None:
         config = self.config.policies.overload

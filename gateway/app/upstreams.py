@@ -21,8 +21,11 @@ from gateway.api.protocol import (
     StreamBinding,
 )
 from gateway.app.certificates import upstream_tls
+from gateway.app.chain_context import NO_CONTEXT, ChainContext
+from gateway.app.chains.tracing import Tracing, Wrap
+from gateway.app.chains.upstream import EndpointParts, UpstreamParts
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
-from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, Wrap, build_chain
+from gateway.app.layers import build_chain
 from gateway.app.server_identity import ServerIdentity
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
@@ -166,7 +169,7 @@ def complete_service(
         headers=headers,
         ends_at_empty_classes=partial(spec.may_have, DefectKind.EMPTY_CLASSES, None, url.carrier),
     )
-    return build_chain("endpoint", connected.service, parts)
+    return build_chain("endpoint", connected.service, NO_CONTEXT.with_parts(parts))
 
 
 class _ClientSettings(NamedTuple):
@@ -335,6 +338,7 @@ class _EndpointBuilder:
     longest_call_s: float
     budget: MemoryBudget
     tracing: Tracing | None
+    at: ChainContext
 
     def __call__(self, url: Url, address: str = "") -> BuiltEndpoint:
         """Build the endpoint of *url*, which has the IP address *address*; "" to look it up."""
@@ -375,7 +379,8 @@ class _EndpointBuilder:
             ends_at_empty_classes=identity.ends_at_empty_classes,
             trace=None if self.tracing is None else partial(self.tracing.attempt, self.name, url),
         )
-        endpoint = Endpoint(name, build_chain("endpoint", connected.service, parts))
+        at = self.at.inside(name, "upstream", config).with_parts(parts)
+        endpoint = Endpoint(name, build_chain("endpoint", connected.service, at))
         prober = Prober(
             self.name,
             endpoint,
@@ -383,7 +388,7 @@ class _EndpointBuilder:
             timeout_s=config.probe.timeout,
             report=partial(metrics.upstream_ready, self.name, name),
             identify=identity,
-            service=build_chain("endpoint", probing.service, parts),
+            service=build_chain("endpoint", probing.service, at),
         )
         closes = (connected.close, probing.close)
         return BuiltEndpoint(endpoint, prober, identity, withheld, connected.http, closes)
@@ -416,11 +421,13 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     text_routes: AbstractSet[str] = frozenset(),
     budget: MemoryBudget = UNLIMITED,
     tracing: Tracing | None = None,
+    at: ChainContext = NO_CONTEXT,
 ) -> BuiltUpstream:
     """Build one upstream of the configuration.
 
     A cancelled call may still run for *longest_call_s*. The routes *text_routes* have
-    `sequence_ids: text`. With *tracing*, each request to an endpoint has a span.
+    `sequence_ids: text`. With *tracing*, each request to an endpoint has a span. Layers
+    use *at*.
 
     Raises:
         LookupError: The protocol does not exist, or does not support the carrier.
@@ -435,6 +442,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         longest_call_s=longest_call_s,
         budget=budget,
         tracing=tracing,
+        at=at,
     )
     is_fixed = config.resolve == "first"
     members = [build(url) for url in config.all_urls] if is_fixed else []
@@ -454,7 +462,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     adaptive = UpstreamParts(_adaptive(name, config, metrics))
     return BuiltUpstream(
         name,
-        build_chain("upstream", balanced, adaptive),
+        build_chain("upstream", balanced, at.with_parts(adaptive)),
         balanced,
         sequence_ids=sequence_ids,
         members=members,

@@ -1,4 +1,4 @@
-"""Backend: the base class of models in the gateway's process, and the threads they run on.
+"""BackendService: runs a model in the gateway's process, on its own threads.
 
 It handles cancellation, validation against metadata, and errors. `instance_pool` limits concurrent
 inferences, and `versions` combines several versions of a model.
@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-import numpy.typing as npt
 import structlog
 
+from gateway.api import backend as api
+from gateway.api.backend import Arrays, Inputs, Job
 from gateway.backends.instance_pool import InstancePool
-from gateway.backends.job import Job
-from gateway.backends.validation import Arrays, Signature
+from gateway.backends.validation import Signature
 from gateway.concurrency.offload import inline, off_loop, wherever
 from gateway.ir import errors
 from gateway.ir.calls import (
@@ -35,7 +35,7 @@ from gateway.telemetry.call_path import record_model_time, record_queue_time
 
 log = structlog.get_logger(__name__)
 
-__all__ = ["Arrays", "Backend", "Inputs", "Job", "LoadError"]
+__all__ = ["Arrays", "Backend", "BackendService", "Inputs", "Job", "LoadError"]
 
 T = TypeVar("T")
 
@@ -50,10 +50,7 @@ class LoadError(errors.GatewayError):
     code: ClassVar[errors.ErrorCode] = errors.ErrorCode.NOT_READY
 
 
-Inputs = Mapping[str, npt.NDArray[Any]]
-
-
-class Backend(Dispatch, abc.ABC):
+class BackendService(Dispatch, api.Backend):
     """One version of one model; a Service.
 
     It raises InvalidRequest if a request does not match the model's metadata, Overloaded if the
@@ -73,9 +70,6 @@ class Backend(Dispatch, abc.ABC):
         queue: Inferences that may wait for an instance; more are rejected.
         clock: Monotonic seconds, the clock of deadlines.
     """
-
-    decoupled = False
-    """Whether one request may have any number of replies."""
 
     def __init__(
         self,
@@ -332,6 +326,10 @@ class Backend(Dispatch, abc.ABC):
 
     def _not_ready(self) -> errors.NotReady:
         return errors.NotReady(f"model {str(self.model)!r} is not loaded", model=self.model)
+
+
+Backend = BackendService
+"""The base class under the name by which models of users know it."""
 
 
 def _ignore_result(future: asyncio.Future[Any]) -> None:

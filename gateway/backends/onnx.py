@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from gateway.api.backend import Arrays
 from gateway.backends.base import Inputs, Job
 from gateway.backends.model_files import FileBackend, one_line, zeros
-from gateway.backends.validation import Arrays
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import ExitStack
 from typing import Any
 
+from gateway.api.backend import Arrays
 from gateway.backends.base import Backend, Inputs, Job, LoadError
 from gateway.backends.model_spec import ModelSpec
-from gateway.backends.validation import Arrays
 from gateway.backends.versions import Versions
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream

@@ -3,12 +3,13 @@
 An invalid request is an `InvalidRequest`; an invalid output of the model is an `UpstreamError`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gateway.api.backend import Arrays
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import NO_PARAMETERS
 from gateway.ir.data import ArrayData
@@ -17,8 +18,6 @@ from gateway.ir.errors import InvalidTensor, UpstreamError
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.ir.validation import RequestValidator, quote_names, shape_matches
-
-Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class Signature:

@@ -54,6 +54,11 @@ def _extended(name: str) -> type[Model]:
         for setting in registry.settings()
         if _PLACES[name] in setting.places
     }
+    for key in fields.keys() & base.model_fields.keys():
+        raise LookupError(
+            f"an installed package has the key {key!r} of {_PLACES[name]!r}, which the gateway "
+            "has too; expected another key"
+        )
     fields |= _sections(name, base)
     if not fields:
         return base

@@ -24,7 +24,8 @@ from gateway.config.yaml_tree import (
     reference_hint,
 )
 from gateway.settings.fields import FORMS
-from gateway.settings.setting import Setting
+from gateway.settings.model import Model
+from gateway.settings.setting import Place, Setting
 
 T = TypeVar("T")
 
@@ -75,6 +76,12 @@ class LoadedConfig:
         """Return the value of a top-level key that an extension owns."""
         return setting.of(self.config)
 
+    def values(self, setting: Setting[T], /) -> Iterator[tuple[KeyPath, T]]:
+        """Yield each value in the file, with the path of its key."""
+        for place, path, section in _sections(self.config):
+            if place in setting.places and setting.key in section.model_fields_set:
+                yield (*path, setting.key), getattr(section, setting.key)
+
     def problem(self, path: KeyPath, message: str) -> Problem:
         """Return a problem at the position of *path*."""
         return Problem(self._tree.position(path), path_text(path), message)
@@ -87,6 +94,22 @@ class LoadedConfig:
     def without_secrets(self) -> Any:
         """Return the file as plain values: `${...}` as written, and no value of a secret key."""
         return _without_secrets(self._tree, (), self._tree.value)
+
+
+def _sections(config: Config) -> Iterator[tuple[Place, KeyPath, Model]]:
+    """Yield the sections of a file that may have keys of layers and extensions."""
+    yield "top", (), config
+    yield "policies", ("policies",), config.policies
+    for index, route in enumerate(config.routes):
+        yield "route", ("routes", index), route
+        for number, target in enumerate(route.targets):
+            yield "target", ("routes", index, "targets", number), target
+    for index, listener in enumerate(config.listeners):
+        yield "listener", ("listeners", index), listener
+    for name, upstream in config.upstreams.items():
+        yield "upstream", ("upstreams", name), upstream
+    for name, model in config.models.items():
+        yield "model", ("models", name), model
 
 
 def load_file(path: Path, environment: Mapping[str, str] = os.environ) -> LoadedConfig:
@@ -133,6 +156,8 @@ def load_text(
     if isinstance(tree.value, dict):
         try:
             config = config_type().model_validate(tree.value)
+        except LookupError as error:  # of an installed package
+            problems.append(Problem((1, 1), "", str(error)))
         except ValidationError as error:
             # Values that could not be read are missing in the tree: they are reported once.
             unreadable = {problem.path for problem in problems}

@@ -69,6 +69,9 @@ class TargetConfig(Model):
     Default: `0`."""
     tensors: TensorNamesConfig = TensorNamesConfig()
     """Tensor names that differ between the client and the target."""
+    transform: Name | None = None
+    """What changes requests for the target and its replies: a `TensorTransform` of an installed
+    package, by its entry point. Default: none."""
 
     @model_validator(mode="after")
     def _check_destination(self) -> TargetConfig:

@@ -591,5 +591,7 @@ def _unread(error: Exception) -> GatewayError:
 def _internal(error: Exception, call: Call[Any] | None) -> InternalError:
     """Log a bug with its traceback, and return an error without its details."""
     model = None if call is None else call.model
-    log.error("internal error", exc_info=error, model=None if model is None else str(model))
+    # The layer of a package that it passed notes its name.
+    part = {"part": notes[0]} if (notes := getattr(error, "__notes__", None)) else {}
+    log.error("internal error", exc_info=error, model=None if model is None else str(model), **part)
     return InternalError("internal error of the gateway", model=model)

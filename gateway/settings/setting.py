@@ -11,7 +11,7 @@ Place = Literal["top", "policies", "route", "target", "listener", "upstream", "m
 """The section of the file in which a key stands; "top" is the file itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Setting(Generic[T]):
     """A key, which the schema, the documentation and the checks of the file learn from here.
 
@@ -32,8 +32,14 @@ class Setting(Generic[T]):
     needs_restart: bool = False
 
     def of(self, *sections: Model | None) -> T:
-        """Return the value in the first section of the file that sets the key, or the default."""
+        """Return the value in the first section of the file that sets the key, or the default.
+
+        A key without a value lets the next section decide.
+        """
+        found: Any = self.default
         for section in sections:
             if section is not None and self.key in section.model_fields_set:
-                return cast("T", getattr(section, self.key))
-        return self.default
+                found = getattr(section, self.key)
+                if found is not None:
+                    break
+        return cast("T", found)

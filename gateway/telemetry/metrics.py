@@ -6,6 +6,7 @@ has served it, up to a maximum number of labels; all others become `_unknown`.
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
+from gateway.telemetry import names
 from gateway.telemetry.batching_metrics import SharingMetrics
 from gateway.telemetry.call_log import OK, CallRecord
 from gateway.telemetry.call_metrics import CallMetrics
@@ -137,6 +139,7 @@ class Metrics:
         Gauge(
             "gateway_build_info", "Version of the gateway.", ("version",), registry=self.registry
         ).labels(version).set(1)
+        self._own: dict[str, Counter | Gauge | Histogram] = {}
         self._triton = _TritonNames(self.registry) if triton else None
 
     def watch(self, name: str, help_text: str, read: Callable[[], float]) -> None:
@@ -229,6 +232,16 @@ class Metrics:
     def allow_models(self, models: Iterable[str]) -> None:
         """Admit configured model names as labels."""
         self._calls.allow_models(models)
+
+    def cell(self, metric: names.Metric, /, **labels: str) -> names.MetricCell:
+        """Return one series of a metric that a layer or an extension owns."""
+        found = self._own.get(metric.name)
+        if found is None:
+            make = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
+            found = make(metric.name, metric.help, metric.labels, registry=self.registry)
+            self._own[metric.name] = found
+        # A series has the method of its kind.
+        return cast("names.MetricCell", found.labels(**labels) if metric.labels else found)
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page and its content type, in a format that *accept* allows."""

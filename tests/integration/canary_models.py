@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from gateway.api.backend import Job
 from gateway.backends import examples
 from gateway.backends.examples import Arrays
-from gateway.backends.job import Job
 from gateway.backends.python import declares
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata as Tensor

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gateway.app.batching import model_parts
+from gateway.app.chain_context import NO_CONTEXT
 from gateway.app.layers import build_chain
 from gateway.backends.examples import simple
 from gateway.backends.python import PythonBackend
@@ -72,7 +73,7 @@ async def sharing(
                 Complete(Upstream("behind", codec, behind), codec.needs), (), {}
             )
         parts = model_parts(M.name, config, Metrics("test"))
-        service = Told(build_chain("model in process", target, parts))
+        service = Told(build_chain("model", target, NO_CONTEXT.with_parts(parts)))
         yield {client.name: _transport(client, service) for client in CLIENTS}
     finally:
         await versions.stop()

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from gateway.api.backend import Arrays
 from gateway.backends.base import Inputs, Job, LoadError
 from gateway.backends.model_files import FileBackend, one_line, zeros
 from gateway.backends.model_spec import ModelSpec
@@ -24,7 +25,7 @@ from gateway.backends.torch.devices import CpuRunner, Runner, device_of, stream_
 from gateway.backends.torch.programs import Program, open_program
 from gateway.backends.torch.signature import match_inputs, resolve_signature, select_outputs
 from gateway.backends.torch.tensors import datatype_of, dtype_of
-from gateway.backends.validation import Arrays, Signature
+from gateway.backends.validation import Signature
 from gateway.backends.versions import Versions
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Overloaded

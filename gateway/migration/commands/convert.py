@@ -13,7 +13,9 @@ import numpy as np
 import typer
 
 from gateway.api.protocol import Codec, ProtocolSpec
-from gateway.app.layers import EndpointParts, build_chain
+from gateway.app.chain_context import NO_CONTEXT
+from gateway.app.chains.upstream import EndpointParts
+from gateway.app.layers import build_chain
 from gateway.app.signatures import metadata_of
 from gateway.cli.output import WRONG_USAGE, fail, print_note, print_text, write_bytes
 from gateway.cli.signatures import load_signatures
@@ -180,7 +182,7 @@ def _layers(end: Service, needs: frozenset[Need]) -> Service:
     parts = EndpointParts(
         needs=needs, signatures={}, classifies=None, forward_headers=(), headers={}
     )
-    return build_chain("endpoint", end, parts)
+    return build_chain("endpoint", end, NO_CONTEXT.with_parts(parts))
 
 
 async def _request(converter: Converter, call: Call[Any]) -> Any:

@@ -17,6 +17,7 @@ from gateway.app.batching import (
     model_parts,
     share_upstream_calls,
 )
+from gateway.app.chain_context import NO_CONTEXT
 from gateway.app.layers import build_chain
 from gateway.app.models import build_models
 from gateway.config.load import load_text
@@ -251,7 +252,7 @@ async def test_batches_in_flight_are_limited(text: str, calls: int, metrics: Met
             await waiting.wait()
         return reply_to(call)
 
-    service = build_chain("model in process", target, model_parts("m", config, metrics))
+    service = build_chain("model", target, NO_CONTEXT.with_parts(model_parts("m", config, metrics)))
     # Requests of other priorities are other batches.
     requests = [infer_request("m", value).changed(priority=value) for value in range(8)]
     tasks = [asyncio.ensure_future(service(request)) for request in requests]

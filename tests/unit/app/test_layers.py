@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
+from gateway.api.layer import Calls, Layer
 from gateway.app import layers as module
-from gateway.app.layers import LAYERS, Layer, build_chain, describe_layers
+from gateway.app.chain_context import NO_CONTEXT
+from gateway.app.chains.rows import PACKAGES, End
+from gateway.app.layers import (
+    LAYERS,
+    SHARED_MODEL,
+    build_chain,
+    describe_layers,
+)
 from gateway.ir.calls import InferRequest, ServerLiveRequest
 from gateway.service import ReplyCoroutine, Service
 from tests.fakes import ScriptedService
@@ -32,8 +40,9 @@ def noting(name: str, *, inference: bool = True) -> Layer:
     return Layer(
         name,
         "notes",
-        lambda inner, seen: Noting(name, inner.calls, inner.inference, seen),
-        inference,
+        "route",
+        lambda inner, at: Noting(name, inner.questions, inner.inference, at.part(list)),
+        Calls.ALL if inference else Calls.QUESTIONS,
     )
 
 
@@ -45,29 +54,32 @@ async def test_a_call_passes_the_layers_in_order(
     monkeypatch: pytest.MonkeyPatch, call: Any, expected: list[str]
 ) -> None:
     """An InferRequest skips the layers that are not for inference."""
-    unused = Layer("unused", "is not configured", lambda _inner, _seen: None)
-    table = {
-        "t": (noting("a"), noting("b", inference=False), unused, noting("c"), Layer("end", ""))
-    }
+    unused = Layer("unused", "is not configured", "route", lambda _inner, _at: None)
+    table = {"t": (noting("a"), noting("b", inference=False), unused, noting("c"), End("end", ""))}
     monkeypatch.setattr(module, "LAYERS", MappingProxyType(table))
     seen: list[str] = []
-    await build_chain("t", ScriptedService(always=True), seen)(call)
+    await build_chain("t", ScriptedService(always=True), NO_CONTEXT.with_parts(seen))(call)
     assert expected == seen
 
 
 def test_every_chain_ends_in_its_service() -> None:
-    """Only the last entry has nothing to build; the chain of targets is an exception."""
-    ends = {name: [layer.build is None for layer in layers] for name, layers in LAYERS.items()}
-    expected = {
-        name: [False] * (len(layers) - 1) + [True]
-        for name, layers in LAYERS.items()
-        if name != "target"
-    }
-    assert expected == {name: flags for name, flags in ends.items() if name != "target"}
+    """Only the last entry has nothing to build, and one entry has place for other packages."""
+    for rows in LAYERS.values():
+        assert [rows[-1]] == [row for row in rows if isinstance(row, End)]
+        assert 1 == rows.count(PACKAGES)
+
+
+def test_a_layer_belongs_to_its_chain() -> None:
+    """The chain that a layer names is the one in whose table it stands."""
+    for chain, rows in LAYERS.items():
+        expected = "model" if chain == SHARED_MODEL else chain
+        assert {expected} >= {row.chain for row in rows if isinstance(row, Layer)}
 
 
 def test_the_description_names_every_layer() -> None:
     """`gateway explain --layers` prints each chain and each layer."""
     text = "\n".join(describe_layers())
     assert all(name in text for name in LAYERS)
-    assert all(f"  {layer.name} " in text for layers in LAYERS.values() for layer in layers)
+    assert "model in process" in text
+    rows = [row for rows in LAYERS.values() for row in rows if row is not PACKAGES]
+    assert all(f"  {row.name} " in text for row in rows)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.api.backend import Arrays
 from gateway.backends.base import Backend, Inputs, Job, LoadError
-from gateway.backends.validation import Arrays
 from gateway.ir.calls import (
     Call,
     InferRequest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gateway.backends.job import Job
+from gateway.api.backend import Job
 from gateway.ir.context import ModelRef
 
 M = ModelRef("m", "1")

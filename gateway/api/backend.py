@@ -1,12 +1,22 @@
-"""Job: the properties of a request, besides its inputs, that a model may use."""
+"""Backend: a model that runs in the gateway's own process, and the Job of each inference.
 
+`gateway.backends.base.BackendService` runs it: threads, queue, checks.
+"""
+
+import abc
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any, Final
 
+import numpy.typing as npt
 from msgspec import Struct, field
 
 from gateway.ir.context import ModelRef, Parameter, Parameters, Sequence
+from gateway.ir.metadata import ModelMetadata
+
+Inputs = Mapping[str, npt.NDArray[Any]]
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 _EVENT_LOCK: Final = threading.Lock()
 
@@ -61,3 +71,44 @@ class Job(Struct):
         event = self._event
         if event is not None:
             event.set()
+
+
+class Backend(abc.ABC):
+    """One model. A subclass has one of `infer`, `run` and `run_stream`.
+
+    `load`, `unload` and `infer` may block, because they run on threads.
+
+    Attributes:
+        decoupled: Whether one request may have any number of replies; then it has `run_stream`.
+    """
+
+    decoupled: bool = False
+
+    @property
+    @abc.abstractmethod
+    def metadata(self) -> ModelMetadata:
+        """The model's signature; read after `load`."""
+
+    @abc.abstractmethod
+    def load(self) -> None:
+        """Load the model; may block.
+
+        Raises:
+            Exception: The model cannot be loaded.
+        """
+
+    @abc.abstractmethod
+    def unload(self) -> None:
+        """Free what `load` allocated; may block; idempotent."""
+
+    def infer(self, inputs: Inputs, job: Job, /) -> Arrays:
+        """Return the model's outputs for validated inputs; may block."""
+        raise NotImplementedError(f"{type(self).__name__} has no 'infer'")
+
+    def run(self, inputs: Inputs, job: Job, /) -> Awaitable[Arrays]:
+        """Return the outputs, on the event loop; without it `infer` runs on a thread."""
+        raise NotImplementedError(f"{type(self).__name__} has no 'run'")
+
+    def run_stream(self, inputs: Inputs, job: Job, /) -> AsyncIterator[Arrays]:
+        """Iterate over the outputs of each reply."""
+        raise NotImplementedError(f"{type(self).__name__} has no 'run_stream'")

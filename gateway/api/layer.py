@@ -1,0 +1,105 @@
+"""Layer: a policy, which wraps the services of one chain.
+
+`gateway.app.layers` has the order of the gateway's own layers. Those of installed packages come
+where that table says; they are found by entry points of the group `gateway.layers`.
+"""
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+from gateway.api.extension import ConfigView, Finding
+from gateway.service import Service
+from gateway.settings.setting import Setting
+from gateway.telemetry.names import Metric, MetricCell
+
+T = TypeVar("T")
+
+Chain = Literal["listener", "route", "target", "upstream", "endpoint", "model", "pipeline"]
+"""What a chain of layers belongs to; "model" is a model of the gateway or a shared one."""
+
+
+class Calls(enum.Enum):
+    """The calls that a layer is for; others pass it without a frame.
+
+    An InferRequest without a stream takes an entry of its own into a chain. INFERENCE is that
+    request and `StreamInferRequest`.
+    """
+
+    ALL = "all"
+    INFERENCE = "inference"
+    QUESTIONS = "questions"
+
+
+class Entries(NamedTuple):
+    """The ways into the inner chain.
+
+    Attributes:
+        questions: Handles every call.
+        inference: Handles an InferRequest, past the layers that do nothing for one.
+        plain: Handles an InferRequest with all names, datatypes, shapes and bytes.
+    """
+
+    questions: Service
+    inference: Service
+    plain: Service
+
+
+class LayerContext(Protocol):
+    """Where a layer is built, and what it may use there."""
+
+    @property
+    def name(self) -> str:
+        """The name of the listener, route, target, upstream, endpoint, model or pipeline."""
+
+    def setting(self, setting: Setting[T], /) -> T:
+        """Return the value here: that of the route, for example, else that of `policies`."""
+
+    def metric(self, metric: Metric, /, **labels: str) -> MetricCell:
+        """Return one series of a metric, which is published from now on."""
+
+    def part(self, kind: type[T], /) -> T:
+        """Return an object of the process or of the chain by its class.
+
+        Raises:
+            LookupError: There is none here.
+        """
+
+    def kept(self, source: object, make: Callable[[], T], /) -> T:
+        """Return what the layer of the same place had before a reload.
+
+        Args:
+            source: What the object depends on; another one than before the reload makes it anew.
+            make: Returns a new object.
+        """
+
+
+def no_findings(_config: ConfigView, /) -> Iterator[Finding]:
+    """Find nothing wrong."""
+    return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A policy.
+
+    Attributes:
+        name: The name of its class.
+        purpose: A description for `gateway explain --layers`.
+        chain: The chain that it belongs to.
+        build: Returns the layer around the inner chain; None if it is not configured.
+        calls: The calls that it is for.
+        settings: Its keys in the configuration file.
+        metrics: Its metrics.
+        check: Yields what is wrong with its keys, beyond their types.
+    """
+
+    name: str
+    purpose: str
+    chain: Chain
+    build: Callable[[Entries, LayerContext], Service | None]
+    calls: Calls = Calls.ALL
+    settings: tuple[Setting[Any], ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    check: Callable[[ConfigView], Iterator[Finding]] = no_findings

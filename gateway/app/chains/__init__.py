@@ -1,0 +1,1 @@
+"""The gateway's own layers, by chain; `gateway.app.layers` has their order."""

@@ -1,0 +1,44 @@
+"""Rows of the table of layers that are no layers, and builders that need one part."""
+
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from gateway.api.layer import Entries, Layer, LayerContext
+from gateway.service import Service
+
+P = TypeVar("P")
+
+Build = Callable[[Entries, LayerContext], Service | None]
+
+PACKAGES: Final = "packages"
+"""Where the layers of installed packages come."""
+
+
+class End(NamedTuple):
+    """What the innermost layer of a chain calls.
+
+    Attributes:
+        name: The name of the class.
+        purpose: A description for `gateway explain --layers`.
+    """
+
+    name: str
+    purpose: str
+
+
+Row = Layer | End | Literal["packages"]
+
+
+def with_part(kind: type[P], build: Callable[[Entries, P], Service | None]) -> Build:
+    """Return the builder of a layer that needs one part of its chain."""
+    return lambda inner, at: build(inner, at.part(kind))
+
+
+def always(layer: Callable[..., Any]) -> Build:
+    """Return the builder of a layer that every chain has, and that inference passes."""
+    return lambda inner, _: layer(inner.questions, inference=inner.inference)
+
+
+def for_questions(layer: Callable[[Service], Any]) -> Build:
+    """Return the builder of a layer that every chain has, for questions."""
+    return lambda inner, _: layer(inner.questions)

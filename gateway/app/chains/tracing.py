@@ -1,0 +1,48 @@
+"""Tracing: builds the layers that make spans; `gateway.otlp.spans` does."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from gateway.api.protocol import Codec
+from gateway.ir.errors import GatewayError
+from gateway.policies.batch.policy import Batch
+from gateway.service import Service
+from gateway.settings.units import Url
+
+
+class Tracing(Protocol):
+    """Builds the layers that make spans; `gateway.otlp.spans` does."""
+
+    def call(self, inner: Service, /) -> Service:
+        """Return the layer that makes the span of a client's call."""
+        ...
+
+    def attempt(self, upstream: str, url: Url, inner: Service, /) -> Service:
+        """Return the layer that makes the span of each request to an endpoint."""
+        ...
+
+    def model(self, inner: Service, /) -> Service:
+        """Return the layer that makes the span of each call of a model in this process."""
+        ...
+
+    def step(self, inner: Service, /) -> Service:
+        """Return the layer that makes the span of each call of a pipeline."""
+        ...
+
+    def batch(self, *arguments: Any, **options: Any) -> Batch:
+        """Return a batch queue that makes a span of each merged call."""
+        ...
+
+    def with_codec(self, inner: Service, codec: Codec[Any, Any], /) -> Service:
+        """Return the layer that tells the span of a call which codec writes its response."""
+        ...
+
+    def rejected(
+        self, listener: str, protocol: str, error: GatewayError, codec: Codec[Any, Any] | None, /
+    ) -> None:
+        """Make the span of a request that reached no service."""
+        ...
+
+
+Wrap = Callable[[Service], Service]
+"""Returns a layer around a service."""

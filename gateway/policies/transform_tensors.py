@@ -1,0 +1,90 @@
+"""TransformTensors: lets a `TensorTransform` of a package change requests and replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import structlog
+
+from gateway.api.layer import Entries
+from gateway.api.transform import TensorTransform
+from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.errors import GatewayError, InternalError
+from gateway.ir.streams import MappedStream
+from gateway.service import ReplyCoroutine
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+M = TypeVar("M", InferRequest, InferResponse)
+
+
+class TransformTensors:
+    """Passes each inference through a transform; other calls are not changed.
+
+    Args:
+        inner: The target; `Complete` is outside, so that requests have what the transform needs.
+        transform: Changes requests and replies.
+        name: Of the transform, for the log.
+    """
+
+    def __init__(self, inner: Entries, transform: TensorTransform, name: str) -> None:
+        self._inner = inner
+        self._transform = transform
+        self._name = name
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Call the target.
+
+        Raises:
+            InternalError: The transform raised anything but a `GatewayError`.
+        """
+        # Each branch has its R; the type system cannot follow an isinstance that far.
+        if isinstance(call, InferRequest):
+            return cast("ReplyCoroutine[R]", self.handle_inference(call))
+        if isinstance(call, StreamInferRequest):
+            return cast("ReplyCoroutine[R]", self._stream(call))
+        return self._inner.questions(call)
+
+    async def handle_inference(self, call: InferRequest, /) -> InferResponse:
+        """Call the target with an InferRequest."""
+        request = self._before(call)
+        return self._after(request, await self._inner.inference(request))
+
+    async def _stream(self, call: StreamInferRequest) -> MappedStream:
+        request = self._before(call.request)
+        items = await self._inner.questions(
+            call.changed(model=request.model, context=request.context, request=request)
+        )
+
+        async def after(item: InferResponse) -> InferResponse:
+            return self._after(request, item)
+
+        return MappedStream(items, after)
+
+    def _before(self, call: InferRequest) -> InferRequest:
+        needs = self._transform.needs - call.context.needs
+        if needs:  # the reply too
+            call = call.changed(context=call.context.changed(needs=call.context.needs | needs))
+        return self._applied(InferRequest, call, lambda: self._transform.before(call))
+
+    def _after(self, request: InferRequest, reply: InferResponse) -> InferResponse:
+        if reply.error is not None:
+            return reply
+        return self._applied(InferResponse, request, lambda: self._transform.after(request, reply))
+
+    def _applied(self, kind: type[M], request: InferRequest, apply: Callable[[], M]) -> M:
+        try:
+            return _checked(kind, apply())
+        except GatewayError:
+            raise
+        except Exception as error:
+            log.exception("internal error", part=f"transform {self._name!r}")
+            raise InternalError("internal error of the gateway", model=request.model) from error
+
+
+def _checked(kind: type[M], found: M) -> M:
+    if not isinstance(found, kind):
+        raise TypeError(f"returned {type(found).__name__}; expected {kind.__name__}")
+    return found
