@@ -16,7 +16,15 @@ from gateway.config.models import BatchingConfig, Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
-from gateway.registry import backend, carrier_of, extensions, layers, protocol, protocol_names
+from gateway.registry import (
+    backend,
+    carrier_of,
+    extensions,
+    layers,
+    protocol,
+    protocol_names,
+    transform,
+)
 from gateway.settings.units import UNIX, Address, StreamAddress, Url
 
 _NOT_ON_ONE_PORT: Final = (
@@ -58,6 +66,7 @@ def _findings(config: Config) -> Iterator[Finding]:
         if model.batching is not None and model.signature is not None:
             yield from _raised((*at, "batching"), _check_batching, model.batching, model.signature)
     yield from _raised(("lifecycle", "ready"), _check_required_routes, config)
+    yield from _check_transforms(config)
     yield from _check_repeated_calls(config)
     yield from _check_requirements(config)
     yield from _repeated_ports(config)
@@ -65,6 +74,15 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from check_graphs(config)
     yield from check_workers(config)
     yield from check_tls(config)
+
+
+def _check_transforms(config: Config) -> Iterator[Finding]:
+    """Yield the transforms that no installed package has."""
+    for index, route in enumerate(config.routes):
+        for number, target in enumerate(route.targets):
+            if target.transform is not None:
+                at: KeyPath = ("routes", index, "targets", number, "transform")
+                yield from _raised(at, transform, target.transform)
 
 
 def _check_requirements(config: Config) -> Iterator[Finding]:

@@ -114,6 +114,9 @@ class CompareRuleConfig(Model):
     """Whether another datatype of the same kind is allowed. Default: `exact`."""
     shape: Literal["exact", "squeeze"] = "exact"
     """Whether axes of size 1 matter. Default: `exact`."""
+    rule: Name | None = None
+    """A `ComparisonRule` of an installed package, by its entry point. Alone it also decides about
+    datatypes and shapes; equal tensors pass it. Default: no such condition."""
 
 
 RuleChoice = Literal["exact", "ignore"] | CompareRuleConfig

@@ -7,7 +7,8 @@ from gateway.app.route_rules import RuledRoute, ruled_routes, target_name
 from gateway.config.models import Config
 from gateway.config.routes import TargetConfig
 from gateway.config.yaml_tree import Finding, KeyPath
-from gateway.migration.settings import MIGRATIONS, MigrationConfig
+from gateway.migration.settings import MIGRATIONS, CompareConfig, MigrationConfig, RuleChoice
+from gateway.registry import comparison_rule
 from gateway.settings.units import Url
 
 
@@ -56,6 +57,7 @@ def check_migrations(config: Config) -> Iterator[Finding]:
     routes = {route.name: route for route in ruled_routes(config)}
     users: dict[str, str] = {}
     for name, migration in MIGRATIONS.of(config).items():
+        yield from _check_rules(("migrations", name, "compare"), migration.compare)
         if migration.route is None:
             continue
         at: KeyPath = ("migrations", name)
@@ -73,6 +75,18 @@ def check_migrations(config: Config) -> Iterator[Finding]:
         cutover = migration.cutover
         if cutover is not None and cutover.coordinate != "kubernetes" and config.state is None:
             yield (*at, "cutover"), "needs 'state: {directory: DIR}', where its steps are kept"
+
+
+def _check_rules(at: KeyPath, compare: CompareConfig) -> Iterator[Finding]:
+    """Yield the rules that no installed package has."""
+    choices: list[tuple[KeyPath, RuleChoice]] = [((*at, "default"), compare.default)]
+    choices += [((*at, "outputs", name), each) for name, each in compare.outputs.items()]
+    for path, choice in choices:
+        if not isinstance(choice, str) and choice.rule is not None:
+            try:
+                comparison_rule(choice.rule)
+            except LookupError as error:
+                yield (*path, "rule"), str(error)
 
 
 def _targets(route: RuledRoute) -> dict[str, TargetConfig]:

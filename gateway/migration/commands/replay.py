@@ -56,6 +56,7 @@ from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.summary import Summary
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import GuardVerdict
+from gateway.migration.package_rules import named_rule
 from gateway.migration.private_files import make_directory
 from gateway.migration.replay.differences import ComparedCall, compare_captures
 from gateway.migration.replay.mismatch_list import MismatchList
@@ -254,7 +255,7 @@ def _compare(
         if listed is not None:
             listed.add(call.old, call.comparison, call.new.call.code, call.new.call.error)
 
-    rules = rules_of(migration.compare)
+    rules = rules_of(migration.compare, named_rule)
     summary = compare_captures(a, b, rules, lambda reason: skipped.update([reason]), add)
     if listed is not None:
         listed.close()
@@ -346,7 +347,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     running = Replay(
         services[0],
         options,
-        rules_of(migration.compare),
+        rules_of(migration.compare, named_rule),
         reference=services[1] if len(services) > 1 else None,
         wire=_codec_of(urls[0]) if wire else None,
         on_done=done,

@@ -23,6 +23,7 @@ from gateway.migration.commands.comparison import (
 from gateway.migration.compare.conditions import Condition
 from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.evidence.guards import Guards
+from gateway.migration.package_rules import named_rule
 from gateway.migration.replay.differences import compare_captures
 from gateway.migration.report.blocks import html_page, markdown_page
 from gateway.migration.report.report import ReportEvidence, ReportFacts, report_sections
@@ -88,7 +89,7 @@ def write_report(
         evidence.add(call)
 
     try:
-        rules = rules_of(migration.compare)
+        rules = rules_of(migration.compare, named_rule)
         summary = compare_captures(a, b, rules, lambda reason: lost.update([reason]), add)
     except UnreadableSegment as error:
         fail(str(error), WRONG_USAGE)

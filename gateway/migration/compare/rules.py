@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal
 
+from gateway.api.comparison import ComparisonRule
 from gateway.ir.datatypes import Datatype
 
 Normalisation = Literal["exact", "nfc", "casefold", "whitespace", "json"]
@@ -36,6 +37,7 @@ class OutputRule:
         nan: Whether NaN equals NaN.
         datatype: "widen": a wider datatype of the same kind is the same structure.
         shape: "squeeze": axes of size 1 do not matter.
+        rule: A rule of an installed package. Alone it also decides about datatype and shape.
 
     Raises:
         ValueError: A value is out of range; the text names the key.
@@ -55,6 +57,7 @@ class OutputRule:
     nan: Literal["equal", "differ"] = "equal"
     datatype: Literal["exact", "widen"] = "exact"
     shape: Literal["exact", "squeeze"] = "exact"
+    rule: ComparisonRule | None = None
 
     def __post_init__(self) -> None:
         for name in ("atol", "rtol"):
@@ -77,6 +80,11 @@ class OutputRule:
 
     @property
     def has_condition(self) -> bool:
+        """Whether it has a condition of its own, so that no tolerance is added."""
+        return self.has_number_condition or self.rule is not None
+
+    @property
+    def has_number_condition(self) -> bool:
         """Whether it has a condition on numbers."""
         return (
             self.exact
@@ -138,6 +146,8 @@ class OutputRules:
 
     def _has_default(self, datatype: Datatype | None) -> bool:
         """Return whether outputs of a datatype have the default as it is, not its exact form."""
+        if self.default.rule is not None:
+            return True
         if self.default.ignore or datatype is None:
             return self.default.ignore
         return datatype.is_float or (datatype is Datatype.BYTES and self.default.text is not None)

@@ -33,6 +33,7 @@ from gateway.migration.evidence.kept_samples import KeptSamples, kept_sample
 from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.mirror.sampling import sequence_key
 from gateway.migration.mirror.targets import LONGEST_S, NEW, OLD, shadow_route
+from gateway.migration.package_rules import named_rule
 from gateway.migration.replay.replay import ReplayOutcome, ask, recorded_result
 from gateway.migration.targets import LiveMigration
 from gateway.service import Service
@@ -169,7 +170,7 @@ class Mirror:
         self._privacy = privacy
         self._confirm = confirm
         self._on_change = on_change
-        self._rules = rules_of(migration.config.compare)
+        self._rules = rules_of(migration.config.compare, named_rule)
         self._sides = {migration.old_name: OLD, migration.new_name: NEW}
         # It begins with a letter, so that no id of a sample looks like a number.
         self._prefix = f"{secrets.choice('abcdef')}{secrets.token_hex(3)[1:]}"

@@ -57,7 +57,7 @@ def _described(module: ModuleType, name: str) -> Iterator[str]:
         if method.startswith("_") or method in _INHERITED or method in fields:
             continue
         function = getattr(value, "__func__", value)
-        if isinstance(function, property):
+        if isinstance(function, property) and function.fget is not None:
             yield f"    {method} -> {_text(inspect.get_annotations(function.fget)['return'])}"
         elif inspect.isfunction(function):
             yield f"    {method}{inspect.signature(function)}"

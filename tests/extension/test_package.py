@@ -1,0 +1,138 @@
+"""An installed package extends the gateway by entry points alone, and is used from YAML alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from tests.extension.kit import HERE, Serving, gateway, install_toy, serving
+
+pytestmark = pytest.mark.timeout(300)
+
+CONFIG = """version: 1
+listeners: [{http: "127.0.0.1:0", protocols: [toy, oip]}]
+admin: {address: "127.0.0.1:0"}
+telemetry: {log: {format: json}}
+policies: {max_elements: 6}
+models:
+  same: {backend: python, options: {callable: "gateway.backends.examples:identity_int64"}}
+routes:
+  - {name: small, match: {model: small}, max_elements: 2, targets: [{model: same}]}
+  - {name: twice, match: {model: twice}, targets: [{model: same, transform: doubled}]}
+  - {name: plain, targets: [{model: same}]}
+migrations:
+  offline: {compare: {outputs: {OUTPUT0: {rule: same_sign}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("site")
+    install_toy(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def running(site: Path) -> Iterator[Serving]:
+    config = site / "gateway.yaml"
+    config.write_text(CONFIG)
+    with serving(site, config) as found:
+        yield found
+
+
+def post(running: Serving, model: str, body: str) -> tuple[int, str]:
+    connection = HTTPConnection(str(running.addresses["main.http"]), timeout=30)
+    try:
+        connection.request("POST", f"/toy/{model}", body)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_the_package_is_small() -> None:
+    """The whole package, with its entry points, has at most 150 lines of code."""
+    files = [HERE / "pyproject.toml", *(HERE / "gateway_toy").glob("*.py")]
+    lines = [line.strip() for path in files for line in path.read_text("utf-8").splitlines()]
+    assert len([line for line in lines if line and not line.startswith('"""')]) <= 150
+
+
+def test_the_schema_has_its_key(site: Path) -> None:
+    """`gateway schema` has the key of the policy in both places, with its help."""
+    found = gateway(site, "schema")
+    assert "" == found.stderr
+    definitions = json.loads(found.stdout)["$defs"]
+    for section in ("PoliciesConfig", "RouteConfig"):
+        assert (
+            "Largest number of elements"
+            in definitions[section]["properties"]["max_elements"]["description"]
+        )
+    assert "max_elements" not in definitions["TargetConfig"]["properties"]
+
+
+def test_the_layers_have_its_policy(site: Path) -> None:
+    """`gateway explain --layers` shows it in its place, before the limits of the route."""
+    names = [line.split()[0] for line in gateway(site, "explain", "--layers").stdout.splitlines()]
+    assert names.index("MaxElements") == names.index("CallLimits") - 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "message"),
+    [
+        ("max_elements: 6", "max_elements: 0", "policies.max_elements", "is 0; expected at least"),
+        ("max_elements: 6", "max_elements: x", "policies.max_elements", "expected a whole number"),
+        ("doubled", "tripled", "routes[1].targets[0].transform", "expected one of doubled"),
+        ("same_sign", "other", "migrations.offline.compare.outputs.OUTPUT0.rule", "same_sign"),
+    ],
+)
+def test_its_keys_are_checked(
+    site: Path, tmp_path: Path, old: str, new: str, path: str, message: str
+) -> None:
+    """`gateway validate` names the key of a wrong value, and what the package expects."""
+    config = tmp_path / "gateway.yaml"
+    config.write_text(CONFIG.replace(old, new))
+    found = gateway(site, "validate", str(config))
+    assert 1 == found.returncode, found
+    assert f"{path}: " in found.stdout + found.stderr
+    assert message in found.stdout + found.stderr
+
+
+def test_a_gateway_serves_its_protocol(running: Serving) -> None:
+    """A client of the protocol reaches a model of the gateway."""
+    assert (200, "1 2 -3") == post(running, "same", "1 2 -3")
+    assert (400, "the body is no list of integers; expected `1 2 3`") == post(running, "same", "x")
+
+
+def test_its_policy_limits_each_route(running: Serving) -> None:
+    """The value of the route holds, else the one of `policies`; a metric counts rejections."""
+    assert (200, "1 2") == post(running, "small", "1 2")
+    assert (400, "the inputs have 3 elements; expected at most 2") == post(
+        running, "small", "1 2 3"
+    )
+    assert 400 == post(running, "same", "1 2 3 4 5 6 7")[0]
+    connection = HTTPConnection(str(running.addresses["admin"]), timeout=30)
+    connection.request("GET", "/metrics")
+    page = connection.getresponse().read().decode()
+    connection.close()
+    assert 'toy_rejected_total{route="small"} 1.0' in page
+    assert 'toy_rejected_total{route="plain"} 1.0' in page
+
+
+def test_its_transform_changes_requests(running: Serving) -> None:
+    """The target of one route gets twice the values."""
+    assert (200, "2 4 -6") == post(running, "twice", "1 2 -3")
+
+
+def test_a_reload_puts_its_key_in_force(site: Path, running: Serving) -> None:
+    """A changed value holds without a restart."""
+    config = site / "gateway.yaml"
+    config.write_text(CONFIG.replace("max_elements: 2", "max_elements: 3"))
+    running.reload()
+    assert {"replaced": ["route small"]}.items() <= running.wait_for(
+        "configuration reloaded"
+    ).items()
+    assert (200, "1 2 3") == post(running, "small", "1 2 3")
