@@ -16,6 +16,7 @@ from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.ir.calls import Call
 from gateway.ir.errors import ErrorCode
 from gateway.settings.setting import Setting
+from gateway.telemetry.names import Metric
 
 T = TypeVar("T")
 
@@ -192,11 +193,13 @@ class Extension(Protocol):
     Attributes:
         name: Its name.
         settings: Its keys in the configuration file.
+        metrics: Its metrics.
         commands: Its commands of `gateway`, each as "package.module:function".
     """
 
     name: str
     settings: tuple[Setting[Any], ...]
+    metrics: tuple[Metric, ...]
     commands: Mapping[str, str]
 
     def check(self, config: ConfigView, /) -> Iterator[Finding]:

@@ -14,12 +14,14 @@ from time import monotonic
 from typing import Any, Final
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.config.models import AdminConfig, Config
 from gateway.config.tls import TlsConfig
+from gateway.telemetry import names
+from gateway.telemetry.families import counter_family, gauge_family
 from gateway.telemetry.reload_metrics import APPLIED, FAILED
 from gateway.transports.net.tls import ClientTls, ServerTls
 from gateway.transports.net.tls_files import TlsFiles, TlsUpdate
@@ -111,19 +113,11 @@ class Certificates(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        reloads = CounterMetricFamily(
-            "gateway_tls_reloads",
-            "Changes of the TLS files of a socket: applied, or failed (the old ones serve).",
-            labels=("socket", "outcome"),
-        )
+        reloads = counter_family(names.TLS_RELOADS)
         for labels, count in self._counts.items():
             reloads.add_metric(labels, count)
         yield reloads
-        expiries = GaugeMetricFamily(
-            "gateway_tls_certificate_expiry_timestamp_seconds",
-            "Until when a certificate in force is valid, in seconds since the epoch.",
-            labels=("socket", "file"),
-        )
+        expiries = gauge_family(names.TLS_CERTIFICATE_EXPIRY)
         for files in self._sockets():
             for path, end in files.expiries.items():
                 expiries.add_metric((files.socket, path), end)

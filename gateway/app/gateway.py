@@ -39,7 +39,7 @@ from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.routing.finish_sequences import FinishSequences
 from gateway.service import Service
-from gateway.telemetry import error_texts, logs
+from gateway.telemetry import error_texts, logs, names
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
@@ -148,16 +148,8 @@ class Gateway:
         self._graph = ServiceGraph(loaded, self._process)
         # What the listeners call: the entries of the graph, except after a reload.
         self._entries = self._graph.entries
-        self.metrics.watch(
-            "gateway_in_flight_bytes",
-            "Bytes of the memory budget in use by requests and responses.",
-            lambda: self._budget.used_bytes,
-        )
-        self.metrics.watch(
-            "gateway_in_flight_bytes_limit",
-            "Size of the memory budget in bytes.",
-            lambda: self._budget.limit_bytes,
-        )
+        self.metrics.watch(names.IN_FLIGHT_BYTES, lambda: self._budget.used_bytes)
+        self.metrics.watch(names.IN_FLIGHT_BYTES_LIMIT, lambda: self._budget.limit_bytes)
         self.metrics.watch_config(lambda: {"sha256": self._graph.loaded.sha256})
         self._loop_lag = LoopLag(self._measure_load)
         shared = SharedResources(

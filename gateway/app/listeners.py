@@ -40,6 +40,7 @@ from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
 from gateway.service import Service
 from gateway.settings.units import UNIX, Address, StreamAddress
+from gateway.telemetry import names
 from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
@@ -342,9 +343,8 @@ def _connection_count(
     count = ConnectionCount(
         limits.connections, limits.connections_per_address, shared.upstream_connections
     )
-    labels = {"server": server}
     shared.metrics.gauges.watch(
-        "gateway_connections", "Open connections of clients.", labels, count, lambda it: it.total
+        names.CONNECTIONS, {"server": server}, count, lambda each: each.total
     )
     return count
 
@@ -490,9 +490,9 @@ def _extras(
     model_status: Callable[[str], Awaitable[bool | None]],
 ) -> tuple[GrpcMount, ...]:
     async def status(service: str) -> bool | None:
-        return await ready() if service in names else await model_status(service)
+        return await ready() if service in own else await model_status(service)
 
-    names = frozenset(["", *services])
+    own = frozenset(["", *services])
     return Health(status).mount, Reflection(services, descriptors).mount
 
 

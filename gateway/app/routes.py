@@ -43,6 +43,7 @@ from gateway.routing.sequence_affinity import SequenceAffinity
 from gateway.routing.watch_target import WatchTarget
 from gateway.service import Service
 from gateway.settings.units import parse_duration
+from gateway.telemetry import names
 from gateway.telemetry.metrics import Metrics
 
 Ready = Callable[[], bool]
@@ -258,22 +259,11 @@ def _hedge(name: str, route: RouteConfig, metrics: Metrics) -> Callable[[Service
 
 def _watch_places(places: ConcurrencyLimit, route: str, metrics: Metrics) -> None:
     """Publish how many inferences a route has in flight and in its queue."""
-    for name, text, read in _PLACES:
-        if name == _LIMIT and places.limit == sys.maxsize:
-            continue
-        metrics.gauges.watch(name, text, {"route": route}, places, read)
-
-
-_LIMIT: Final = "gateway_route_in_flight_limit"
-_PLACES: Final[tuple[tuple[str, str, Callable[[ConcurrencyLimit], float]], ...]] = (
-    ("gateway_route_in_flight", "Inferences in flight.", lambda places: places.used),
-    (
-        _LIMIT,
-        "Limit of the inferences in flight, if there is one.",
-        lambda places: places.limit,
-    ),
-    ("gateway_route_queued", "Inferences that wait for a slot.", lambda places: places.queued),
-)
+    watch, labels = metrics.gauges.watch, {"route": route}
+    watch(names.ROUTE_IN_FLIGHT, labels, places, lambda each: each.used)
+    if places.limit != sys.maxsize:
+        watch(names.ROUTE_IN_FLIGHT_LIMIT, labels, places, lambda each: each.limit)
+    watch(names.ROUTE_QUEUED, labels, places, lambda each: each.queued)
 
 
 def _call_rate(config: ShareConfig) -> CallRate | None:

@@ -53,6 +53,7 @@ from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.settings.model import Model
 from gateway.settings.units import UNIX, Address, Url
+from gateway.telemetry import names
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import EndpointAttempts
@@ -351,8 +352,7 @@ class _EndpointBuilder:
             report=partial(metrics.withheld_cancellation, self.name),
         )
         metrics.gauges.watch(
-            "gateway_upstream_withheld_calls",
-            "Calls without a client that still run at an endpoint.",
+            names.WITHHELD_CALLS,
             {"upstream": self.name, "endpoint": name},
             withheld,
             lambda calls: calls.pending,

@@ -16,6 +16,7 @@ from gateway.api.extension import (
     ServingProcess,
 )
 from gateway.config.load import LoadedConfig
+from gateway.migration.names import METRICS
 from gateway.migration.settings import CAPTURE, MIGRATIONS, STOCK
 
 _COMMANDS: Final = "gateway.migration.commands"
@@ -26,6 +27,7 @@ class MigrationExtension:
 
     name = "migration"
     settings = (STOCK, CAPTURE, MIGRATIONS)
+    metrics = METRICS
     commands: Mapping[str, str] = MappingProxyType(
         {
             "capture": f"{_COMMANDS}.capture:capture",

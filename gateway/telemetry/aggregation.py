@@ -16,6 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
 
+from gateway.telemetry import names
 from gateway.telemetry.exposition import encode_page
 
 Labels = tuple[tuple[str, str], ...]
@@ -26,11 +27,9 @@ A sample has its name, labels and value, and its exemplar if there is one.
 """
 
 # Gauges whose aggregate is the minimum.
-_MINIMUM: Final = frozenset(
-    {"gateway_upstream_ready", "gateway_tls_certificate_expiry_timestamp_seconds"}
-)
+_MINIMUM: Final = frozenset({names.UPSTREAM_READY.name, names.TLS_CERTIFICATE_EXPIRY.name})
 # Gauges with the same value in every process.
-_MAXIMUM: Final = frozenset({"gateway_build_info", "gateway_config_info"})
+_MAXIMUM: Final = frozenset({names.BUILD_INFO.name, names.CONFIG_INFO.name})
 
 
 def snapshot(registry: Collector) -> Snapshot:
@@ -153,17 +152,9 @@ class _SnapshotCollector(Collector):
         return self._metrics
 
 
-def gauge(name: str, text: str, values: Mapping[str, float], label: str) -> Metric:
-    """Return a gauge with one label."""
-    metric = Metric(name, text, "gauge")
+def family_of(metric: names.Metric, values: Mapping[str, float]) -> Metric:
+    """Return a gauge or a counter with one label, by the values of the label."""
+    family = Metric(metric.family, metric.help, metric.kind)
     for value_of, value in values.items():
-        metric.add_sample(name, {label: value_of}, value)
-    return metric
-
-
-def counter(name: str, text: str, values: Mapping[str, float], label: str) -> Metric:
-    """Return a counter with one label; *name* excludes `_total`."""
-    metric = Metric(name, text, "counter")
-    for value_of, value in values.items():
-        metric.add_sample(f"{name}_total", {label: value_of}, value)
-    return metric
+        family.add_sample(metric.name, {metric.labels[0]: value_of}, value)
+    return family

@@ -8,11 +8,11 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gateway.telemetry import names
 from gateway.telemetry.model_usage import Usage
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _WAITS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-_LABELS = ("model",)
 
 
 class SharingMetrics:
@@ -21,50 +21,34 @@ class SharingMetrics:
     def __init__(self, registry: CollectorRegistry, usage: Usage) -> None:
         self._usage = usage
         self._rows = Histogram(
-            "gateway_batch_rows",
-            "Rows of a batch.",
-            _LABELS,
+            *names.BATCH_ROWS.arguments,
             buckets=_ROWS,
             registry=registry,
         )
         self._requests = Histogram(
-            "gateway_batch_requests",
-            "Requests in a batch.",
-            _LABELS,
+            *names.BATCH_REQUESTS.arguments,
             buckets=_ROWS,
             registry=registry,
         )
         self._waits = Histogram(
-            "gateway_batch_wait_seconds",
-            "Time that a request waited for its batch to be sent.",
-            _LABELS,
+            *names.BATCH_WAIT.arguments,
             buckets=_WAITS_S,
             registry=registry,
         )
         self._rejected = Counter(
-            "gateway_batch_refused",
-            "Batches the model rejected; their requests were then sent individually.",
-            _LABELS,
+            *names.BATCH_REFUSED.arguments,
             registry=registry,
         )
         self._lookups = Counter(
-            "gateway_cache_lookups",
-            "Cache lookups by outcome: hit, shared (an equal request was in flight) or miss.",
-            (*_LABELS, "outcome"),
+            *names.CACHE_LOOKUPS.arguments,
             registry=registry,
         )
         self._dropped = Counter(
-            "gateway_cache_dropped",
-            "Replies removed from the cache, by reason: evicted, expired or cleared.",
-            (*_LABELS, "reason"),
+            *names.CACHE_DROPPED.arguments,
             registry=registry,
         )
-        self._entries = Gauge(
-            "gateway_cache_entries", "Replies in the cache.", _LABELS, registry=registry
-        )
-        self._bytes = Gauge(
-            "gateway_cache_bytes", "Bytes of replies in the cache.", _LABELS, registry=registry
-        )
+        self._entries = Gauge(*names.CACHE_ENTRIES.arguments, registry=registry)
+        self._bytes = Gauge(*names.CACHE_BYTES.arguments, registry=registry)
 
     def batches(self, model: str) -> BatchMetrics:
         """Return the batch metrics of *model*."""

@@ -13,12 +13,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from gateway.telemetry import names
 from gateway.telemetry.call_path import INFERENCES, CallPath
 from gateway.telemetry.exemplars import Exemplars
+from gateway.telemetry.families import counter_family, histogram_family
 from gateway.telemetry.upstream_metrics import BOUNDS_S
 
 UNKNOWN: Final = "_unknown"
@@ -26,24 +28,8 @@ UNKNOWN: Final = "_unknown"
 Labels = tuple[str, str, str, str, str, str]
 """Route, model, protocol, kind, code and target of a call."""
 
-_LABELS: Final = ("route", "model", "protocol", "kind", "code", "target")
-_DURATION_LABELS: Final = ("route", "protocol", "kind", "target")
 _UNCOUNTED: Final = 4 * 256
-_TIMES: Final = (
-    (
-        "gateway_upstream_duration_seconds",
-        "Time of an inference in upstreams or in-process models.",
-    ),
-    ("gateway_queue_duration_seconds", "Time of an inference in the queues of the gateway."),
-    (
-        "gateway_overhead_duration_seconds",
-        (
-            "Time of an inference in the gateway without queues, upstreams, and sockets, decoding "
-            "and encoding on the client's side."
-        ),
-    ),
-)
-
+_TIMES: Final = (names.UPSTREAM_DURATION, names.QUEUE_DURATION, names.OVERHEAD_DURATION)
 
 _BOUNDS: Final[npt.NDArray[np.float64]] = np.array(BOUNDS_S)
 
@@ -166,20 +152,16 @@ class CallMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        requests = CounterMetricFamily("gateway_requests", "Completed calls.", labels=_LABELS)
+        requests = counter_family(names.REQUESTS)
         for labels, cells in self._cells.copy().items():
             requests.add_metric(labels, cells.count())
         yield requests
-        duration = HistogramMetricFamily(
-            "gateway_request_duration_seconds",
-            "Time from the decoded call to the complete reply.",
-            labels=_DURATION_LABELS,
-        )
-        for names, durations in self._durations.copy().items():
+        duration = histogram_family(names.REQUEST_DURATION)
+        for key, durations in self._durations.copy().items():
             buckets = _cumulative(self._bounds.tolist(), durations.buckets)
-            duration.add_metric(names, self.exemplars.attach(names, buckets), durations.seconds)
+            duration.add_metric(key, self.exemplars.attach(key, buckets), durations.seconds)
         yield duration
-        times = [HistogramMetricFamily(*text, labels=("model",)) for text in _TIMES]
+        times = [histogram_family(each) for each in _TIMES]
         for model, found in self._times.copy().items():
             for metric, (counts, seconds) in zip(times, found.read(), strict=True):
                 metric.add_metric((model,), _cumulative(BOUNDS_S, counts), seconds)

@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.telemetry import names
+
 T = TypeVar("T")
 
 _Labels = tuple[tuple[str, str], ...]
@@ -18,34 +20,33 @@ class LabelledGauges(Collector):
     """Gauges with labels. A gauge disappears with the object that it is read from."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._gauges: dict[str, tuple[str, dict[_Labels, _Source]]] = {}
+        self._gauges: dict[names.Metric, dict[_Labels, _Source]] = {}
         registry.register(self)
 
     def watch(
-        self, name: str, text: str, labels: dict[str, str], owner: T, read: Callable[[T], float]
+        self, metric: names.Metric, labels: dict[str, str], owner: T, read: Callable[[T], float]
     ) -> None:
         """Publish what *read* returns for *owner*.
 
         Args:
-            name: Of the metric.
-            text: Its help text.
+            metric: Its name and help.
             labels: Names and values; the same ones replace an earlier gauge.
             owner: The gauge does not keep it alive.
             read: Returns the value.
         """
-        sources = self._gauges.setdefault(name, (text, {}))[1]
+        sources = self._gauges.setdefault(metric, {})
         sources[tuple(labels.items())] = (weakref.ref(owner), read)
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        for name, (text, sources) in self._gauges.items():
-            metric = Metric(name, text, "gauge")
+        for described, sources in self._gauges.items():
+            metric = Metric(described.name, described.help, "gauge")
             for labels, (reference, read) in list(sources.items()):
                 owner = reference()
                 if owner is None:
                     del sources[labels]
                 else:
-                    metric.add_sample(name, dict(labels), float(read(owner)))
+                    metric.add_sample(described.name, dict(labels), float(read(owner)))
             yield metric
 
 
@@ -54,21 +55,22 @@ class InfoMetric(Collector):
 
     Args:
         registry: Publishes it.
-        name: Of the metric.
-        text: Its help text.
+        metric: Its name and help.
         read: Returns the labels.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, read: Callable[[], dict[str, str]]
+        self,
+        registry: CollectorRegistry,
+        metric: names.Metric,
+        read: Callable[[], dict[str, str]],
     ) -> None:
-        self._name = name
-        self._text = text
+        self._metric = metric
         self._read = read
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metric."""
-        metric = Metric(self._name, self._text, "gauge")
-        metric.add_sample(self._name, self._read(), 1.0)
+        metric = Metric(self._metric.name, self._metric.help, "gauge")
+        metric.add_sample(self._metric.name, self._read(), 1.0)
         yield metric

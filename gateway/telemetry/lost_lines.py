@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from gateway.telemetry import names
+from gateway.telemetry.families import counter_family
 
 
 class LostLines(Collector):
@@ -18,11 +21,7 @@ class LostLines(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return the metric."""
-        metric = CounterMetricFamily(
-            "gateway_log_lines_lost",
-            "Lines of the log that were lost, by output and reason: buffer_full or write_failed.",
-            labels=("output", "reason"),
-        )
+        metric = counter_family(names.LOG_LINES_LOST)
         for output, read in self._outputs.items():
             for reason, count in read().items():
                 metric.add_metric((output, reason), count)

@@ -15,7 +15,7 @@ from prometheus_client import (
     Histogram,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
@@ -25,6 +25,7 @@ from gateway.telemetry.call_log import OK, CallRecord
 from gateway.telemetry.call_metrics import CallMetrics
 from gateway.telemetry.call_path import INFERENCES
 from gateway.telemetry.exposition import encode_page
+from gateway.telemetry.families import counter_family
 from gateway.telemetry.gauges import InfoMetric, LabelledGauges
 from gateway.telemetry.model_usage import Usage
 from gateway.telemetry.pipeline_metrics import StepMetrics
@@ -64,102 +65,73 @@ class Metrics:
         self.trends = RollingStats()
         self._calls = CallMetrics(self.registry, _BUCKETS, series)
         self._rejected = Counter(
-            "gateway_refused_requests",
-            "Requests rejected before routing.",
-            ("protocol", "code"),
+            *names.REFUSED_REQUESTS.arguments,
             registry=self.registry,
         )
         self._limits = Counter(
-            "gateway_limit_exceeded",
-            "Requests rejected because they exceeded a limit, by the limit's name.",
-            ("limit", "protocol"),
+            *names.LIMIT_EXCEEDED.arguments,
             registry=self.registry,
         )
         self._blocked = Counter(
-            "gateway_loop_blocked_requests",
-            "Requests whose decoding or encoding blocked the event loop for more than 100 ms.",
-            ("protocol", "model"),
+            *names.LOOP_BLOCKED_REQUESTS.arguments,
             registry=self.registry,
         )
         self._upstream_ready = Gauge(
-            "gateway_upstream_ready",
-            "1 if the last readiness probe of the endpoint succeeded, else 0.",
-            ("upstream", "endpoint"),
+            *names.UPSTREAM_READY.arguments,
             registry=self.registry,
         )
         self._ejections = Counter(
-            "gateway_endpoint_ejections",
-            "Ejections of an endpoint by outlier detection, by cause.",
-            ("upstream", "endpoint", "cause"),
+            *names.ENDPOINT_EJECTIONS.arguments,
             registry=self.registry,
         )
         self._retries = Counter(
-            "gateway_retries",
-            "Retries, by reason and outcome: ok or failed.",
-            ("route", "reason", "outcome"),
+            *names.RETRIES.arguments,
             registry=self.registry,
         )
         self._retry_budget_exhausted = Counter(
-            "gateway_retry_budget_exhausted",
-            "Retries that were not made because the budget of the route was used up.",
-            ("route",),
+            *names.RETRY_BUDGET_EXHAUSTED.arguments,
             registry=self.registry,
         )
         self._hedges = Counter(
-            "gateway_hedges",
-            "Second attempts of slow calls, by the attempt whose reply was returned: first, second "
-            "or none.",
-            ("route", "won"),
+            *names.HEDGES.arguments,
             registry=self.registry,
         )
         self._concurrency_limits = Gauge(
-            "gateway_concurrency_limit",
-            "Current limit of `adaptive_concurrency`: the lowest of routes and models; 0 for none.",
-            ("upstream",),
+            *names.CONCURRENCY_LIMIT.arguments,
             registry=self.registry,
         )
         self._withheld = Counter(
-            "gateway_upstream_withheld_cancellations",
-            "Abandoned gRPC calls that were not cancelled at the upstream.",
-            ("upstream",),
+            *names.WITHHELD_CANCELLATIONS.arguments,
             registry=self.registry,
         )
         self.attempts = AttemptMetrics(self.registry)
         self.bytes = ByteMetrics(self.registry)
         self.gauges = LabelledGauges(self.registry)
         self.loop_lag = Histogram(
-            "gateway_event_loop_lag_seconds",
-            "How late the event loop runs a timer, measured twice a second.",
+            *names.EVENT_LOOP_LAG.arguments,
             buckets=BOUNDS_S,
             registry=self.registry,
         )
         self.usage = Usage()
         self.sharing = SharingMetrics(self.registry, self.usage)
         self.steps = StepMetrics(self.registry, _BUCKETS)
-        Gauge(
-            "gateway_build_info", "Version of the gateway.", ("version",), registry=self.registry
-        ).labels(version).set(1)
+        Gauge(*names.BUILD_INFO.arguments, registry=self.registry).labels(version).set(1)
         self._own: dict[str, Counter | Gauge | Histogram] = {}
         self._triton = _TritonNames(self.registry) if triton else None
 
-    def watch(self, name: str, help_text: str, read: Callable[[], float]) -> None:
-        """Publish a gauge whose value is read at each scrape."""
-        Gauge(name, help_text, registry=self.registry).set_function(read)
+    def watch(self, metric: names.Metric, read: Callable[[], float]) -> None:
+        """Publish a gauge without labels whose value is read at each scrape."""
+        Gauge(*metric.arguments, registry=self.registry).set_function(read)
 
     def watch_counter(
-        self,
-        name: str,
-        help_text: str,
-        read: Callable[[], Mapping[tuple[str, ...], float]],
-        labels: tuple[str, ...] = (),
+        self, metric: names.Metric, read: Callable[[], Mapping[tuple[str, ...], float]]
     ) -> None:
         """Publish a counter whose values, by their labels, are read at each scrape."""
-        self.registry.register(_WatchedCounter(name, help_text, read, labels))
+        self.registry.register(_WatchedCounter(metric, read))
 
     def watch_config(self, read: Callable[[], dict[str, str]]) -> None:
         """Publish the labels of the configuration in force, which *read* returns."""
-        text = "The configuration in force, by its hash."
-        InfoMetric(self.registry, "gateway_config_info", text, read)
+        InfoMetric(self.registry, names.CONFIG_INFO, read)
 
     def call(self, record: CallRecord) -> None:
         """Count one completed call."""
@@ -238,7 +210,7 @@ class Metrics:
         found = self._own.get(metric.name)
         if found is None:
             make = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
-            found = make(metric.name, metric.help, metric.labels, registry=self.registry)
+            found = make(*metric.arguments, registry=self.registry)
             self._own[metric.name] = found
         # A series has the method of its kind.
         return cast("names.MetricCell", found.labels(**labels) if metric.labels else found)
@@ -253,18 +225,14 @@ class _WatchedCounter(Collector):
 
     def __init__(
         self,
-        name: str,
-        help_text: str,
+        metric: names.Metric,
         read: Callable[[], Mapping[tuple[str, ...], float]],
-        labels: tuple[str, ...],
     ) -> None:
-        self._name = name
-        self._help = help_text
+        self._metric = metric
         self._read = read
-        self._labels = labels
 
     def collect(self) -> Iterable[Metric]:
-        metric = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        metric = counter_family(self._metric)
         for values, count in self._read().items():
             metric.add_metric(values, count)
         yield metric
@@ -294,12 +262,12 @@ class _TritonNames(Collector):
         self._duration_us[labels] = self._duration_us.get(labels, 0) + seconds * 1e6
 
     def collect(self) -> Iterable[Metric]:
-        for name, text, values in (
-            ("nv_inference_request_success", "Successful inference requests.", self._success),
-            ("nv_inference_request_failure", "Failed inference requests.", self._failure),
-            ("nv_inference_request_duration_us", "Cumulative duration.", self._duration_us),
+        for described, values in (
+            (names.TRITON_SUCCESS, self._success),
+            (names.TRITON_FAILURE, self._failure),
+            (names.TRITON_DURATION, self._duration_us),
         ):
-            metric = Metric(name, text, "unknown")
+            metric = Metric(described.name, described.help, "unknown")
             for (model, version), value in values.copy().items():
-                metric.add_sample(name, {"model": model, "version": version}, value)
+                metric.add_sample(described.name, {"model": model, "version": version}, value)
             yield metric

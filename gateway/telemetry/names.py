@@ -1,10 +1,11 @@
 """Metric: a metric with its labels and help, and all metrics of the core in one table.
 
-Whoever publishes a metric takes its name from here.
+Whoever publishes a metric takes its name from here. `docs/metrics.md` is written from the table.
+Those of an extension or a layer stand with it.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 MetricKind = Literal["counter", "gauge", "histogram"]
 
@@ -14,7 +15,7 @@ class Metric:
     """A metric as it is published.
 
     Attributes:
-        name: The whole name; that of a counter ends in `_total`.
+        name: The whole name; that of a counter ends in `_total`, unless it is one of Triton.
         kind: "counter", "gauge" or "histogram".
         help: One sentence.
         labels: The names of its labels.
@@ -24,6 +25,16 @@ class Metric:
     kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
+
+    @property
+    def family(self) -> str:
+        """The name without `_total`, by which the Prometheus library knows a counter."""
+        return self.name.removesuffix("_total")
+
+    @property
+    def arguments(self) -> tuple[str, str, tuple[str, ...]]:
+        """The first arguments of a metric of the Prometheus library."""
+        return self.family, self.help, self.labels
 
 
 class MetricCell(Protocol):
@@ -37,3 +48,300 @@ class MetricCell(Protocol):
 
     def observe(self, amount: float, /) -> None:
         """Add a value to a histogram."""
+
+
+REQUESTS: Final = Metric(
+    "gateway_requests_total",
+    "counter",
+    "Completed calls.",
+    ("route", "model", "protocol", "kind", "code", "target"),
+)
+REQUEST_DURATION: Final = Metric(
+    "gateway_request_duration_seconds",
+    "histogram",
+    "Time from the decoded call to the complete reply.",
+    ("route", "protocol", "kind", "target"),
+)
+UPSTREAM_DURATION: Final = Metric(
+    "gateway_upstream_duration_seconds",
+    "histogram",
+    "Time of an inference in upstreams or in-process models.",
+    ("model",),
+)
+QUEUE_DURATION: Final = Metric(
+    "gateway_queue_duration_seconds",
+    "histogram",
+    "Time of an inference in the queues of the gateway.",
+    ("model",),
+)
+OVERHEAD_DURATION: Final = Metric(
+    "gateway_overhead_duration_seconds",
+    "histogram",
+    "Time of an inference in the gateway without queues, upstreams, and sockets, decoding and "
+    "encoding on the client's side.",
+    ("model",),
+)
+REFUSED_REQUESTS: Final = Metric(
+    "gateway_refused_requests_total",
+    "counter",
+    "Requests rejected before routing.",
+    ("protocol", "code"),
+)
+LIMIT_EXCEEDED: Final = Metric(
+    "gateway_limit_exceeded_total",
+    "counter",
+    "Requests rejected because they exceeded a limit, by the limit's name.",
+    ("limit", "protocol"),
+)
+LOOP_BLOCKED_REQUESTS: Final = Metric(
+    "gateway_loop_blocked_requests_total",
+    "counter",
+    "Requests whose decoding or encoding blocked the event loop for more than 100 ms.",
+    ("protocol", "model"),
+)
+RECEIVED_BYTES: Final = Metric(
+    "gateway_received_bytes_total",
+    "counter",
+    "Bytes of requests, without headers.",
+    ("listener", "protocol"),
+)
+SENT_BYTES: Final = Metric(
+    "gateway_sent_bytes_total",
+    "counter",
+    "Bytes of responses, without headers.",
+    ("listener", "protocol"),
+)
+CONNECTIONS: Final = Metric(
+    "gateway_connections", "gauge", "Open connections of clients.", ("server",)
+)
+IN_FLIGHT_BYTES: Final = Metric(
+    "gateway_in_flight_bytes",
+    "gauge",
+    "Bytes of the memory budget in use by requests and responses.",
+)
+IN_FLIGHT_BYTES_LIMIT: Final = Metric(
+    "gateway_in_flight_bytes_limit", "gauge", "Size of the memory budget in bytes."
+)
+ROUTE_IN_FLIGHT: Final = Metric(
+    "gateway_route_in_flight", "gauge", "Inferences in flight.", ("route",)
+)
+ROUTE_IN_FLIGHT_LIMIT: Final = Metric(
+    "gateway_route_in_flight_limit",
+    "gauge",
+    "Limit of the inferences in flight, if there is one.",
+    ("route",),
+)
+ROUTE_QUEUED: Final = Metric(
+    "gateway_route_queued", "gauge", "Inferences that wait for a slot.", ("route",)
+)
+RETRIES: Final = Metric(
+    "gateway_retries_total",
+    "counter",
+    "Retries, by reason and outcome: ok or failed.",
+    ("route", "reason", "outcome"),
+)
+RETRY_BUDGET_EXHAUSTED: Final = Metric(
+    "gateway_retry_budget_exhausted_total",
+    "counter",
+    "Retries that were not made because the budget of the route was used up.",
+    ("route",),
+)
+HEDGES: Final = Metric(
+    "gateway_hedges_total",
+    "counter",
+    "Second attempts of slow calls, by the attempt whose reply was returned: first, second "
+    "or none.",
+    ("route", "won"),
+)
+CONCURRENCY_LIMIT: Final = Metric(
+    "gateway_concurrency_limit",
+    "gauge",
+    "Current limit of `adaptive_concurrency`: the lowest of routes and models; 0 for none.",
+    ("upstream",),
+)
+UPSTREAM_READY: Final = Metric(
+    "gateway_upstream_ready",
+    "gauge",
+    "1 if the last readiness probe of the endpoint succeeded, else 0.",
+    ("upstream", "endpoint"),
+)
+UPSTREAM_ATTEMPTS: Final = Metric(
+    "gateway_upstream_attempts_total",
+    "counter",
+    "Requests to an endpoint, probes and retries included, by the kind of call.",
+    ("upstream", "endpoint", "kind", "code"),
+)
+UPSTREAM_ATTEMPT_SECONDS: Final = Metric(
+    "gateway_upstream_attempt_seconds_total",
+    "counter",
+    "Time between the requests to an endpoint and their responses.",
+    ("upstream", "endpoint"),
+)
+ENDPOINT_EJECTIONS: Final = Metric(
+    "gateway_endpoint_ejections_total",
+    "counter",
+    "Ejections of an endpoint by outlier detection, by cause.",
+    ("upstream", "endpoint", "cause"),
+)
+WITHHELD_CANCELLATIONS: Final = Metric(
+    "gateway_upstream_withheld_cancellations_total",
+    "counter",
+    "Abandoned gRPC calls that were not cancelled at the upstream.",
+    ("upstream",),
+)
+WITHHELD_CALLS: Final = Metric(
+    "gateway_upstream_withheld_calls",
+    "gauge",
+    "Calls without a client that still run at an endpoint.",
+    ("upstream", "endpoint"),
+)
+BATCH_ROWS: Final = Metric("gateway_batch_rows", "histogram", "Rows of a batch.", ("model",))
+BATCH_REQUESTS: Final = Metric(
+    "gateway_batch_requests", "histogram", "Requests in a batch.", ("model",)
+)
+BATCH_WAIT: Final = Metric(
+    "gateway_batch_wait_seconds",
+    "histogram",
+    "Time that a request waited for its batch to be sent.",
+    ("model",),
+)
+BATCH_REFUSED: Final = Metric(
+    "gateway_batch_refused_total",
+    "counter",
+    "Batches the model rejected; their requests were then sent individually.",
+    ("model",),
+)
+CACHE_LOOKUPS: Final = Metric(
+    "gateway_cache_lookups_total",
+    "counter",
+    "Cache lookups by outcome: hit, shared (an equal request was in flight) or miss.",
+    ("model", "outcome"),
+)
+CACHE_DROPPED: Final = Metric(
+    "gateway_cache_dropped_total",
+    "counter",
+    "Replies removed from the cache, by reason: evicted, expired or cleared.",
+    ("model", "reason"),
+)
+CACHE_ENTRIES: Final = Metric("gateway_cache_entries", "gauge", "Replies in the cache.", ("model",))
+CACHE_BYTES: Final = Metric(
+    "gateway_cache_bytes", "gauge", "Bytes of replies in the cache.", ("model",)
+)
+PIPELINE_STEP_DURATION: Final = Metric(
+    "gateway_pipeline_step_duration_seconds",
+    "histogram",
+    "Time from the call of a step to its reply.",
+    ("pipeline", "step", "code"),
+)
+EVENT_LOOP_LAG: Final = Metric(
+    "gateway_event_loop_lag_seconds",
+    "histogram",
+    "How late the event loop runs a timer, measured twice a second.",
+)
+LOG_LINES_LOST: Final = Metric(
+    "gateway_log_lines_lost_total",
+    "counter",
+    "Lines of the log that were lost, by output and reason: buffer_full or write_failed.",
+    ("output", "reason"),
+)
+CONFIG_INFO: Final = Metric(
+    "gateway_config_info", "gauge", "The configuration in force, by its hash.", ("sha256",)
+)
+CONFIG_RELOADS: Final = Metric(
+    "gateway_config_reloads_total",
+    "counter",
+    "Configuration reloads: applied, rejected (an error in the file) or failed.",
+    ("outcome",),
+)
+CONFIG_LAST_RELOAD: Final = Metric(
+    "gateway_config_last_reload_success_timestamp_seconds",
+    "gauge",
+    "When the configuration in force was read, in seconds since the epoch.",
+)
+TLS_RELOADS: Final = Metric(
+    "gateway_tls_reloads_total",
+    "counter",
+    "Changes of the TLS files of a socket: applied, or failed (the old ones serve).",
+    ("socket", "outcome"),
+)
+TLS_CERTIFICATE_EXPIRY: Final = Metric(
+    "gateway_tls_certificate_expiry_timestamp_seconds",
+    "gauge",
+    "Until when a certificate in force is valid, in seconds since the epoch.",
+    ("socket", "file"),
+)
+WORKER_UP: Final = Metric(
+    "gateway_worker_up", "gauge", "Whether the worker is serving (1) or not (0).", ("worker",)
+)
+WORKER_RESTARTS: Final = Metric(
+    "gateway_worker_restarts_total", "counter", "Restarts of the worker.", ("worker",)
+)
+WORKER_REQUESTS: Final = Metric(
+    "gateway_worker_requests_total", "counter", "Calls that the worker completed.", ("worker",)
+)
+BUILD_INFO: Final = Metric("gateway_build_info", "gauge", "Version of the gateway.", ("version",))
+TRITON_SUCCESS: Final = Metric(
+    "nv_inference_request_success",
+    "counter",
+    "Successful inference requests.",
+    ("model", "version"),
+)
+TRITON_FAILURE: Final = Metric(
+    "nv_inference_request_failure", "counter", "Failed inference requests.", ("model", "version")
+)
+TRITON_DURATION: Final = Metric(
+    "nv_inference_request_duration_us", "counter", "Cumulative duration.", ("model", "version")
+)
+
+METRICS: Final[tuple[Metric, ...]] = (
+    REQUESTS,
+    REQUEST_DURATION,
+    UPSTREAM_DURATION,
+    QUEUE_DURATION,
+    OVERHEAD_DURATION,
+    REFUSED_REQUESTS,
+    LIMIT_EXCEEDED,
+    LOOP_BLOCKED_REQUESTS,
+    RECEIVED_BYTES,
+    SENT_BYTES,
+    CONNECTIONS,
+    IN_FLIGHT_BYTES,
+    IN_FLIGHT_BYTES_LIMIT,
+    ROUTE_IN_FLIGHT,
+    ROUTE_IN_FLIGHT_LIMIT,
+    ROUTE_QUEUED,
+    RETRIES,
+    RETRY_BUDGET_EXHAUSTED,
+    HEDGES,
+    CONCURRENCY_LIMIT,
+    UPSTREAM_READY,
+    UPSTREAM_ATTEMPTS,
+    UPSTREAM_ATTEMPT_SECONDS,
+    ENDPOINT_EJECTIONS,
+    WITHHELD_CANCELLATIONS,
+    WITHHELD_CALLS,
+    BATCH_ROWS,
+    BATCH_REQUESTS,
+    BATCH_WAIT,
+    BATCH_REFUSED,
+    CACHE_LOOKUPS,
+    CACHE_DROPPED,
+    CACHE_ENTRIES,
+    CACHE_BYTES,
+    PIPELINE_STEP_DURATION,
+    EVENT_LOOP_LAG,
+    LOG_LINES_LOST,
+    CONFIG_INFO,
+    CONFIG_RELOADS,
+    CONFIG_LAST_RELOAD,
+    TLS_RELOADS,
+    TLS_CERTIFICATE_EXPIRY,
+    WORKER_UP,
+    WORKER_RESTARTS,
+    WORKER_REQUESTS,
+    BUILD_INFO,
+    TRITON_SUCCESS,
+    TRITON_FAILURE,
+    TRITON_DURATION,
+)
+"""All metrics of the core, in the order of the documentation."""

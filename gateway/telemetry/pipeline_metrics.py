@@ -4,6 +4,8 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from gateway.telemetry import names
+
 
 class Named(Protocol):
     """A pipeline step."""
@@ -17,9 +19,7 @@ class StepMetrics:
 
     def __init__(self, registry: CollectorRegistry, buckets: tuple[float, ...]) -> None:
         self._duration = Histogram(
-            "gateway_pipeline_step_duration_seconds",
-            "Time from the call of a step to its reply.",
-            ("pipeline", "step", "code"),
+            *names.PIPELINE_STEP_DURATION.arguments,
             buckets=buckets,
             registry=registry,
         )

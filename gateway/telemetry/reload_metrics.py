@@ -3,8 +3,11 @@
 from collections.abc import Iterable
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+from gateway.telemetry import names
+from gateway.telemetry.families import counter_family, gauge_family
 
 APPLIED: Final = "applied"
 REJECTED: Final = "rejected"
@@ -30,16 +33,10 @@ class ReloadMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield both metrics."""
-        reloads = CounterMetricFamily(
-            "gateway_config_reloads",
-            "Configuration reloads: applied, rejected (an error in the file) or failed.",
-            labels=("outcome",),
-        )
+        reloads = counter_family(names.CONFIG_RELOADS)
         for outcome, count in self._counts.items():
             reloads.add_metric((outcome,), count)
         yield reloads
-        yield GaugeMetricFamily(
-            "gateway_config_last_reload_success_timestamp_seconds",
-            "When the configuration in force was read, in seconds since the epoch.",
-            value=self._last_success,
-        )
+        last = gauge_family(names.CONFIG_LAST_RELOAD)
+        last.add_metric((), self._last_success)
+        yield last

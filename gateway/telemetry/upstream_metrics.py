@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.ir.calls import InferRequest
+from gateway.telemetry import names
 from gateway.telemetry.call_log import OK
 from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.families import counter_family
 
 BOUNDS_S: Final = (
     0.0005,
@@ -106,20 +108,12 @@ class AttemptMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        attempts = CounterMetricFamily(
-            "gateway_upstream_attempts",
-            "Requests to an endpoint, probes and retries included, by the kind of call.",
-            labels=("upstream", "endpoint", "kind", "code"),
-        )
-        seconds = CounterMetricFamily(
-            "gateway_upstream_attempt_seconds",
-            "Time between the requests to an endpoint and their responses.",
-            labels=("upstream", "endpoint"),
-        )
-        for names, found in self.endpoints.items():
+        attempts = counter_family(names.UPSTREAM_ATTEMPTS)
+        seconds = counter_family(names.UPSTREAM_ATTEMPT_SECONDS)
+        for key, found in self.endpoints.items():
             for (kind, code), count in found.counts.items():
-                attempts.add_metric((*names, kind.__name__, code), count)
-            seconds.add_metric(names, found.seconds)
+                attempts.add_metric((*key, kind.__name__, code), count)
+            seconds.add_metric(key, found.seconds)
         yield attempts
         yield seconds
 
@@ -159,15 +153,10 @@ class ByteMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        labels = ("listener", "protocol")
-        received = CounterMetricFamily(
-            "gateway_received_bytes", "Bytes of requests, without headers.", labels=labels
-        )
-        sent = CounterMetricFamily(
-            "gateway_sent_bytes", "Bytes of responses, without headers.", labels=labels
-        )
-        for names, counter in self._counters.copy().items():
-            received.add_metric(names, counter.received)
-            sent.add_metric(names, counter.sent)
+        received = counter_family(names.RECEIVED_BYTES)
+        sent = counter_family(names.SENT_BYTES)
+        for key, counter in self._counters.copy().items():
+            received.add_metric(key, counter.received)
+            sent.add_metric(key, counter.sent)
         yield received
         yield sent

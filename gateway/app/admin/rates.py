@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from prometheus_client.core import Metric
 
+from gateway.telemetry import names
 from gateway.telemetry.call_log import NO_FAILURES, TRAFFIC_KINDS
 
 WINDOW_S: Final = 60.0
@@ -48,12 +49,12 @@ class TrafficWindow:
         found: dict[str, dict[tuple[str, ...], _Traffic]] = {
             kind: defaultdict(_Traffic) for kind in ("route", "target", "endpoint")
         }
-        for (number, names, bound), value in latest.items():
+        for (number, key, bound), value in latest.items():
             # A counter that is smaller than before began anew.
-            earlier = before.get((number, names, bound), 0.0)
+            earlier = before.get((number, key, bound), 0.0)
             added = value - earlier if value >= earlier else value
             kind, _, part = number.partition(".")
-            found[kind][names].add(part, bound, added)
+            found[kind][key].add(part, bound, added)
         return {
             "window_s": round(seconds, 1),
             **{
@@ -152,10 +153,10 @@ def _seconds_keys(_name: str, labels: Mapping[str, str]) -> Iterable[Key]:
 
 
 _READERS: Final[Mapping[str, Callable[[str, Mapping[str, str]], Iterable[Key]]]] = {
-    "gateway_requests": _call_keys,
-    "gateway_request_duration_seconds": _duration_keys,
-    "gateway_upstream_attempts": _attempt_keys,
-    "gateway_upstream_attempt_seconds": _seconds_keys,
+    names.REQUESTS.family: _call_keys,
+    names.REQUEST_DURATION.family: _duration_keys,
+    names.UPSTREAM_ATTEMPTS.family: _attempt_keys,
+    names.UPSTREAM_ATTEMPT_SECONDS.family: _seconds_keys,
 }
 
 

@@ -13,6 +13,7 @@ from gateway.app.routes import BuiltRoute
 from gateway.app.server_identity import ServerIdentity
 from gateway.app.upstreams import BuiltUpstream
 from gateway.routing.endpoints import Endpoint
+from gateway.telemetry import names
 from gateway.telemetry.gauges import LabelledGauges
 from gateway.telemetry.upstream_metrics import AttemptMetrics
 
@@ -20,7 +21,9 @@ Document = dict[str, Any]
 Status = Callable[[], Awaitable[Document]]
 """Returns the status."""
 
-_SHOWN: Final = ("gateway_route_in_flight", "gateway_route_queued", "gateway_connections")
+_SHOWN: Final = frozenset(
+    each.name for each in (names.ROUTE_IN_FLIGHT, names.ROUTE_QUEUED, names.CONNECTIONS)
+)
 
 
 def route_entries(

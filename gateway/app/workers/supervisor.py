@@ -35,11 +35,10 @@ from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import LifecycleConfig
-from gateway.telemetry import logs
+from gateway.telemetry import logs, names
 from gateway.telemetry.aggregation import (
     MetricsAggregator,
-    counter,
-    gauge,
+    family_of,
     snapshot,
     total_of,
     write_page,
@@ -53,7 +52,6 @@ Launch = Callable[[WorkerSetup], Awaitable[WorkerProcess]]
 
 # A worker may take this time longer to stop than `pre_stop` and `drain` of the configuration.
 _GRACE_S: Final = 10.0
-_REQUESTS: Final = "gateway_requests_total"
 
 
 class Supervisor:
@@ -327,19 +325,15 @@ class Supervisor:
     def _own_metrics(self) -> Iterable[Metric]:
         serving = self._replying()
         up = {str(slot.number): float(slot.number in serving) for slot in self._slots}
-        yield gauge(
-            "gateway_worker_up", "Whether the worker is serving (1) or not (0).", up, "worker"
-        )
+        yield family_of(names.WORKER_UP, up)
         restarts = {str(number): float(count) for number, count in self._restarts.items()}
-        yield counter("gateway_worker_restarts", "Restarts of the worker.", restarts, "worker")
+        yield family_of(names.WORKER_RESTARTS, restarts)
         requests = {str(number): self._request_count(number) for number in self._past_requests}
-        yield counter(
-            "gateway_worker_requests", "Calls that the worker completed.", requests, "worker"
-        )
+        yield family_of(names.WORKER_REQUESTS, requests)
 
     def _request_count(self, number: int) -> float:
         worker = self._workers.get(number)
-        current = 0.0 if worker is None else total_of(worker.metrics, _REQUESTS)
+        current = 0.0 if worker is None else total_of(worker.metrics, names.REQUESTS.name)
         return self._past_requests[number] + current
 
     async def _start_worker(self, slot: WorkerSlot, *, is_first: bool) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import StartError, reason_of
@@ -19,6 +19,7 @@ from gateway.concurrency.own_thread import on_own_thread
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
+from gateway.migration import names
 from gateway.migration.cutover.files import CutoverFiles, PendingRollback
 from gateway.migration.cutover.interfaces import (
     EvidenceKeeper,
@@ -33,6 +34,7 @@ from gateway.migration.cutover.steps import IDLE_PHASES, CutoverPlan, Phase
 from gateway.migration.evidence.verdicts import Standing
 from gateway.migration.settings import MIGRATIONS
 from gateway.migration.targets import live_migrations
+from gateway.telemetry.families import counter_family, gauge_family
 
 if TYPE_CHECKING:
     from gateway.migration.cutover.kubernetes_replicas import ApiServer, ClusterReplicas
@@ -260,25 +262,11 @@ class CutoverController(Collector):
         """Return step, weight, state and guards of each cut-over; nothing if there is none."""
         if not self._cutovers:
             return ()
-        step = GaugeMetricFamily(
-            "gateway_cutover_step", "Step of the cut-over; 0 only mirrors.", labels=["migration"]
-        )
-        weight = GaugeMetricFamily(
-            "gateway_cutover_weight", "Percentage of calls to the new target.", labels=["migration"]
-        )
-        state = GaugeMetricFamily(
-            "gateway_cutover_state", "1 for the state it is in.", labels=["migration", "state"]
-        )
-        guard = GaugeMetricFamily(
-            "gateway_cutover_guard",
-            "Whether the guard holds (1), is undecided (0) or trips (-1).",
-            labels=["migration", "guard"],
-        )
-        rollbacks = CounterMetricFamily(
-            "gateway_cutover_rollbacks",
-            "How often all calls went back to the old target, by the guard that tripped.",
-            labels=["migration", "guard"],
-        )
+        step = gauge_family(names.CUTOVER_STEP)
+        weight = gauge_family(names.CUTOVER_WEIGHT)
+        state = gauge_family(names.CUTOVER_STATE)
+        guard = gauge_family(names.CUTOVER_GUARD)
+        rollbacks = counter_family(names.CUTOVER_ROLLBACKS)
         for name, each in self._cutovers.items():
             here = each.state_here
             step.add_metric([name], here.step)

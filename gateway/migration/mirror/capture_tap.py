@@ -16,6 +16,7 @@ from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.context import NO_CLIENT, Context, ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.ir.teed_body import TeeBudget, tee_body
+from gateway.migration import names
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import Recordable, WireRow
 from gateway.migration.captures.sampling import CaptureCounts, CaptureOptions, CaptureSampler
@@ -115,28 +116,12 @@ def watch_captures(metrics: Metrics, captures: Sequence[Capturing]) -> None:
             found.update(each.counts.left_out)
         return {(reason,): count for reason, count in found.items()}
 
-    metrics.watch_counter(
-        "gateway_capture_calls",
-        "Calls that were recorded.",
-        total(lambda counts: counts.recorded),
-    )
-    metrics.watch_counter(
-        "gateway_capture_bytes",
-        "Bytes of elements and messages that were recorded.",
-        total(lambda counts: counts.nbytes),
-    )
-    metrics.watch_counter(
-        "gateway_capture_dropped",
-        "Sampled calls that were not recorded, by reason.",
-        left_out,
-        ("reason",),
-    )
-    metrics.watch_counter(
-        "gateway_capture_sampled", "Calls to record.", total(lambda counts: counts.sampled)
-    )
+    metrics.watch_counter(names.CAPTURE_CALLS, total(lambda counts: counts.recorded))
+    metrics.watch_counter(names.CAPTURE_BYTES, total(lambda counts: counts.nbytes))
+    metrics.watch_counter(names.CAPTURE_DROPPED, left_out)
+    metrics.watch_counter(names.CAPTURE_SAMPLED, total(lambda counts: counts.sampled))
     metrics.watch(
-        "gateway_capture_outbox_bytes",
-        "Bytes of sampled calls that wait for the shadow process.",
+        names.CAPTURE_OUTBOX_BYTES,
         lambda: sum(each.outbox.used_bytes for each in captures),
     )
 

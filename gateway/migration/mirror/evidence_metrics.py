@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
+
+from gateway.migration import names
+from gateway.telemetry.families import counter_family, gauge_family
 
 _QUANTILES: Final = {"p50": "0.5", "p90": "0.9", "p99": "0.99"}
 
@@ -14,21 +17,9 @@ def evidence_metrics(documents: Mapping[str, Mapping[str, Any]]) -> Iterable[Met
     Args:
         documents: Of `MigrationEvidence.document`, by the name of the migration.
     """
-    outputs = CounterMetricFamily(
-        "gateway_migration_output_mismatches",
-        "Compared calls in which an output differs. It starts again with the evidence.",
-        labels=("migration", "output"),
-    )
-    noise = CounterMetricFamily(
-        "gateway_migration_noise",
-        "Calls that the old target got twice, by whether its replies agree (match or mismatch).",
-        labels=("migration", "outcome"),
-    )
-    seconds = GaugeMetricFamily(
-        "gateway_migration_latency_seconds",
-        "Quantiles of the time of the same calls at the old and at the new target.",
-        labels=("migration", "side", "quantile"),
-    )
+    outputs = counter_family(names.MIGRATION_OUTPUT_MISMATCHES)
+    noise = counter_family(names.MIGRATION_NOISE)
+    seconds = gauge_family(names.MIGRATION_LATENCY)
     for name, document in documents.items():
         for output in document["outputs"]:
             outputs.add_metric((name, output["name"]), output["mismatched"])

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import StartError, reason_of
@@ -28,11 +28,13 @@ from gateway.app.worker_slot import WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
+from gateway.migration import names
 from gateway.migration.mirror.evidence_metrics import evidence_metrics
 from gateway.migration.mirror.packets import socket_pair
 from gateway.migration.mirror.targets import shadow_config
 from gateway.migration.options import captures_of
 from gateway.migration.targets import live_migrations
+from gateway.telemetry.families import counter_family, gauge_family
 
 log = structlog.get_logger(__name__)
 
@@ -215,16 +217,13 @@ class ShadowKeeper(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return metrics of the process itself."""
-        text = "Whether the shadow process runs (1) or not (0)."
-        is_up = self._watch is not None and not self._watch.is_silent
-        yield GaugeMetricFamily("gateway_shadow_up", text, value=is_up)
-        text = "Restarts of the shadow process."
-        yield CounterMetricFamily("gateway_shadow_restarts", text, value=self._restarts)
-        lost = CounterMetricFamily(
-            "gateway_shadow_log_lines_lost",
-            "Lines of the log of the shadow process that were lost.",
-            labels=["reason"],
-        )
+        is_up = gauge_family(names.SHADOW_UP)
+        is_up.add_metric((), self._watch is not None and not self._watch.is_silent)
+        yield is_up
+        restarts = counter_family(names.SHADOW_RESTARTS)
+        restarts.add_metric((), self._restarts)
+        yield restarts
+        lost = counter_family(names.SHADOW_LOG_LINES_LOST)
         for reason, count in (self._lost_before + Counter(_lost_lines(self._process))).items():
             lost.add_metric([reason], count)
         yield lost

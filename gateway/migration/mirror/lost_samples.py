@@ -7,16 +7,17 @@ of all results is that of the sampled calls again.
 from collections import Counter
 from typing import Any, Final
 
+from gateway.migration import names
 from gateway.telemetry.aggregation import Snapshot
 
 _REASON: Final = "worker_died"
 _RESULTS: Final = {
-    "gateway_migration_sampled": (
-        "gateway_migration_samples",
-        "gateway_migration_skipped",
-        "gateway_migration_dropped",
+    names.MIGRATION_SAMPLED.family: (
+        names.MIGRATION_SAMPLES.family,
+        names.MIGRATION_SKIPPED.family,
+        names.MIGRATION_DROPPED.family,
     ),
-    "gateway_capture_sampled": ("gateway_capture_calls", "gateway_capture_dropped"),
+    names.CAPTURE_SAMPLED.family: (names.CAPTURE_CALLS.family, names.CAPTURE_DROPPED.family),
 }
 """The counters of sampled calls, and those of their results; the last one is that of lost calls."""
 

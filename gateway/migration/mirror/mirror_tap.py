@@ -9,6 +9,7 @@ from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.errors import ErrorCode
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.teed_body import TeeBudget, tee_body
+from gateway.migration import names
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.transfer import ShadowRequest
 from gateway.migration.mirror.outbox import Outbox
@@ -120,27 +121,13 @@ def watch_migrations(metrics: Metrics, taps: list[MirrorTap]) -> None:
         }
 
     metrics.watch_counter(
-        "gateway_migration_sampled",
-        "Calls that were chosen for comparison.",
+        names.MIGRATION_SAMPLED,
         lambda: {(name,): tap.sampler.counts.sampled for name, tap in by_name.items()},
-        ("migration",),
     )
-    for name, text, attribute, label in _COUNTERS:
-        metrics.watch_counter(
-            f"gateway_migration_{name}",
-            text,
-            lambda attribute=attribute: counts(attribute),  # type: ignore[misc]
-            ("migration", label),
-        )
+    metrics.watch_counter(names.MIGRATION_SAMPLES, lambda: counts("outcomes"))
+    metrics.watch_counter(names.MIGRATION_SKIPPED, lambda: counts("skipped"))
+    metrics.watch_counter(names.MIGRATION_DROPPED, lambda: counts("dropped"))
     metrics.watch(
-        "gateway_migration_outbox_bytes",
-        "Bytes of chosen calls that wait for the shadow process.",
+        names.MIGRATION_OUTBOX_BYTES,
         lambda: sum(tap.outbox.used_bytes for tap in by_name.values()),
     )
-
-
-_COUNTERS: Final = (
-    ("samples", "Calls that were compared, by the outcome.", "outcomes", "outcome"),
-    ("skipped", "Chosen calls that cannot be compared, by reason.", "skipped", "reason"),
-    ("dropped", "Chosen calls that were lost, by reason.", "dropped", "reason"),
-)

@@ -10,11 +10,11 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.ir.context import Context
+from gateway.telemetry import names
 from gateway.telemetry.aggregation import (
     MetricsAggregator,
     Snapshot,
-    counter,
-    gauge,
+    family_of,
     snapshot,
     total_of,
     write_page,
@@ -35,7 +35,7 @@ def counted(calls: int, *, model: str = "m", ready: bool = True) -> Snapshot:
         context = Context(protocol="oip.http")
         metrics.call(CallRecord("InferRequest", model, "", context, path, "ok", None, 0.001, 1.0))
     metrics.upstream_ready("up", "h:1", ready)
-    metrics.watch("gateway_in_flight_bytes", "Bytes.", lambda: 10.0 * calls)
+    metrics.watch(names.IN_FLIGHT_BYTES, lambda: 10.0 * calls)
     found: Snapshot = orjson.loads(orjson.dumps(snapshot(metrics.registry)))
     return found
 
@@ -145,8 +145,8 @@ def test_page_of_one_process_is_unchanged() -> None:
 def test_gauges_and_counters_by_worker() -> None:
     """Gauges and counters by worker are on the page under their names."""
     metrics = [
-        gauge("up", "U.", {"1": 1.0}, "worker"),
-        counter("starts", "S.", {"1": 2.0}, "worker"),
+        family_of(names.Metric("up", "gauge", "U.", ("worker",)), {"1": 1.0}),
+        family_of(names.Metric("starts_total", "counter", "S.", ("worker",)), {"1": 2.0}),
     ]
     assert {"up,worker=1": 1.0, "starts_total,worker=1": 2.0} == values(metrics)
     assert 7 == total_of([*counted(3), *counted(4)], CALLS)

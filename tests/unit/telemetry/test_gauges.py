@@ -7,6 +7,9 @@ import asyncio
 from gateway.concurrency.limiter import Limiter
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.names import Metric
+
+UNITS = Metric("gateway_x", "gauge", "Units.", ("route",))
 
 
 def page(metrics: Metrics) -> str:
@@ -16,9 +19,9 @@ def page(metrics: Metrics) -> str:
 def test_gauge_is_removed_with_its_owner() -> None:
     """A part that a reload replaced or removed is neither shown nor kept alive."""
     metrics, owner = Metrics("1"), Limiter(3)
-    metrics.gauges.watch("gateway_x", "Units.", {"route": "r"}, owner, lambda it: it.limit)
+    metrics.gauges.watch(UNITS, {"route": "r"}, owner, lambda it: it.limit)
     assert 'gateway_x{route="r"} 3.0' in page(metrics)
-    metrics.gauges.watch("gateway_x", "Units.", {"route": "r"}, Limiter(9), lambda it: it.limit)
+    metrics.gauges.watch(UNITS, {"route": "r"}, Limiter(9), lambda it: it.limit)
     assert 'gateway_x{route="r"}' not in page(metrics)
 
 

@@ -8,6 +8,7 @@ from gateway.telemetry.aggregation import MetricsAggregator, snapshot, write_pag
 from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.names import Metric
 
 
 def page(metrics: Metrics) -> str:
@@ -134,7 +135,7 @@ def test_gauges() -> None:
     """The page has the readiness of endpoints, and values that are read at each scrape."""
     metrics = Metrics("1")
     metrics.upstream_ready("u", "h:1", True)
-    metrics.watch("gateway_answer", "What is read.", lambda: 42.0)
+    metrics.watch(Metric("gateway_answer", "gauge", "What is read."), lambda: 42.0)
     assert 'gateway_upstream_ready{endpoint="h:1",upstream="u"} 1.0' in page(metrics)
     assert "gateway_answer 42.0" in page(metrics)
 
