@@ -173,7 +173,7 @@ def _check_path(url: Url, binding: HttpBinding | GrpcBinding | StreamBinding) ->
 
 
 def backend(name: str, /) -> Any:
-    """Return the function of the backend *name* that builds models from a `ModelSpec`.
+    """Return what makes models of the backend *name* from a `ModelSpec`; see `backends.hosted`.
 
     Raises:
         LookupError: It does not exist or cannot be imported.

@@ -15,6 +15,7 @@ from gateway.app.layers import build_chain
 from gateway.app.routes import RouteTarget
 from gateway.app.signatures import metadata_of
 from gateway.app.worker_limits import STATELESS
+from gateway.backends.hosted import versions_of
 from gateway.backends.model_spec import ModelSpec
 from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config, ModelConfig
@@ -98,7 +99,7 @@ def build_models(  # noqa: PLR0913  # by name but the first four
     targets: dict[str, RouteTarget] = {}
     for name, model in config.models.items():
         if model.backend is not None:
-            find = partial(backend(model.backend), _model_spec(name, model, directory))
+            find = partial(versions_of, backend(model.backend), _model_spec(name, model, directory))
             loaded = parts.get("model", name, model, partial(ReloadableModel, find))
             loadable[name] = loaded
             context = at(name, {"model": model}, parts.keep_of("model target", name))
