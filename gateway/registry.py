@@ -6,7 +6,7 @@ Modules are imported on first use, so a configuration does not load protocols th
 import dataclasses
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
@@ -79,6 +79,11 @@ def layers() -> Mapping[str, Layer]:
     return found
 
 
+def own_layers() -> Iterator[Layer]:
+    """Yield the layers of the gateway that have keys of their own."""
+    yield from load_dotted("gateway.app.layers:own_layers")()
+
+
 @functools.cache
 def settings() -> tuple[Setting[Any], ...]:
     """Return the keys of the configuration file that extensions and layers own.
@@ -87,6 +92,7 @@ def settings() -> tuple[Setting[Any], ...]:
         LookupError: An extension or a layer cannot be imported, or two have the same key.
     """
     owners = [(f"extension {name!r}", each.settings) for name, each in extensions().items()]
+    owners += [(f"layer {each.name!r}", each.settings) for each in own_layers()]
     owners += [(f"layer {name!r}", each.settings) for name, each in layers().items()]
     found: dict[tuple[str, str], tuple[str, Setting[Any]]] = {}
     for owner, own in owners:

@@ -21,6 +21,7 @@ from gateway.registry import (
     carrier_of,
     extensions,
     layers,
+    own_layers,
     protocol,
     protocol_names,
     transform,
@@ -38,7 +39,7 @@ def check(loaded: LoadedConfig) -> list[Problem]:
     found = [*_findings(loaded.config)]
     for extension in extensions().values():
         found += extension.check(loaded)
-    for layer in layers().values():
+    for layer in (*own_layers(), *layers().values()):
         found += layer.check(loaded)
     return [loaded.problem(path, message) for path, message in found]
 

@@ -26,9 +26,10 @@ from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
 from gateway.app.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
-from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
+from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound
+from gateway.app.process_parts import ProcessParts
 from gateway.app.retirement import EarlierSequences, Retirements
-from gateway.app.service_graph import ProcessParts, ServiceGraph
+from gateway.app.service_graph import ServiceGraph
 from gateway.app.upstreams import max_connections
 from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
@@ -117,7 +118,7 @@ class Gateway:
             config.in_flight_bytes_per_address,
             self._trimmer.on_scarce,
         )
-        self._load = ProcessLoad()
+        self._load = ProcessLoad(bound=partial(memory_bound, slot=self._slot))
         self._regions = Regions(config.shared_regions)
         otlp = config.telemetry.otlp
         # The supervisor has the metrics of all workers.

@@ -137,6 +137,12 @@ def layers_of(chain: str) -> Iterator[Layer]:
             yield from (guarded(name, each) for name, each in layers().items() if each.chain == of)
 
 
+def own_layers() -> Iterator[Layer]:
+    """Yield the layers of the gateway itself."""
+    for rows in LAYERS.values():
+        yield from (row for row in rows if isinstance(row, Layer))
+
+
 def describe_layers() -> Iterator[str]:
     """Yield the lines of a table of all chains."""
     rows: dict[str, list[Layer | End]] = {

@@ -10,7 +10,6 @@ import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,16 +20,14 @@ from gateway.api.extension import TrafficShift
 from gateway.app.admin.status import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.chain_context import ChainContext, Keep, Sections, keep_nothing
-from gateway.app.chains.listener import ListenerParts
-from gateway.app.chains.tracing import Tracing
+from gateway.app.chains.listener import ServedModels, SharedRegions
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
-from gateway.app.parts import ServingParts
 from gateway.app.passthrough import known_posts
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
-from gateway.app.process import memory_bound
+from gateway.app.process_parts import ProcessParts
 from gateway.app.route_rules import RuledRoute, named_models, required_routes, ruled_routes
 from gateway.app.routes import (
     BuiltRoute,
@@ -40,20 +37,16 @@ from gateway.app.routes import (
     route_state,
 )
 from gateway.app.upstreams import BuiltUpstream, build_upstream
-from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
-from gateway.ir.metadata import ServerMetadata, Trend
-from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
-from gateway.policies.observe import Recorder
-from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
+from gateway.ir.metadata import ServerMetadata
+from gateway.policies.shared_memory.forwarded import ForwardRegions
 from gateway.policies.shared_memory.policy import (
     CopyRegions,
     SharedMemoryMode,
     SharedMemoryOff,
 )
-from gateway.policies.shared_memory.regions import Regions
-from gateway.registry import layers
+from gateway.registry import layers, own_layers
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher
 from gateway.routing.model_keys import ModelKeyIndex
@@ -62,10 +55,7 @@ from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from gateway.routing.upstream_queries import UpstreamQuestions
 from gateway.service import Service
 from gateway.telemetry import logs
-from gateway.telemetry.call_log import CallLog
-from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.log_settings import LogSettings
-from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.net.tls_files import TlsFiles
@@ -82,36 +72,6 @@ _LONGEST_S = 600.0
 
 # Extensions that are always on, by Triton's names; listeners and codecs add the optional ones.
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessParts:
-    """The objects of the process, which every graph uses.
-
-    Attributes:
-        record: Called with the record of each call.
-        call_log: Writes the line of each call.
-        trends: Returns recent measurements.
-        regions: Shared memory that clients registered with the gateway.
-        forwarded: Shared memory that clients registered with upstreams.
-        load: The load of the process.
-        new_path: Makes the record of a call's path.
-        tracing: Makes spans; None for no spans.
-        parts: The parts of extensions.
-    """
-
-    metrics: Metrics
-    budget: MemoryBudget
-    slot: WorkerSlot
-    record: Recorder
-    call_log: CallLog
-    trends: Callable[[], Mapping[str, Trend]]
-    regions: Regions
-    forwarded: ForwardedRegions
-    load: ProcessLoad
-    new_path: Callable[..., CallPath] = CallPath
-    tracing: Tracing | None = None
-    parts: ServingParts = field(default_factory=ServingParts)
 
 
 class ServiceGraph:
@@ -138,10 +98,6 @@ class ServiceGraph:
         self._process = process
         self.parts: KeptParts = KeptParts.after(None if previous is None else previous.parts)
         process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
-        shared = self._context("", {}, keep_nothing)
-        self._shared_settings = tuple(
-            shared.setting(each) for layer in layers().values() for each in layer.settings
-        )
         self._models: BuiltModels = build_models(
             config,
             loaded.directory,
@@ -150,7 +106,7 @@ class ServiceGraph:
             workers=process.slot.count,
             tracing=process.tracing,
             at=self._context,
-            shared=self._shared_settings,
+            shared=self._shared_settings("model"),
         )
         self._upstreams = self._build_upstreams()
         self._targets = self._build_targets()
@@ -332,7 +288,7 @@ class ServiceGraph:
                 idle_s,
                 longest_call_s,
                 text_routes,
-                *self._shared_settings,
+                *self._shared_settings("upstream", "endpoint"),
             )
             return self.parts.get(
                 "upstream",
@@ -365,7 +321,7 @@ class ServiceGraph:
             return self.parts.get(
                 "target",
                 name,
-                (built, models, *self._shared_settings),
+                (built, models, *self._shared_settings("model")),
                 lambda: RouteTarget(
                     share_upstream_calls(
                         built.service,
@@ -398,7 +354,8 @@ class ServiceGraph:
         else:
             targets = [own[ruled.model]] if ruled.model else list(self._targets.values())
         state = route_state(ruled, self.config.policies, self.parts)
-        source = (ruled, self.config.policies, targets, shift, *self._shared_settings)
+        shared = self._shared_settings("route", "target")
+        source = (ruled, self.config.policies, targets, shift, *shared)
         return self.parts.get(
             "route",
             ruled.name,
@@ -447,23 +404,22 @@ class ServiceGraph:
         server = UpstreamQuestions(self.server, services, self.server.served, identity)
         routes = [route for built in self._routes for route in built.routes()]
         router = Router(routes, server, default_model=default_model)
-        parts = ListenerParts(
-            record=process.record,
-            calls=process.call_log,
+        models = ServedModels(
             usage=process.metrics.usage if _statistics_of(self.config) else None,
             is_counting=self._is_counting(),
             forget=self._forget,
-            memory=memory,
-            shed=self._shed(),
-            new_path=process.new_path,
-            on_call=process.parts.on_call,
-            trace=None if process.tracing is None else process.tracing.call,
         )
         name = "" if listener is None else listener.name
         at = self._context(
             name, {"listener": listener}, self.parts.keep_of("listener", name)
-        ).with_parts(parts)
+        ).with_parts(process, models, SharedRegions(memory))
         return build_chain("listener", router, at)
+
+    def _shared_settings(self, *chains: str) -> tuple[object, ...]:
+        """Return the values of `policies` and the file itself that layers of some chains read."""
+        at = self._context("", {}, keep_nothing)
+        found = [each for each in (*own_layers(), *layers().values()) if each.chain in chains]
+        return tuple(at.setting(setting) for layer in found for setting in layer.settings)
 
     def _context(self, name: str, sections: Sections, keep: Keep) -> ChainContext:
         """Return what the layers of a chain may use."""
@@ -474,15 +430,6 @@ class ServiceGraph:
             metrics=self._process.metrics,
             keep=keep,
         )
-
-    def _shed(self) -> Callable[[Service], ShedLoad] | None:
-        config = self.config.policies.overload
-        if config is None:
-            return None
-        process = self._process
-        memory = None if config.memory is None else memory_bound(config.memory, process.slot)
-        rules = ShedRules(memory_bytes=memory, lag_s=config.loop_lag)
-        return partial(ShedLoad, load=process.load, rules=rules)
 
     def _upstream_identity(self) -> ServerMetadata | None:
         """Return the metadata of the first server that has told them; None if none has."""

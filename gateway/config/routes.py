@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from gateway.settings.fields import (
     HEADER_KEY,
     HEDGE_AFTER,
-    MEMORY,
     PART,
     RATE,
     CallKey,
@@ -24,7 +23,6 @@ from gateway.settings.fields import (
     Text,
 )
 from gateway.settings.model import Model
-from gateway.settings.units import parse_size
 
 
 class MatchConfig(Model):
@@ -169,31 +167,6 @@ class HedgeConfig(Model):
     """Largest share of the calls that have a second attempt. Default: `0.05`."""
 
 
-def _check_memory(value: object) -> object:
-    if isinstance(value, str) and not value.endswith("%"):
-        parse_size(value)
-    return value
-
-
-class OverloadConfig(Model):
-    """When a worker refuses new inferences, because the process itself is overloaded."""
-
-    memory: (
-        Annotated[
-            Text,
-            BeforeValidator(_check_memory),
-            Field(pattern=MEMORY),
-        ]
-        | None
-    ) = None
-    """Memory of the process: a size, or a percentage of the memory limit of the cgroup, which is
-    divided by the number of workers. Without a cgroup it is one of the memory of the machine.
-    Default: no such rule."""
-    loop_lag: Duration | None = None
-    """Delay of the event loop, in two measurements in a row. It is measured twice a second.
-    Default: no such rule."""
-
-
 class ShareConfig(Model):
     """The part of a route's inferences in flight that callers with the same key may have."""
 
@@ -238,8 +211,6 @@ class PoliciesConfig(Model):
     """Longest time between two responses of a stream. `0s` sets no limit. Default: `5m`."""
     retry: RetryConfig | None = RetryConfig()
     """Retries. `null` switches them off. Default: retries with the defaults of their keys."""
-    overload: OverloadConfig | None = None
-    """Refusal of new inferences while the gateway itself is overloaded. Default: no refusal."""
     in_flight: int | None = Field(None, ge=1)
     """Largest number of inferences of a route that are processed at the same time.
     Default: no such limit."""

@@ -4,88 +4,92 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.api.layer import Calls, Entries, Layer
-from gateway.api.tap import CountCall
+from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.app.chains.rows import for_questions, with_part
-from gateway.app.chains.tracing import Wrap
-from gateway.policies.limits.shed_load import ShedLoad
-from gateway.policies.observe import Observe, Recorder
+from gateway.app.process_parts import ProcessParts
+from gateway.policies.limits.shed_load import OVERLOAD, shed_load
+from gateway.policies.observe import Observe
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
 from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.server_status import ServerStatusLayer, UnknownModels
 from gateway.routing.upstream_queries import RefreshModelIndex
 from gateway.service import Service
-from gateway.telemetry.call_log import CallLog
-from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.model_usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
-class ListenerParts:
-    """Parameters of the chain of a listener."""
+class ServedModels:
+    """What a service graph knows about the models that it serves.
 
-    record: Recorder
-    calls: CallLog | None
+    Attributes:
+        usage: Counts inferences by model; None if no listener reports them.
+        is_counting: Whether inferences are counted, because a target counts none itself.
+        forget: Forgets what a load or unload may have changed.
+    """
+
     usage: Usage | None
     is_counting: Callable[[], bool]
     forget: Callable[[], None]
-    memory: SharedMemoryMode
-    shed: Callable[[Service], ShedLoad] | None = None
-    new_path: Callable[..., CallPath] = CallPath
-    on_call: CountCall | None = None
-    trace: Wrap | None = None
 
 
-def _observe(inner: Entries, at: ListenerParts) -> Service:
+@dataclass(frozen=True, slots=True)
+class SharedRegions:
+    """How a listener treats shared memory."""
+
+    mode: SharedMemoryMode
+
+
+def _observe(inner: Entries, process: ProcessParts) -> Service:
     return Observe(
         inner.questions,
-        at.record,
+        process.record,
         inference=inner.inference,
-        calls=at.calls,
-        new_path=at.new_path,
-        on_call=at.on_call,
+        calls=process.call_log,
+        new_path=process.new_path,
+        on_call=process.parts.on_call,
     )
 
 
-def _trace(inner: Entries, at: ListenerParts) -> Service | None:
-    return None if at.trace is None else at.trace(inner.questions)
+def _trace(inner: Entries, process: ProcessParts) -> Service | None:
+    return None if process.tracing is None else process.tracing.call(inner.questions)
 
 
-def _shed(inner: Entries, at: ListenerParts) -> Service | None:
-    return None if at.shed is None else at.shed(inner.questions)
+def _shed(inner: Entries, at: LayerContext) -> Service | None:
+    return shed_load(inner, at.setting(OVERLOAD), at.part(ProcessParts).load)
 
 
-def _count_usage(inner: Entries, at: ListenerParts) -> Service | None:
-    if at.usage is None:
+def _count_usage(inner: Entries, models: ServedModels) -> Service | None:
+    if models.usage is None:
         return None
-    return UsageStatistics(inner.questions, at.usage, is_counting=at.is_counting)
+    return UsageStatistics(inner.questions, models.usage, is_counting=models.is_counting)
 
 
-def _refresh_index(inner: Entries, at: ListenerParts) -> Service:
-    return RefreshModelIndex(inner.questions, at.forget)
+def _refresh_index(inner: Entries, models: ServedModels) -> Service:
+    return RefreshModelIndex(inner.questions, models.forget)
 
 
-def _share_memory(inner: Entries, at: ListenerParts) -> Service:
-    return SharedMemory(inner.questions, at.memory, inference=inner.inference)
+def _share_memory(inner: Entries, regions: SharedRegions) -> Service:
+    return SharedMemory(inner.questions, regions.mode, inference=inner.inference)
 
 
 OBSERVE: Final = Layer(
     "Observe",
     "counts, times and logs every call",
     "listener",
-    with_part(ListenerParts, _observe),
+    with_part(ProcessParts, _observe),
 )
 TRACE_CALL: Final = Layer(
     "TraceCall",
     "makes the span of each call, if `telemetry.otlp` has traces",
     "listener",
-    with_part(ListenerParts, _trace),
+    with_part(ProcessParts, _trace),
 )
 SHED_LOAD: Final = Layer(
     "ShedLoad",
     "refuses inferences while the gateway is overloaded, if configured",
     "listener",
-    with_part(ListenerParts, _shed),
+    _shed,
+    settings=(OVERLOAD,),
 )
 SERVER_STATUS: Final = Layer(
     "ServerStatusLayer",
@@ -105,18 +109,18 @@ USAGE_STATISTICS: Final = Layer(
     "UsageStatistics",
     "counts calls of each model, if a listener has `statistics` on",
     "listener",
-    with_part(ListenerParts, _count_usage),
+    with_part(ServedModels, _count_usage),
 )
 REFRESH_MODEL_INDEX: Final = Layer(
     "RefreshModelIndex",
     "updates the model index after a load or unload",
     "listener",
-    with_part(ListenerParts, _refresh_index),
+    with_part(ServedModels, _refresh_index),
     Calls.QUESTIONS,
 )
 SHARED_MEMORY: Final = Layer(
     "SharedMemory",
     "rejects, forwards or copies regions of shared memory",
     "listener",
-    with_part(ListenerParts, _share_memory),
+    with_part(SharedRegions, _share_memory),
 )

@@ -9,9 +9,10 @@ import structlog
 from gateway import __version__
 from gateway.app.certificates import Certificates
 from gateway.app.gateway import default_budget
+from gateway.app.process_parts import ProcessParts
 from gateway.app.processes.channel import Message
 from gateway.app.route_rules import ruled_routes
-from gateway.app.service_graph import ProcessParts, ServiceGraph
+from gateway.app.service_graph import ServiceGraph
 from gateway.app.worker_slot import WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig

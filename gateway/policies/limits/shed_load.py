@@ -7,13 +7,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import structlog
+from pydantic import BeforeValidator, Field
 
+from gateway.api.layer import Entries
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.errors import Overloaded
 from gateway.service import ReplyCoroutine, Service
+from gateway.settings.fields import MEMORY, Duration, Text
+from gateway.settings.model import Model
+from gateway.settings.setting import Setting
+from gateway.settings.units import parse_size
 
 log = structlog.get_logger(__name__)
 
@@ -32,18 +38,58 @@ def resident_bytes() -> int:
         return 0
 
 
+def _check_memory(value: object) -> object:
+    if isinstance(value, str) and not value.endswith("%"):
+        parse_size(value)
+    return value
+
+
+class OverloadConfig(Model):
+    """When a worker refuses new inferences, because the process itself is overloaded."""
+
+    memory: (
+        Annotated[
+            Text,
+            BeforeValidator(_check_memory),
+            Field(pattern=MEMORY),
+        ]
+        | None
+    ) = None
+    """Memory of the process: a size, or a percentage of the memory limit of the cgroup, which is
+    divided by the number of workers. Without a cgroup it is one of the memory of the machine.
+    Default: no such rule."""
+    loop_lag: Duration | None = None
+    """Delay of the event loop, in two measurements in a row. It is measured twice a second.
+    Default: no such rule."""
+
+
+OVERLOAD: Final = Setting[OverloadConfig | None](
+    key="overload",
+    type=OverloadConfig | None,
+    default=None,
+    help="Refusal of new inferences while the gateway itself is overloaded. Default: no refusal.",
+    places=("policies",),
+)
+
+
 class ProcessLoad:
     """The load of this process, measured twice a second.
 
     Args:
         read_memory: Returns the memory of the process in bytes.
+        bound: Returns the bytes that a bound in YAML means for this process.
 
     Attributes:
         lag_s: The delay of the event loop, if two measurements in a row had at least that.
         memory_bytes: The memory of the process.
     """
 
-    def __init__(self, read_memory: Callable[[], int] = resident_bytes) -> None:
+    def __init__(
+        self,
+        read_memory: Callable[[], int] = resident_bytes,
+        bound: Callable[[str], int] = parse_size,
+    ) -> None:
+        self.bound = bound
         self.lag_s = 0.0
         self.memory_bytes = 0
         self._read_memory = read_memory
@@ -67,6 +113,17 @@ class ShedRules:
 
     memory_bytes: int | None = None
     lag_s: float | None = None
+
+
+def shed_load(
+    inner: Entries, config: OverloadConfig | None, load: ProcessLoad
+) -> "ShedLoad | None":
+    """Return the layer; None if it is not configured."""
+    if config is None:
+        return None
+    memory = None if config.memory is None else load.bound(config.memory)
+    rules = ShedRules(memory_bytes=memory, lag_s=config.loop_lag)
+    return ShedLoad(inner.questions, load, rules)
 
 
 class ShedLoad:

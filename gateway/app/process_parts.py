@@ -1,0 +1,47 @@
+"""ProcessParts: the objects of a process, which all service graphs use."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.app.chains.tracing import Tracing
+from gateway.app.parts import ServingParts
+from gateway.app.worker_slot import WorkerSlot
+from gateway.ir.metadata import Trend
+from gateway.policies.limits.shed_load import ProcessLoad
+from gateway.policies.observe import Recorder
+from gateway.policies.shared_memory.forwarded import ForwardedRegions
+from gateway.policies.shared_memory.regions import Regions
+from gateway.telemetry.call_log import CallLog
+from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.metrics import Metrics
+from gateway.transports.admission import MemoryBudget
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessParts:
+    """The objects of the process, which every graph uses.
+
+    Attributes:
+        record: Called with the record of each call.
+        call_log: Writes the line of each call.
+        trends: Returns recent measurements.
+        regions: Shared memory that clients registered with the gateway.
+        forwarded: Shared memory that clients registered with upstreams.
+        load: The load of the process.
+        new_path: Makes the record of a call's path.
+        tracing: Makes spans; None for no spans.
+        parts: The parts of extensions.
+    """
+
+    metrics: Metrics
+    budget: MemoryBudget
+    slot: WorkerSlot
+    record: Recorder
+    call_log: CallLog
+    trends: Callable[[], Mapping[str, Trend]]
+    regions: Regions
+    forwarded: ForwardedRegions
+    load: ProcessLoad
+    new_path: Callable[..., CallPath] = CallPath
+    tracing: Tracing | None = None
+    parts: ServingParts = field(default_factory=ServingParts)
