@@ -6,7 +6,8 @@ import pytest
 
 from gateway.app.admin.api import guards_of
 from gateway.app.admin.pages import _commands
-from gateway.migration.cutover.steps import COMMANDS, Phase
+from gateway.migration.cutover.states import Phase
+from gateway.migration.cutover.steps import COMMANDS
 
 
 @pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
