@@ -55,7 +55,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
     limits: ServerLimits,
     budget: MemoryBudget,
     tls: TlsFiles | None,
-    refused: Callable[[GatewayError], str | None],
+    on_reject: Callable[[GatewayError], str | None],
     reuse_port: bool = False,
     count: ConnectionCount | None = None,
 ) -> Server:
@@ -69,7 +69,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         limits: Limits on connections, calls and messages.
         budget: The memory budget of requests.
         tls: The TLS files; None for plaintext.
-        refused: Called for each call that reaches no frontend; never by the reference server.
+        on_reject: Called for each call that reaches no frontend; never by the reference server.
         reuse_port: Share the port with other processes.
         count: Counts the connections; unused by the reference server.
     """
@@ -81,7 +81,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
             budget,
             tls=None if tls is None else tls.context(*ALPN_GRPC),
             extras=extras,
-            refused=refused,
+            on_reject=on_reject,
             count=count,
             reuse_port=reuse_port,
         )

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gateway.ir.context import (
     NO_CONTEXT,
+    CallSequence,
     Context,
     IgnoresOrigin,
     Members,
@@ -21,7 +22,6 @@ from gateway.ir.context import (
     ModelRef,
     Origin,
     Parameters,
-    Sequence,
 )
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import GatewayError
@@ -307,7 +307,7 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[RequestedOutput, ...] = ()
     id: str = ""
-    sequence: Sequence | None = None
+    sequence: CallSequence | None = None
     priority: int = 0
     timeout_us: int | None = None
     parameters: Parameters = field(default_factory=dict)
@@ -344,7 +344,7 @@ def inference_of(call: Call[Any], /) -> InferRequest | None:
     return call.request if type(call) is StreamInferRequest else None
 
 
-def sequence_of(call: Call[Any], /) -> Sequence | None:
+def sequence_of(call: Call[Any], /) -> CallSequence | None:
     """Return the sequence of *call*; None outside a sequence."""
     request = inference_of(call)
     return None if request is None else request.sequence

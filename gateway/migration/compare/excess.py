@@ -100,7 +100,7 @@ class ExcessDetector:
         self._bad += is_bad
         self._totals.append((self._total_2, self._bad_2, self._bad))
         if is_bad:
-            self.found = self._look()
+            self.found = self._check()
             self.tripped_after = None if self.found is None else self._total
 
     def add_second(self, is_bad: bool) -> None:
@@ -109,7 +109,7 @@ class ExcessDetector:
         self._bad_2 += is_bad
         self._last_2.append(is_bad)
 
-    def _look(self) -> Excess | None:
+    def _check(self) -> Excess | None:
         threshold = _THRESHOLD + self._growth * math.log1p(self._total / _GROWTH_CALLS)
         known = len(self._totals) - 1
         for window in _WINDOWS:

@@ -26,7 +26,7 @@ _HALVES: Final = Struct("<2H").unpack_from
 _SHAPES: Final = tuple(Struct(f"<{rank}q").unpack_from for rank in range(33))
 
 _VISITS: Final = 10_000
-_NOTHING: Final = memoryview(b"")
+EMPTY: Final = memoryview(b"")
 _SMALLEST: Final = 8
 # A table begins with the offset of its vtable, a vtable with two sizes.
 _TABLE_START: Final = 4
@@ -189,7 +189,7 @@ class FlatbufferMessage:
         """
         start, count = self.vector(at, 1, what)
         if not count:
-            return _NOTHING
+            return EMPTY
         self.hand_out(count)
         return self.view[start : start + count]
 

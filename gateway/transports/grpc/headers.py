@@ -242,7 +242,7 @@ def trailers_block(status: GrpcStatus, details: str, metadata: Metadata) -> byte
     return with_metadata(block, metadata)
 
 
-def only_block(
+def trailers_only_block(
     status: GrpcStatus, details: str, metadata: Metadata, *, http_status: int = 200
 ) -> bytes:
     """Return the only header block of a response without messages."""

@@ -24,8 +24,8 @@ from gateway.transports.grpc.headers import (
     RESPONSE_HEAD,
     TRAILERS_OK,
     GrpcRequestHead,
-    only_block,
     trailers_block,
+    trailers_only_block,
     with_metadata,
 )
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, frame_message, whole_message
@@ -155,13 +155,13 @@ class ServerCall:
         """Handle several parts of the request."""
         stream = self._stream
         if self._incoming is not None:
-            coming, stream.coming = stream.coming, 0
+            coming, stream.frame_bytes_left = stream.frame_bytes_left, 0
             if self._incoming.fill(views):
                 return
-            stream.coming = coming
+            stream.frame_bytes_left = coming
         for view in views:
             if stream.owner is not None:  # the call may end with one of them
-                stream.coming -= len(view)
+                stream.frame_bytes_left -= len(view)
                 self.on_data(view, end=False)
 
     def on_reset(self) -> bool:
@@ -323,7 +323,7 @@ class ServerCall:
     def _reserve(self, size: int) -> Reservation:
         """Return the reservation of a response of *size* bytes. Raises Overloaded."""
         held = self._method.admission.hold_response(size, self._connection.client)
-        held.move_with(self._written, self._stop_sending, RESPONSE_PATIENCE_S)
+        held.watch_progress(self._written, self._stop_sending, RESPONSE_PATIENCE_S)
         return held
 
     def _written(self) -> int:
@@ -480,7 +480,7 @@ class ServerCall:
         elif self._is_head_sent:
             core.writer.end(stream, trailers_block(response.status, response.details, metadata))
         else:
-            block = only_block(response.status, response.details, metadata)
+            block = trailers_only_block(response.status, response.details, metadata)
             core.writer.head(stream, block, end=True)
         if core.streams:
             if not self._connection.is_flushing:

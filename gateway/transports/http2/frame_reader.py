@@ -340,7 +340,7 @@ class FrameReader(ABC):
         available = stop - at
         whole = available == length
         if stream is not None and (available or (whole and end)):  # after them only padding is left
-            stream.coming = length - available
+            stream.frame_bytes_left = length - available
             self._deliver(stream, memoryview(data)[at:stop], end=end and whole)
         skipped = min(len(data) - stop, padding) if whole else 0
         remaining = (number, length - available, padding - skipped, end and not whole)

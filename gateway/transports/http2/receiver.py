@@ -68,7 +68,7 @@ class StreamEvents(Protocol):
     def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         """Handle consecutive parts of a stream that does not end with them.
 
-        All of them are in `coming`: a handler that passes them on one by one subtracts each.
+        All are in `frame_bytes_left`: a handler that passes them on one by one subtracts each.
         """
 
     def on_reset(self, stream: Http2Stream, code: int) -> bool:
@@ -258,9 +258,9 @@ class Http2Receiver(FrameReader):
             stream.unread += size
             if stream.expected_bytes is not None:
                 stream.expected_bytes -= size
-            stream.coming = size
+            stream.frame_bytes_left = size
             self._receiver.on_data_batch(stream, views)
-            stream.coming = 0
+            stream.frame_bytes_left = 0
         return at
 
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:

@@ -248,7 +248,7 @@ class HttpStream:
         self.method = head.method
         self.buffered_body = body
         self.is_complete = self._has_whole_body = body is not None
-        self.lease: Reservation | None = None
+        self.reservation: Reservation | None = None
         self.transport: Any = self._writer
         self._paused: asyncio.Event | None = None
         self._is_running = False
@@ -283,7 +283,7 @@ class HttpStream:
     def on_data_batch(self, views: Sequence[memoryview]) -> None:
         """Handle several parts of the body."""
         for view in views:
-            self._stream.coming -= len(view)
+            self._stream.frame_bytes_left -= len(view)
             self.on_data(view, end=False)
 
     def on_reset(self) -> bool:
@@ -347,7 +347,7 @@ class HttpStream:
         buffer = self._buffer = ReservedBuffer(length, held)
         while True:
             while self._pieces:
-                if buffer.is_short:
+                if buffer.needs_memory:
                     with pace.paused():
                         await buffer.wait()
                 self._keep(self._pieces.popleft(), first=True)

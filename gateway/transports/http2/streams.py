@@ -33,7 +33,8 @@ class Http2Stream:
         window: The window of this side: how many bytes the peer may send.
         unread: Bytes that have arrived and that `owner` has not consumed.
         written: Bytes that were written after they had waited for a window.
-        coming: Bytes already subtracted from `window` that have not arrived, or not been delivered.
+        frame_bytes_left: Bytes already subtracted from `window` that have not arrived, or not
+            been delivered.
         is_local_closed: This side has sent the end of the stream.
         is_remote_closed: The peer has sent the end of the stream.
         expected_bytes: The rest of the announced Content-Length; None without one.
@@ -44,10 +45,10 @@ class Http2Stream:
 
     __slots__ = (
         "_seen",
-        "_still_since",
+        "_stalled_since",
         "_waits_since",
-        "coming",
         "expected_bytes",
+        "frame_bytes_left",
         "has_pending_end",
         "is_local_closed",
         "is_remote_closed",
@@ -64,7 +65,7 @@ class Http2Stream:
     # Most streams write no data that waits, so its attributes are set when some does.
     tail: bytes | None
     _seen: int
-    _still_since: float
+    _stalled_since: float
     _waits_since: float | None
 
     def __init__(self, number: int, room: int, window: int, owner: Any) -> None:
@@ -72,7 +73,7 @@ class Http2Stream:
         self.owner = owner
         self.room = room
         self.window = window
-        self.coming = 0
+        self.frame_bytes_left = 0
         self.is_local_closed = False
         self.is_remote_closed = False
         self.expected_bytes: int | None = None
@@ -83,7 +84,7 @@ class Http2Stream:
 
     def short_by(self, missing: int) -> int:
         """Return by how many bytes the window must grow so that *missing* bytes can arrive."""
-        return missing - self.window - self.coming
+        return missing - self.window - self.frame_bytes_left
 
     def wait(self) -> None:
         """Start to wait for the windows of the peer."""
@@ -99,10 +100,10 @@ class Http2Stream:
         if self.waiting is None:
             return 0.0, 0.0
         if self._waits_since is None:
-            self._waits_since = self._still_since = now
+            self._waits_since = self._stalled_since = now
         if self.written != self._seen:
-            self._seen, self._still_since = self.written, now
-        return now - self._still_since, now - self._waits_since
+            self._seen, self._stalled_since = self.written, now
+        return now - self._stalled_since, now - self._waits_since
 
 
 class Http2StreamWriter:
@@ -130,7 +131,7 @@ class Http2StreamWriter:
         sent: Callable[[Http2Stream], None],
     ) -> None:
         self._out = out
-        self._credit = credit
+        self._flood_budget = credit
         self._streams = streams
         self._sent = sent
         self._room = h2.DEFAULT_WINDOW
@@ -181,7 +182,7 @@ class Http2StreamWriter:
             self._out.append(join_stream(number, block, buffers, size, tail))
             self._room, stream.room = room, stream_room
             stream.is_local_closed = True
-            self._credit.remaining += RESPONSE_REFUND
+            self._flood_budget.remaining += RESPONSE_REFUND
             if stream.is_remote_closed:
                 del self._streams[number]
             return
@@ -213,7 +214,7 @@ class Http2StreamWriter:
         assert stream.waiting is not None  # noqa: S101  # it waits
         stream.waiting.extend(memoryview(buffer) for buffer in buffers if len(buffer))
         self._waiting[stream.number] = stream
-        self._credit.remaining += MESSAGE_REFUND
+        self._flood_budget.remaining += MESSAGE_REFUND
         self.pump()
 
     def end(self, stream: Http2Stream, tail: bytes | None) -> None:
@@ -264,7 +265,7 @@ class Http2StreamWriter:
                         self._finish(stream)
                     self._sent(stream)
         if total >= REFUND_FROM_BYTES:
-            self._credit.remaining += MESSAGE_REFUND + (total >> REFUND_SHIFT)
+            self._flood_budget.remaining += MESSAGE_REFUND + (total >> REFUND_SHIFT)
 
     def _write(self, stream: Http2Stream) -> int:
         """Write up to one turn of a stream; return the bytes written."""
@@ -299,7 +300,7 @@ class Http2StreamWriter:
 
     def _finish(self, stream: Http2Stream) -> None:
         stream.has_pending_end = False
-        self._credit.remaining += RESPONSE_REFUND
+        self._flood_budget.remaining += RESPONSE_REFUND
         if stream.tail is not None:
             self.head(stream, stream.tail, end=True)
         else:

@@ -16,7 +16,7 @@ from gateway.cli.readiness import ask_ready
 from gateway.cli.server_flags import ServerFlags
 from gateway.ir.errors import ConnectFailure, DeadlineExceeded
 from gateway.settings.units import Url
-from gateway.transports.grpc.headers import RESPONSE_HEAD, TRAILERS_OK, only_block
+from gateway.transports.grpc.headers import RESPONSE_HEAD, TRAILERS_OK, trailers_only_block
 from gateway.transports.http2 import frames as h2
 from gateway.wire.grpc import GrpcStatus
 
@@ -45,7 +45,7 @@ FAILED = h2.frame(
     h2.HEADERS,
     h2.END_HEADERS | h2.END_STREAM,
     1,
-    only_block(GrpcStatus.UNAVAILABLE, "no", ()),
+    trailers_only_block(GrpcStatus.UNAVAILABLE, "no", ()),
 )
 
 
@@ -104,7 +104,9 @@ def result_of(
         ("grpc", grpc(b""), False),
         (
             "grpc",
-            grpc(b"\x08\x01", only_block(GrpcStatus.INTERNAL, "", ())[len(RESPONSE_HEAD) :]),
+            grpc(
+                b"\x08\x01", trailers_only_block(GrpcStatus.INTERNAL, "", ())[len(RESPONSE_HEAD) :]
+            ),
             None,
         ),
         ("grpc", grpc(b"something else"), None),

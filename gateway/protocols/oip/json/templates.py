@@ -44,7 +44,7 @@ _HOLES: Final = slice(1, None, 2)
 # Replaces a key and its hole. It is in no JSON: two texts with the same number of holes and the
 # same text around them have them at the same positions.
 _GAP: Final = b"\0"
-_NOTHING: Final = memoryview(b"")
+EMPTY: Final = memoryview(b"")
 _NO_HOLES: Final[Sequence[bytes]] = ()
 # Not in any id or list of numbers.
 _MARK: Final = rb'"\u0000%d"'
@@ -169,7 +169,7 @@ def template_parser(
             whole = body.obj
             if type(whole) is not bytes or len(whole) != end:
                 whole = bytes(body)
-            key, tail = whole, _NOTHING
+            key, tail = whole, EMPTY
         else:
             key, tail = bytes(body[:end]), body[end:]
             template = template_of(key)  # exists if all elements are after the JSON
