@@ -320,7 +320,7 @@ class Upstream(Generic[Q, A]):
         """Return one item of a stream.
 
         Args:
-            call: Of the stream.
+            call: The call that has the stream.
             response: The item on the wire.
             goes_on: Return a malformed response as an item that is an error, for later ones may
                 be readable.

@@ -116,7 +116,7 @@ class BuiltListener:
 
     Attributes:
         servers: By name ("main.http").
-        rejections: As given.
+        rejections: Counts and logs the requests that reach no service.
         tls: Its TLS files; None without TLS.
     """
 

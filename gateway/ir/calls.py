@@ -253,12 +253,12 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
     """The reply to an inference.
 
     Attributes:
-        model: As the responding server names it.
+        model: The model's name and version, by its server.
         id: Echo of the request's id; "" for none.
         outputs: In the responding server's order.
         parameters: Model-specific parameters.
         is_final: False if more replies follow in a stream.
-        batch_size: As in `InferRequest`.
+        batch_size: The size of the batch axis; None if unknown.
         error: The error of this reply of a stream, which then has no outputs; more may follow.
         flat_members: Members of Triton's generate extension: outputs where the model has an output
             of the name, else parameters. `Complete` splits them.

@@ -236,7 +236,7 @@ class TraceAttempt:
     Args:
         inner: Sends the call.
         tracer: Makes the spans.
-        attributes: Of every span.
+        attributes: The attributes that every span gets.
     """
 
     def __init__(self, inner: Service, tracer: Tracer, attributes: Attributes) -> None:
@@ -294,9 +294,9 @@ class TracedBatch(Batch):
     The span belongs to the trace of the first caller, and links to the calls of the others.
 
     Args:
-        arguments: Those of `Batch`.
+        arguments: Positional arguments that `Batch` gets.
         tracer: Makes the spans.
-        options: Those of `Batch`.
+        options: Arguments by name that `Batch` gets.
     """
 
     def __init__(self, *arguments: Any, tracer: Tracer, **options: Any) -> None:

@@ -259,7 +259,7 @@ class FirstReplyStream(NotifyingStream):
 
     Args:
         items: The replies.
-        on_end: As for every such stream.
+        on_end: Called once, with the error that ended the stream or None.
         on_refused: Called with that error.
     """
 

@@ -565,7 +565,7 @@ class ClientShares:
 
     Attributes:
         slots: Of the requests in flight of a listener.
-        memory: Of the memory budget.
+        memory: The client's share of the memory budget.
         caller: The address and the agent of the client.
     """
 

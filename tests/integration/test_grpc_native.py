@@ -49,10 +49,10 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def served(
-    frontend: Any, *, refused: list[GatewayError] | None = None, **limits: Any
+    frontend: Any, *, on_reject: list[GatewayError] | None = None, **limits: Any
 ) -> AsyncIterator[GrpcServer]:
     """Run a native server with *limits*."""
-    errors = [] if refused is None else refused
+    errors = [] if on_reject is None else on_reject
     server = GrpcServer(
         "127.0.0.1:0",
         (GrpcMount(METHODS, frontend),),

@@ -45,7 +45,7 @@ class Excess:
     Attributes:
         bad: Bad ones of the last calls of the first rate.
         total: These calls.
-        bad_2: The same of the second rate.
+        bad_2: Bad ones of the last calls of the second rate.
         total_2: The calls of the second rate that were known.
     """
 

@@ -72,7 +72,7 @@ class LeaderCutover:
         pending: Keeps a rollback for a restart while the others do not know of it; None for not.
 
     Attributes:
-        plan: The same.
+        plan: What the cut-over does.
         state: Where it stands.
         is_leader: Whether this process decides.
         trips: How often a guard took all calls from the new target, by guard.

@@ -35,7 +35,7 @@ class MirrorTap:
     Args:
         migration: Whose route it taps.
         sock: To the shadow process.
-        limits: Of the outbox.
+        limits: The limits of the outbox.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class MigrationSampler:
     Args:
         name: Of the migration; it keys the draw.
         config: The migration.
-        limits: Of the outbox.
+        limits: The limits of the outbox.
         clock: Monotonic seconds.
 
     Attributes:

@@ -68,7 +68,7 @@ class MismatchList:
 
         Args:
             old: As it was recorded.
-            comparison: Of its results.
+            comparison: The comparison of its results.
             new_code: Of the new result, "ok" for a reply.
             new_error: The text of its error.
 

@@ -87,7 +87,7 @@ class ForwardedRegions:
         """Remove a region, or all regions with ""; ignores an unknown region.
 
         Args:
-            name: Of the region.
+            name: The name of the region.
             is_cuda: Remove only regions of CUDA, or only those of system memory; None for both.
         """
         for region in [*self._regions.values()]:

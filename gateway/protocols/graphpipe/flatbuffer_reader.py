@@ -109,7 +109,7 @@ class FlatbufferMessage:
 
         Args:
             at: From `root` or `follow`.
-            kind: Of the table.
+            kind: The kind of the table.
         """
         view, size = self.view, self.size
         vtable = at - _SIGNED(view, at)[0]
@@ -256,7 +256,7 @@ class FlatbufferMessage:
 
         Args:
             at: Position of the offset.
-            name: Of the tensor, for errors.
+            name: The name of the tensor, for errors.
         """
         view, size, most = self.view, self.size, self.limits.rank
         target = at + _WORD(view, at)[0]

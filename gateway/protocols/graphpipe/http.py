@@ -92,7 +92,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.graphpipe.options`.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.

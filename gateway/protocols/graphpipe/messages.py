@@ -59,7 +59,7 @@ def read_infer_request(
     """Return the inference request whose table is at *at*.
 
     Args:
-        message: As for `open_request`.
+        message: A whole request, without the frame of its carrier.
         at: From `open_request`.
         model: From the URL or the listener.
         lenient: Read missing names as "" and drop surplus ones, as the Go server does.

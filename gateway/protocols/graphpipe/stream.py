@@ -190,8 +190,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.graphpipe.options`; a listener needs
-            `default_model`.
+        options: The checked options; those of a listener have `default_model`.
 
     Raises:
         ValueError: An option is wrong.

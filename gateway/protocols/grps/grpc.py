@@ -53,7 +53,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.grps.options.GrpsOptions`.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.

@@ -33,7 +33,7 @@ def requested_output(
     """Return a requested output.
 
     Args:
-        name: Of the output.
+        name: The name of the output.
         parameters: As received, without those about the form of a message.
         limits: On names.
         least_classes: 0 where that number requests no classes; 1 where it is an error.

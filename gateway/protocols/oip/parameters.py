@@ -47,7 +47,7 @@ def split_parameters(
     """Separate the reserved request parameters from *parameters*.
 
     Args:
-        parameters: Of a request.
+        parameters: The parameters that a request has.
         limits: On the id of a sequence.
         reserved: Refuse reserved ones of another type or value; else they are for the model.
 

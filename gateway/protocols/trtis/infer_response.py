@@ -154,8 +154,8 @@ def read_reply(
         call: Determines which outputs are in shared memory.
         header: With its classes.
         raws: A view for each output, empty where the message has no bytes of it.
-        origin: Of the response.
-        limits: As for requests.
+        origin: The origin of the response.
+        limits: The limits of the response.
 
     Raises:
         MalformedMessage: A requested output is missing, an output is neither raw nor classes, or

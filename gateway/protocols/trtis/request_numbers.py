@@ -40,8 +40,8 @@ def process_options(
     those of its earlier processes.
 
     Args:
-        number: Of the worker, from 1.
-        count: Of the workers.
+        number: The number of the worker, from 1.
+        count: How many workers there are.
         clock: Nanoseconds of the machine.
     """
     if count == 1:

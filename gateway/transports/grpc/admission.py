@@ -172,12 +172,12 @@ class Slot:
     """A slot and bytes that one call holds; entering it raises as `CallAdmission.enter`.
 
     Args:
-        admission: Of the listener.
+        admission: The admission that the listener has.
         size: The size of the message.
         client: The shares of the client.
-        held: As for `CallAdmission.enter`.
-        deadline: As for `CallAdmission.enter`.
-        free: As for `CallAdmission.enter`.
+        held: An earlier reservation for the message; None for none.
+        deadline: The deadline of the call; None for none.
+        free: Whether it needs neither slot nor memory.
     """
 
     __slots__ = ("_admission", "_client", "_deadline", "_free", "_reservation", "_size")

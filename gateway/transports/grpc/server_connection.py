@@ -81,7 +81,7 @@ class OpenConnections:
         count: Counts them.
 
     Attributes:
-        count: As given.
+        count: Counts the connections.
         members: The connections.
         active: Those that may have calls. The others are idle, and there may be 10,000.
         is_closed: New ones are aborted, because the server has stopped.

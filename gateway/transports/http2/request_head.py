@@ -28,7 +28,7 @@ class HttpStreamHead(Struct, frozen=True):
     """The head of a plain HTTP request on a stream.
 
     Attributes:
-        path: Of no gRPC method.
+        path: The path; no gRPC method has it.
         length: Content-Length; None for none.
         method: In capitals.
         head: None for one that is refused.
@@ -61,8 +61,8 @@ def read_http_head(
     """Return the head of a request; a stream error where HTTP/2 forbids its fields.
 
     Args:
-        fields: Of the header block.
-        limits: Of the listener.
+        fields: The fields that the header block has.
+        limits: The limits that the listener has.
     """
     why = broken_fields(fields, _PSEUDO)
     if why is not None:

@@ -114,7 +114,7 @@ class _Group:
     Attributes:
         limiter: Counts those in flight, and holds others.
         state: Whether it holds or refuses any.
-        baseline: Of their latencies without load.
+        baseline: The baseline of their latencies without load.
         turn: Counts calls, of which some are measured.
         is_quiet: Whether one call of eight is enough to count.
         empty_at: When nobody waited last.

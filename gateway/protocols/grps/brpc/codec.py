@@ -70,7 +70,7 @@ class BrpcCodec(Codec[Frame, Frame]):
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.grps.options.GrpsOptions`.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.

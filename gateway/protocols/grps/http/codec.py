@@ -43,7 +43,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.grps.options.GrpsOptions`.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.

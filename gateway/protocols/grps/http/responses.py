@@ -99,7 +99,7 @@ def encode_end(route: GrpsRoute | None, content_type: str, *, empty: bool) -> Ht
 
     Args:
         route: The path's rules; None for those of grps itself.
-        content_type: Of streams of grps itself.
+        content_type: The content type that grps itself streams.
         empty: The stream had no items, so this part is the complete response.
     """
     end = b""

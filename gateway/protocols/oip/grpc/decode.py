@@ -226,8 +226,8 @@ def plain_reader(cached: CachedMessages, id_bytes: int) -> PlainReader:
     It returns None for another message, and for an id that must be checked.
 
     Args:
-        cached: As of `InferMessageScanner`.
-        id_bytes: Of an id.
+        cached: The function that `InferMessageScanner` has.
+        id_bytes: The largest size of an id.
     """
 
     def read(view: memoryview, /) -> Read | None:

@@ -131,7 +131,7 @@ class InferMessageScanner:
     descriptions of tensors, some hundred of each.
 
     Args:
-        limits: Of names and counts.
+        limits: The limits of names and counts.
     """
 
     def __init__(self, limits: MessageLimits) -> None:

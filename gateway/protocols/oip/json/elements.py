@@ -85,7 +85,7 @@ class ElementReader:
 
         Args:
             name: The tensor's.
-            datatype: Of the elements.
+            datatype: The datatype that the elements have.
             shape: Already checked by `check_shape`.
             data: A list, a simdjson Array, or converted elements.
 
@@ -268,8 +268,8 @@ def number_packer(code: str, count: int) -> Callable[[bytes], bytes]:
     It raises ValueError, struct.error or OverflowError for another list.
 
     Args:
-        code: Of the numbers, one of `CODES`.
-        count: Of the numbers.
+        code: The code of the numbers, one of `CODES`.
+        count: How many numbers there are.
     """
     # struct counts the numbers and checks their range; it accepts no text and no list.
     pack = struct.Struct(f"<{count}{code}").pack

@@ -96,7 +96,7 @@ class JsonTemplateCache(Generic[T]):
 
     Args:
         kind: "input" or "output": its tensors.
-        limits: As for messages without a template.
+        limits: The limits of messages, with a template or without.
 
     Attributes:
         parse: Parses a message by its template; see `template_parser`.
@@ -157,8 +157,8 @@ def template_parser(
 
     Args:
         template_of: Returns the template for the text around the holes, if there is one.
-        most_bytes: Of the JSON.
-        id_bytes: Of an id.
+        most_bytes: The largest size of the JSON.
+        id_bytes: The largest size of an id.
     """
 
     def parse(body: memoryview, end: int, /) -> tuple[Read[T] | None, Cut | None]:

@@ -104,7 +104,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
 
     Args:
         limits: The limits of a message.
-        options: See options.py.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.

@@ -92,7 +92,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
 
     Args:
         limits: The limits of a message.
-        options: See options.py.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.
