@@ -16,10 +16,10 @@ import structlog
 
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
+from gateway.app import passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
-from gateway.app.passthrough import NAME as PASSTHROUGH
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
@@ -177,7 +177,7 @@ class BuiltListener:
         config = self._config.passthrough
         if config is not None:
             rules = passthrough_rules(config, messages)
-            reports = self.rejections.reports(PASSTHROUGH)
+            reports = self.rejections.reports(passthrough.NAME)
             self._passthrough = ObservedPassthrough(
                 self._http_client(),
                 rules,

@@ -70,8 +70,8 @@ def within_tolerance(a: Array, b: Array, atol: float, rtol: float, nan_equal: bo
     Args:
         a: Old values, from `pairs_of`.
         b: New values, of the same shape.
-        atol: As a FP64 number, exactly.
-        rtol: As a FP64 number, exactly.
+        atol: The absolute tolerance, an exact FP64 number.
+        rtol: The relative tolerance, an exact FP64 number.
         nan_equal: Whether NaN agrees with NaN. An infinity agrees with itself only.
     """
     special, agree = same_special(a, b, nan_equal)

@@ -67,7 +67,7 @@ class MismatchList:
         """Write a call if its results differ.
 
         Args:
-            old: As it was recorded.
+            old: The result that was recorded.
             comparison: The comparison of its results.
             new_code: Of the new result, "ok" for a reply.
             new_error: The text of its error.

@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.api.protocol import Options
 
-OPTION: Final = "request_ids"
+REQUEST_IDS: Final = "request_ids"
 """The option by which a listener's codecs get the counters of the process; YAML has none."""
 
 
@@ -45,5 +45,5 @@ def process_options(
         clock: Nanoseconds of the machine.
     """
     if count == 1:
-        return {OPTION: RequestIds()}
-    return {OPTION: RequestIds(clock() // 1000 * count + number, count)}
+        return {REQUEST_IDS: RequestIds()}
+    return {REQUEST_IDS: RequestIds(clock() // 1000 * count + number, count)}

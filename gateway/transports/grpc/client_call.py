@@ -13,7 +13,7 @@ from gateway.transports.admission import Reservation
 from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import GrpcResponseHead, status_of_http
 from gateway.transports.grpc.messages import GrpcMessage, MessageReader, whole_message
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
 from gateway.transports.http2.receiver import STREAM_WINDOW
@@ -26,8 +26,8 @@ _RATIO: Final = 200
 _RATIO_FLOOR_BYTES: Final = 1 << 20
 # Source: gRPC over HTTP/2, "Errors".
 _STATUS_OF_RESET: Final = {
-    h2.ENHANCE_YOUR_CALM: GrpcStatus.RESOURCE_EXHAUSTED,
-    h2.INADEQUATE_SECURITY: GrpcStatus.PERMISSION_DENIED,
+    frames.ENHANCE_YOUR_CALM: GrpcStatus.RESOURCE_EXHAUSTED,
+    frames.INADEQUATE_SECURITY: GrpcStatus.PERMISSION_DENIED,
 }
 
 
@@ -248,14 +248,14 @@ class ClientCall(Struct, eq=False):
 
     def on_reset(self, code: int) -> None:
         """Fail the call: the stream was reset."""
-        if code == h2.REFUSED_STREAM:
+        if code == frames.REFUSED_STREAM:
             self.fail(
                 errors.NotSent(f"{self.connection.name} refused the call without processing it")
             )
-        elif code == h2.CANCEL:  # the gateway did not cancel the call
+        elif code == frames.CANCEL:  # the gateway did not cancel the call
             self.fail(self._protocol_error("a reset of the stream with CANCEL"))
         elif not self._is_done:
-            details = f"{self.connection.name} reset the stream: {h2.code_name(code)}"
+            details = f"{self.connection.name} reset the stream: {frames.code_name(code)}"
             status = _STATUS_OF_RESET.get(code, GrpcStatus.INTERNAL)
             self._end = GrpcResponseHead(None, True, status, details, (), "")
             self._wake()

@@ -31,7 +31,7 @@ from gateway.transports.grpc.headers import (
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, frame_message, whole_message
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_messages import FINAL, Http2ServerConnection, RequestMessages
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import EARLY_RESET_S
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import uncounted_bytes
@@ -353,7 +353,7 @@ class ServerCall:
         """End the call after *error*; return False if *error* must be raised."""
         if isinstance(error, asyncio.CancelledError):
             if self._final_response is None:
-                self._connection.core.reset(self._stream, h2.CANCEL)
+                self._connection.core.reset(self._stream, frames.CANCEL)
                 self._connection.flush_soon()
                 return False
             self._finish(self._final_response)
@@ -502,7 +502,7 @@ class ServerCall:
             core.consume(stream, stream.unread)
             self._connection.flush_soon()
         if stream.is_local_closed and not stream.is_remote_closed:
-            core.reset(stream, h2.NO_ERROR)  # the rest of the request is not needed
+            core.reset(stream, frames.NO_ERROR)  # the rest of the request is not needed
             self._connection.flush_soon()
         stream.owner = None
         if self._connection.state is FINAL and not core.streams:

@@ -23,7 +23,7 @@ from gateway.transports.grpc.server_call import ServerCall
 from gateway.transports.grpc.server_messages import FINAL, OPEN, ConnectionState
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_body import EMPTY
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import FLOOD_TEXT, UNSERVED_COST
 from gateway.transports.http2.frames import Http2ConnectionError, Http2StreamError
@@ -174,7 +174,9 @@ class GrpcServerConnection(Http2Protocol):
         refusal = connection_refusal(self._open.count, transport, address)
         if refusal is not None:
             self._on_reject(refusal)
-            greeting = h2.settings(()) + h2.goaway(0, h2.ENHANCE_YOUR_CALM, refusal.message)
+            greeting = frames.settings(()) + frames.goaway(
+                0, frames.ENHANCE_YOUR_CALM, refusal.message
+            )
             refuse_connection(transport, greeting, linger=refusal.limit != DESCRIPTORS)
             return
         if self._open.is_closed:
@@ -240,7 +242,7 @@ class GrpcServerConnection(Http2Protocol):
         if head.length is not None:
             stream.expected_bytes = head.length
             if end and head.length:
-                self.core.refuse(stream, h2.PROTOCOL_ERROR)
+                self.core.refuse(stream, frames.PROTOCOL_ERROR)
                 return
         method = self._methods.get(head.path)
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
@@ -259,7 +261,7 @@ class GrpcServerConnection(Http2Protocol):
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
             self._serve_other(stream, head, view)
         elif head.length is not None and head.length != len(view):
-            self.core.refuse(stream, h2.PROTOCOL_ERROR)
+            self.core.refuse(stream, frames.PROTOCOL_ERROR)
         else:
             call = stream.owner = ServerCall(self, stream, head, method)
             call.on_complete_stream(view)
@@ -350,7 +352,7 @@ class GrpcServerConnection(Http2Protocol):
             if stalled_s > limits.write_idle_timeout_s or waits_s > write_time(
                 stream.written, limits
             ):
-                self.core.reset(stream, h2.CANCEL)
+                self.core.reset(stream, frames.CANCEL)
                 self.flush_soon()
                 if stream.owner is not None:
                     stream.owner.on_reset()
@@ -414,7 +416,7 @@ class GrpcServerConnection(Http2Protocol):
         if self.core.streams or self.transport is None or self.transport.is_closing():
             return
         if self.core.flood_budget.was_low:
-            self.core.goaway(final=True, code=h2.ENHANCE_YOUR_CALM, message=FLOOD_TEXT)
+            self.core.goaway(final=True, code=frames.ENHANCE_YOUR_CALM, message=FLOOD_TEXT)
         self.close()
 
     # -- plain requests
@@ -444,9 +446,11 @@ class GrpcServerConnection(Http2Protocol):
         if isinstance(head, GrpcRequestHead):
             self._turn_away(stream, head)
         elif http is None:
-            self.core.refuse(stream, h2.PROTOCOL_ERROR)  # such heads are read for a server of them
+            self.core.refuse(
+                stream, frames.PROTOCOL_ERROR
+            )  # such heads are read for a server of them
         elif body is not None and head.length is not None and head.length != len(body):
-            self.core.refuse(stream, h2.PROTOCOL_ERROR)
+            self.core.refuse(stream, frames.PROTOCOL_ERROR)
         else:
             stream.owner = HttpStream(self, stream, head, http, body)
 
@@ -470,7 +474,7 @@ class GrpcServerConnection(Http2Protocol):
         block = trailers_only_block(status, details, metadata, http_status=http)
         self.core.writer.head(stream, block, end=True)
         if not stream.is_remote_closed:
-            self.core.reset(stream, h2.NO_ERROR)
+            self.core.reset(stream, frames.NO_ERROR)
         self.flush_soon()
 
 

@@ -31,7 +31,7 @@ from gateway.transports.http.request_body import (
 )
 from gateway.transports.http.request_head import Head, Version
 from gateway.transports.http.shared_responses import SharedResponses
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import (
     EARLY_RESET_S,
@@ -128,7 +128,7 @@ class StreamWriter:
     def abort(self) -> None:
         """Reset the stream."""
         if self._is_known:
-            self._connection.core.reset(self._stream, h2.CANCEL)
+            self._connection.core.reset(self._stream, frames.CANCEL)
             self._connection.flush_soon()
 
     def can_write_eof(self) -> bool:
@@ -371,7 +371,7 @@ class HttpStream:
                         await held.grow(size)
                 whole += piece
                 self._consume(size)
-                self._widen(max(len(whole), h2.DEFAULT_WINDOW))
+                self._widen(max(len(whole), frames.DEFAULT_WINDOW))
             if self.is_complete:
                 self.buffered_body = memoryview(whole).toreadonly()
                 return self.buffered_body
@@ -484,7 +484,7 @@ class HttpStream:
         if stream.unread:
             self._consume(stream.unread)
         if stream.is_local_closed and not stream.is_remote_closed:
-            core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
+            core.reset(stream, frames.NO_ERROR)  # nothing more of the request is wanted
             self._connection.flush_soon()
         stream.owner = None
         self.transport = None

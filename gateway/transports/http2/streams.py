@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import (
     MESSAGE_REFUND,
     REFUND_FROM_BYTES,
@@ -134,10 +134,10 @@ class Http2StreamWriter:
         self._flood_budget = credit
         self._streams = streams
         self._sent = sent
-        self._room = h2.DEFAULT_WINDOW
+        self._room = frames.DEFAULT_WINDOW
         self._waiting: dict[int, Http2Stream] = {}
-        self.initial_window = h2.DEFAULT_WINDOW
-        self.frame_bytes = h2.DEFAULT_FRAME
+        self.initial_window = frames.DEFAULT_WINDOW
+        self.frame_bytes = frames.DEFAULT_FRAME
         self.is_paused = False
         self.has_shrunk = False
 
@@ -192,18 +192,18 @@ class Http2StreamWriter:
 
     def head(self, stream: Http2Stream, block: bytes, *, end: bool = False) -> None:
         """Write a header block; with *end*, it ends the stream."""
-        flags = h2.END_STREAM if end else 0
+        flags = frames.END_STREAM if end else 0
         most = self.frame_bytes
         if self.has_shrunk:
             self.has_shrunk = False
             block = EMPTY_TABLE + block
-        kind = h2.HEADERS
+        kind = frames.HEADERS
         for begin in range(0, len(block) or 1, most):
             piece = block[begin : begin + most]
             if begin + most >= len(block):
-                flags |= h2.END_HEADERS
-            self._out.append(h2.frame(kind, flags, stream.number, piece))
-            kind, flags = h2.CONTINUATION, 0
+                flags |= frames.END_HEADERS
+            self._out.append(frames.frame(kind, flags, stream.number, piece))
+            kind, flags = frames.CONTINUATION, 0
         if end:
             self._ended(stream)
 
@@ -234,9 +234,9 @@ class Http2StreamWriter:
         """Increase the window of a stream, or of the connection; return False on overflow."""
         if stream is None:
             self._room += size
-            return self._room <= h2.MAX_WINDOW
+            return self._room <= frames.MAX_WINDOW
         stream.room += size
-        return stream.room <= h2.MAX_WINDOW
+        return stream.room <= frames.MAX_WINDOW
 
     def begin_at(self, window: int, streams: Iterable[Http2Stream]) -> bool:
         """Set the initial window, and adjust the windows of *streams*; return False on overflow."""
@@ -244,7 +244,7 @@ class Http2StreamWriter:
         fits = True
         for stream in streams:
             stream.room += difference
-            fits = fits and stream.room <= h2.MAX_WINDOW
+            fits = fits and stream.room <= frames.MAX_WINDOW
         return fits
 
     def pump(self) -> None:
@@ -283,7 +283,7 @@ class Http2StreamWriter:
             size = min(remaining, most)
             pieces = _pop_front(waiting, size)
             size = size_of(pieces)
-            self._out.append(frame_head(size, h2.DATA, 0, stream.number))
+            self._out.append(frame_head(size, frames.DATA, 0, stream.number))
             self._out += pieces
             remaining -= size
             total += size
@@ -304,7 +304,7 @@ class Http2StreamWriter:
         if stream.tail is not None:
             self.head(stream, stream.tail, end=True)
         else:
-            self._out.append(frame_head(0, h2.DATA, h2.END_STREAM, stream.number))
+            self._out.append(frame_head(0, frames.DATA, frames.END_STREAM, stream.number))
             self._ended(stream)
 
 
@@ -313,14 +313,14 @@ def _full_frames(
 ) -> list[bytes | memoryview]:
     """Remove the first *size* bytes of the first buffer; return them as frames of *most* bytes."""
     first = waiting[0]
-    head = frame_head(most, h2.DATA, 0, number)
-    frames: list[bytes | memoryview] = [head] * (2 * size // most)
-    frames[1::2] = [first[begin : begin + most] for begin in range(0, size, most)]
+    head = frame_head(most, frames.DATA, 0, number)
+    sent: list[bytes | memoryview] = [head] * (2 * size // most)
+    sent[1::2] = [first[begin : begin + most] for begin in range(0, size, most)]
     if size < len(first):
         waiting[0] = first[size:]
     else:
         waiting.popleft()
-    return frames
+    return sent
 
 
 def _pop_front(waiting: deque[memoryview], size: int) -> list[memoryview]:

@@ -42,7 +42,7 @@ def decompress(number: int, data: memoryview, most: int) -> memoryview:
 
     Args:
         number: One of `NAMES`.
-        data: As received.
+        data: The compressed bytes.
         most: The limit on its size.
 
     Raises:

@@ -162,7 +162,7 @@ def response_writer(
 
     Args:
         model_text: Returns the members about a model.
-        integers: As `few_integers`, for an output.
+        integers: Writes few integers of an output.
     """
 
     def write(model: ModelRef, request_id: str, outputs: tuple[Tensor, ...], /) -> bytes | None:

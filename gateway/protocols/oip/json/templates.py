@@ -121,7 +121,7 @@ class JsonTemplateCache(Generic[T]):
             cut: The message.
             rest: The parsed message without id and tensors; depends on the text alone.
             request_id: Its id.
-            tensors: As parsed.
+            tensors: The tensors that were parsed.
         """
         key, holes, tail = cut
         if not self._kept.should_admit(key):

@@ -85,7 +85,7 @@ def tensor_prefix(
         kind: "input" or "output", whose members have their own order.
         name: The name of the tensor.
         datatype: The datatype of its elements.
-        shape: As sent.
+        shape: The shape that is sent.
         parameters: All that are sent.
     """
     text = _described(kind, name, datatype, shape)
@@ -170,7 +170,7 @@ def binary_writer(
     It returns None for other tensors, and for none at all.
 
     Args:
-        part_of: As `binary_part`, for one kind.
+        part_of: Writes the binary part of one tensor.
     """
 
     def write(tensors: tuple[Tensor, ...], /) -> tuple[bytes, list[memoryview]] | None:
