@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from gateway.ir.context import ModelRef, Parameter, Parameters, Sequence
+from gateway.ir.context import CallSequence, ModelRef, Parameter, Parameters
 from gateway.ir.metadata import ModelMetadata
 
 Inputs = Mapping[str, npt.NDArray[Any]]
@@ -40,7 +40,7 @@ class Job(Struct):
     model: ModelRef
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
-    sequence: Sequence | None = None
+    sequence: CallSequence | None = None
     outputs: tuple[str, ...] = ()
     deadline: float | None = None
     reply_parameters: dict[str, Parameter] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from gateway.app.chains import listener, model, route, upstream
 from gateway.app.chains.rows import PACKAGES, End, Row
 from gateway.app.package_layers import guarded
 from gateway.registry import layers
-from gateway.service import Service, entry_of, inference_entry_of
+from gateway.service import Service, bound_call, bound_inference
 
 SHARED_MODEL: Final = "upstream model"
 """The chain of a model of an upstream that has a batch queue or a cache."""
@@ -109,8 +109,8 @@ def build_chain(chain: str, end: Service, at: ChainContext) -> Service:
     Raises:
         LookupError: A layer needs a part that *at* does not have.
     """
-    outermost, inference = end, inference_entry_of(end)
-    inner = Entries(entry_of(end), inference, inference)
+    outermost, inference = end, bound_inference(end)
+    inner = Entries(bound_call(end), inference, inference)
     for layer in reversed(list(layers_of(chain))):
         built = layer.build(inner, at.of(layer))
         if built is not None:
@@ -121,7 +121,7 @@ def build_chain(chain: str, end: Service, at: ChainContext) -> Service:
 
 def _entries(built: Service, calls: Calls, inner: Entries) -> Entries:
     """Return the ways into a layer and what is inside it."""
-    questions, inference = entry_of(built), inference_entry_of(built)
+    questions, inference = bound_call(built), bound_inference(built)
     if calls is Calls.QUESTIONS:
         return Entries(questions, inner.inference, inner.plain)
     return Entries(questions, inference, inference)

@@ -7,7 +7,7 @@ from typing import TypeVar
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest
 from gateway.ir.errors import GatewayError
-from gateway.service import ReplyCoroutine, Service, entry_of, inference_entry_of
+from gateway.service import ReplyCoroutine, Service, bound_call, bound_inference
 
 R = TypeVar("R")
 
@@ -48,8 +48,8 @@ class PackageLayer:
 
     def __init__(self, part: str, layer: Service, calls: Calls, inner: Entries) -> None:
         self._part = part
-        self._layer = entry_of(layer)
-        self._inference = inference_entry_of(layer)
+        self._layer = bound_call(layer)
+        self._inference = bound_inference(layer)
         self._is_for_inference = calls is Calls.INFERENCE
         self._inner = inner.questions
 

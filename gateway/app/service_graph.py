@@ -17,7 +17,7 @@ import structlog
 
 from gateway import __version__
 from gateway.api.extension import TrafficShift
-from gateway.app.admin.status import route_entries, upstream_entries
+from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.chain_context import ChainContext, Keep, Sections, keep_nothing
 from gateway.app.chains.listener import ServedModels, SharedRegions
