@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
 from gateway.api.comparison import ComparisonRule
-from gateway.api.extension import Extension
+from gateway.api.extension import CompletedExtension, Extension
 from gateway.api.layer import Layer
 from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
 from gateway.api.transform import TensorTransform
@@ -49,12 +49,19 @@ def extensions() -> Mapping[str, Extension]:
     found = {name: load_dotted(dotted) for name, dotted in EXTENSIONS.items()}
     for entry in entry_points(group="gateway.extensions"):
         found.setdefault(entry.name, load_dotted(entry.value))
-    for name, extension in found.items():
-        if not isinstance(extension, Extension):
-            kind = type(extension).__name__
-            message = f"extension {name!r} is a {kind}; expected a gateway.api.Extension"
-            raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
-    return found
+    return {name: _completed(name, extension) for name, extension in found.items()}
+
+
+def _completed(name: str, found: Any) -> Extension:
+    if isinstance(found, type) and hasattr(found, "name"):
+        found = found()
+    if isinstance(found, Extension):
+        return found
+    if not isinstance(getattr(found, "name", None), str):
+        kind = type(found).__name__
+        message = f"extension {name!r} is a {kind}; expected a gateway.api.Extension"
+        raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
+    return CompletedExtension(found)
 
 
 @functools.cache

@@ -7,6 +7,17 @@ Semantic versioning holds for these names and those of `gateway.api.tensors`; `T
 from typing import Final
 
 from gateway.api.access import Authenticator, Authoriser, Credentials, Identity, Unauthenticated
+from gateway.api.admin import (
+    AdminGateway,
+    AdminNeed,
+    AdminRequest,
+    AdminRoute,
+    Content,
+    Events,
+    Json,
+    Page,
+    Redirect,
+)
 from gateway.api.backend import Arrays, Backend, Inputs, Job
 from gateway.api.comparison import ComparisonRule, RuleResult
 from gateway.api.events import Event, EventSink
@@ -44,6 +55,10 @@ API_VERSION: Final = "1.0"
 
 __all__ = [
     "API_VERSION",
+    "AdminGateway",
+    "AdminNeed",
+    "AdminRequest",
+    "AdminRoute",
     "Arrays",
     "Authenticator",
     "Authoriser",
@@ -52,11 +67,13 @@ __all__ = [
     "Codec",
     "ComparisonRule",
     "ConfigView",
+    "Content",
     "Credentials",
     "DefectKind",
     "Entries",
     "Event",
     "EventSink",
+    "Events",
     "Extension",
     "Finding",
     "GrpcBinding",
@@ -64,6 +81,7 @@ __all__ = [
     "Identity",
     "Inputs",
     "Job",
+    "Json",
     "Layer",
     "LayerContext",
     "LeadingPart",
@@ -71,9 +89,11 @@ __all__ = [
     "MetricCell",
     "OptionValue",
     "Options",
+    "Page",
     "PartSetup",
     "Processes",
     "ProtocolSpec",
+    "Redirect",
     "RouteTap",
     "RuleResult",
     "ServerDefect",

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import socket
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from prometheus_client.core import Metric as MetricFamily
 
@@ -112,21 +113,28 @@ class ServingProcess(Protocol):
 
 
 class ServingPart(Protocol):
-    """An extension's part of a serving process. Its faults change no call."""
+    """An extension's part of a serving process. Its faults change no call.
+
+    A subclass overrides what it needs.
+    """
 
     @property
     def taps(self) -> Sequence[Tap]:
         """Receive the calls of all frontends."""
+        return ()
 
     @property
     def on_call(self) -> CountCall | None:
         """Called with each inference of a client; None for nothing."""
+        return None
 
     def route_taps(self) -> Mapping[str, RouteTap]:
         """Return what receives chosen calls of routes, by the name of the route."""
+        return {}
 
-    def shifts(self, config: ConfigView, /) -> Mapping[str, TrafficShift]:
+    def shifts(self, _config: ConfigView, /) -> Mapping[str, TrafficShift]:
         """Return the moved share of each route that has one, by the name of the route."""
+        return {}
 
     async def start(self) -> None:
         """Begin, before the gateway listens. Raises StartError."""
@@ -134,8 +142,9 @@ class ServingPart(Protocol):
     def change(self, config: ConfigView, /) -> None:
         """Follow a reload."""
 
-    def exchange(self, document: Mapping[str, Any], /) -> Mapping[str, Any]:
+    def exchange(self, _document: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Receive what the leading part sends, and return a reply, both as JSON values."""
+        return {}
 
     async def stop(self) -> None:
         """Finish, after the last call; idempotent."""
@@ -210,6 +219,8 @@ class LeadingPart:
 class Extension(Protocol):
     """A wing, found by entry points of the group `gateway.extensions`.
 
+    It needs a `name`. What it leaves out has the defaults here.
+
     Attributes:
         name: Its name.
         settings: Its keys in the configuration file.
@@ -218,26 +229,57 @@ class Extension(Protocol):
     """
 
     name: str
-    settings: tuple[Setting[Any], ...]
-    metrics: tuple[Metric, ...]
-    commands: Mapping[str, str]
+    settings: tuple[Setting[Any], ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    commands: Mapping[str, str] = MappingProxyType({})
 
-    def check(self, config: ConfigView, /) -> Iterator[Finding]:
+    def check(self, _config: ConfigView, /) -> Iterator[Finding]:
         """Yield what is wrong with its keys, beyond their types."""
+        return iter(())
 
-    def warnings(self, config: ConfigView, /) -> Iterator[Finding]:
+    def warnings(self, _config: ConfigView, /) -> Iterator[Finding]:
         """Yield what is probably not meant; `gateway validate --strict` makes them errors."""
+        return iter(())
 
-    def apply_changes(self, config: ConfigView, changes: Mapping[str, Any], /) -> ConfigView:
+    def apply_changes(self, config: ConfigView, _changes: Mapping[str, Any], /) -> ConfigView:
         """Return the configuration with changes that an operator made at run time.
 
         Raises:
             LookupError: A change names something that does not exist.
             ValueError: A change is invalid.
         """
+        return config
 
-    def serve(self, process: ServingProcess, /) -> ServingPart | None:
+    def serve(self, _process: ServingProcess, /) -> ServingPart | None:
         """Return its part of a serving process; None if the configuration needs none."""
+        return None
 
-    def lead(self, processes: Processes, /) -> LeadingPart | None:
+    def lead(self, _processes: Processes, /) -> LeadingPart | None:
         """Return its part of the leading process; None if the configuration needs none."""
+        return None
+
+
+class CompletedExtension(Extension):
+    """An extension of a package, with the defaults of what it leaves out.
+
+    Args:
+        own: Has a `name` and some of the other members.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self.name = own.name
+        for member in _MEMBERS:
+            if hasattr(own, member):
+                setattr(self, member, getattr(own, member))
+
+
+_MEMBERS: Final = (
+    "settings",
+    "metrics",
+    "commands",
+    "check",
+    "warnings",
+    "apply_changes",
+    "serve",
+    "lead",
+)

@@ -56,7 +56,7 @@ def post(running: Serving, model: str, body: str) -> tuple[int, str]:
 
 def test_the_package_is_small() -> None:
     """The whole package, with its entry points, has at most 150 lines of code."""
-    files = [HERE / "pyproject.toml", *(HERE / "gateway_toy").glob("*.py")]
+    files = [HERE / "pyproject.toml", *(HERE / "gateway_toy").glob("*.*")]
     lines = [line.strip() for path in files for line in path.read_text("utf-8").splitlines()]
     assert len([line for line in lines if line and not line.startswith('"""')]) <= 150
 
@@ -114,10 +114,7 @@ def test_its_policy_limits_each_route(running: Serving) -> None:
         running, "small", "1 2 3"
     )
     assert 400 == post(running, "same", "1 2 3 4 5 6 7")[0]
-    connection = HTTPConnection(str(running.addresses["admin"]), timeout=30)
-    connection.request("GET", "/metrics")
-    page = connection.getresponse().read().decode()
-    connection.close()
+    page = get(running, "/metrics")[1]
     assert 'toy_rejected_total{route="small"} 1.0' in page
     assert 'toy_rejected_total{route="plain"} 1.0' in page
 
@@ -125,6 +122,31 @@ def test_its_policy_limits_each_route(running: Serving) -> None:
 def test_its_transform_changes_requests(running: Serving) -> None:
     """The target of one route gets twice the values."""
     assert (200, "2 4 -6") == post(running, "twice", "1 2 -3")
+
+
+def get(running: Serving, path: str) -> tuple[int, str]:
+    connection = HTTPConnection(str(running.addresses["admin"]), timeout=30)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def test_its_page_is_in_the_menu(running: Serving) -> None:
+    """A page shows keys of the package, and other pages lead to it."""
+    status, page = get(running, "/ui/limits")
+    assert 200 == status
+    assert "routes.0.max_elements: 2" in page
+    assert 'href="/ui/limits"' in get(running, "/ui/")[1]
+
+
+def test_a_page_that_fails_costs_its_own_request(running: Serving) -> None:
+    """The log names the path, and other pages are served."""
+    assert 500 == get(running, "/api/v1/toy")[0]
+    assert "ZeroDivisionError" in str(running.wait_for("internal error", path="/api/v1/toy"))
+    assert 200 == get(running, "/ui/")[0]
 
 
 def test_a_reload_puts_its_key_in_force(site: Path, running: Serving) -> None:

@@ -4,31 +4,21 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.api import (
-    Calls,
-    ConfigView,
-    Entries,
-    Finding,
-    Layer,
-    LayerContext,
-    Metric,
-    Service,
-    Setting,
-)
+from gateway import api
 from gateway.api.tensors import Call, TooLarge, inference_of
 
-LIMIT = Setting[int | None](
+LIMIT = api.Setting[int | None](
     key="max_elements",
     type=int | None,
     default=None,
     places=("policies", "route"),
     help="Largest number of elements of all inputs. Default: no limit.",
 )
-REJECTED = Metric("toy_rejected_total", "counter", "Inferences with too many elements.", ("route",))
+REJECTED = api.Metric("toy_rejected_total", "counter", "Inferences that are too large.", ("route",))
 
 
 class MaxElements:
-    def __init__(self, inner: Entries, limit: int, at: LayerContext) -> None:
+    def __init__(self, inner: api.Entries, limit: int, at: api.LayerContext) -> None:
         self._inner, self._limit = inner.questions, limit
         self._rejected = at.metric(REJECTED, route=at.name)
 
@@ -42,23 +32,23 @@ class MaxElements:
         return await self._inner(call)
 
 
-def build(inner: Entries, at: LayerContext) -> Service | None:
+def build(inner: api.Entries, at: api.LayerContext) -> api.Service | None:
     limit = at.setting(LIMIT)
     return None if limit is None else MaxElements(inner, limit, at)
 
 
-def check(config: ConfigView) -> Iterator[Finding]:
+def check(config: api.ConfigView) -> Iterator[api.Finding]:
     for path, limit in config.values(LIMIT):
         if limit is not None and limit < 1:
             yield path, f"is {limit}; expected at least 1"
 
 
-LAYER = Layer(
+LAYER = api.Layer(
     name="MaxElements",
     purpose="rejects large inferences, if `max_elements` is set",
     chain="route",
     build=build,
-    calls=Calls.INFERENCE,
+    calls=api.Calls.INFERENCE,
     settings=(LIMIT,),
     metrics=(REJECTED,),
     check=check,
