@@ -40,8 +40,10 @@ CHECKS = (
     ("everybody", "nothing"),
     (
         "`read`",
-        "The host is an IP address, `localhost` or one of `admin.hosts`. Other machines send the "
-        "token, where `admin.token` is set.",
+        (
+            "The host is an IP address, `localhost` or one of `admin.hosts`. Other machines send "
+            "the token, where `admin.token` is set."
+        ),
     ),
     (
         "`read`, no token",
@@ -49,13 +51,17 @@ CHECKS = (
     ),
     (
         "`operate`",
-        "The request comes from this machine or has the token, unless `admin.remote_changes` is "
-        "set. It has no field `origin`.",
+        (
+            "The request comes from this machine or has the token, unless `admin.remote_changes` "
+            "is set. It has no field `origin`."
+        ),
     ),
     (
         "`migrate`",
-        "As `read`, and other machines always send the token. The field `x-gateway-admin` has any "
-        "value, and `origin` is no other site.",
+        (
+            "As `read`, and other machines always send the token. The field `x-gateway-admin` has "
+            "any value, and `origin` is no other site."
+        ),
     ),
 )
 
