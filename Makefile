@@ -82,6 +82,7 @@ generated: $(VENV)/.installed-dev ## Check that generated files match their sour
 	$(BIN)/python schemas/configuration.py --check
 	$(BIN)/python schemas/protection.py --check
 	$(BIN)/python schemas/metrics.py --check
+	$(BIN)/python schemas/admin_api.py --check
 
 .PHONY: regenerate
 regenerate: $(VENV)/.installed-dev ## Write the generated files again.
@@ -89,6 +90,7 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/configuration.py
 	$(BIN)/python schemas/protection.py
 	$(BIN)/python schemas/metrics.py
+	$(BIN)/python schemas/admin_api.py
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).

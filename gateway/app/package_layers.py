@@ -19,7 +19,7 @@ def guarded(entry: str, layer: Layer) -> Layer:
 
     Args:
         entry: The name of its entry point.
-        layer: As the package has it.
+        layer: The layer of the package.
     """
     return replace(layer, build=_builder(f"layer {entry!r}", layer))
 

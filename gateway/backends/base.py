@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import structlog
 
-from gateway.api import backend as api
+from gateway.api import backend
 from gateway.api.backend import Arrays, Inputs, Job
 from gateway.backends.instance_pool import InstancePool
 from gateway.backends.validation import Signature
@@ -50,7 +50,7 @@ class LoadError(errors.GatewayError):
     code: ClassVar[errors.ErrorCode] = errors.ErrorCode.NOT_READY
 
 
-class BackendService(Dispatch, api.Backend):
+class BackendService(Dispatch, backend.Backend):
     """One version of one model; a Service.
 
     It raises InvalidRequest if a request does not match the model's metadata, Overloaded if the

@@ -3,8 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from gateway.api import backend as api
-from gateway.api.backend import Arrays, Inputs, Job
+from gateway.api.backend import Arrays, Backend, Inputs, Job
 from gateway.backends.base import BackendService, LoadError
 from gateway.backends.model_spec import ModelSpec
 from gateway.backends.versions import Versions
@@ -28,7 +27,7 @@ def versions_of(found: Any, spec: ModelSpec) -> Versions:
         return made
     if isinstance(made, BackendService):
         return Versions(spec.name, [made])
-    if isinstance(made, api.Backend):
+    if isinstance(made, Backend):
         return Versions(spec.name, [HostedBackend(spec.name, made, **spec.pool_settings)])
     kind = type(made).__name__
     raise ValueError(f"a backend made a {kind}; expected a gateway.api.Backend")
@@ -39,11 +38,11 @@ class HostedBackend(BackendService):
 
     Args:
         name: The model's name.
-        backend: As the package has it.
+        backend: The model that the package has made.
         settings: `instances` and `queue` of `BackendService`.
     """
 
-    def __init__(self, name: str, backend: api.Backend, **settings: Any) -> None:
+    def __init__(self, name: str, backend: Backend, **settings: Any) -> None:
         super().__init__(name, **settings)
         self._backend = backend
         self.decoupled = backend.decoupled
@@ -89,6 +88,6 @@ class HostedBackend(BackendService):
         return super().run_stream(inputs, job)
 
 
-def _has_own(backend: api.Backend, name: str) -> bool:
+def _has_own(backend: Backend, name: str) -> bool:
     method: Callable[..., Any] = getattr(type(backend), name)
-    return method is not getattr(api.Backend, name)
+    return method is not getattr(Backend, name)

@@ -24,8 +24,8 @@ class PackageRule:
     """A rule whose exceptions count as a difference, and are logged once for each type.
 
     Args:
-        name: Of its entry point.
-        rule: As the package has it.
+        name: The name of its entry point.
+        rule: The rule of the package.
     """
 
     def __init__(self, name: str, rule: ComparisonRule) -> None:

@@ -26,7 +26,7 @@ class TransformTensors:
     Args:
         inner: The target; `Complete` is outside, so that requests have what the transform needs.
         transform: Changes requests and replies.
-        name: Of the transform, for the log.
+        name: The name of the transform, for the log.
     """
 
     def __init__(self, inner: Entries, transform: TensorTransform, name: str) -> None:

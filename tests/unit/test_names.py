@@ -21,6 +21,7 @@ PACKAGE = REPOSITORY / "gateway"
 ROLES = frozenset(
     {
         "Client",
+        "Event",
         "GrpcClient",
         "GrpcCodec",
         "GrpcServer",
