@@ -6,7 +6,7 @@ Semantic versioning holds for these names and those of `gateway.api.tensors`; `T
 
 from typing import Final
 
-from gateway.api.access import Authenticator, Authoriser, Credentials, Identity, Unauthenticated
+from gateway.api.access import Authenticator, Credentials, Peer
 from gateway.api.admin import (
     AdminGateway,
     AdminNeed,
@@ -18,6 +18,7 @@ from gateway.api.admin import (
     Page,
     Redirect,
 )
+from gateway.api.authoriser import Authoriser
 from gateway.api.backend import Arrays, Backend, Inputs, Job
 from gateway.api.comparison import ComparisonRule, RuleResult
 from gateway.api.events import Event, EventSink
@@ -47,6 +48,8 @@ from gateway.api.protocol import (
 )
 from gateway.api.tap import RouteTap, Tap, TappedCall
 from gateway.api.transform import TensorTransform
+from gateway.ir.errors import Unauthenticated
+from gateway.ir.identity import Identity
 from gateway.service import Service
 from gateway.settings.setting import Setting
 from gateway.telemetry.names import Metric, MetricCell
@@ -91,6 +94,7 @@ __all__ = [
     "Options",
     "Page",
     "PartSetup",
+    "Peer",
     "Processes",
     "ProtocolSpec",
     "Redirect",
