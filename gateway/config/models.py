@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gateway.config.access import ClientConfig, ClientName, SecurityConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
 from gateway.config.pipelines import PipelineConfig
@@ -154,6 +155,11 @@ class ListenerConfig(Model):
     grpcio, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
+    authentication: Literal["required", "optional", "off"] | None = None
+    """Whether clients need a credential. `required`: calls without one are refused. `optional`:
+    their client is `anonymous`, and wrong credentials are refused. `off`: no credential is read.
+    Default: `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client
+    has `certificates` or `unix_users`; else `off`."""
     cors: CorsConfig | None = None
     """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
     refuse their requests."""
@@ -482,14 +488,6 @@ class ModelConfig(Model):
     """Response cache. `{}` switches it on with its defaults. Default: no cache."""
 
 
-class SecurityConfig(Model):
-    """Checks that the gateway applies to its own configuration."""
-
-    strict: bool = False
-    """Refuse to start if a listener exposes data without TLS, or shared memory, to other machines.
-    Default: `false`, which logs a warning."""
-
-
 class ReloadConfig(Model):
     """What lets the gateway read its configuration file again.
 
@@ -570,8 +568,10 @@ class Config(Model):
     model, every pipeline and the models of all upstreams under their own names."""
     policies: PoliciesConfig = PoliciesConfig()
     """Timeouts, retries and concurrency of every route."""
+    clients: Mapping[ClientName, ClientConfig] = Field(default_factory=dict)
+    """Clients, by name. `anonymous` is reserved for those without a credential. Default: none."""
     security: SecurityConfig = SecurityConfig()
-    """How strict the gateway is with its own configuration."""
+    """Credentials of clients, and how strict the gateway is with its own configuration."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()
