@@ -156,7 +156,8 @@ class OrText:
         return {"anyOf": [text, handler(schema)]}
 
 
-def _as_list(value: object) -> object:
+def as_list(value: object) -> object:
+    """Return one value as a list; a list, and nothing, as they are."""
     return value if value is None or isinstance(value, list | tuple) else [value]
 
 
@@ -165,7 +166,7 @@ _SCALAR = {"$comment": "text", "type": ["string", "number", "boolean"]}
 Scalar = Annotated[Text, WithJsonSchema(_SCALAR)]
 Names = Annotated[
     tuple[Text, ...],
-    BeforeValidator(_as_list),
+    BeforeValidator(as_list),
     WithJsonSchema(
         {
             "$comment": "text or list of texts",

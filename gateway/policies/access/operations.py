@@ -68,9 +68,12 @@ OPERATION: Final[Mapping[type[Call[Any]], str]] = MappingProxyType(
 OPERATIONS: Final = tuple(dict.fromkeys(OPERATION.values()))
 """The names of all operations."""
 
-# Server metadata and the index have no model; the others are listings without one.
-LISTINGS: Final = frozenset({ServerMetadataRequest, RepositoryIndexRequest, ModelStatisticsRequest})
-"""Calls that, without a model, reply with what the client may use."""
+LISTED: Final = frozenset({METADATA, INDEX, STATISTICS})
+"""Operations whose calls without a model reply with what the client may use."""
+
+_LISTINGS: Final = frozenset(
+    {ServerMetadataRequest, RepositoryIndexRequest, ModelStatisticsRequest}
+)
 
 
 def operation_of(call: Call[Any]) -> str:
@@ -84,7 +87,7 @@ def is_listing(call: Call[Any]) -> bool:
     """Return whether the reply to *call* lists what the client may use."""
     if isinstance(call, ServerStatusRequest):
         return call.about is None and not call.trends
-    return type(call) in LISTINGS and (call.model is None or not call.model.name)
+    return type(call) in _LISTINGS and (call.model is None or not call.model.name)
 
 
 def expanded(operations: tuple[str, ...]) -> frozenset[str]:

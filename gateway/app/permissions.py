@@ -1,0 +1,152 @@
+"""The permissions of a configuration: its rules, their checks, and what `gateway explain` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.config.models import Config
+from gateway.config.permissions import ConditionsConfig, RuleConfig
+from gateway.config.yaml_tree import Finding
+from gateway.ir.identity import ANONYMOUS, Identity
+from gateway.policies.access.operations import HEALTH, INFERENCE, LISTED
+from gateway.policies.access.rules import AccessRule, Decision, Facts, Permissions, Size
+
+
+def rule_names(config: Config) -> list[str]:
+    """Return the names of the rules, in the order of the file."""
+    rules = config.security.rules
+    return [rule.name or f"rule-{number}" for number, rule in enumerate(rules, start=1)]
+
+
+def access_rules(config: Config) -> list[AccessRule]:
+    """Return the rules of *config*; none if clients may do all that listeners switch on."""
+    named = zip(rule_names(config), config.security.rules, strict=True)
+    return [_rule(name, rule) for name, rule in named]
+
+
+def _rule(name: str, rule: RuleConfig) -> AccessRule:
+    return AccessRule(
+        name=name,
+        operations=rule.operations,
+        denies=rule.effect == "deny",
+        max_elements=rule.max_elements,
+        max_bytes=rule.max_bytes,
+        **conditions(rule),
+    )
+
+
+def conditions(config: ConditionsConfig) -> dict[str, Any]:
+    """Return the conditions that rules and quotas share, as fields of an `AccessRule`."""
+    return {name: getattr(config, name) for name in ConditionsConfig.model_fields}
+
+
+def check_rules(config: Config) -> Iterator[Finding]:
+    """Yield the rules whose name another rule has."""
+    names = rule_names(config)
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            path = ("security", "rules", index, "name")
+            yield path, f"duplicate name {name!r}: each of the rules needs a different name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedCall:
+    """A call that `gateway explain` asks about.
+
+    Attributes:
+        client: Its name; "anonymous" for none.
+        groups: Besides those of the configuration.
+        claims: Of its token.
+        operation: One of `operations.OPERATIONS`.
+        model: "" for none.
+        listener: "" for the first one.
+    """
+
+    client: str
+    operation: str = INFERENCE
+    model: str = ""
+    version: str = ""
+    protocol: str = ""
+    listener: str = ""
+    groups: Sequence[str] = ()
+    claims: Mapping[str, Sequence[str]]
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedAccess:
+    """Whether a client may make a call.
+
+    Attributes:
+        decision: "allow" or "deny".
+        rule: The first rule that decides; None if no rule does.
+        quotas: Names of the quotas that count the call.
+    """
+
+    decision: str
+    rule: str | None
+    quotas: tuple[str, ...] = ()
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the client may make the call."""
+        return self.decision == "allow"
+
+    def __str__(self) -> str:
+        if self.rule is not None:
+            return f"{self.decision}, rule {self.rule}"
+        return f"{self.decision}, no rule {'is needed' if self.is_allowed else 'allows it'}"
+
+
+def explain_access(config: Config, asked: AskedCall) -> ExplainedAccess:
+    """Decide about a call by the rules of *config*.
+
+    Raises:
+        LookupError: There is no such listener.
+    """
+    identity = identity_of(config, asked)
+    decision = _decide(config, identity, facts_of(config, asked), asked)
+    return ExplainedAccess("allow" if decision.is_allowed else "deny", decision.rule)
+
+
+def identity_of(config: Config, asked: AskedCall) -> Identity:
+    """Return the client of an asked call, with what the configuration says about it."""
+    if asked.client == ANONYMOUS.name:
+        return ANONYMOUS
+    claims = {name: list(values) for name, values in asked.claims.items()}
+    found = config.clients.get(asked.client)
+    if found is None:
+        return Identity(asked.client, frozenset(asked.groups), claims=claims)
+    groups = frozenset((*found.groups, *asked.groups))
+    return Identity(asked.client, groups, found.tier or "", found.labels, claims)
+
+
+def facts_of(config: Config, asked: AskedCall) -> Facts:
+    """Return the facts of an asked call.
+
+    Raises:
+        LookupError: There is no such listener.
+    """
+    listeners = {listener.name: listener for listener in config.listeners}
+    listener = listeners.get(asked.listener or config.listeners[0].name)
+    if listener is None:
+        raise LookupError(
+            f"unknown listener {asked.listener!r}; expected one of {', '.join(listeners)}"
+        )
+    model: str | None = asked.model or None
+    if asked.operation == INFERENCE and model is None:
+        model = listener.default_model
+    return Facts(asked.operation, model, asked.version, asked.protocol, listener.name)
+
+
+def _decide(config: Config, identity: Identity, facts: Facts, asked: AskedCall) -> Decision:
+    rules = access_rules(config)
+    is_public = facts.operation == HEALTH and facts.model is None and config.security.public_health
+    if not rules or is_public:
+        return Decision(True)
+    permissions = Permissions(rules)
+    if facts.model is None and facts.operation in LISTED:
+        return permissions.may_list(identity, facts)
+    return permissions.decide(identity, facts, lambda: asked.size)
