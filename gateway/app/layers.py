@@ -17,6 +17,7 @@ from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.ir.context import Need
 from gateway.ir.errors import GatewayError
+from gateway.policies.access.authorise import Authorise, ListenerAccess
 from gateway.policies.batch.normalize import NormalizeOutputs
 from gateway.policies.batch.policy import Batch, BatchMeter
 from gateway.policies.batch.queue import BatchRules
@@ -135,6 +136,7 @@ class ListenerParts:
     new_path: Callable[..., CallPath] = CallPath
     on_call: CountCall | None = None
     trace: Wrap | None = None
+    access: ListenerAccess | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,9 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
                   new_path=at.new_path, on_call=at.on_call)),
         Layer("TraceCall", "makes the span of each call, if `telemetry.otlp` has traces",
               lambda inner, at: None if at.trace is None else at.trace(inner.calls)),
+        Layer("Authorise", "refuses what the client may not do, if `security.rules` has rules",
+              lambda inner, at: None if at.access is None else Authorise(
+                  inner.calls, at.access, inference=inner.inference)),
         Layer("ShedLoad", "refuses inferences while the gateway is overloaded, if configured",
               lambda inner, at: None if at.shed is None else at.shed(inner.calls)),
         Layer("ServerStatusLayer", "replies to status calls of TensorRT v1 clients",

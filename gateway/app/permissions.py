@@ -11,7 +11,7 @@ from gateway.config.permissions import ConditionsConfig, RuleConfig
 from gateway.config.yaml_tree import Finding
 from gateway.ir.identity import ANONYMOUS, Identity
 from gateway.policies.access.operations import HEALTH, INFERENCE, LISTED
-from gateway.policies.access.rules import AccessRule, Decision, Facts, Permissions, Size
+from gateway.policies.access.rules import AccessDecision, AccessRule, Facts, Permissions, Size
 
 
 def rule_names(config: Config) -> list[str]:
@@ -52,7 +52,7 @@ def check_rules(config: Config) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedCall:
+class ExampleCall:
     """A call that `gateway explain` asks about.
 
     Attributes:
@@ -100,53 +100,55 @@ class ExplainedAccess:
         return f"{self.decision}, no rule {'is needed' if self.is_allowed else 'allows it'}"
 
 
-def explain_access(config: Config, asked: AskedCall) -> ExplainedAccess:
+def explain_access(config: Config, example: ExampleCall) -> ExplainedAccess:
     """Decide about a call by the rules of *config*.
 
     Raises:
         LookupError: There is no such listener.
     """
-    identity = identity_of(config, asked)
-    decision = _decide(config, identity, facts_of(config, asked), asked)
+    identity = identity_of(config, example)
+    decision = _decide(config, identity, facts_of(config, example), example)
     return ExplainedAccess("allow" if decision.is_allowed else "deny", decision.rule)
 
 
-def identity_of(config: Config, asked: AskedCall) -> Identity:
-    """Return the client of an asked call, with what the configuration says about it."""
-    if asked.client == ANONYMOUS.name:
+def identity_of(config: Config, example: ExampleCall) -> Identity:
+    """Return the client of an example, with what the configuration says about it."""
+    if example.client == ANONYMOUS.name:
         return ANONYMOUS
-    claims = {name: list(values) for name, values in asked.claims.items()}
-    found = config.clients.get(asked.client)
+    claims = {name: list(values) for name, values in example.claims.items()}
+    found = config.clients.get(example.client)
     if found is None:
-        return Identity(asked.client, frozenset(asked.groups), claims=claims)
-    groups = frozenset((*found.groups, *asked.groups))
-    return Identity(asked.client, groups, found.tier or "", found.labels, claims)
+        return Identity(example.client, frozenset(example.groups), claims=claims)
+    groups = frozenset((*found.groups, *example.groups))
+    return Identity(example.client, groups, found.tier or "", found.labels, claims)
 
 
-def facts_of(config: Config, asked: AskedCall) -> Facts:
-    """Return the facts of an asked call.
+def facts_of(config: Config, example: ExampleCall) -> Facts:
+    """Return the facts of an example.
 
     Raises:
         LookupError: There is no such listener.
     """
     listeners = {listener.name: listener for listener in config.listeners}
-    listener = listeners.get(asked.listener or config.listeners[0].name)
+    listener = listeners.get(example.listener or config.listeners[0].name)
     if listener is None:
         raise LookupError(
-            f"unknown listener {asked.listener!r}; expected one of {', '.join(listeners)}"
+            f"unknown listener {example.listener!r}; expected one of {', '.join(listeners)}"
         )
-    model: str | None = asked.model or None
-    if asked.operation == INFERENCE and model is None:
+    model: str | None = example.model or None
+    if example.operation == INFERENCE and model is None:
         model = listener.default_model
-    return Facts(asked.operation, model, asked.version, asked.protocol, listener.name)
+    return Facts(example.operation, model, example.version, example.protocol, listener.name)
 
 
-def _decide(config: Config, identity: Identity, facts: Facts, asked: AskedCall) -> Decision:
+def _decide(
+    config: Config, identity: Identity, facts: Facts, example: ExampleCall
+) -> AccessDecision:
     rules = access_rules(config)
     is_public = facts.operation == HEALTH and facts.model is None and config.security.public_health
     if not rules or is_public:
-        return Decision(True)
+        return AccessDecision(True)
     permissions = Permissions(rules)
     if facts.model is None and facts.operation in LISTED:
         return permissions.may_list(identity, facts)
-    return permissions.decide(identity, facts, lambda: asked.size)
+    return permissions.decide(identity, facts, lambda: example.size)

@@ -26,6 +26,7 @@ from gateway.app.listeners import ListenerEntry, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.parts import ServingParts
 from gateway.app.passthrough import known_posts
+from gateway.app.permissions import access_rules
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process import memory_bound
 from gateway.app.route_rules import RuledRoute, named_models, required_routes, ruled_routes
@@ -41,6 +42,8 @@ from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.ir.metadata import ServerMetadata, Trend
+from gateway.policies.access.authorise import ListenerAccess
+from gateway.policies.access.rules import Permissions
 from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
@@ -133,6 +136,7 @@ class ServiceGraph:
         self.config = config = loaded.config
         self._process = process
         self.parts: KeptParts = KeptParts({} if previous is None else previous.parts.current)
+        process.metrics.access.allow_clients(config.clients)
         process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
         self._models: BuiltModels = build_models(
             config,
@@ -155,6 +159,7 @@ class ServiceGraph:
         self.server: ServerInfo = self._server_info(routes, matcher, online=online)
         self.pipelines.step_router.connect(routes, own, self.server)
         model_keys = ModelKeyIndex(self.server, matcher.matches_model)
+        access = self._access()
         http_clients = {
             name: PassthroughClient(built.http, partial(known_posts, built))
             for name, built in self._upstreams.items()
@@ -165,11 +170,12 @@ class ServiceGraph:
                 listener.default_model or "",
                 self._shared_memory_mode(listener),
                 self._upstream_identity if listener.identity == "upstream" else lambda: None,
+                access.get(listener.name),
             )
             for listener in config.listeners
         }
         self.entries: Mapping[str, ListenerEntry] = {
-            name: ListenerEntry(service, model_keys, http_clients)
+            name: ListenerEntry(service, model_keys, http_clients, access.get(name))
             for name, service in {"": self._entry("", SharedMemoryOff()), **services}.items()
         }
 
@@ -404,6 +410,7 @@ class ServiceGraph:
         default_model: str,
         memory: SharedMemoryMode,
         identity: Callable[[], ServerMetadata | None] = lambda: None,
+        access: ListenerAccess | None = None,
     ) -> Service:
         process = self._process
         services = {name: target.service for name, target in self._targets.items()}
@@ -421,8 +428,26 @@ class ServiceGraph:
             new_path=process.new_path,
             on_call=process.parts.on_call,
             trace=None if process.tracing is None else process.tracing.call,
+            access=access,
         )
         return build_chain("listener", router, parts)
+
+    def _access(self) -> dict[str, ListenerAccess]:
+        """Return what clients may do at each listener; empty without rules."""
+        config = self.config
+        rules = access_rules(config)
+        permissions = Permissions(rules)
+        denied = self._process.metrics.access.denied
+        return {
+            listener.name: ListenerAccess(
+                permissions,
+                listener.name,
+                default_model=listener.default_model or "",
+                public_health=config.security.public_health,
+                on_denied=denied,
+            )
+            for listener in (config.listeners if rules else ())
+        }
 
     def _shed(self) -> Callable[[Service], ShedLoad] | None:
         config = self.config.policies.overload

@@ -9,7 +9,7 @@ import typer
 
 from gateway.app import check, describe_layers, explain_call
 from gateway.app.config_warnings import warnings
-from gateway.app.permissions import AskedCall, ExplainedAccess, explain_access
+from gateway.app.permissions import ExampleCall, ExplainedAccess, explain_access
 from gateway.app.route_rules import Explanation
 from gateway.cli.output import (
     FAILED,
@@ -197,7 +197,7 @@ def explain(  # noqa: PLR0913, PLR0917  # one for each flag
         try:
             access = explain_access(
                 config_of_file,
-                AskedCall(
+                ExampleCall(
                     client=client,
                     operation=operation,
                     model=model,
@@ -216,7 +216,7 @@ def explain(  # noqa: PLR0913, PLR0917  # one for each flag
 
 def _print_explanation(
     output: OutputFormat,
-    asked: str,
+    example: str,
     explanation: Explanation | None,
     access: ExplainedAccess | None,
 ) -> None:
@@ -226,23 +226,23 @@ def _print_explanation(
         print_json(found if access is None else {**found, "access": dataclasses.asdict(access)})
     else:
         if explanation is not None:
-            _print_route(asked, explanation)
+            _print_route(example, explanation)
         if access is not None:
             print_text(f"access: {access}")
     if explanation is not None and explanation.route is None:
-        print_note(f"gateway: no route matches {asked}")
+        print_note(f"gateway: no route matches {example}")
         raise typer.Exit(FAILED)
     if access is not None and not access.is_allowed:
         raise typer.Exit(FAILED)
 
 
-def _print_route(asked: str, explanation: Explanation) -> None:
+def _print_route(example: str, explanation: Explanation) -> None:
     rows = [
         (name, "yes" if matched else "no", reason) for name, matched, reason in explanation.verdicts
     ]
     print_text(format_table(("route", "matches", "why"), rows))
     if explanation.route is not None:
-        model = asked.rpartition(" over ")[0]
+        model = example.rpartition(" over ")[0]
         print_text(f"\n{model} uses route {explanation.route}, to:")
         print_text("\n".join(f"  {target}" for target in explanation.targets))
         print_text("Failed calls are retried:")

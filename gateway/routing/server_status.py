@@ -21,7 +21,7 @@ from gateway.ir.calls import (
     ServerStatusRequest,
     ServerTrendsRequest,
 )
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import GATEWAY_CLIENT, Context, ModelRef
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -67,7 +67,8 @@ async def model_status(
     """
     limits = DEFAULT_LIMITS
     model = ModelRef(name)
-    context = Context(protocol=protocol, deadline=time.monotonic() + timeout_s)
+    deadline = time.monotonic() + timeout_s
+    context = Context(protocol=protocol, deadline=deadline, client=GATEWAY_CLIENT)
     try:
         check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
         if await service(ModelReadyRequest(model=model, context=context)):

@@ -49,14 +49,14 @@ class Facts(Struct, frozen=True):
     listener: str = ""
 
 
-class Decision(Struct, frozen=True):
+class AccessDecision(Struct, frozen=True):
     """Whether a call is allowed, and the first rule that decides; None if no rule does."""
 
     is_allowed: bool
     rule: str | None = None
 
 
-_NO_RULE: Final = Decision(False)
+_NO_RULE: Final = AccessDecision(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class CompiledRule:
     def __init__(self, rule: AccessRule) -> None:
         self.rule = rule
         self.operations = expanded(rule.operations)
-        self.verdict = Decision(not rule.denies, rule.name)
+        self.verdict = AccessDecision(not rule.denies, rule.name)
         self.limit_elements = rule.max_elements
         self.limit_bytes = rule.max_bytes
         self.is_about_models = rule.models is not None or rule.versions is not None
@@ -260,13 +260,13 @@ class Permissions:
     def __init__(self, rules: Sequence[AccessRule]) -> None:
         self._clients = RulesOfClients(rules)
         # A decision, or the rules that may allow the call, which depend on its size.
-        self._cached: BoundedDict[tuple[Identity, Facts], Decision | tuple[CompiledRule, ...]] = (
-            BoundedDict(_MAX_DECISIONS)
-        )
+        self._cached: BoundedDict[
+            tuple[Identity, Facts], AccessDecision | tuple[CompiledRule, ...]
+        ] = BoundedDict(_MAX_DECISIONS)
 
     def decide(
         self, identity: Identity, facts: Facts, measure: Callable[[], Size] = Size
-    ) -> Decision:
+    ) -> AccessDecision:
         """Return whether *identity* may make a call.
 
         Args:
@@ -278,12 +278,12 @@ class Permissions:
         found = self._cached.get(key)
         if found is None:
             found = self._cached[key] = self._find(identity, facts)
-        if isinstance(found, Decision):
+        if isinstance(found, AccessDecision):
             return found
         size = measure()
         return next((rule.verdict for rule in found if rule.holds(size)), _NO_RULE)
 
-    def may_list(self, identity: Identity, facts: Facts) -> Decision:
+    def may_list(self, identity: Identity, facts: Facts) -> AccessDecision:
         """Return whether *identity* may list models.
 
         It may if a rule would allow the call about some model, and no rule denies it for all.
@@ -297,7 +297,7 @@ class Permissions:
                 return rule.verdict
         return _NO_RULE
 
-    def _find(self, identity: Identity, facts: Facts) -> Decision | tuple[CompiledRule, ...]:
+    def _find(self, identity: Identity, facts: Facts) -> AccessDecision | tuple[CompiledRule, ...]:
         rules = [rule for rule in self._clients.of(identity) if rule.has_call(facts)]
         for rule in rules:
             if rule.rule.denies:

@@ -56,7 +56,7 @@ def explain(config: Path, *arguments: str) -> tuple[int, str]:
         (("--operation", "health"), 0, "access: allow, no rule is needed"),
     ],
 )
-def test_tells_the_rule_that_decides(
+def test_explain_names_the_deciding_rule(
     config: Path, arguments: tuple[str, ...], status: int, line: str
 ) -> None:
     """The last line names the decision and its rule, and the status is 1 for a denied call."""
