@@ -11,15 +11,16 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from gateway.ir.errors import DeadlineExceeded, GatewayError
+from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.transports.contract import GrpcFrontend, GrpcMount
+from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.protobuf import LEN, VARINT, WireError, fields, put_varint, tag, text, varint
 
 Status = Callable[[str], Awaitable[bool | None]]
 """Whether a service answers; "" asks for the whole server, None means there is no such service."""
 
-_CHECK = "/grpc.health.v1.Health/Check"
+CHECK = "/grpc.health.v1.Health/Check"
 _WATCH = "/grpc.health.v1.Health/Watch"
 _SERVING = 1
 _NOT_SERVING = 2
@@ -27,6 +28,14 @@ _SERVICE_UNKNOWN = 3
 _SERVICE = tag(1, LEN)
 _STATUS_KEY = varint(tag(1, VARINT))
 _SHARE = 4
+_TOLD_CODES = frozenset(
+    {
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.UNAUTHENTICATED,
+        ErrorCode.OVERLOADED,
+        ErrorCode.UNAVAILABLE,
+    }
+)
 _MAX_FIELDS = 16
 
 
@@ -48,7 +57,7 @@ class Health(GrpcFrontend):
     @property
     def mount(self) -> GrpcMount:
         """The service, for a server's *extras*."""
-        return GrpcMount({_CHECK: MethodKind.UNARY, _WATCH: MethodKind.SERVER_STREAM}, self)
+        return GrpcMount({CHECK: MethodKind.UNARY, _WATCH: MethodKind.SERVER_STREAM}, self)
 
     async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
         """Yield the response to a check, or the responses to a watch until its client leaves."""
@@ -57,7 +66,7 @@ class Health(GrpcFrontend):
         except WireError as error:
             yield _ended(GrpcStatus.INVALID_ARGUMENT, f"not a HealthCheckRequest: {error}")
             return
-        if wire.method == _CHECK:
+        if wire.method == CHECK:
             yield await self._check(service)
             return
         address = wire.client.address
@@ -107,9 +116,10 @@ class Health(GrpcFrontend):
 
 def refused(error: GatewayError) -> GrpcResponse:
     """Return the reply to a call about the server itself that was not read completely."""
-    late = isinstance(error, DeadlineExceeded)
-    status = GrpcStatus.DEADLINE_EXCEEDED if late else GrpcStatus.INVALID_ARGUMENT
-    return _ended(status, error.message)
+    is_told = error.code in _TOLD_CODES
+    return _ended(
+        GRPC_STATUS[error.code] if is_told else GrpcStatus.INVALID_ARGUMENT, error.message
+    )
 
 
 def _service(message: memoryview) -> str:
