@@ -15,6 +15,8 @@ import structlog
 from prometheus_client.core import Metric
 
 from gateway import __version__
+from gateway.api.access import Authenticator
+from gateway.app.access import AccessControl
 from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.api import AdminApi, AdminSources
 from gateway.app.admin.control import Control
@@ -160,6 +162,8 @@ class Gateway:
         )
         self.metrics.watch_config(lambda: {"sha256": self._graph.loaded.sha256})
         self._loop_lag = LoopLag(self._measure_load)
+        self._access = AccessControl(loaded)
+        self.metrics.registry.register(self._access)
         shared = SharedResources(
             metrics=self.metrics,
             call_log=self._call_log,
@@ -173,6 +177,7 @@ class Gateway:
             process_options=ProcessOptions(self._slot),
             tap=tap,
             tracing=self._process.tracing,
+            authenticator=self._access.authenticator,
         )
         self._listeners = [
             build_listener(listener, self._entries[listener.name], self.ready, shared)
@@ -233,7 +238,10 @@ class Gateway:
                 "in_flight_bytes_limit": self._budget.limit_bytes,
                 **gauge_entries(self.metrics.gauges),
             },
-            "warnings": self._certificates.with_warnings(logs.recent_warnings()),
+            "warnings": [
+                *self._access.status(),
+                *self._certificates.with_warnings(logs.recent_warnings()),
+            ],
         }
 
     def _not_ready_reason(self) -> str:
@@ -275,6 +283,7 @@ class Gateway:
             for server in self._data_servers.values():
                 await server.start()
             self._certificates.start()
+            self._access.start()
             self._trimmer.start()
             self._loop_lag.start()
             if self._export is not None:
@@ -369,6 +378,7 @@ class Gateway:
         await self._has_started.wait()
         limit = asyncio.timeout(loaded.config.lifecycle.reload.timeout)
         try:
+            change_access = self._access.prepare(loaded)
             graph = ServiceGraph(loaded, self._process, self._graph)
             try:
                 async with limit:
@@ -382,9 +392,16 @@ class Gateway:
             late = isinstance(error, TimeoutError) and limit.expired()
             raise StartError(RELOAD_LATE if late else reason_of(error)) from error
         graph.drain_endpoints(drained)
+        self._authenticate(change_access())
         self.parts.change(loaded)
         await self._replace_graph(graph)
         return await self._certificates.renewed(graph.parts.changes())
+
+    def _authenticate(self, asking: Mapping[str, Authenticator]) -> None:
+        """Let the listeners *asking* begin to ask who calls, if they did not before."""
+        for listener in self._listeners:
+            if listener.name in asking:
+                listener.authenticate(asking[listener.name])
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph
@@ -445,6 +462,7 @@ class Gateway:
 
     async def _close(self) -> None:
         await self._certificates.stop()
+        await self._access.stop()
         for server in self._servers.values():
             await server.stop()
         await self._retirements.finish(0)

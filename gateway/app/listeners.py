@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import structlog
 
+from gateway.api.access import Authenticator
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
 from gateway.app.certificates import listener_tls
@@ -48,6 +49,7 @@ from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.admission import MemoryBudget
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount, TooManyConnections
 from gateway.transports.contract import (
     GrpcMount,
@@ -56,7 +58,7 @@ from gateway.transports.contract import (
     Server,
     ServerLimits,
 )
-from gateway.transports.grpc.health import Health
+from gateway.transports.grpc.health import CHECK, Health
 from gateway.transports.grpc.reflection import Reflection, ServiceSchemas
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
@@ -127,6 +129,7 @@ class BuiltListener:
         servers: By name ("main.http").
         rejections: As given.
         tls: Its TLS files; None without TLS.
+        authentication: Asks who sends each request; None if nobody asks.
     """
 
     def __init__(
@@ -141,6 +144,7 @@ class BuiltListener:
         self._tracing = tracing
         self.servers: dict[str, Server] = {}
         self.tls: TlsFiles | None = None
+        self.authentication: Authentication | None = None
         self._config = config
         self._entry = entry
         self._tap = tap
@@ -154,6 +158,18 @@ class BuiltListener:
             frontend.replace_service(self._service_of(spec, codec), self._check_of(codec))
         if self._passthrough is not None:
             self._passthrough.replace_client(self._http_client())
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._config.name
+
+    def authenticate(self, authenticator: Authenticator) -> None:
+        """Ask who sends each request from now on, unless the servers do so already."""
+        if self.authentication is None:
+            self.authentication = Authentication(authenticator, public_paths(self._config))
+            for server in self.servers.values():
+                server.authenticate(self.authentication)
 
     def frontend(self, spec: ProtocolSpec, codec: Any, **request_ids: Any) -> Any:
         """Return a new frontend of this listener.
@@ -250,6 +266,7 @@ class SharedResources:
         process_options: Options of protocols that the listeners share.
         tap: Receives the calls of all frontends; None for no tap.
         tracing: Makes spans; None for no spans.
+        authenticator: Returns what names the clients of a listener; None if nobody asks.
     """
 
     metrics: Metrics
@@ -264,6 +281,7 @@ class SharedResources:
     process_options: ProcessOptions = field(default_factory=ProcessOptions)
     tap: Tap | None = None
     tracing: Tracing | None = None
+    authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
 
 
 def build_listener(
@@ -283,6 +301,10 @@ def build_listener(
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
     built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
+    authenticator = shared.authenticator(config)
+    authentication = built.authentication = (
+        None if authenticator is None else Authentication(authenticator, public_paths(config))
+    )
     tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
     http_address = config.http or config.address
@@ -328,6 +350,7 @@ def build_listener(
             refused=partial(built.rejections.rejected, "http"),
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
+            authentication=authentication,
             grpc=grpc if is_both else (),
             extras=_extras(described, ready, built) if is_both else (),
             grpc_refused=partial(built.rejections.rejected, "grpc"),
@@ -345,6 +368,7 @@ def build_listener(
             refused=partial(built.rejections.rejected, "grpc"),
             count=_connection_count(f"{config.name}.grpc", limits, shared),
             reuse_port=shared.reuse_port,
+            authentication=authentication,
         )
     for stream in config.streams:
         name = _unique_name(f"{config.name}.{stream.protocol}.{_carrier(stream)}", servers)
@@ -440,6 +464,9 @@ def _stream_server(  # one caller
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
         replaces=shared.should_replace,
+        authentication=built.authentication,
+        credentials=binding.credentials,
+        closes_denied=binding.closes_denied,
     )
 
 
@@ -487,9 +514,28 @@ def _shared_port(  # one caller
         count=count,
         grpc=grpc,
         grpc_refused=partial(built.rejections.rejected, "grpc"),
+        authentication=built.authentication,
     )
     connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
+
+
+def public_paths(config: ListenerConfig) -> frozenset[str]:
+    """Return the paths and methods of a listener that ask for the health of the server."""
+    found: set[str] = {CHECK}
+    for name in config.protocols or protocol_names():
+        spec = protocol(name)
+        options = config.options.get(name, {})
+        if spec.http is not None:
+            claimed = _prefixes(spec.http, config, options)
+            found.update(path for path in spec.http.public if path.startswith(tuple(claimed)))
+        found.update(() if spec.grpc is None else spec.grpc.public)
+    for stream in config.streams:
+        spec = protocol(stream.protocol)
+        found.update(() if spec.stream is None else spec.stream.public)
+        found.update(() if spec.http is None else spec.http.public)
+        found.update(() if spec.grpc is None else spec.grpc.public)
+    return frozenset(found)
 
 
 def _cors_rules(config: ListenerConfig) -> CorsRules | None:

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import UNLIMITED, MemoryBudget
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     ClientLimits,
@@ -58,6 +59,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
     refused: Callable[[GatewayError], str | None],
     reuse_port: bool = False,
     count: ConnectionCount | None = None,
+    authentication: Authentication | None = None,
 ) -> Server:
     """Return a gRPC server.
 
@@ -72,6 +74,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         refused: Called for each call that reaches no frontend; never by the reference server.
         reuse_port: Share the port with other processes.
         count: Counts the connections; unused by the reference server.
+        authentication: Asks who sends each call; None if nobody asks.
     """
     if implementation == "native":
         return native_server.GrpcServer(
@@ -84,6 +87,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
             refused=refused,
             count=count,
             reuse_port=reuse_port,
+            authentication=authentication,
         )
     from gateway.transports.reference import grpc_server as reference_server  # noqa: PLC0415  # slow
 
@@ -95,6 +99,8 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         tls=tls,
         extras=extras,
         reuse_port=reuse_port,
+        authentication=authentication,
+        refused=refused,
     )
 
 

@@ -170,9 +170,14 @@ class TooLarge(GatewayError):
 
 
 class Unauthenticated(GatewayError):
-    """The caller sent no valid credentials."""
+    """The caller sent no valid credentials.
+
+    Attributes:
+        was_sent: Whether it sent any.
+    """
 
     code = ErrorCode.UNAUTHENTICATED
+    was_sent: bool = False
 
 
 class Forbidden(GatewayError):

@@ -12,8 +12,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from gateway.ir.context import Client
-from gateway.ir.errors import DeadlineExceeded, Forbidden, GatewayError
+from gateway.ir.errors import ErrorCode, Forbidden, GatewayError
 from gateway.transports.contract import GrpcFrontend, GrpcMount
+from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.protobuf import LEN, VARINT, WireError, fields, put_varint, tag, text, varint
 
@@ -23,7 +24,7 @@ Status = Callable[[str, Client], Awaitable[bool | None]]
 It raises Forbidden if the client may not ask.
 """
 
-_CHECK = "/grpc.health.v1.Health/Check"
+CHECK = "/grpc.health.v1.Health/Check"
 _WATCH = "/grpc.health.v1.Health/Watch"
 _SERVING = 1
 _NOT_SERVING = 2
@@ -31,6 +32,14 @@ _SERVICE_UNKNOWN = 3
 _SERVICE = tag(1, LEN)
 _STATUS_KEY = varint(tag(1, VARINT))
 _SHARE = 4
+_TOLD_CODES = frozenset(
+    {
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.UNAUTHENTICATED,
+        ErrorCode.OVERLOADED,
+        ErrorCode.UNAVAILABLE,
+    }
+)
 _MAX_FIELDS = 16
 
 
@@ -52,7 +61,7 @@ class Health(GrpcFrontend):
     @property
     def mount(self) -> GrpcMount:
         """The service, for a server's *extras*."""
-        return GrpcMount({_CHECK: MethodKind.UNARY, _WATCH: MethodKind.SERVER_STREAM}, self)
+        return GrpcMount({CHECK: MethodKind.UNARY, _WATCH: MethodKind.SERVER_STREAM}, self)
 
     async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
         """Yield the response to a check, or the responses to a watch until its client leaves."""
@@ -61,7 +70,7 @@ class Health(GrpcFrontend):
         except WireError as error:
             yield _ended(GrpcStatus.INVALID_ARGUMENT, f"not a HealthCheckRequest: {error}")
             return
-        if wire.method == _CHECK:
+        if wire.method == CHECK:
             yield await self._check(service, wire.client)
             return
         address = wire.client.address
@@ -118,9 +127,10 @@ class Health(GrpcFrontend):
 
 def refused(error: GatewayError) -> GrpcResponse:
     """Return the reply to a call about the server itself that was not read completely."""
-    late = isinstance(error, DeadlineExceeded)
-    status = GrpcStatus.DEADLINE_EXCEEDED if late else GrpcStatus.INVALID_ARGUMENT
-    return _ended(status, error.message)
+    is_told = error.code in _TOLD_CODES
+    return _ended(
+        GRPC_STATUS[error.code] if is_told else GrpcStatus.INVALID_ARGUMENT, error.message
+    )
 
 
 def _service(message: memoryview) -> str:

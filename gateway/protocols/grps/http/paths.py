@@ -35,6 +35,11 @@ METHOD_PATHS: Final[Mapping[str, str]] = {
     calls.SERVER_METADATA: f"{_V1}/metadata/server",
     calls.MODEL_METADATA: f"{_V1}/metadata/model",
 }
+PUBLIC_PATHS: Final = (
+    *(METHOD_PATHS[method] for method in calls.HEALTH),
+    *(f"{prefix}/{method}" for prefix in BRPC_PREFIXES for method in calls.HEALTH),
+)
+"""Those that ask for the health of the server."""
 _METHODS: Final = {
     path: method for method, path in METHOD_PATHS.items() if method != calls.PREDICT_STREAMING
 }

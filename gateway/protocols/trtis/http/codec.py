@@ -31,6 +31,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Origin
 from gateway.ir.errors import (
     AccessDenied,
+    ErrorCode,
     GatewayError,
     InvalidRequest,
     InvalidTensor,
@@ -163,7 +164,8 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* as status 400 with an empty body, and the reason in `NV-Status`.
 
-        A client that may not make the call gets 403, one that makes too many gets 429.
+        A credential that the gateway refuses is status 401, a client that may not make the call
+        403, and one that makes too many 429.
         Never raises.
         """
         if isinstance(error, MethodNotAllowed):
@@ -174,7 +176,8 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         status_header = (STATUS, self._line(status.code, status.text))
         if isinstance(error, HeaderMissing):
             return HttpResponse(HTTP_ERROR, Headers((status_header,)), (_NO_HEADER,))
-        if isinstance(error, _WITH_OWN_STATUS):
+        is_denied = call is None and error.code is ErrorCode.UNAUTHENTICATED
+        if is_denied or isinstance(error, _WITH_OWN_STATUS):
             headers = Headers((status_header, *extra_headers(error)))
             return HttpResponse(http_status_of(error), headers)
         form = _form_of_error(call, error)
