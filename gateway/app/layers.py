@@ -18,6 +18,7 @@ from gateway.config.signatures import SignatureConfig
 from gateway.ir.context import Need
 from gateway.ir.errors import GatewayError
 from gateway.policies.access.authorise import Authorise, ListenerAccess
+from gateway.policies.access.quotas.layer import ApplyQuotas
 from gateway.policies.batch.normalize import NormalizeOutputs
 from gateway.policies.batch.policy import Batch, BatchMeter
 from gateway.policies.batch.queue import BatchRules
@@ -137,6 +138,7 @@ class ListenerParts:
     on_call: CountCall | None = None
     trace: Wrap | None = None
     access: ListenerAccess | None = None
+    quotas: Callable[..., ApplyQuotas] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,9 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("Authorise", "refuses what the client may not do, if `security.rules` has rules",
               lambda inner, at: None if at.access is None else Authorise(
                   inner.calls, at.access, inference=inner.inference)),
+        Layer("ApplyQuotas", "charges calls to `quotas`, and refuses those beyond one",
+              lambda inner, at: None if at.quotas is None else at.quotas(
+                  inner.calls, inference=inner.inference)),
         Layer("ShedLoad", "refuses inferences while the gateway is overloaded, if configured",
               lambda inner, at: None if at.shed is None else at.shed(inner.calls)),
         Layer("ServerStatusLayer", "replies to status calls of TensorRT v1 clients",

@@ -22,6 +22,7 @@ from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
 from gateway.app.passthrough import NAME as PASSTHROUGH
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
+from gateway.app.quotas import telling_grpc, telling_http
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.app.worker_slot import ProcessOptions
@@ -84,6 +85,13 @@ _GRPC_IDS: Final = {
 }
 
 
+_TELLING: Final[Mapping[Any, Any]] = {
+    attach_http_request_id: telling_http(attach_http_request_id),
+    attach_grpc_request_id: telling_grpc(attach_grpc_request_id),
+}
+"""What attaches the request id and what a client is told of quotas."""
+
+
 class Reports(TypedDict):
     """What a frontend reports to."""
 
@@ -101,12 +109,14 @@ class ListenerEntry:
         model_keys: Resolves keys of models for protocols that need it.
         http_clients: Clients of HTTP upstreams, by the name of the upstream.
         access: What its clients may do; None if there are no rules.
+        has_quotas: Whether responses may tell clients of quotas.
     """
 
     service: Service
     model_keys: ModelKeyIndex
     http_clients: Mapping[str, PassthroughClient] = field(default_factory=dict)
     access: ListenerAccess | None = None
+    has_quotas: bool = False
 
     def of_protocol(self, spec: ProtocolSpec) -> Service:
         """Return what handles the calls of one protocol."""
@@ -148,14 +158,14 @@ class BuiltListener:
         self._config = config
         self._entry = entry
         self._tap = tap
-        self._frontends: list[tuple[ProtocolSpec, Any, Frontend[Any, Any]]] = []
+        self._frontends: list[tuple[ProtocolSpec, Any, Frontend[Any, Any], Any]] = []
         self._passthrough: ObservedPassthrough | None = None
 
     def connect(self, entries: Mapping[str, ListenerEntry]) -> None:
         """Send all calls that begin from now on to the entry of this listener."""
         self._entry = entries[self._config.name]
-        for spec, codec, frontend in self._frontends:
-            frontend.replace_service(self._service_of(spec, codec), self._check_of(codec))
+        for spec, codec, frontend, attach in self._frontends:
+            self._connect_frontend(frontend, spec, codec, attach)
         if self._passthrough is not None:
             self._passthrough.replace_client(self._http_client())
 
@@ -186,9 +196,18 @@ class BuiltListener:
             if self._tap is None
             else TappedFrontend(codec, service, self._tap, **options)
         )
-        built.replace_service(service, self._check_of(codec))
-        self._frontends.append((spec, codec, built))
+        attach = request_ids.get("attach_request_id")
+        self._connect_frontend(built, spec, codec, attach)
+        self._frontends.append((spec, codec, built, attach))
         return built
+
+    def _connect_frontend(
+        self, frontend: Frontend[Any, Any], spec: ProtocolSpec, codec: Any, attach: Any
+    ) -> None:
+        """Send the calls of a frontend to the entry, and let responses tell of its quotas."""
+        if attach is not None and self._entry.has_quotas:
+            attach = _TELLING[attach]
+        frontend.replace_service(self._service_of(spec, codec), self._check_of(codec), attach)
 
     def _service_of(self, spec: ProtocolSpec, codec: Any) -> Service:
         service = self._entry.of_protocol(spec)

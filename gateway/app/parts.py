@@ -24,10 +24,14 @@ from gateway.api.extension import (
     TrafficShift,
 )
 from gateway.api.tap import CountCall, RouteTap, Tap, TappedCall
+from gateway.app.quotas import PART as QUOTAS
+from gateway.app.quotas import LeadingQuotas, ServingQuotas
 from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.errors import GatewayError
+from gateway.policies.access.quotas.budgets import Budgets, LocalAccounts
+from gateway.policies.access.quotas.layer import Accounts
 from gateway.registry import extensions
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
@@ -59,10 +63,19 @@ class ServingParts:
 
     Args:
         parts: By the name of the extension.
+        accounts: Charges the budgets of quotas; None for no budgets.
+
+    Attributes:
+        accounts: As given.
     """
 
-    def __init__(self, parts: Mapping[str, ServingPart] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, ServingPart] = MappingProxyType({}),
+        accounts: Accounts | None = None,
+    ) -> None:
         self._parts = dict(parts)
+        self.accounts = LocalAccounts(Budgets({})) if accounts is None else accounts
 
     @classmethod
     def of(
@@ -98,7 +111,10 @@ class ServingParts:
             part = extension.serve(process)
             if part is not None:
                 parts[name] = part
-        return cls(parts)
+        notify_quotas = partial(notify, QUOTAS)
+        own = _Process(loaded, slot.number, slot.count, None, metrics, new_path, notify_quotas)
+        quotas = parts[QUOTAS] = ServingQuotas(own)
+        return cls(parts, quotas.accounts)
 
     def __getitem__(self, name: str) -> ServingPart:
         """Return the part of an extension. Raises KeyError."""
@@ -204,6 +220,8 @@ class LeadingParts:
             part = extension.lead(processes)
             if part is not None:
                 self._parts[name] = part
+        if processes.count > 1:
+            self._parts[QUOTAS] = LeadingQuotas(processes)
 
     def __getitem__(self, name: str) -> LeadingPart:
         """Return the part of an extension. Raises KeyError."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from gateway.app.quotas import quota_rules
 from gateway.config.models import Config
-from gateway.config.permissions import ConditionsConfig, RuleConfig
+from gateway.config.permissions import RuleConfig
 from gateway.config.yaml_tree import Finding
 from gateway.ir.identity import ANONYMOUS, Identity
 from gateway.policies.access.operations import HEALTH, INFERENCE, LISTED
+from gateway.policies.access.quotas.layer import QuotasOfCalls
 from gateway.policies.access.rules import AccessDecision, AccessRule, Facts, Permissions, Size
 
 
@@ -33,13 +34,8 @@ def _rule(name: str, rule: RuleConfig) -> AccessRule:
         denies=rule.effect == "deny",
         max_elements=rule.max_elements,
         max_bytes=rule.max_bytes,
-        **conditions(rule),
+        **rule.conditions(),
     )
-
-
-def conditions(config: ConditionsConfig) -> dict[str, Any]:
-    """Return the conditions that rules and quotas share, as fields of an `AccessRule`."""
-    return {name: getattr(config, name) for name in ConditionsConfig.model_fields}
 
 
 def check_rules(config: Config) -> Iterator[Finding]:
@@ -62,6 +58,7 @@ class ExampleCall:
         operation: One of `operations.OPERATIONS`.
         model: "" for none.
         listener: "" for the first one.
+        route: The route that it would take; "" for none.
     """
 
     client: str
@@ -70,6 +67,7 @@ class ExampleCall:
     version: str = ""
     protocol: str = ""
     listener: str = ""
+    route: str = ""
     groups: Sequence[str] = ()
     claims: Mapping[str, Sequence[str]]
     size: Size
@@ -107,8 +105,14 @@ def explain_access(config: Config, example: ExampleCall) -> ExplainedAccess:
         LookupError: There is no such listener.
     """
     identity = identity_of(config, example)
-    decision = _decide(config, identity, facts_of(config, example), example)
-    return ExplainedAccess("allow" if decision.is_allowed else "deny", decision.rule)
+    facts = facts_of(config, example)
+    decision = _decide(config, identity, facts, example)
+    quotas = QuotasOfCalls(quota_rules(config)).matching(identity, facts, example.route)
+    return ExplainedAccess(
+        "allow" if decision.is_allowed else "deny",
+        decision.rule,
+        tuple(part.quota.name for part in quotas),
+    )
 
 
 def identity_of(config: Config, example: ExampleCall) -> Identity:

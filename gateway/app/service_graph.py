@@ -29,6 +29,7 @@ from gateway.app.passthrough import known_posts
 from gateway.app.permissions import access_rules
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process import memory_bound
+from gateway.app.quotas import quota_rules
 from gateway.app.route_rules import RuledRoute, named_models, required_routes, ruled_routes
 from gateway.app.routes import (
     BuiltRoute,
@@ -41,8 +42,10 @@ from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
+from gateway.ir.calls import Call
 from gateway.ir.metadata import ServerMetadata, Trend
 from gateway.policies.access.authorise import ListenerAccess
+from gateway.policies.access.quotas.layer import ApplyQuotas, QuotasOfCalls
 from gateway.policies.access.rules import Permissions
 from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
 from gateway.policies.observe import Recorder
@@ -171,11 +174,14 @@ class ServiceGraph:
                 self._shared_memory_mode(listener),
                 self._upstream_identity if listener.identity == "upstream" else lambda: None,
                 access.get(listener.name),
+                self._quotas(listener, matcher),
             )
             for listener in config.listeners
         }
         self.entries: Mapping[str, ListenerEntry] = {
-            name: ListenerEntry(service, model_keys, http_clients, access.get(name))
+            name: ListenerEntry(
+                service, model_keys, http_clients, access.get(name), bool(config.quotas)
+            )
             for name, service in {"": self._entry("", SharedMemoryOff()), **services}.items()
         }
 
@@ -411,6 +417,7 @@ class ServiceGraph:
         memory: SharedMemoryMode,
         identity: Callable[[], ServerMetadata | None] = lambda: None,
         access: ListenerAccess | None = None,
+        quotas: Callable[..., ApplyQuotas] | None = None,
     ) -> Service:
         process = self._process
         services = {name: target.service for name, target in self._targets.items()}
@@ -429,8 +436,30 @@ class ServiceGraph:
             on_call=process.parts.on_call,
             trace=None if process.tracing is None else process.tracing.call,
             access=access,
+            quotas=quotas,
         )
         return build_chain("listener", router, parts)
+
+    def _quotas(
+        self, listener: ListenerConfig, matcher: Matcher
+    ) -> Callable[..., ApplyQuotas] | None:
+        """Return what builds the layer of a listener that applies quotas; None without any."""
+        rules = quota_rules(self.config)
+        if not rules:
+            return None
+        names = [built.ruled.name for built in self._routes for _ in built.ruled.rules]
+
+        def route_of(call: Call[Any]) -> str:
+            index = matcher.find(call)
+            return "" if index is None else names[index]
+
+        default_model = listener.default_model or ""
+        quotas = QuotasOfCalls(rules, listener.name, default_model=default_model, route_of=route_of)
+        process = self._process
+        refused = process.metrics.access.quota_refused
+        return partial(
+            ApplyQuotas, quotas=quotas, accounts=process.parts.accounts, on_refused=refused
+        )
 
     def _access(self) -> dict[str, ListenerAccess]:
         """Return what clients may do at each listener; empty without rules."""

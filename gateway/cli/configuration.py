@@ -204,6 +204,7 @@ def explain(  # noqa: PLR0913, PLR0917  # one for each flag
                     version=version,
                     protocol=protocol,
                     listener=listener,
+                    route=explanation.route or "" if explanation is not None else "",
                     groups=group or (),
                     claims=claims,
                     size=Size(elements, parse_size(size)),
@@ -229,6 +230,8 @@ def _print_explanation(
             _print_route(example, explanation)
         if access is not None:
             print_text(f"access: {access}")
+            if access.quotas:
+                print_text(f"quotas: {', '.join(access.quotas)}")
     if explanation is not None and explanation.route is None:
         print_note(f"gateway: no route matches {example}")
         raise typer.Exit(FAILED)

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from gateway.config.access import ClientConfig, ClientName, SecurityConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
+from gateway.config.permissions import QuotaConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
@@ -572,6 +573,8 @@ class Config(Model):
     """Clients, by name. `anonymous` is reserved for those without a credential. Default: none."""
     security: SecurityConfig = SecurityConfig()
     """Credentials of clients, and how strict the gateway is with its own configuration."""
+    quotas: Mapping[ClientName, QuotaConfig] = Field(default_factory=dict)
+    """How much clients may use, by a name of your choice. Default: none."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()

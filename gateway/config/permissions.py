@@ -1,4 +1,4 @@
-"""Who may do what: the rules of `security.rules`.
+"""Who may do what, and how much of it: the rules of `security.rules`, and `quotas`.
 
 See `gateway.config.models`.
 """
@@ -6,12 +6,13 @@ See `gateway.config.models`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from gateway.settings.fields import Name, Names, Size, as_list
+from gateway.settings.fields import QUOTA_LIMIT, Name, Names, Size, Text, as_list
 from gateway.settings.model import Model
+from gateway.settings.units import parse_size
 
 Operation = Literal[
     "all",
@@ -76,6 +77,10 @@ class ConditionsConfig(Model):
     listeners: Names | None = None
     """Names or patterns of listeners. Default: any."""
 
+    def conditions(self) -> dict[str, Any]:
+        """Return the conditions by their names."""
+        return {name: getattr(self, name) for name in ConditionsConfig.model_fields}
+
 
 class RuleConfig(ConditionsConfig):
     """A rule that allows or denies calls.
@@ -103,4 +108,74 @@ class RuleConfig(ConditionsConfig):
         for key in ("max_elements", "max_bytes"):
             if self.effect == "deny" and getattr(self, key) is not None:
                 raise ValueError(f"{key!r} is for rules with 'effect: allow', and this one denies")
+        return self
+
+
+class QuotaMatchConfig(ConditionsConfig):
+    """Which calls a quota counts. Without conditions those of `anonymous` count, too."""
+
+    operations: Operations = ("inference",)
+    """Operations of the calls, as in `security.rules`. Default: `[inference]`."""
+    routes: Names | None = None
+    """Names or patterns of routes. Default: any."""
+
+
+class QuotaConfig(Model):
+    """How much of something clients may use in a time.
+
+    A call needs room in all quotas that match it, or none is charged. Calls that reach no target
+    cost nothing.
+    """
+
+    match: QuotaMatchConfig = QuotaMatchConfig()
+    """Which calls count. Default: all inferences."""
+    by: Annotated[Names, Field(min_length=1)] = ("client",)
+    """What has a budget of its own: `client`, `group`, `model`, `route` or `label:NAME`, or several
+    of them. `none` is one budget for all. Default: `client`."""
+    unit: Literal["calls", "elements", "bytes", "seconds"] = "calls"
+    """What is counted: calls, elements or bytes of their inputs, or the seconds of the target,
+    which are charged afterwards. Default: `calls`."""
+    limit: Annotated[Text, Field(pattern=QUOTA_LIMIT)]
+    """How much in which time: a number, or a size for `bytes`, and `/s`, `/min`, `/hour`, `/day` or
+    `/month`, such as `100000/day`. Hours, days and months are those of the calendar, in UTC."""
+    burst: int | None = Field(None, ge=1)
+    """With `/s` and `/min`, how much may come at once. Default: as much as `limit` allows in a
+    second, and at least 1."""
+    mode: Literal["enforce", "shadow"] = "enforce"
+    """`shadow` refuses nothing: it only counts and logs. Default: `enforce`."""
+    headers: bool = True
+    """Whether responses tell clients of the quota, in the headers `RateLimit` and
+    `RateLimit-Policy`. Default: `true`."""
+
+    @property
+    def amount(self) -> int:
+        """The number of `limit`."""
+        number = self.limit.partition("/")[0]
+        return parse_size(number) if self.unit == "bytes" else int(number)
+
+    @property
+    def period(self) -> str:
+        """The time of `limit`: "s", "min", "hour", "day" or "month"."""
+        return self.limit.partition("/")[2]
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> QuotaConfig:
+        number = self.limit.partition("/")[0]
+        if self.unit != "bytes" and not number.isdecimal():
+            raise ValueError(
+                f"'limit' is {self.limit!r}; expected a whole number for the unit {self.unit!r}"
+            )
+        if not self.amount:
+            raise ValueError(f"'limit' is {self.limit!r}; expected at least 1")
+        if self.burst is not None and self.period not in {"s", "min"}:
+            raise ValueError(f"'burst' is for /s and /min, and the limit is {self.limit!r}")
+        for name in self.by:
+            is_label = name.startswith("label:") and len(name) > len("label:")
+            if not is_label and name not in {"client", "group", "model", "route", "none"}:
+                raise ValueError(
+                    f"'by' has {name!r}; expected 'client', 'group', 'model', 'route', "
+                    "'label:NAME' or 'none'"
+                )
+        if "none" in self.by and len(self.by) > 1:
+            raise ValueError("'by' has 'none' and other entries; expected 'none' alone")
         return self

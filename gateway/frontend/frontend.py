@@ -194,7 +194,10 @@ class Frontend(ServerFrontend[Q, A]):
             self._cut_through = codec
 
     def replace_service(
-        self, service: Service, check_inference: CheckInference | None = None
+        self,
+        service: Service,
+        check_inference: CheckInference | None = None,
+        attach_request_id: AttachRequestId[A] | None = None,
     ) -> None:
         """Send all calls that begin from now on to *service*, and keep nothing of the other one.
 
@@ -202,7 +205,10 @@ class Frontend(ServerFrontend[Q, A]):
             service: Handles calls.
             check_inference: Asked before the gateway itself asks about the model of a request;
                 None if each client may use every model.
+            attach_request_id: Adds the request id to the response; None for the same as before.
         """
+        if attach_request_id is not None:
+            self._attach_request_id = attach_request_id
         self._service = entry_of(service)
         self._check_inference = check_inference
         self._decoupled_models = DecoupledModels(service)

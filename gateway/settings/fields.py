@@ -103,6 +103,8 @@ PART: Final = r"^([1-9][0-9]?%|[1-9][0-9]*)$"
 """A pattern: a percentage or a number."""
 RATE: Final = r"^[0-9]*[1-9][0-9]*/(s|min)$"
 """A pattern: a number in a second or minute."""
+QUOTA_LIMIT: Final = r"^[0-9][0-9.]* ?[A-Za-z]*/(s|min|hour|day|month)$"
+"""A pattern: a number or a size in a period."""
 CLIENT_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
 """A pattern: the name of a client."""
 HEADER_NAME: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
@@ -119,6 +121,7 @@ FORMS: Final[Mapping[str, str]] = MappingProxyType(
         MEMORY: "a percentage from 1% to 99%, or a size, as in 90% or 4GiB",
         PART: "a percentage from 1% to 99%, or a whole number from 1, as in 25%",
         _ORIGIN: "an origin without a path, as in https://app.example.com, or *",
+        QUOTA_LIMIT: "a number or a size, and /s, /min, /hour, /day or /month, as in 1000/day",
         CLIENT_NAME: "1 to 64 letters, digits, '.', '_' and '-'",
         HEADER_NAME: "the name of a header",
         RATE: "a number and /s or /min, as in 200/s",

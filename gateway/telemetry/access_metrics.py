@@ -3,10 +3,14 @@
 from collections.abc import Iterable
 from typing import Final
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from gateway.ir.identity import ANONYMOUS, Identity
 
+log = structlog.get_logger(__name__)
+
+SHADOW: Final = "shadow"
 OTHER: Final = "_other"
 """The label of all clients that the configuration does not name."""
 
@@ -27,6 +31,13 @@ class AccessMetrics:
             registry=registry,
         )
 
+        self._refused = Counter(
+            "gateway_quota_refused",
+            "Calls beyond a quota, by mode: those of `shadow` were made.",
+            ("quota", "client", "mode"),
+            registry=registry,
+        )
+
     def allow_clients(self, names: Iterable[str]) -> None:
         """Admit configured names of clients as labels."""
         self._names = frozenset((ANONYMOUS.name, *names))
@@ -38,3 +49,9 @@ class AccessMetrics:
     def denied(self, identity: Identity, operation: str) -> None:
         """Count a call that is denied."""
         self._denied.labels(self.label_of(identity.name), operation).inc()
+
+    def quota_refused(self, quota: str, identity: Identity, mode: str) -> None:
+        """Count a call beyond a quota; one that is made all the same has a line in the log."""
+        self._refused.labels(quota, self.label_of(identity.name), mode).inc()
+        if mode == SHADOW:
+            log.info("quota exceeded", quota=quota, client_name=identity.name, mode=mode)
