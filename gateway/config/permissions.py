@@ -128,10 +128,10 @@ class QuotaConfig(Model):
     """
 
     match: QuotaMatchConfig = QuotaMatchConfig()
-    """Which calls count. Default: all inferences."""
+    """Which calls count, which are all inferences without it."""
     by: Annotated[Names, Field(min_length=1)] = ("client",)
     """What has a budget of its own: `client`, `group`, `model`, `route` or `label:NAME`, or several
-    of them. `none` is one budget for all. Default: `client`."""
+    of them. `none` is one budget for all. Default: `[client]`."""
     unit: Literal["calls", "elements", "bytes", "seconds"] = "calls"
     """What is counted: calls, elements or bytes of their inputs, or the seconds of the target,
     which are charged afterwards. Default: `calls`."""

@@ -346,6 +346,14 @@ class LocalAccounts:
         Returns:
             The charges without room; those that are only counted are among them.
         """
+        if len(charges) == 1:  # on the path of every call: half the time of the lists below
+            [charge] = charges
+            only = self.budgets.find(charge.key)
+            if only is None:
+                return []
+            if only.room() >= charge.amount > 0:
+                only.take(charge.amount)
+                return []
         found = [(each, self.budgets.find(each.key)) for each in charges]
         short = [
             Shortage(each, budget.wait_s(each.amount or _TOLERANCE))

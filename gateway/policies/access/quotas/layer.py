@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from gateway.ir.bounded_dict import BoundedDict
@@ -120,11 +121,49 @@ OnRefused = Callable[[str, Identity, str], object]
 """Called with the quota, the client and the mode, for each call beyond a quota."""
 
 
-class _Part(NamedTuple):
+class QuotaPart(NamedTuple):
     """One quota that counts a call, and the keys of its budgets."""
 
     quota: QuotaRule
     keys: tuple[Key, ...]
+
+
+class QuotaPlan:
+    """The quotas that count some calls.
+
+    Attributes:
+        parts: The quotas.
+        charges: What each call takes; None if that depends on its size.
+        has_seconds: Whether time is charged after the call.
+    """
+
+    __slots__ = ("charges", "has_seconds", "parts")
+
+    def __init__(self, parts: Sequence[QuotaPart]) -> None:
+        units = {part.quota.limit.unit for part in parts}
+        self.parts = tuple(parts)
+        self.has_seconds = SECONDS in units
+        self.charges: tuple[Charge, ...] | None = None
+        if not units & {"elements", "bytes"}:
+            self.charges = tuple(charges_of(parts, None))
+
+
+def charges_of(parts: Sequence[QuotaPart], size: Size | None) -> list[Charge]:
+    """Return what a call takes of its budgets.
+
+    Args:
+        parts: The quotas.
+        size: Of its inputs; None where no quota counts it.
+    """
+    charges = []
+    for quota, keys in parts:
+        amount, unit = 1.0, quota.limit.unit
+        if unit == SECONDS:
+            amount = 0.0
+        elif size is not None and unit != "calls":
+            amount = float(size.elements if unit == "elements" else size.size_bytes)
+        charges += [Charge(key, amount, quota.is_shadow) for key in keys]
+    return charges
 
 
 class QuotasOfCalls:
@@ -153,31 +192,29 @@ class QuotasOfCalls:
         self._default_model = default_model
         self._route_of = route_of
         self._needs_route = any(ROUTE in each.by or each.routes is not None for each in quotas)
-        self._found: BoundedDict[tuple[Identity, Facts, str], tuple[_Part, ...]]
-        self._found = BoundedDict(_MAX_PLANS)
+        self._found: BoundedDict[tuple[Any, ...], QuotaPlan] = BoundedDict(_MAX_PLANS)
 
-    def of(self, call: Call[Any], identity: Identity) -> tuple[_Part, ...]:
+    def of(self, call: Call[Any], identity: Identity) -> QuotaPlan:
         """Return the quotas that count *call*."""
+        route = self._route_of(call) if self._needs_route else ""
+        key = identity, call.model, call.context.protocol, type(call), route
+        plan = self._found.get(key)
+        if plan is None:
+            facts = self._facts(call)
+            plan = self._found[key] = QuotaPlan(self.matching(identity, facts, route))
+        return plan
+
+    def _facts(self, call: Call[Any]) -> Facts:
         model = call.model
         name, version = ("", "") if model is None else (model.name, model.version)
-        facts = Facts(
-            operation_of(call),
-            name or self._default_model or None,
-            version,
-            call.context.protocol,
-            self._listener,
-        )
-        route = self._route_of(call) if self._needs_route else ""
-        key = identity, facts, route
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = tuple(self.matching(identity, facts, route))
-        return found
+        protocol = call.context.protocol
+        name = name or self._default_model
+        return Facts(operation_of(call), name or None, version, protocol, self._listener)
 
-    def matching(self, identity: Identity, facts: Facts, route: str) -> list[_Part]:
+    def matching(self, identity: Identity, facts: Facts, route: str) -> list[QuotaPart]:
         """Return the quotas that count a call with these facts."""
         return [
-            _Part(quota, _keys(quota, identity, facts, route))
+            QuotaPart(quota, _keys(quota, identity, facts, route))
             for quota, rule, routes in self._quotas
             if rule.has_call(facts)
             and rule.has_client(identity)
@@ -245,59 +282,72 @@ class ApplyQuotas:
             TooLarge: The call is larger than a quota allows at any time.
         """
         identity = call.context.client.identity
-        parts = () if identity is GATEWAY else self._quotas.of(call, identity)
-        inner = self._inference if type(call) is InferRequest else self._inner
+        kind = type(call)
+        inner = self._inference if kind is InferRequest else self._inner
+        if identity is GATEWAY:
+            return await inner(call)
+        plan = self._quotas.of(call, identity)
+        parts = plan.parts
         if not parts:
             return await inner(call)
-        charges = self._charges(call, parts)
+        charges = plan.charges or self._charges(call, parts)
         short = self._accounts.charge(charges)
         if short:
             short = await self._shortage(call, identity, parts, charges, short)
-        taken = [each for each in charges if not any(each == one.charge for one in short)]
         since = self._utc()
-        path = current_path()
-        self._note(parts)
+        QUOTA_NOTES.set(partial(self._notes, parts))
         try:
             reply = await inner(call)
         except BaseException as error:
-            if _reached_no_target(error, path):
-                for each in taken:
-                    self._accounts.give(each.key, each.amount, since)
-            else:
-                self._charge_time(parts, path)
+            self._on_failure(error, parts, charges, short, since)
             raise
+        if kind is InferRequest and not plan.has_seconds:
+            return reply
+        path = current_path()
         return on_stream_end(call, reply, lambda _error: self._charge_time(parts, path))
 
-    def _charges(self, call: Call[Any], parts: Sequence[_Part]) -> list[Charge]:
-        """Return what *call* takes of its budgets.
+    def _on_failure(
+        self,
+        error: BaseException,
+        parts: Sequence[QuotaPart],
+        charges: Sequence[Charge],
+        short: Sequence[Shortage],
+        since: float,
+    ) -> None:
+        """Give back the charges of a call that reached no target."""
+        path = current_path()
+        if not _reached_no_target(error, path):
+            self._charge_time(parts, path)
+            return
+        lacking = {one.charge for one in short}
+        for each in charges:
+            if each not in lacking:
+                self._accounts.give(each.key, each.amount, since)
+
+    def _charges(self, call: Call[Any], parts: Sequence[QuotaPart]) -> list[Charge]:
+        """Return what *call* takes of its budgets, by its size.
 
         Raises:
             TooLarge: It is more than a quota allows at any time.
         """
-        size: Size | None = None
-        charges = []
-        for quota, keys in parts:
-            amount, unit = 1.0, quota.limit.unit
-            if unit == SECONDS:
-                amount = 0.0
-            elif unit != "calls":
-                size = size_of(call) if size is None else size
-                amount = float(size.elements if unit == "elements" else size.size_bytes)
-                if amount > quota.limit.capacity and not quota.is_shadow:
-                    raise TooLarge(
-                        f"the inputs have {amount:.0f} {unit}, and quota {quota.name!r} allows "
-                        f"{quota.limit.capacity:.0f} at once",
-                        model=call.model,
-                        limit="quotas",
-                    )
-            charges += [Charge(key, amount, quota.is_shadow) for key in keys]
+        charges = charges_of(parts, size_of(call))
+        limits = {part.quota.name: part.quota.limit for part in parts}
+        for each in charges:
+            limit = limits[each.key[0]]
+            if each.amount > limit.capacity and not each.is_shadow:
+                raise TooLarge(
+                    f"the inputs have {each.amount:.0f} {limit.unit}, and quota {each.key[0]!r} "
+                    f"allows {limit.capacity:.0f} at once",
+                    model=call.model,
+                    limit="quotas",
+                )
         return charges
 
     async def _shortage(
         self,
         call: Call[Any],
         identity: Identity,
-        parts: Sequence[_Part],
+        parts: Sequence[QuotaPart],
         charges: Sequence[Charge],
         short: list[Shortage],
     ) -> list[Shortage]:
@@ -315,19 +365,23 @@ class ApplyQuotas:
         if not refusing:
             return short
         wait_s = max(_LEAST_WAIT_S, *(one.wait_s for one in refusing))
-        self._note(parts, {one.charge.key for one in refusing}, wait_s)
+        keys = {one.charge.key for one in refusing}
+        QUOTA_NOTES.set(partial(self._notes, parts, keys, wait_s))
         names = " and ".join(sorted({repr(one.charge.key[0]) for one in refusing}))
         error = QuotaExceeded(f"this client has used up the quota {names}", model=call.model)
         error.limit = "quotas"
         error.retry_after_s = wait_s
         raise error
 
-    def _note(
-        self, parts: Sequence[_Part], refused: AbstractSet[Key] = frozenset(), wait_s: float = 0.0
-    ) -> None:
-        QUOTA_NOTES.set(lambda: QuotaNotes(self._states(parts, refused), wait_s))
+    def _notes(
+        self,
+        parts: Sequence[QuotaPart],
+        refused: AbstractSet[Key] = frozenset(),
+        wait_s: float = 0.0,
+    ) -> QuotaNotes:
+        return QuotaNotes(self._states(parts, refused), wait_s)
 
-    def _states(self, parts: Sequence[_Part], refused: AbstractSet[Key]) -> list[QuotaState]:
+    def _states(self, parts: Sequence[QuotaPart], refused: AbstractSet[Key]) -> list[QuotaState]:
         states = []
         for quota, keys in parts:
             if not quota.is_told or quota.is_shadow:
@@ -339,7 +393,7 @@ class ApplyQuotas:
                 states.append(QuotaState(quota.name, state, not refused.isdisjoint(keys)))
         return states
 
-    def _charge_time(self, parts: Sequence[_Part], path: CallPath | None) -> None:
+    def _charge_time(self, parts: Sequence[QuotaPart], path: CallPath | None) -> None:
         """Take the seconds that the target of a call took."""
         seconds = 0.0 if path is None else path.upstream_s
         if not seconds:
