@@ -95,7 +95,7 @@ async def test_a_quota_ends_the_call_on_every_carrier(name: str, code: str) -> N
         assert Counter({"ok": 3, code: 2}) == await codes(gateway, name, 5)
 
 
-async def test_http_tells_what_is_left() -> None:
+async def test_http_headers_state_the_rest() -> None:
     """Policy, rest and wait are in the headers; a refusal has nothing left and `Retry-After`."""
     async with running(config()) as gateway, ClientSession() as client:
         url = f"http://{gateway.addresses['main.http']}/v2/models/simple/infer"
@@ -114,7 +114,7 @@ async def test_http_tells_what_is_left() -> None:
         assert "RateLimit" not in headers
 
 
-async def test_grpc_tells_when_to_try_again() -> None:
+async def test_grpc_trailers_state_the_wait() -> None:
     """Trailers have the headers, `RetryInfo` and the pushback in milliseconds."""
     quotas = "{rate: {limit: 1/min, burst: 1}}"
     async with (

@@ -123,15 +123,15 @@ class LeasedAccounts:
         deadline = asyncio.get_running_loop().time() + _WAIT_S
         while True:
             short = self.charge(charges)
-            asked = [one.charge for one in short if not one.wait_s]
-            if not asked or (short and any(one.wait_s for one in short)):
+            lacking = [one.charge for one in short if not one.wait_s]
+            if not lacking or (short and any(one.wait_s for one in short)):
                 return short
             if all(one.charge.is_shadow for one in short):
                 return short
             timeout_s = deadline - asyncio.get_running_loop().time()
             if timeout_s <= 0:
                 return [Shortage(one.charge, one.wait_s or 1.0) for one in short]
-            for each in asked:
+            for each in lacking:
                 needed = each.amount or _LEAST_OF_SECONDS
                 self._needs[each.key] = self._needs.get(each.key, 0.0) + needed
             waited = self._round
@@ -140,7 +140,7 @@ class LeasedAccounts:
                 async with asyncio.timeout(timeout_s):
                     await waited.wait()
             except TimeoutError:
-                for each in asked:
+                for each in lacking:
                     self._needs.pop(each.key, None)
 
     def take(self, key: Key, amount: float) -> None:

@@ -84,7 +84,7 @@ def test_windows_end_with_the_calendar(period: str, at: str, end: str) -> None:
     assert seconds(end) == window_end(period, seconds(at))
 
 
-def test_a_window_begins_anew() -> None:
+def test_each_window_starts_at_zero() -> None:
     """What was used of one day does not count on the next; the wait ends with the day."""
     time = Time(86400.0 * 3 - 10)
     made = accounts(time, q=Limit(amount=2, period="day"))
@@ -108,7 +108,7 @@ def test_all_budgets_have_room_or_none_is_charged() -> None:
     assert dict(made.used())["day", "a"] == 2
 
 
-def test_charges_can_follow_the_call_and_be_given_back() -> None:
+def test_charges_can_follow_the_call_and_be_returned() -> None:
     """Seconds are taken afterwards, even beyond the budget; a call without a target costs none."""
     time = Time(1.0)
     made = accounts(time, q=Limit(amount=10, period="hour", unit="seconds"))

@@ -151,7 +151,7 @@ async def test_seconds_are_counted_over_processes() -> None:
     await machine.rounds.stop()
 
 
-async def test_a_refusal_tells_when_there_is_room() -> None:
+async def test_a_refusal_has_the_wait_for_room() -> None:
     """Without any room the wait is that of the window, and no further round is made."""
     machine = Machine(2, q=Limit(amount=1, period="day"))
     first, second = machine.processes.values()
