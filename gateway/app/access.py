@@ -72,6 +72,11 @@ class AccessControl(Collector):
         is_late = listener.transport == "reference"
         return found if found.mode != "off" or is_late else None
 
+    def needs_client(self, listener: str) -> bool:
+        """Return whether each request of a listener needs a credential."""
+        found = self._listeners.get(listener)
+        return found is not None and found.mode == "required"
+
     def prepare(self, loaded: LoadedConfig) -> Callable[[], dict[str, ListenerAuthenticator]]:
         """Read the files of another configuration; return what puts it in force.
 

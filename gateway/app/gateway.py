@@ -178,6 +178,7 @@ class Gateway:
             tap=tap,
             tracing=self._process.tracing,
             authenticator=self._access.authenticator,
+            needs_client=self._access.needs_client,
         )
         self._listeners = [
             build_listener(listener, self._entries[listener.name], self.ready, shared)

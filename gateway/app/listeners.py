@@ -34,7 +34,9 @@ from gateway.frontend.frontend import (
     http_request_id,
 )
 from gateway.frontend.tapped import TappedFrontend
-from gateway.ir.errors import GatewayError
+from gateway.ir.context import Client
+from gateway.ir.errors import GatewayError, Unauthenticated
+from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits
 from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
@@ -121,6 +123,7 @@ class BuiltListener:
         rejections: As given.
         tls: Its TLS files; None without TLS.
         authentication: Asks who sends each request; None if nobody asks.
+        needs_client: Returns whether each request needs a credential.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class BuiltListener:
         self.servers: dict[str, Server] = {}
         self.tls: TlsFiles | None = None
         self.authentication: Authentication | None = None
+        self.needs_client: Callable[[], bool] = lambda: False
         self._config = config
         self._entry = entry
         self._tap = tap
@@ -184,9 +188,15 @@ class BuiltListener:
         service = self._entry.of_protocol(spec)
         return service if self._tracing is None else self._tracing.with_codec(service, codec)
 
-    async def model_status(self, name: str) -> bool | None:
-        """Return whether a model is ready; None if no server has it."""
-        return await model_status(self._entry.service, name, protocol="grpc.health")
+    async def model_status(self, name: str, client: Client) -> bool | None:
+        """Return whether a model is ready; None if no server has it.
+
+        Raises:
+            Unauthenticated: The client has no name, which only questions for the server allow.
+        """
+        if self.needs_client() and client.identity is ANONYMOUS:
+            raise Unauthenticated("a credential is missing: only the server's health is public")
+        return await model_status(self._entry.service, name, protocol="grpc.health", client=client)
 
     def fallback(self, messages: MessageLimits) -> HttpFrontend | None:
         """Return the handler of paths that no protocol claims, if the listener has one."""
@@ -224,6 +234,7 @@ class SharedResources:
         tap: Receives the calls of all frontends; None for no tap.
         tracing: Makes spans; None for no spans.
         authenticator: Returns what names the clients of a listener; None if nobody asks.
+        needs_client: Returns whether each request of a listener needs a credential.
     """
 
     metrics: Metrics
@@ -239,6 +250,7 @@ class SharedResources:
     tap: Tap | None = None
     tracing: Tracing | None = None
     authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
+    needs_client: Callable[[str], bool] = lambda _listener: False
 
 
 def build_listener(
@@ -258,6 +270,7 @@ def build_listener(
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
     built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
+    built.needs_client = partial(shared.needs_client, config.name)
     authenticator = shared.authenticator(config)
     authentication = built.authentication = (
         None if authenticator is None else Authentication(authenticator, public_paths(config))
@@ -533,10 +546,10 @@ def _extras(
     services: list[str],
     descriptors: list[tuple[bytes, ...]],
     ready: Ready,
-    model_status: Callable[[str], Awaitable[bool | None]],
+    model_status: Callable[[str, Client], Awaitable[bool | None]],
 ) -> tuple[GrpcMount, ...]:
-    async def status(service: str) -> bool | None:
-        return await ready() if service in names else await model_status(service)
+    async def status(service: str, client: Client) -> bool | None:
+        return await ready() if service in names else await model_status(service, client)
 
     names = frozenset(["", *services])
     return Health(status).mount, Reflection(services, descriptors).mount

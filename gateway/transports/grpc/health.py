@@ -11,14 +11,16 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.ir.context import Client
+from gateway.ir.errors import ErrorCode, GatewayError, Unauthenticated
 from gateway.transports.contract import GrpcFrontend, GrpcMount
 from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.protobuf import LEN, VARINT, WireError, fields, put_varint, tag, text, varint
 
-Status = Callable[[str], Awaitable[bool | None]]
-"""Whether a service answers; "" asks for the whole server, None means there is no such service."""
+Status = Callable[[str, Client], Awaitable[bool | None]]
+"""Whether a service answers a client; "" asks for the whole server, None means there is no such
+service. Raises Unauthenticated."""
 
 CHECK = "/grpc.health.v1.Health/Check"
 _WATCH = "/grpc.health.v1.Health/Watch"
@@ -67,7 +69,7 @@ class Health(GrpcFrontend):
             yield _ended(GrpcStatus.INVALID_ARGUMENT, f"not a HealthCheckRequest: {error}")
             return
         if wire.method == CHECK:
-            yield await self._check(service)
+            yield await self._check(service, wire.client)
             return
         address = wire.client.address
         if problem := self._too_many(address):
@@ -75,9 +77,11 @@ class Health(GrpcFrontend):
             return
         self._watches[address] += 1
         try:
-            async with aclosing(self._changes(service)) as answers:
+            async with aclosing(self._changes(service, wire.client)) as answers:
                 async for answer in answers:
                     yield answer
+        except Unauthenticated as error:
+            yield refused(error)
         finally:
             self._watches[address] -= 1
             self._watches += Counter()  # without addresses that have none
@@ -96,17 +100,20 @@ class Health(GrpcFrontend):
                 return f"too many watches: {count} are open {whose}, at most {most} are allowed"
         return ""
 
-    async def _check(self, service: str) -> GrpcResponse:
-        status = await self._status(service)
+    async def _check(self, service: str, client: Client) -> GrpcResponse:
+        try:
+            status = await self._status(service, client)
+        except Unauthenticated as error:
+            return refused(error)
         if status is None:
             return _ended(GrpcStatus.NOT_FOUND, "no such service here")
         return _answer(_SERVING if status else _NOT_SERVING)
 
-    async def _changes(self, service: str) -> AsyncGenerator[GrpcResponse, None]:
+    async def _changes(self, service: str, client: Client) -> AsyncGenerator[GrpcResponse, None]:
         """Yield the status now and after every change."""
         last = None
         while True:
-            found = await self._status(service)
+            found = await self._status(service, client)
             status = _SERVICE_UNKNOWN if found is None else _SERVING if found else _NOT_SERVING
             if status != last:
                 last = status
