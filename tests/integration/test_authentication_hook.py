@@ -102,7 +102,9 @@ HTTP_REQUESTS = {
 }
 
 
-async def test_each_http_request_is_authenticated_once(gateway: Gateway, counting: Counting) -> None:
+async def test_each_http_request_is_authenticated_once(
+    gateway: Gateway, counting: Counting
+) -> None:
     """Whatever the path and the body, before a byte is held."""
     for name, (method, path, body) in HTTP_REQUESTS.items():
         for case in counting.cases():
@@ -135,7 +137,9 @@ async def test_each_grpc_call_is_authenticated_once(gateway: Gateway, counting: 
 
 
 @pytest.mark.parametrize("size", [0, 20_000, 300_000])
-async def test_each_brpc_frame_is_authenticated_once(gateway: Gateway, counting: Counting, size: int) -> None:
+async def test_each_brpc_frame_is_authenticated_once(
+    gateway: Gateway, counting: Counting, size: int
+) -> None:
     """A frame that arrives in pieces does so as soon as its metadata is there."""
     for _ in counting.cases():
         await send_brpc(gateway, counting, size)
