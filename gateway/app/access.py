@@ -305,6 +305,11 @@ class _Sources:
                 security.certificates is not None and security.certificates.unlisted == "accept"
             ),
             public_health=security.public_health,
+            keeps_authorization=any(
+                name.lower() == "authorization"
+                for each in self._config.upstreams.values()
+                for name in each.forward_headers
+            ),
         )
 
     def _reader(self, before: _Sources | None) -> JwtReader | None:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import structlog
 
+from gateway.access.authenticator import ListenerAuthenticator
 from gateway.api.access import Authenticator
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
@@ -162,7 +163,7 @@ class BuiltListener:
     def authenticate(self, authenticator: Authenticator) -> None:
         """Ask who sends each request from now on, unless the servers do so already."""
         if self.authentication is None:
-            self.authentication = Authentication(authenticator, public_paths(self._config))
+            self.authentication = _authentication(authenticator, self._config)
             for server in self.servers.values():
                 server.authenticate(self.authentication)
 
@@ -273,7 +274,7 @@ def build_listener(
     built.needs_client = partial(shared.needs_client, config.name)
     authenticator = shared.authenticator(config)
     authentication = built.authentication = (
-        None if authenticator is None else Authentication(authenticator, public_paths(config))
+        None if authenticator is None else _authentication(authenticator, config)
     )
     tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
@@ -490,6 +491,14 @@ def _shared_port(  # one caller
     )
     connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
+
+
+def _authentication(authenticator: Authenticator, config: ListenerConfig) -> Authentication:
+    """Return what asks *authenticator* who sends the requests of a listener."""
+    public = public_paths(config)
+    if isinstance(authenticator, ListenerAuthenticator):
+        return Authentication(authenticator, public, authenticator.hidden)
+    return Authentication(authenticator, public)
 
 
 def public_paths(config: ListenerConfig) -> frozenset[str]:

@@ -208,7 +208,7 @@ async def test_changes_of_the_key_file_are_in_force(tmp_path: Path) -> None:
             each for each in (await gateway.status())["warnings"] if each["level"] == "error"
         ]
         assert warning["file"] == "keys.yaml"
-        key_file = gateway._access._keys
+        key_file = gateway._access._sources._keys
         assert key_file is not None
         save_key_file(path, key_file.content.revoked("k1", NOW).added("b", OTHER_KEY, NOW))
         await gateway._access.look()
