@@ -98,6 +98,7 @@ class AccessRules:
         proxies: The trusted proxies.
         unlisted_certificates: Whether certificates of no client have a name of their own.
         public_health: Whether the health of the server needs no credential.
+        keeps_authorization: Whether an upstream gets the header `authorization`.
     """
 
     clients: Clients
@@ -107,15 +108,27 @@ class AccessRules:
     proxies: tuple[Proxy, ...] = ()
     unlisted_certificates: bool = False
     public_health: bool = True
+    keeps_authorization: bool = False
     _names: frozenset[str] = field(init=False)
+    _hidden: frozenset[str] = field(init=False)
+    _untrusted: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         names = {self.key_header} if self.keys is not None else set()
         if self.keys is not None or self.tokens is not None:
             names.add(_AUTHORIZATION)
-        for proxy in self.proxies:
-            names.update({proxy.config.client_header, proxy.config.groups_header or ""})
-        object.__setattr__(self, "_names", frozenset(names))
+        hidden = names - {_AUTHORIZATION} if self.keeps_authorization else names
+        object.__setattr__(self, "_hidden", frozenset(hidden))
+        headers = {proxy.config.client_header for proxy in self.proxies}
+        headers.update(proxy.config.groups_header or "" for proxy in self.proxies)
+        object.__setattr__(self, "_untrusted", frozenset(hidden | headers))
+        object.__setattr__(self, "_names", frozenset(names | headers))
+
+    def hidden(self, peer: Peer) -> frozenset[str]:
+        """Return the headers that nothing behind the authenticator sees of a peer."""
+        if not self.proxies or any(proxy.is_peer(peer) for proxy in self.proxies):
+            return self._hidden
+        return self._untrusted
 
     def sent(self, fields: Fields) -> list[tuple[str, str]]:
         """Return the fields that may be credentials, names in lower case."""
@@ -196,6 +209,10 @@ class ListenerAuthenticator:
         expires = float("inf") if identity.expires is None else identity.expires
         peer.data = _Memory(fields, credentials.data, rules, identity, expires)
         return identity
+
+    def hidden(self, peer: Peer) -> frozenset[str]:
+        """Return the headers that nothing behind it sees of a peer: credentials."""
+        return frozenset() if self.mode == "off" else self.rules.hidden(peer)
 
     def _report(self, error: GatewayError, peer: Peer) -> None:
         kind, reason = "none", "missing"

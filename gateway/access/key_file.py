@@ -7,6 +7,7 @@ hash would protect nothing.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -31,6 +32,7 @@ _HASH: Final = re.compile("[0-9a-f]{64}")
 _SALT: Final = re.compile("[0-9a-f]{32}")
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _IMPORTED: Final = re.compile(r"[!-~]{20,8192}")
+_YAML_WORDS: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 _TIMES: Final = ("created", "expires", "revoked")
 _FIELDS: Final = ("id", "client", "hash", *_TIMES, "note")
 
@@ -116,15 +118,15 @@ class KeyFile:
             )
         if _IMPORTED.fullmatch(key) is None:
             raise KeyFileError(f"a key needs at least {MIN_IMPORTED} visible ASCII characters")
-        taken = {each.id for each in self.keys}
-        if key_id in taken:
+        used_ids = {each.id for each in self.keys}
+        if key_id in used_ids:
             raise KeyFileError(f"id {key_id!r} is taken; expected another one")
         if key_id and _ID.fullmatch(key_id) is None:
             raise KeyFileError(f"id is {key_id!r}: expected letters, digits, '.', '_' and '-'")
         digest = self.digest(key)
         if digest in self._by_digest:
             raise KeyFileError("the file has this key already")
-        entry = ApiKey(key_id or _free_id(taken), client, digest, now, expires, None, note)
+        entry = ApiKey(key_id or _free_id(used_ids), client, digest, now, expires, None, note)
         return KeyFile(self.salt, (*self.keys, entry))
 
     def revoked(self, key_id: str, now: datetime) -> KeyFile:
@@ -132,7 +134,12 @@ class KeyFile:
         if all(each.id != key_id for each in self.keys):
             known = ", ".join(each.id for each in self.keys) or "none"
             raise KeyFileError(f"no key has the id {key_id!r}; the file has {known}")
-        return self._changed({key_id: {"revoked": now}})
+        changes = {
+            each.id: {"revoked": now}
+            for each in self.keys
+            if each.id == key_id and (each.revoked is None or each.revoked > now)
+        }
+        return self._changed(changes)
 
     def expiring(self, client: str, end: datetime) -> KeyFile:
         """Return the file with the keys of *client* ending at *end* at the latest."""
@@ -269,14 +276,12 @@ def time_text(value: datetime) -> str:
 
 
 def _quoted(text: str) -> str:
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", text):
-        return text
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    is_plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", text) is not None
+    return text if is_plain and text.lower() not in _YAML_WORDS else json.dumps(text)
 
 
-def _free_id(taken: set[str]) -> str:
+def _free_id(used_ids: set[str]) -> str:
     number = 1
-    while f"k{number}" in taken:
+    while f"k{number}" in used_ids:
         number += 1
     return f"k{number}"

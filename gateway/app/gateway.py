@@ -178,6 +178,7 @@ class Gateway:
             tap=tap,
             tracing=self._process.tracing,
             authenticator=self._access.authenticator,
+            needs_client=self._access.needs_client,
         )
         self._listeners = [
             build_listener(listener, self._entries[listener.name], self.ready, shared)
@@ -197,7 +198,7 @@ class Gateway:
         """Return the TLS files of the listeners and of the upstreams in force."""
         listeners = [each.tls for each in self._listeners if each.tls is not None]
         own = [] if self._admin_tls is None else [self._admin_tls]
-        return [*listeners, *own, *self._graph.tls_files()]
+        return [*listeners, *own, *self._graph.tls_files(), *self._access.tls_files()]
 
     @property
     def service(self) -> Service:

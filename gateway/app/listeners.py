@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import structlog
 
+from gateway.access.authenticator import ListenerAuthenticator
 from gateway.api.access import Authenticator
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
@@ -37,7 +38,8 @@ from gateway.frontend.frontend import (
 )
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, Unauthenticated
+from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits
 from gateway.policies.access.authorise import ListenerAccess
 from gateway.policies.access.operations import HEALTH
@@ -140,6 +142,7 @@ class BuiltListener:
         rejections: As given.
         tls: Its TLS files; None without TLS.
         authentication: Asks who sends each request; None if nobody asks.
+        needs_client: Returns whether each request needs a credential.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class BuiltListener:
         self.servers: dict[str, Server] = {}
         self.tls: TlsFiles | None = None
         self.authentication: Authentication | None = None
+        self.needs_client: Callable[[], bool] = lambda: False
         self._config = config
         self._entry = entry
         self._tap = tap
@@ -177,7 +181,7 @@ class BuiltListener:
     def authenticate(self, authenticator: Authenticator) -> None:
         """Ask who sends each request from now on, unless the servers do so already."""
         if self.authentication is None:
-            self.authentication = Authentication(authenticator, public_paths(self._config))
+            self.authentication = _authentication(authenticator, self._config)
             for server in self.servers.values():
                 server.authenticate(self.authentication)
 
@@ -222,10 +226,13 @@ class BuiltListener:
         """Return whether a model is ready; None if no server has it.
 
         Raises:
+            Unauthenticated: The client has no name, which only questions for the server allow.
             Forbidden: The client may not ask.
         """
+        if self.needs_client() and client.identity is ANONYMOUS:
+            raise Unauthenticated("a credential is missing: only the server's health is public")
         self.check(client, HEALTH, _HEALTH, ModelRef(name))
-        return await model_status(self._entry.service, name, protocol=_HEALTH)
+        return await model_status(self._entry.service, name, protocol=_HEALTH, client=client)
 
     def check(
         self, client: Client, operation: str, protocol: str, model: ModelRef | None = None
@@ -286,6 +293,7 @@ class SharedResources:
         tap: Receives the calls of all frontends; None for no tap.
         tracing: Makes spans; None for no spans.
         authenticator: Returns what names the clients of a listener; None if nobody asks.
+        needs_client: Returns whether each request of a listener needs a credential.
     """
 
     metrics: Metrics
@@ -301,6 +309,7 @@ class SharedResources:
     tap: Tap | None = None
     tracing: Tracing | None = None
     authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
+    needs_client: Callable[[str], bool] = lambda _listener: False
 
 
 def build_listener(
@@ -320,9 +329,10 @@ def build_listener(
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
     built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
+    built.needs_client = partial(shared.needs_client, config.name)
     authenticator = shared.authenticator(config)
     authentication = built.authentication = (
-        None if authenticator is None else Authentication(authenticator, public_paths(config))
+        None if authenticator is None else _authentication(authenticator, config)
     )
     tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
@@ -537,6 +547,14 @@ def _shared_port(  # one caller
     )
     connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
+
+
+def _authentication(authenticator: Authenticator, config: ListenerConfig) -> Authentication:
+    """Return what asks *authenticator* who sends the requests of a listener."""
+    public = public_paths(config)
+    if isinstance(authenticator, ListenerAuthenticator):
+        return Authentication(authenticator, public, authenticator.hidden)
+    return Authentication(authenticator, public)
 
 
 def public_paths(config: ListenerConfig) -> frozenset[str]:

@@ -7,9 +7,9 @@ choose it when a connection begins, so without it nothing is asked.  `http.authe
 
 import socket
 import struct
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gateway.api.access import Authenticator, Credentials, Fields, Peer
 from gateway.ir.context import Client
@@ -17,12 +17,20 @@ from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import Identity
 from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.connection_count import client_address
+from gateway.wire.grpc import Metadata
+from gateway.wire.http import Headers
 
 MAX_DRAINED_BYTES: Final = 64 * 1024
 """The rest of a larger request is not read after a refusal."""
 
+F = TypeVar("F", Headers, Metadata)
+
 _CHALLENGE: Final = 'Bearer realm="tensor-gateway"'
 _USER: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+def _nothing(_peer: Peer) -> AbstractSet[str]:
+    return frozenset()
 
 
 class Authentication:
@@ -31,13 +39,18 @@ class Authentication:
     Args:
         authenticator: Knows them.
         public: Paths and methods that ask for the health of the server.
+        hidden: Returns the fields of requests that are removed after it was asked: credentials.
     """
 
     def __init__(
-        self, authenticator: Authenticator, public: AbstractSet[str] = frozenset()
+        self,
+        authenticator: Authenticator,
+        public: AbstractSet[str] = frozenset(),
+        hidden: Callable[[Peer], AbstractSet[str]] = _nothing,
     ) -> None:
         self._authenticate = authenticator.authenticate
         self._public = frozenset(public)
+        self._hidden = hidden
 
     def client(
         self, caller: IdentifiedCaller, fields: Fields, path: str, data: str = ""
@@ -54,6 +67,30 @@ class Authentication:
         if isinstance(found, Identity):
             return caller.identified(fields, found)
         return _later(caller, fields, found)
+
+    def visible(self, caller: IdentifiedCaller, fields: F) -> F:
+        """Return the fields of a request without its credentials; the same object if it has none.
+
+        Args:
+            caller: The far end of the connection.
+            fields: Headers or metadata.
+        """
+        names = self._hidden(caller.peer)
+        if not names:
+            return fields
+        last, names_then, known = caller.visible
+        if last is fields and names_then is names:
+            return known  # type: ignore[no-any-return]  # of the same type as these fields
+        found = _without(fields, names)
+        caller.visible = fields, names, found
+        return found
+
+
+def _without(fields: F, names: AbstractSet[str]) -> F:
+    kept = [pair for pair in fields if pair[0].lower() not in names]
+    if isinstance(fields, Headers):
+        return fields if len(kept) == len(fields.pairs) else Headers(kept)
+    return fields if len(kept) == len(fields) else tuple(kept)
 
 
 async def _later(caller: IdentifiedCaller, fields: Fields, found: Awaitable[Identity]) -> Client:

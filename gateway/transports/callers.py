@@ -1,6 +1,6 @@
 """Who sends the requests of one connection: an address, and a `user-agent` that rarely changes."""
 
-from typing import Final
+from typing import Any, Final
 
 from gateway.api.access import Fields, Peer
 from gateway.ir.context import Client
@@ -48,13 +48,15 @@ class IdentifiedCaller(Caller):
 
     Attributes:
         peer: As given.
+        visible: Fields, the names that were removed from them, and what was left.
     """
 
-    __slots__ = ("peer",)
+    __slots__ = ("peer", "visible")
 
     def __init__(self, peer: Peer) -> None:
         super().__init__(peer.address)
         self.peer = peer
+        self.visible: tuple[Any, Any, Any] = (None, None, None)
 
     def client(self, fields: Fields = ()) -> Client:
         """Return the client that sent *fields*; it has no name unless these were identified."""

@@ -38,14 +38,14 @@ class Counting:
 
     def __init__(self) -> None:
         self.gateway: Gateway | None = None
-        self.asked: list[Credentials] = []
+        self.requests: list[Credentials] = []
         self.held: list[int] = []
         self.refuses = False
         self.waits = False
 
     def authenticate(self, credentials: Credentials, /) -> Any:
         assert self.gateway is not None
-        self.asked.append(credentials)
+        self.requests.append(credentials)
         self.held.append(self.gateway._budget.used_bytes)
         if self.waits:
             return self._later()
@@ -56,7 +56,7 @@ class Counting:
         for refuses in (False, True):
             for waits in (False, True):
                 self.refuses, self.waits = refuses, waits
-                self.asked.clear()
+                self.requests.clear()
                 self.held.clear()
                 yield f"refuses={refuses} waits={waits}"
 
@@ -102,12 +102,14 @@ HTTP_REQUESTS = {
 }
 
 
-async def test_each_http_request_asks_once(gateway: Gateway, counting: Counting) -> None:
+async def test_each_http_request_is_authenticated_once(
+    gateway: Gateway, counting: Counting
+) -> None:
     """Whatever the path and the body, before a byte is held."""
     for name, (method, path, body) in HTTP_REQUESTS.items():
         for case in counting.cases():
             reply = await exchange(gateway.addresses["main.http"], path, method=method, body=body)
-            assert (name, case, len(counting.asked), counting.held) == (name, case, 1, [0])
+            assert (name, case, len(counting.requests), counting.held) == (name, case, 1, [0])
             assert (name, case, reply.status == 401) == (name, case, counting.refuses)
             assert gateway._budget.used_bytes == 0
 
@@ -124,18 +126,20 @@ GRPC_CALLS = {
 }
 
 
-async def test_each_grpc_call_asks_once(gateway: Gateway, counting: Counting) -> None:
+async def test_each_grpc_call_is_authenticated_once(gateway: Gateway, counting: Counting) -> None:
     """Whatever the method and the message, before a byte is held."""
     for name, (method, message) in GRPC_CALLS.items():
         for case in counting.cases():
             status, _, _ = await call(gateway.addresses["main.grpc"], method, message)
-            assert (name, case, len(counting.asked), counting.held) == (name, case, 1, [0])
+            assert (name, case, len(counting.requests), counting.held) == (name, case, 1, [0])
             is_refused = status.name == "UNAUTHENTICATED"
             assert (name, case, is_refused) == (name, case, counting.refuses)
 
 
 @pytest.mark.parametrize("size", [0, 20_000, 300_000])
-async def test_each_brpc_frame_asks_once(gateway: Gateway, counting: Counting, size: int) -> None:
+async def test_each_brpc_frame_is_authenticated_once(
+    gateway: Gateway, counting: Counting, size: int
+) -> None:
     """A frame that arrives in pieces does so as soon as its metadata is there."""
     for _ in counting.cases():
         await send_brpc(gateway, counting, size)
@@ -152,7 +156,7 @@ async def send_brpc(gateway: Gateway, counting: Counting, size: int) -> None:
     writer.write(frame[100:])
     meta, _ = await read_brpc(reader)
     assert meta.correlation_id == 7
-    assert [each.data for each in counting.asked] == ["Bearer abc"]
+    assert [each.data for each in counting.requests] == ["Bearer abc"]
     assert counting.held == [0]
     assert meta.response.error_code == (1004 if refuses else 0)
     if refuses:
@@ -161,7 +165,7 @@ async def send_brpc(gateway: Gateway, counting: Counting, size: int) -> None:
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-async def test_each_graphpipe_frame_asks_once(
+async def test_each_graphpipe_frame_is_authenticated_once(
     gateway: Gateway, counting: Counting, refuses: bool
 ) -> None:
     """A refused frame leaves its connection open."""
@@ -172,12 +176,12 @@ async def test_each_graphpipe_frame_asks_once(
         writer.write(graphpipe_frame())
         size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 5), "little")
         await reader.readexactly(size)
-        assert len(counting.asked) == count
+        assert len(counting.requests) == count
     assert counting.held == [0, 0]
     writer.close()
 
 
-async def test_a_refused_body_is_not_asked_for(gateway: Gateway, counting: Counting) -> None:
+async def test_a_refused_body_is_not_requested(gateway: Gateway, counting: Counting) -> None:
     """A client that expects "100 Continue" gets 401 at once."""
     counting.refuses = True
     reply = await exchange(
@@ -211,7 +215,7 @@ async def test_a_small_refused_body_keeps_the_connection(
     writer.close()
 
 
-async def test_without_authentication_nothing_is_asked(tmp_path: Path) -> None:
+async def test_a_listener_without_credentials_has_no_authentication(tmp_path: Path) -> None:
     """The classes of connections and exchanges are those that ask nobody."""
     text = configuration().replace('"security": {"keys": {"file": "keys.yaml"}}', '"security": {}')
     async with running(text, tmp_path) as gateway:

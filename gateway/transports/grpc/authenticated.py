@@ -20,7 +20,7 @@ from gateway.transports.grpc.server_connection import GrpcServerConnection, Requ
 from gateway.transports.http2 import frames as h2
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.errors import GRPC_STATUS
-from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, Metadata
 from gateway.wire.metadata import metadata_request_id, text_metadata
 
 
@@ -74,18 +74,24 @@ class AuthenticatedGrpcConnection(GrpcServerConnection):
         else:
             stream.owner = WaitingCall(self, stream, head, body, found)
 
+    def visible(self, head: GrpcRequestHead) -> GrpcRequestHead:
+        """Return *head* without credentials."""
+        metadata = self.authentication.visible(self.caller, head.metadata)
+        return head if metadata is head.metadata else replace(head, metadata=metadata)
+
     def begin(
         self, stream: Http2Stream, head: GrpcRequestHead, body: memoryview | None, client: Client
     ) -> None:
         """Begin a call of *client*; *body* is None if it has not arrived."""
         method = self._served.get(head.path)
+        fields, head = head.metadata, self.visible(head)
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
             super()._serve_other(stream, head, body)
             return
         if body is not None and head.length is not None and head.length != len(body):
             self.core.refuse(stream, h2.PROTOCOL_ERROR)
             return
-        call = stream.owner = AuthenticatedCall(self, stream, head, method, client)
+        call = stream.owner = AuthenticatedCall(self, stream, head, method, client, fields)
         if body is not None:
             call.on_complete_stream(body)
         else:
@@ -93,9 +99,9 @@ class AuthenticatedGrpcConnection(GrpcServerConnection):
 
     def deny(self, stream: Http2Stream, head: GrpcRequestHead, error: GatewayError) -> None:
         """End a call with *error*, in the form of its protocol if a method is called."""
-        metadata = head.metadata
+        metadata = self.visible(head).metadata
         error.__traceback__ = None
-        error.client = self.caller.client(metadata)
+        error.client = self.caller.client(head.metadata)
         error.metadata = text_metadata(metadata)
         error.request_id = metadata_request_id(metadata)
         method = self._served.get(head.path)
@@ -118,9 +124,10 @@ class AuthenticatedCall(ServerCall):
         head: Its header fields.
         method: Its method.
         client: The client.
+        fields: The metadata with credentials.
     """
 
-    __slots__ = ("_access", "_client")
+    __slots__ = ("_access", "_client", "_fields")
 
     def __init__(
         self,
@@ -129,8 +136,10 @@ class AuthenticatedCall(ServerCall):
         head: GrpcRequestHead,
         method: Method,
         client: Client,
+        fields: Metadata,
     ) -> None:
         super().__init__(connection, stream, head, method)
+        self._fields = fields
         self._access = connection
         self._client = client
 
@@ -144,7 +153,8 @@ class AuthenticatedCall(ServerCall):
 
     def _name_client(self) -> None:
         """Let the parent find the client of this call."""
-        self._access.caller.identified(self._head.metadata, self._client.identity)
+        caller = self._access.caller
+        caller.fields, caller.last = self._head.metadata, self._client
 
     async def _read(self) -> AsyncGenerator[GrpcRequest, None]:
         """Yield the messages of a stream, each after its client was asked for again."""
@@ -156,7 +166,7 @@ class AuthenticatedCall(ServerCall):
                     is_first = False
                     yield request
                     continue
-                found = access.authentication.client(access.caller, head.metadata, head.path)
+                found = access.authentication.client(access.caller, self._fields, head.path)
                 self._client = found if isinstance(found, Client) else await found
                 yield replace(request, client=self._client)
 

@@ -12,17 +12,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from gateway.ir.context import Client
-from gateway.ir.errors import ErrorCode, Forbidden, GatewayError
+from gateway.ir.errors import ErrorCode, Forbidden, GatewayError, Unauthenticated
 from gateway.transports.contract import GrpcFrontend, GrpcMount
 from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.protobuf import LEN, VARINT, WireError, fields, put_varint, tag, text, varint
 
 Status = Callable[[str, Client], Awaitable[bool | None]]
-"""Whether a service answers; "" asks for the whole server, None means there is no such service.
-
-It raises Forbidden if the client may not ask.
-"""
+"""Whether a service answers a client; "" asks for the whole server, None means there is no such
+service. Raises Unauthenticated, or Forbidden if the client may not ask."""
 
 CHECK = "/grpc.health.v1.Health/Check"
 _WATCH = "/grpc.health.v1.Health/Watch"
@@ -36,6 +34,7 @@ _TOLD_CODES = frozenset(
     {
         ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.UNAUTHENTICATED,
+        ErrorCode.FORBIDDEN,
         ErrorCode.OVERLOADED,
         ErrorCode.UNAVAILABLE,
     }
@@ -82,6 +81,8 @@ class Health(GrpcFrontend):
             async with aclosing(self._changes(service, wire.client)) as answers:
                 async for answer in answers:
                     yield answer
+        except Unauthenticated as error:
+            yield refused(error)
         finally:
             self._watches[address] -= 1
             self._watches += Counter()  # without addresses that have none
@@ -103,8 +104,8 @@ class Health(GrpcFrontend):
     async def _check(self, service: str, client: Client) -> GrpcResponse:
         try:
             status = await self._status(service, client)
-        except Forbidden as error:
-            return _ended(GrpcStatus.PERMISSION_DENIED, error.message)
+        except (Unauthenticated, Forbidden) as error:
+            return refused(error)
         if status is None:
             return _ended(GrpcStatus.NOT_FOUND, "no such service here")
         return _answer(_SERVING if status else _NOT_SERVING)
@@ -115,8 +116,8 @@ class Health(GrpcFrontend):
         while True:
             try:
                 found = await self._status(service, client)
-            except Forbidden as error:
-                yield _ended(GrpcStatus.PERMISSION_DENIED, error.message)
+            except (Unauthenticated, Forbidden) as error:
+                yield refused(error)
                 return
             status = _SERVICE_UNKNOWN if found is None else _SERVING if found else _NOT_SERVING
             if status != last:

@@ -17,7 +17,7 @@ from gateway.transports.http.faults import HttpError, text_response
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.shared_responses import SharedResponses
 from gateway.wire.errors import HTTP_STATUS
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import NO_HEADERS, Headers, HttpRequest, HttpResponse
 
 
 class AuthenticatedExchange(Exchange):
@@ -48,7 +48,11 @@ class AuthenticatedExchange(Exchange):
             self._pending = found
             return None
         self._client = found
-        return super()._try_immediate()
+        wire = super()._try_immediate()
+        headers = authentication.visible(caller, head.headers)
+        if wire is None or (headers is head.headers and wire.client is found):
+            return wire
+        return replace(wire, headers=headers, client=found)
 
     async def _receive(self) -> HttpRequest | None:
         if self._pending is not None:
@@ -59,13 +63,23 @@ class AuthenticatedExchange(Exchange):
             else:
                 wire = super()._try_immediate()
                 if wire is not None:
-                    return replace(wire, client=client)
+                    return replace(wire, client=client, headers=self._visible())
         if self._denial is not None:
             await self._deny(self._denial)
             return None
         wire = await super()._receive()
         # Another request of the connection may have named another client meanwhile.
-        return None if wire is None else replace(wire, client=self._client)
+        if wire is None:
+            return None
+        return replace(wire, client=self._client, headers=self._visible())
+
+    def _visible(self) -> Headers:
+        """Return the headers without credentials."""
+        head, caller = self._head, self._connection.client.caller
+        authentication = self._listener.authentication
+        if head is None or authentication is None or not isinstance(caller, IdentifiedCaller):
+            return NO_HEADERS
+        return authentication.visible(caller, head.headers)
 
     async def _deny(self, error: errors.GatewayError) -> None:
         """Send *error*, after the rest of a small body; a larger one is not read."""
@@ -83,7 +97,7 @@ class AuthenticatedExchange(Exchange):
         except HttpError:
             await self._deny_unserved(error)
         else:
-            wire = HttpRequest(head.method, head.path, head.query, head.headers)
+            wire = HttpRequest(head.method, head.path, head.query, self._visible())
             self._frontend.note_request(wire, error)
             await self._refuse(error)
 
@@ -98,6 +112,7 @@ class AuthenticatedExchange(Exchange):
 
     def _identify(self, error: errors.GatewayError) -> None:
         super()._identify(error)
+        error.metadata = self._visible().lowered
         if self._client is not None:
             error.client = self._client
 

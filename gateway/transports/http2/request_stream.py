@@ -212,13 +212,13 @@ class _SharedExchange(SharedResponses, Http2Exchange):
     __slots__ = ()
 
 
-class _AuthenticatedExchange(AuthenticatedExchange, Http2Exchange):
+class _AuthenticatedHttp2Exchange(AuthenticatedExchange, Http2Exchange):
     """One whose client is asked for after the head."""
 
     __slots__ = ()
 
 
-class _AuthenticatedSharedExchange(AuthenticatedExchange, _SharedExchange):
+class _AuthenticatedSharedHttp2Exchange(AuthenticatedExchange, _SharedExchange):
     """One of both."""
 
     __slots__ = ()
@@ -228,7 +228,9 @@ def _exchange(listener: ListenerState, client: ClientShares) -> type[Http2Exchan
     """Return the class of the exchanges of a connection whose listener does more than answer."""
     if not is_authenticated(listener, client):
         return Http2Exchange if listener.cors is None else _SharedExchange
-    return _AuthenticatedExchange if listener.cors is None else _AuthenticatedSharedExchange
+    return (
+        _AuthenticatedHttp2Exchange if listener.cors is None else _AuthenticatedSharedHttp2Exchange
+    )
 
 
 class HttpStream:

@@ -385,26 +385,20 @@ class _Access:
     async def client(self, context: Context, path: str) -> Client:
         """Return the client of a call. Raises GatewayError."""
         metadata = tuple(context.invocation_metadata() or ())
-        caller = IdentifiedCaller(Peer(_address(context), tuple(_names(context))))
-        found = self.authentication.client(caller, metadata, path)
+        found = self.authentication.client(self._caller(context), metadata, path)
         return found if isinstance(found, Client) else await found
+
+    def visible(self, context: Context, metadata: Metadata) -> Metadata:
+        """Return the metadata of a call without credentials."""
+        return self.authentication.visible(self._caller(context), metadata)
+
+    @staticmethod
+    def _caller(context: Context) -> IdentifiedCaller:
+        return IdentifiedCaller(Peer(_address(context), tuple(_names(context))))
 
 
 class _IdentifiedMethod(_Method):
     """Runs a frontend for one call, whose client is known."""
-
-    def __init__(
-        self, path: str, frontend: GrpcFrontend, admission: CallAdmission, client: Client
-    ) -> None:
-        super().__init__(path, frontend, admission)
-        self.client = client
-
-    def _sender(self, _context: Context, _metadata: Metadata) -> Client:
-        return self.client
-
-
-class _IdentifiedStream(_IdentifiedMethod):
-    """Runs a frontend for one stream, and asks for its client again before each message."""
 
     def __init__(
         self,
@@ -414,8 +408,20 @@ class _IdentifiedStream(_IdentifiedMethod):
         client: Client,
         access: _Access,
     ) -> None:
-        super().__init__(path, frontend, admission, client)
+        super().__init__(path, frontend, admission)
+        self.client = client
         self._access = access
+
+    def _request(self, message: bytes, context: Context) -> GrpcRequest:
+        request = super()._request(message, context)
+        return replace(request, metadata=self._access.visible(context, request.metadata))
+
+    def _sender(self, _context: Context, _metadata: Metadata) -> Client:
+        return self.client
+
+
+class _IdentifiedStream(_IdentifiedMethod):
+    """Runs a frontend for one stream, and asks for its client again before each message."""
 
     async def _read(self, context: Context) -> AsyncGenerator[GrpcRequest, None]:
         is_first = True
@@ -442,7 +448,9 @@ class _AuthenticatedMethod(_Method):
             client = await self._access.client(context, self._path)
         except errors.GatewayError as error:
             return _finished(self._denied(error, context), context)
-        method = _IdentifiedMethod(self._path, self._frontend, self._admission, client)
+        method = _IdentifiedMethod(
+            self._path, self._frontend, self._admission, client, self._access
+        )
         return await method.unary(requests, context)
 
     async def server_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
@@ -452,7 +460,9 @@ class _AuthenticatedMethod(_Method):
         except errors.GatewayError as error:
             await _write(self._denied(error, context), context)
             return
-        method = _IdentifiedMethod(self._path, self._frontend, self._admission, client)
+        method = _IdentifiedMethod(
+            self._path, self._frontend, self._admission, client, self._access
+        )
         await method.server_stream(requests, context)
 
     async def bidirectional(self, requests: AsyncIterator[bytes], context: Context) -> None:
