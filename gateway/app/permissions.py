@@ -38,6 +38,13 @@ def _rule(name: str, rule: RuleConfig) -> AccessRule:
     )
 
 
+def names_clients(config: Config) -> bool:
+    """Return whether credentials can name different clients."""
+    security = config.security
+    has_credentials = security.keys or security.jwt or security.certificates or security.proxies
+    return bool(has_credentials or config.clients)
+
+
 def check_rules(config: Config) -> Iterator[Finding]:
     """Yield the rules whose name another rule has."""
     names = rule_names(config)

@@ -26,7 +26,7 @@ from gateway.app.listeners import ListenerEntry, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.parts import ServingParts
 from gateway.app.passthrough import known_posts
-from gateway.app.permissions import access_rules
+from gateway.app.permissions import access_rules, names_clients
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process import memory_bound
 from gateway.app.quotas import quota_rules
@@ -45,6 +45,7 @@ from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.ir.calls import Call
 from gateway.ir.metadata import ServerMetadata, Trend
 from gateway.policies.access.authorise import ListenerAccess
+from gateway.policies.access.owners import SequenceIds
 from gateway.policies.access.quotas.layer import ApplyQuotas, QuotasOfCalls
 from gateway.policies.access.rules import Permissions
 from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
@@ -60,6 +61,7 @@ from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher
 from gateway.routing.model_keys import ModelKeyIndex
 from gateway.routing.router import Router
+from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from gateway.routing.upstream_queries import UpstreamQuestions
 from gateway.service import Service
@@ -100,6 +102,7 @@ class ProcessParts:
         new_path: Makes the record of a call's path.
         tracing: Makes spans; None for no spans.
         parts: The parts of extensions.
+        sequence_ids: The ids of clients' sequences at their servers.
     """
 
     metrics: Metrics
@@ -114,6 +117,7 @@ class ProcessParts:
     new_path: Callable[..., CallPath] = CallPath
     tracing: Tracing | None = None
     parts: ServingParts = field(default_factory=ServingParts)
+    sequence_ids: SequenceIds = field(default_factory=lambda: SequenceIds(IDLE_S))
 
 
 class ServiceGraph:
@@ -437,6 +441,7 @@ class ServiceGraph:
             trace=None if process.tracing is None else process.tracing.call,
             access=access,
             quotas=quotas,
+            sequence_ids=self._sequence_ids(),
         )
         return build_chain("listener", router, parts)
 
@@ -460,6 +465,12 @@ class ServiceGraph:
         return partial(
             ApplyQuotas, quotas=quotas, accounts=process.parts.accounts, on_refused=refused
         )
+
+    def _sequence_ids(self) -> SequenceIds | None:
+        """Return the ids of sequences at their servers; None if all calls are of one client."""
+        process, config = self._process, self.config
+        process.sequence_ids.idle_s = config.policies.sequence_idle
+        return process.sequence_ids if names_clients(config) else None
 
     def _access(self) -> dict[str, ListenerAccess]:
         """Return what clients may do at each listener; empty without rules."""

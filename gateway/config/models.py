@@ -446,6 +446,9 @@ class BatchingConfig(Model):
     in_flight: int | None = Field(None, ge=1)
     """Largest number of batches that the model processes at the same time. Default: the number of
     instances of the model, or 2 for a model of an upstream."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Whose requests are never merged: those of clients of different groups, or of different
+    clients. Default: `none`, which merges those of all clients."""
 
     @model_validator(mode="after")
     def _check_preferred_sizes(self) -> BatchingConfig:
@@ -464,6 +467,10 @@ class CacheConfig(Model):
     are removed first. Default: `64MiB`."""
     max_age: Duration = 60.0
     """Time for which a stored response is used. Default: `60s`."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Who never gets the response to another: clients of different groups, or different clients.
+    `client` also hides by the time of a response what others have sent. Default: `none`, which
+    shares the responses of all clients."""
 
 
 class ModelConfig(Model):
