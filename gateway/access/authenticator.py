@@ -65,7 +65,7 @@ class Proxy:
     """A trusted proxy.
 
     Args:
-        config: As in the file.
+        config: The proxy as the file describes it.
         networks: Its addresses.
     """
 
@@ -166,8 +166,8 @@ class ListenerAuthenticator:
         now: Seconds since 1970.
 
     Attributes:
-        mode: As given; a reload may change it.
-        rules: As given; replaced when they change.
+        mode: Whether clients need a credential; a reload may change it.
+        rules: What decides who calls; replaced when that changes.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class VerifyKey:
     Attributes:
         kid: Its id; None without one.
         algorithms: Those that it may verify.
-        key: As `cryptography` has it.
+        key: The key itself, of `cryptography`.
         identity: What makes it the same key in another set.
     """
 
@@ -148,7 +148,7 @@ class FetchedKeySet:
     """Fetches a key set again and again.
 
     Args:
-        name: Of the issuer, for the log.
+        name: The name of the issuer, for the log.
         key_set: What it fills.
         fetch: Fetches the bytes.
         refresh_s: The time between two fetches.

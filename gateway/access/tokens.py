@@ -65,7 +65,7 @@ class Issuer:
     """An issuer of tokens.
 
     Attributes:
-        config: As in the file.
+        config: The issuer as the file describes it.
         key_set: Its keys.
     """
 
@@ -122,7 +122,7 @@ class JwtReader:
 
         Args:
             token: Three parts with dots between them.
-            address: Of the client.
+            address: The address of the client.
             clients: The clients of the configuration.
 
         Raises:

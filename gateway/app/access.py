@@ -197,13 +197,13 @@ class _WatchedFile(Generic[V]):
 
     Args:
         key: Of the configuration, for an error at the start.
-        name: As in the configuration.
+        name: The path as the configuration has it.
         path: Where it is.
         parse: Reads its content; raises ValueError, without content of the file in its text.
         on_change: Called after `use`.
 
     Attributes:
-        name: As given.
+        name: The path as the configuration has it.
         content: What is in force.
 
     Raises:
@@ -382,7 +382,7 @@ class _IssuerSource:
         issuer: The issuer.
 
     Attributes:
-        issuer: As given.
+        issuer: The issuer.
         source: The server of its key set; None for a file.
         fetched: Fetches it again and again; None for a file.
         file: The file; None for a URL.

@@ -18,10 +18,10 @@ from gateway.access.authenticator import ListenerAuthenticator
 from gateway.api.access import Authenticator
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
+from gateway.app import passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
-from gateway.app.passthrough import NAME as PASSTHROUGH
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.quotas import telling_grpc, telling_http
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
@@ -42,7 +42,7 @@ from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits
 from gateway.policies.access.authorise import ListenerAccess
-from gateway.policies.access.operations import HEALTH
+from gateway.policies.access.operations import HEALTH, PASSTHROUGH
 from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
@@ -139,7 +139,7 @@ class BuiltListener:
 
     Attributes:
         servers: By name ("main.http").
-        rejections: As given.
+        rejections: Counts and logs the requests that reach no service.
         tls: Its TLS files; None without TLS.
         authentication: Asks who sends each request; None if nobody asks.
         needs_client: Returns whether each request needs a credential.
@@ -261,7 +261,7 @@ class BuiltListener:
         config = self._config.passthrough
         if config is not None:
             rules = passthrough_rules(config, messages)
-            reports = self.rejections.reports(PASSTHROUGH)
+            reports = self.rejections.reports(passthrough.NAME)
             self._passthrough = ObservedPassthrough(
                 self._http_client(),
                 rules,
@@ -269,7 +269,7 @@ class BuiltListener:
                 report=self.rejections.call,
                 reject=reports["on_rejected"],
                 count_bytes=reports["message_bytes"],
-                check=lambda client: self.check(client, PASSTHROUGH, PASSTHROUGH),
+                check=lambda client: self.check(client, PASSTHROUGH, passthrough.NAME),
             )
         return self._passthrough
 
@@ -376,13 +376,13 @@ def build_listener(
             fallback=built.fallback(messages),
             tls=None if tls is None else tls.context(*http_alpn(config.transport)),
             cors=_cors_rules(config),
-            refused=partial(built.rejections.rejected, "http"),
+            on_reject=partial(built.rejections.rejected, "http"),
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
             authentication=authentication,
             grpc=grpc if is_both else (),
             extras=_extras(described, ready, built) if is_both else (),
-            grpc_refused=partial(built.rejections.rejected, "grpc"),
+            grpc_on_reject=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
         _warn_of_exposure(config, config.grpc)
@@ -394,7 +394,7 @@ def build_listener(
             limits=limits,
             budget=shared.budget,
             tls=tls,
-            refused=partial(built.rejections.rejected, "grpc"),
+            on_reject=partial(built.rejections.rejected, "grpc"),
             count=_connection_count(f"{config.name}.grpc", limits, shared),
             reuse_port=shared.reuse_port,
             authentication=authentication,
@@ -487,7 +487,7 @@ def _stream_server(  # one caller
         ordered=binding.is_ordered,
         tls=_stream_tls(stream, built.tls, beside, config),
         mode=int(stream.mode, 8),
-        refused=partial(built.rejections.rejected, "stream"),
+        on_reject=partial(built.rejections.rejected, "stream"),
         beside=beside,
         count=count,
         reuse_port=shared.reuse_port,
@@ -537,12 +537,12 @@ def _shared_port(  # one caller
         mounts=http,
         limits=limits[0],
         budget=shared.budget,
-        refused=partial(built.rejections.rejected, "http"),
+        on_reject=partial(built.rejections.rejected, "http"),
         listens=False,
         cors=_cors_rules(config),
         count=count,
         grpc=grpc,
-        grpc_refused=partial(built.rejections.rejected, "grpc"),
+        grpc_on_reject=partial(built.rejections.rejected, "grpc"),
         authentication=built.authentication,
     )
     connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))

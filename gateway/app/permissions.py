@@ -61,7 +61,7 @@ class ExampleCall:
     Attributes:
         client: Its name; "anonymous" for none.
         groups: Besides those of the configuration.
-        claims: Of its token.
+        claims: The claims of its token.
         operation: One of `operations.OPERATIONS`.
         model: "" for none.
         listener: "" for the first one.

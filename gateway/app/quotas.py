@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from gateway.api.extension import (
     ConfigView,
-    PartSetup,
+    LeadingPart,
     Processes,
     ServingProcess,
     TrafficShift,
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 A = TypeVar("A")
 
-PART: Final = "quotas"
+QUOTAS: Final = "quotas"
 """The name of the parts of processes that share budgets."""
 
 _MS_PER_S: Final = 1000
@@ -138,7 +138,7 @@ class ServingQuotas:
         """Do nothing."""
 
 
-class LeadingQuotas:
+class LeadingQuotas(LeadingPart):
     """The budgets of a gateway with workers, in the supervisor.
 
     Args:
@@ -150,15 +150,11 @@ class LeadingQuotas:
         self._budgets = Budgets(self._limits)
 
         async def exchange(document: Mapping[str, Any]) -> Mapping[str, Any]:
-            return await processes.exchange(PART, document)
+            return await processes.exchange(QUOTAS, document)
 
         leader = QuotaLeader(self._budgets, exchange, processes.count)
         self._rounds = Rounds(leader, lambda: None)
         self._used = UsedQuotas(self._budgets)
-
-    def setup(self, _number: int, /) -> PartSetup:
-        """Return nothing."""
-        return PartSetup()
 
     def collect(self) -> Iterable[Metric]:
         """Return what is used."""
@@ -176,13 +172,6 @@ class LeadingQuotas:
     def on_notice(self) -> None:
         """Make a round soon."""
         self._rounds.notice()
-
-    def on_process_ended(self, metrics: Any, /) -> Any:
-        """Change no metrics."""
-        return metrics
-
-    async def start(self) -> None:
-        """Do nothing."""
 
     def lead(self) -> None:
         """Begin to make rounds."""

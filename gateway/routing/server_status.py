@@ -69,7 +69,7 @@ async def model_status(
         service: The entry of a listener.
         name: From a client.
         timeout_s: For all calls together.
-        protocol: Of the caller, for the log.
+        protocol: The protocol of the caller, for the log.
         client: The caller.
     """
     limits = DEFAULT_LIMITS

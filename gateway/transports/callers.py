@@ -47,7 +47,7 @@ class IdentifiedCaller(Caller):
         peer: What its transport knows of it.
 
     Attributes:
-        peer: As given.
+        peer: What its transport knows of it.
         visible: Fields, the names that were removed from them, and what was left.
     """
 

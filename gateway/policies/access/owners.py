@@ -21,7 +21,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
     sequence_of,
 )
-from gateway.ir.context import Sequence
+from gateway.ir.context import CallSequence
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import SharedRegion
@@ -135,7 +135,7 @@ class OwnSequences:
         sequence = sequence_of(call)
         return self._inner(call) if sequence is None else self._call(call, sequence)
 
-    async def _call(self, call: Call[R], sequence: Sequence) -> R:
+    async def _call(self, call: Call[R], sequence: CallSequence) -> R:
         model = "" if call.model is None else call.model.name
         client = call.context.client.identity.name
         used = self._ids.find(model, sequence.id, client)
@@ -153,8 +153,8 @@ class OwnSequences:
         return on_stream_end(call, reply, on_end)
 
 
-def _with_sequence_id(call: Call[R], sequence: Sequence, used: int | str) -> Call[R]:
-    changed = Sequence(used, sequence.start, sequence.end)
+def _with_sequence_id(call: Call[R], sequence: CallSequence, used: int | str) -> Call[R]:
+    changed = CallSequence(used, sequence.start, sequence.end)
     if isinstance(call, StreamInferRequest):
         request = call.request.changed(sequence=changed)
         return cast("Call[R]", call.changed(request=request))

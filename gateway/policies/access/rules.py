@@ -100,7 +100,7 @@ def claim_texts(claims: Mapping[str, Any], name: str) -> Sequence[str]:
     """Return the values of a claim: of a list its elements, of `scope` its words.
 
     Args:
-        claims: Of a token.
+        claims: The claims of a token.
         name: Of the claim; a JSON pointer if it begins with "/".
     """
     value: Any = _pointed(claims, name) if name.startswith("/") else claims.get(name)
@@ -192,7 +192,7 @@ class CompiledRule:
         """Return whether the conditions on the call hold, except for its size.
 
         Args:
-            facts: Of the call.
+            facts: What rules know about the call.
             any_model: Ignore the conditions on models and versions.
         """
         is_place = (
@@ -271,7 +271,7 @@ class Permissions:
 
         Args:
             identity: The client.
-            facts: Of the call.
+            facts: What rules know about the call.
             measure: Returns the size of its inputs. It is called only if a rule needs it.
         """
         key = identity, facts

@@ -12,12 +12,12 @@ from gateway.ir.context import REQUEST_ID, Client
 from gateway.ir.errors import GatewayError
 from gateway.transports.authentication import Authentication, peer_of
 from gateway.transports.callers import IdentifiedCaller
-from gateway.transports.grpc.headers import GrpcRequestHead, only_block
+from gateway.transports.grpc.headers import GrpcRequestHead, trailers_only_block
 from gateway.transports.grpc.messages import GrpcMessage
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
 from gateway.transports.grpc.server_connection import GrpcServerConnection, RequestHead
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, Metadata
@@ -89,7 +89,7 @@ class AuthenticatedGrpcConnection(GrpcServerConnection):
             super()._serve_other(stream, head, body)
             return
         if body is not None and head.length is not None and head.length != len(body):
-            self.core.refuse(stream, h2.PROTOCOL_ERROR)
+            self.core.refuse(stream, frames.PROTOCOL_ERROR)
             return
         call = stream.owner = AuthenticatedCall(self, stream, head, method, client, fields)
         if body is not None:
@@ -107,12 +107,14 @@ class AuthenticatedGrpcConnection(GrpcServerConnection):
         method = self._served.get(head.path)
         if method is None:
             status = error.wire_status = GRPC_STATUS[error.code]
-            request_id = self._refused(error)
+            request_id = self._on_reject(error)
             trailers = ((REQUEST_ID, request_id),) if request_id else ()
             response = GrpcResponse(status=status, details=error.message, metadata=trailers)
         else:
             response = method.frontend.reject(error)
-        self._end_unserved(stream, only_block(response.status, response.details, response.metadata))
+        self._end_unserved(
+            stream, trailers_only_block(response.status, response.details, response.metadata)
+        )
 
 
 class AuthenticatedCall(ServerCall):
@@ -220,7 +222,7 @@ class WaitingCall:
     def on_data_batch(self, views: Sequence[memoryview]) -> None:
         """Keep several parts of the request."""
         for view in views:
-            self._stream.coming -= len(view)
+            self._stream.frame_bytes_left -= len(view)
             self.on_data(view, end=False)
 
     def on_reset(self) -> bool:
@@ -237,7 +239,7 @@ class WaitingCall:
     def cancel(self) -> None:
         """End the call: the server is stopping."""
         self._leave()
-        self._connection.core.reset(self._stream, h2.CANCEL)
+        self._connection.core.reset(self._stream, frames.CANCEL)
         self._connection.flush_soon()
 
     def _leave(self) -> None:

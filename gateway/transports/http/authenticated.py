@@ -93,7 +93,7 @@ class AuthenticatedExchange(Exchange):
             except errors.GatewayError:
                 self._should_close = True  # its framing is broken, and the client is refused anyway
         try:
-            self._frontend, _ = self._listener.find(head.path)
+            self._frontend, _ = self._listener.handler_of(head.path)
         except HttpError:
             await self._deny_unserved(error)
         else:

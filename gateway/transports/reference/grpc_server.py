@@ -80,7 +80,7 @@ class GrpcServer:
         extras: Mounts whose calls need no slot and no memory: health, reflection.
         reuse_port: Whether other processes listen on the same port too.
         authentication: Asks who sends each call; None if nobody asks.
-        refused: Called for calls of unknown methods that are refused for their credentials.
+        on_reject: Called for calls of unknown methods that are refused for their credentials.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first four
@@ -94,10 +94,10 @@ class GrpcServer:
         extras: Sequence[GrpcMount] = (),
         reuse_port: bool = False,
         authentication: Authentication | None = None,
-        refused: Callable[[errors.GatewayError], str | None] = _ignore,
+        on_reject: Callable[[errors.GatewayError], str | None] = _ignore,
     ) -> None:
         self._address = address
-        self._access = None if authentication is None else _Access(authentication, refused)
+        self._access = None if authentication is None else _Access(authentication, on_reject)
         self._reuse_port = reuse_port
         self._limits = limits
         self._tls = tls
@@ -371,16 +371,16 @@ class _Access:
 
     Args:
         authentication: Names them.
-        refused: Called for calls of unknown methods that are refused.
+        on_reject: Called for calls of unknown methods that are refused.
     """
 
     def __init__(
         self,
         authentication: Authentication,
-        refused: Callable[[errors.GatewayError], str | None],
+        on_reject: Callable[[errors.GatewayError], str | None],
     ) -> None:
         self.authentication = authentication
-        self.refused = refused
+        self.on_reject = on_reject
 
     async def client(self, context: Context, path: str) -> Client:
         """Return the client of a call. Raises GatewayError."""
@@ -490,7 +490,7 @@ def _unknown_handler(access: _Access) -> grpc.RpcMethodHandler:
             await access.client(context, "")
         except errors.GatewayError as error:
             error.wire_status = GRPC_STATUS[error.code]
-            access.refused(error)
+            access.on_reject(error)
             _finished(GrpcResponse(status=GRPC_STATUS[error.code], details=error.message), context)
         else:
             await answer_unknown(_requests, context)

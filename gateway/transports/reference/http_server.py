@@ -14,7 +14,7 @@ from gateway.transports.http.authenticated import http1_exchange
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.reference.http_connection import ReferenceHttpConnection
-from gateway.transports.reference.http_request import ReferenceHttpRequest, Sent
+from gateway.transports.reference.http_request import KeepAliveResult, ReferenceHttpRequest
 
 
 class HttpServer(HttpListener):
@@ -56,5 +56,5 @@ class _Manager(web.Server):
         CLIENT_MEMORY.set(connection.client.memory)
         exchange = http1_exchange(self._listener, connection.client)
         keep = await exchange(self._listener, connection, ReferenceHttpRequest(request), task).run()
-        sent: Any = Sent(keep_alive=keep)
+        sent: Any = KeepAliveResult(keep_alive=keep)
         return sent  # type: ignore[no-any-return]  # it has what aiohttp asks of a response

@@ -74,12 +74,12 @@ class AuthenticatedStreamConnection(StreamConnection):
 
     async def _admit_and_ask(self, pending: PendingFrame) -> None:
         try:
-            found = self._results.pop(pending.lease, None) or self._identified(pending.frame)
+            found = self._results.pop(pending.reservation, None) or self._identified(pending.frame)
             if isinstance(found, GatewayError):
                 raise found
             client = found if isinstance(found, Client) else await found
         except GatewayError as error:
-            pending.lease.close()
+            pending.reservation.close()
             await self._refuse(pending, error)
             if self._listener.closes_denied:
                 self._end_reading(None)

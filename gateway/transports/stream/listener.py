@@ -58,7 +58,7 @@ class StreamListenerState:
     Attributes:
         width: How many frames of one connection are handled at a time.
         ahead: How many frames of one connection are read before their responses.
-        refused: Called for connections and frames that are rejected before they reach the frontend.
+        on_reject: Called for connections and frames that are rejected before the frontend.
         authentication: Asks who sends each frame; None if nobody asks.
         credentials: Returns the credentials that a frame carries, and the method that it calls.
         closes_denied: A connection ends after a frame whose credentials are missing or wrong.
@@ -74,7 +74,7 @@ class StreamListenerState:
     framer: Callable[[], Framer]
     width: int
     ahead: int
-    refused: Callable[[GatewayError], str | None]
+    on_reject: Callable[[GatewayError], str | None]
     authentication: Authentication | None = None
     credentials: ReadCredentials = no_credentials
     closes_denied: bool = False
@@ -108,7 +108,7 @@ class StreamListenerState:
     def _refuse(self, transport: Any, refusal: Overloaded) -> None:
         """Reply to a connection above a limit in the form of the protocol, and close it."""
         if refusal.limit == DESCRIPTORS:
-            self.refused(refusal)
+            self.on_reject(refusal)
             transport.abort()
             return
         answer, framer = self.frontend.reject(refusal), self.framer()

@@ -17,7 +17,7 @@ from gateway.ir.calls import (
     ModelUnloadRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Client, Context, ModelRef, Origin, Sequence
+from gateway.ir.context import CallSequence, Client, Context, ModelRef, Origin
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError, Unavailable, UpstreamError
@@ -184,7 +184,7 @@ async def test_errors_are_not_stored() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        request(1, sequence=Sequence(7)),
+        request(1, sequence=CallSequence(7)),
         request(1, batch_size=1),
         request(1).changed(
             inputs=(Tensor("x", Datatype.INT32, (1,), SharedMemoryData("r", 0, 4)),)
@@ -418,7 +418,7 @@ async def test_large_inputs_are_hashed_in_a_thread(monkeypatch: pytest.MonkeyPat
     assert ([cache_key, cache_key], 2) == (moved, len(target.calls))
 
 
-async def test_replies_of_clients_are_apart() -> None:
+async def test_replies_of_clients_are_separate() -> None:
     """With `apart: client` an equal request of another client is a call of its own."""
     contexts = [Context(client=Client(identity=Identity(name))) for name in ("one", "two")]
     cache, target, meter, _ = build(reply(1), reply(2), apart=apart_by("client"))

@@ -40,7 +40,7 @@ class QuotaRule:
     """One quota.
 
     Attributes:
-        name: Of the quota.
+        name: The name of the quota.
         rule: Which calls it counts.
         routes: Patterns of the routes that it counts; None for all.
         by: What has a budget of its own: "client", "group", "model", "route", "label:NAME"; empty
@@ -87,7 +87,7 @@ class QuotaState(NamedTuple):
     """What the client of a call is told of a quota.
 
     Attributes:
-        name: Of the quota.
+        name: The name of the quota.
         budget: The state of its budget.
         is_refused: Whether it refused the call.
     """

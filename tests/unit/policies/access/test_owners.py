@@ -14,7 +14,7 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     SharedUnregisterRequest,
 )
-from gateway.ir.context import Client, Context, ModelRef, Sequence
+from gateway.ir.context import CallSequence, Client, Context, ModelRef
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, RegionNotFound
@@ -57,7 +57,7 @@ class Server:
 
 def step(client: str, sequence_id: int | str, **edges: bool) -> InferRequest:
     """Return one request of a sequence."""
-    sequence = Sequence(sequence_id, **edges)
+    sequence = CallSequence(sequence_id, **edges)
     return InferRequest(model=MODEL, context=CONTEXTS[client], sequence=sequence)
 
 
