@@ -17,6 +17,7 @@ from gateway.api.extension import (
     TrafficShift,
 )
 from gateway.api.tap import CountCall, RouteTap, Tap
+from gateway.app.quota_counts import QuotaCounts
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.config.permissions import QuotaConfig
@@ -98,8 +99,10 @@ class ServingQuotas:
             if process.count == 1
             else LeasedAccounts(limits, process.notify)
         )
+        self._counts: QuotaCounts | None = None
         if isinstance(self.accounts, LocalAccounts):
             process.metrics.registry.register(UsedQuotas(self.accounts.budgets))
+            self._counts = QuotaCounts(self.accounts.budgets, LoadedConfig.of(process.config))
 
     @property
     def taps(self) -> Sequence[Tap]:
@@ -120,7 +123,9 @@ class ServingQuotas:
         return {}
 
     async def start(self) -> None:
-        """Do nothing."""
+        """Continue with the counts of an earlier process."""
+        if self._counts is not None:
+            self._counts.start()
 
     def change(self, config: ConfigView, /) -> None:
         """Follow a reload."""
@@ -135,7 +140,9 @@ class ServingQuotas:
         return self.accounts.exchange(document) if isinstance(self.accounts, LeasedAccounts) else {}
 
     async def stop(self) -> None:
-        """Do nothing."""
+        """Write the counts; idempotent."""
+        if self._counts is not None:
+            await self._counts.stop()
 
 
 class LeadingQuotas(LeadingPart):
@@ -155,6 +162,7 @@ class LeadingQuotas(LeadingPart):
         leader = QuotaLeader(self._budgets, exchange, processes.count)
         self._rounds = Rounds(leader, lambda: None)
         self._used = UsedQuotas(self._budgets)
+        self._counts = QuotaCounts(self._budgets, LoadedConfig.of(processes.config))
 
     def collect(self) -> Iterable[Metric]:
         """Return what is used."""
@@ -173,6 +181,10 @@ class LeadingQuotas(LeadingPart):
         """Make a round soon."""
         self._rounds.notice()
 
+    async def start(self) -> None:
+        """Continue with the counts of an earlier process."""
+        self._counts.start()
+
     def lead(self) -> None:
         """Begin to make rounds."""
         self._rounds.start()
@@ -180,6 +192,7 @@ class LeadingQuotas(LeadingPart):
     async def stop(self) -> None:
         """End; idempotent."""
         await self._rounds.stop()
+        await self._counts.stop()
 
 
 class UsedQuotas:

@@ -193,6 +193,15 @@ async def test_models_have_budgets_of_their_own_and_unknown_ones_cost_nothing() 
         assert statuses == [404, 404, 404, 200, 200, 429]
 
 
+async def test_counts_survive_a_restart(tmp_path: Path) -> None:
+    """With a state directory the calls of the day before a restart still count."""
+    text = config() + "state: {directory: state}\n"
+    async with running(text, tmp_path) as gateway:
+        assert Counter({"ok": 2}) == await codes(gateway, "oip.http", 2)
+    async with running(text, tmp_path) as gateway:
+        assert Counter({"ok": 1, "overloaded": 1}) == await codes(gateway, "oip.http", 2)
+
+
 def test_workers_share_a_budget_exactly(tmp_path: Path) -> None:
     """Two workers admit exactly the calls of a day; one that is killed takes no more than it held."""
     more = "quotas: {q: {limit: 300/day, by: none}}"
