@@ -464,6 +464,7 @@ class Gateway:
         await self._retirements.finish(0)
         await self._graph.close()
         await self.parts.stop()
+        await self._process.external.close()
         if self._leading is not None:
             await self._leading.stop()
         self._regions.close()

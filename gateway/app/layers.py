@@ -19,6 +19,7 @@ from gateway.ir.context import Need
 from gateway.ir.errors import GatewayError
 from gateway.policies.access.apart import apart_by
 from gateway.policies.access.authorise import Authorise, ListenerAccess
+from gateway.policies.access.external import AskExternal
 from gateway.policies.access.owners import OwnRegions, OwnSequences, SequenceIds
 from gateway.policies.access.quotas.layer import ApplyQuotas
 from gateway.policies.batch.normalize import NormalizeOutputs
@@ -140,6 +141,7 @@ class ListenerParts:
     on_call: CountCall | None = None
     trace: Wrap | None = None
     access: ListenerAccess | None = None
+    external: Callable[..., AskExternal] | None = None
     quotas: Callable[..., ApplyQuotas] | None = None
     sequence_ids: SequenceIds | None = None
 
@@ -245,6 +247,9 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("Authorise", "refuses what the client may not do, if `security.rules` has rules",
               lambda inner, at: None if at.access is None else Authorise(
                   inner.calls, at.access, inference=inner.inference)),
+        Layer("AskExternal", "refuses what the program of `security.external` denies",
+              lambda inner, at: None if at.external is None else at.external(
+                  inner.calls, inference=inner.inference)),
         Layer("ApplyQuotas", "charges calls to `quotas`, and refuses those beyond one",
               lambda inner, at: None if at.quotas is None else at.quotas(
                   inner.calls, inference=inner.inference)),

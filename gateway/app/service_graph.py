@@ -20,6 +20,7 @@ from gateway import __version__
 from gateway.api.extension import TrafficShift
 from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
+from gateway.app.external_access import ExternalAccess
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import ListenerParts, Tracing, build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
@@ -45,6 +46,7 @@ from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.ir.calls import Call
 from gateway.ir.metadata import ServerMetadata, Trend
 from gateway.policies.access.authorise import ListenerAccess
+from gateway.policies.access.external import AskExternal
 from gateway.policies.access.owners import SequenceIds
 from gateway.policies.access.quotas.layer import ApplyQuotas, QuotasOfCalls
 from gateway.policies.access.rules import Permissions
@@ -103,6 +105,7 @@ class ProcessParts:
         tracing: Makes spans; None for no spans.
         parts: The parts of extensions.
         sequence_ids: The ids of clients' sequences at their servers.
+        external: The program that decides about calls.
     """
 
     metrics: Metrics
@@ -118,6 +121,7 @@ class ProcessParts:
     tracing: Tracing | None = None
     parts: ServingParts = field(default_factory=ServingParts)
     sequence_ids: SequenceIds = field(default_factory=lambda: SequenceIds(IDLE_S))
+    external: ExternalAccess = field(default_factory=ExternalAccess)
 
 
 class ServiceGraph:
@@ -179,6 +183,7 @@ class ServiceGraph:
                 self._upstream_identity if listener.identity == "upstream" else lambda: None,
                 access.get(listener.name),
                 self._quotas(listener, matcher),
+                process.external.layer(config, listener),
             )
             for listener in config.listeners
         }
@@ -422,6 +427,7 @@ class ServiceGraph:
         identity: Callable[[], ServerMetadata | None] = lambda: None,
         access: ListenerAccess | None = None,
         quotas: Callable[..., ApplyQuotas] | None = None,
+        external: Callable[..., AskExternal] | None = None,
     ) -> Service:
         process = self._process
         services = {name: target.service for name, target in self._targets.items()}
@@ -440,6 +446,7 @@ class ServiceGraph:
             on_call=process.parts.on_call,
             trace=None if process.tracing is None else process.tracing.call,
             access=access,
+            external=external,
             quotas=quotas,
             sequence_ids=self._sequence_ids(),
         )

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from gateway.config.permissions import RuleConfig
+from gateway.config.permissions import ExternalConfig, RuleConfig
 from gateway.config.tls import TlsConfig
 from gateway.settings.fields import (
     CLIENT_NAME,
@@ -167,3 +167,5 @@ class SecurityConfig(Model):
     rules: tuple[RuleConfig, ...] = ()
     """What clients may do. Default: `[]`, and clients may do all that their listener switches
     on."""
+    external: ExternalConfig | None = None
+    """A program that decides about calls that the rules allow. Default: none."""

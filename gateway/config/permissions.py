@@ -10,7 +10,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from gateway.settings.fields import QUOTA_LIMIT, Name, Names, Size, Text, as_list
+from gateway.settings.fields import (
+    HOST_PORT,
+    QUOTA_LIMIT,
+    Duration,
+    Name,
+    Names,
+    Size,
+    Text,
+    as_list,
+)
 from gateway.settings.model import Model
 from gateway.settings.units import parse_size
 
@@ -29,6 +38,9 @@ Operation = Literal[
     "switch",
     "passthrough",
 ]
+CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
+"""Headers that no other program gets."""
+
 OPERATIONS: tuple[str, ...] = Operation.__args__  # type: ignore[attr-defined]  # of a Literal
 """The names of operations, and `all`."""
 
@@ -108,6 +120,40 @@ class RuleConfig(ConditionsConfig):
         for key in ("max_elements", "max_bytes"):
             if self.effect == "deny" and getattr(self, key) is not None:
                 raise ValueError(f"{key!r} is for rules with 'effect: allow', and this one denies")
+        return self
+
+
+class ExternalConfig(Model):
+    """A program that decides about calls that the rules allow. It never gets bodies or credentials.
+
+    It needs exactly one of `grpc` and `python`.
+    """
+
+    grpc: Annotated[Text, Field(pattern=HOST_PORT)] | None = None
+    """Address of a server of `envoy.service.auth.v3.Authorization`, such as OPA-Envoy, as
+    `HOST:PORT`. Default: none."""
+    python: Text | None = None
+    """Dotted name of a callable `decide(client, facts)`, plain or async, as `package.module:name`.
+    `True` allows; `False` or a text denies. Default: none."""
+    timeout: Duration = Field(0.05, gt=0)
+    """Longest time for a decision. Default: `50ms`."""
+    on_failure: Literal["deny", "allow"] = "deny"
+    """What happens to calls without a decision, after an error or the timeout. Default: `deny`."""
+    cache: Duration = 10.0
+    """Time for which a decision holds for calls with equal facts. `0s` asks about every call.
+    Default: `10s`."""
+    operations: Operations = ("all",)
+    """Operations that it is asked about, as in `security.rules`. Default: `[all]`."""
+    headers: Names = ()
+    """Headers of the client that it gets. Default: `[]`."""
+
+    @model_validator(mode="after")
+    def _check_program(self) -> ExternalConfig:
+        if (self.grpc is None) == (self.python is None):
+            raise ValueError("'external' needs exactly one of 'grpc' and 'python'")
+        for name in self.headers:
+            if name.lower() in CREDENTIAL_HEADERS:
+                raise ValueError(f"'headers' has {name!r}, which holds credentials; remove it")
         return self
 
 

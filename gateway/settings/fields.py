@@ -103,6 +103,8 @@ PART: Final = r"^([1-9][0-9]?%|[1-9][0-9]*)$"
 """A pattern: a percentage or a number."""
 RATE: Final = r"^[0-9]*[1-9][0-9]*/(s|min)$"
 """A pattern: a number in a second or minute."""
+HOST_PORT: Final = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
+"""A pattern: the address of a server."""
 QUOTA_LIMIT: Final = r"^[0-9][0-9.]* ?[A-Za-z]*/(s|min|hour|day|month)$"
 """A pattern: a number or a size in a period."""
 CLIENT_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
@@ -121,6 +123,7 @@ FORMS: Final[Mapping[str, str]] = MappingProxyType(
         MEMORY: "a percentage from 1% to 99%, or a size, as in 90% or 4GiB",
         PART: "a percentage from 1% to 99%, or a whole number from 1, as in 25%",
         _ORIGIN: "an origin without a path, as in https://app.example.com, or *",
+        HOST_PORT: "HOST:PORT, as in 127.0.0.1:9191",
         QUOTA_LIMIT: "a number or a size, and /s, /min, /hour, /day or /month, as in 1000/day",
         CLIENT_NAME: "1 to 64 letters, digits, '.', '_' and '-'",
         HEADER_NAME: "the name of a header",
