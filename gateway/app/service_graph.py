@@ -20,14 +20,16 @@ from gateway.api.extension import TrafficShift
 from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.chain_context import ChainContext, Keep, Sections, keep_nothing
-from gateway.app.chains.listener import ServedModels, SharedRegions
+from gateway.app.chains.listener import NO_ACCESS, ClientAccess, ServedModels, SharedRegions
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.passthrough import known_posts
+from gateway.app.permissions import access_rules, names_clients
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process_parts import ProcessParts
+from gateway.app.quotas import quota_rules
 from gateway.app.route_rules import RuledRoute, named_models, required_routes, ruled_routes
 from gateway.app.routes import (
     BuiltRoute,
@@ -39,7 +41,12 @@ from gateway.app.routes import (
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
+from gateway.ir.calls import Call
 from gateway.ir.metadata import ServerMetadata
+from gateway.policies.access.authorise import ListenerAccess
+from gateway.policies.access.owners import SequenceIds
+from gateway.policies.access.quotas.layer import ApplyQuotas, QuotasOfCalls
+from gateway.policies.access.rules import Permissions
 from gateway.policies.shared_memory.forwarded import ForwardRegions
 from gateway.policies.shared_memory.policy import (
     CopyRegions,
@@ -97,6 +104,7 @@ class ServiceGraph:
         self.config = config = loaded.config
         self._process = process
         self.parts: KeptParts = KeptParts.after(None if previous is None else previous.parts)
+        process.metrics.access.allow_clients(config.clients)
         process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
         self._models: BuiltModels = build_models(
             config,
@@ -126,14 +134,20 @@ class ServiceGraph:
         self.server: ServerInfo = self._server_info(routes, matcher, online=online)
         self.pipelines.step_router.connect(routes, own, self.server)
         model_keys = ModelKeyIndex(self.server, matcher.matches_model)
+        access = self._access()
         http_clients = {
             name: PassthroughClient(built.http, partial(known_posts, built))
             for name, built in self._upstreams.items()
             if built.http is not None
         }
-        services = {listener.name: self._listener_entry(listener) for listener in config.listeners}
+        services = {
+            listener.name: self._listener_entry(listener, access.get(listener.name), matcher)
+            for listener in config.listeners
+        }
         self.entries: Mapping[str, ListenerEntry] = {
-            name: ListenerEntry(service, model_keys, http_clients)
+            name: ListenerEntry(
+                service, model_keys, http_clients, access.get(name), bool(config.quotas)
+            )
             for name, service in {"": self._entry("", SharedMemoryOff()), **services}.items()
         }
 
@@ -373,12 +387,21 @@ class ServiceGraph:
             ),
         )
 
-    def _listener_entry(self, listener: ListenerConfig) -> Service:
+    def _listener_entry(
+        self, listener: ListenerConfig, rules: ListenerAccess | None, matcher: Matcher
+    ) -> Service:
+        access = ClientAccess(
+            rules,
+            self._process.external.layer(self.config, listener),
+            self._quotas(listener, matcher),
+            self._sequence_ids(),
+        )
         return self._entry(
             listener.default_model or "",
             self._shared_memory_mode(listener),
             self._upstream_identity if listener.identity == "upstream" else lambda: None,
             listener,
+            access,
         )
 
     def _shared_memory_mode(self, listener: ListenerConfig) -> SharedMemoryMode:
@@ -398,6 +421,7 @@ class ServiceGraph:
         memory: SharedMemoryMode,
         identity: Callable[[], ServerMetadata | None] = lambda: None,
         listener: ListenerConfig | None = None,
+        access: ClientAccess = NO_ACCESS,
     ) -> Service:
         process = self._process
         services = {name: target.service for name, target in self._targets.items()}
@@ -412,7 +436,7 @@ class ServiceGraph:
         name = "" if listener is None else listener.name
         at = self._context(
             name, {"listener": listener}, self.parts.keep_of("listener", name)
-        ).with_parts(process, models, SharedRegions(memory))
+        ).with_parts(process, models, SharedRegions(memory), access)
         return build_chain("listener", router, at)
 
     def _shared_settings(self, *chains: str) -> tuple[object, ...]:
@@ -430,6 +454,50 @@ class ServiceGraph:
             metrics=self._process.metrics,
             keep=keep,
         )
+
+    def _quotas(
+        self, listener: ListenerConfig, matcher: Matcher
+    ) -> Callable[..., ApplyQuotas] | None:
+        """Return what builds the layer of a listener that applies quotas; None without any."""
+        rules = quota_rules(self.config)
+        if not rules:
+            return None
+        names = [built.ruled.name for built in self._routes for _ in built.ruled.rules]
+
+        def route_of(call: Call[Any]) -> str:
+            index = matcher.find(call)
+            return "" if index is None else names[index]
+
+        default_model = listener.default_model or ""
+        quotas = QuotasOfCalls(rules, listener.name, default_model=default_model, route_of=route_of)
+        process = self._process
+        refused = process.metrics.access.quota_refused
+        return partial(
+            ApplyQuotas, quotas=quotas, accounts=process.parts.accounts, on_refused=refused
+        )
+
+    def _sequence_ids(self) -> SequenceIds | None:
+        """Return the ids of sequences at their servers; None if all calls are of one client."""
+        process, config = self._process, self.config
+        process.sequence_ids.idle_s = config.policies.sequence_idle
+        return process.sequence_ids if names_clients(config) else None
+
+    def _access(self) -> dict[str, ListenerAccess]:
+        """Return what clients may do at each listener; empty without rules."""
+        config = self.config
+        rules = access_rules(config)
+        permissions = Permissions(rules)
+        denied = self._process.metrics.access.denied
+        return {
+            listener.name: ListenerAccess(
+                permissions,
+                listener.name,
+                default_model=listener.default_model or "",
+                public_health=config.security.public_health,
+                on_denied=denied,
+            )
+            for listener in (config.listeners if rules else ())
+        }
 
     def _upstream_identity(self) -> ServerMetadata | None:
         """Return the metadata of the first server that has told them; None if none has."""

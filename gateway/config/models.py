@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gateway.config.access import ClientConfig, ClientName, SecurityConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
+from gateway.config.permissions import QuotaConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
@@ -154,6 +156,11 @@ class ListenerConfig(Model):
     grpcio, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
+    authentication: Literal["required", "optional", "off"] | None = None
+    """Whether clients need a credential. `required`: calls without one are refused. `optional`:
+    their client is `anonymous`, and wrong credentials are refused. `off`: no credential is read.
+    Default: `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client
+    has `certificates` or `unix_users`; else `off`."""
     cors: CorsConfig | None = None
     """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
     refuse their requests."""
@@ -439,6 +446,9 @@ class BatchingConfig(Model):
     in_flight: int | None = Field(None, ge=1)
     """Largest number of batches that the model processes at the same time. Default: the number of
     instances of the model, or 2 for a model of an upstream."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Whose requests are never merged: those of clients of different groups, or of different
+    clients. Default: `none`, which merges those of all clients."""
 
     @model_validator(mode="after")
     def _check_preferred_sizes(self) -> BatchingConfig:
@@ -457,6 +467,10 @@ class CacheConfig(Model):
     are removed first. Default: `64MiB`."""
     max_age: Duration = 60.0
     """Time for which a stored response is used. Default: `60s`."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Who never gets the response to another: clients of different groups, or different clients.
+    `client` also hides by the time of a response what others have sent. Default: `none`, which
+    shares the responses of all clients."""
 
 
 class ModelConfig(Model):
@@ -480,14 +494,6 @@ class ModelConfig(Model):
     """Dynamic batching. `{}` switches it on with its defaults. Default: no batching."""
     cache: CacheConfig | None = None
     """Response cache. `{}` switches it on with its defaults. Default: no cache."""
-
-
-class SecurityConfig(Model):
-    """Checks that the gateway applies to its own configuration."""
-
-    strict: bool = False
-    """Refuse to start if a listener exposes data without TLS, or shared memory, to other machines.
-    Default: `false`, which logs a warning."""
 
 
 class ReloadConfig(Model):
@@ -570,8 +576,12 @@ class Config(Model):
     model, every pipeline and the models of all upstreams under their own names."""
     policies: PoliciesConfig = PoliciesConfig()
     """Timeouts, retries and concurrency of every route."""
+    clients: Mapping[ClientName, ClientConfig] = Field(default_factory=dict)
+    """Clients, by name. `anonymous` is reserved for those without a credential. Default: none."""
     security: SecurityConfig = SecurityConfig()
-    """How strict the gateway is with its own configuration."""
+    """Credentials of clients, and how strict the gateway is with its own configuration."""
+    quotas: Mapping[ClientName, QuotaConfig] = Field(default_factory=dict)
+    """How much clients may use, by a name of your choice. Default: none."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()

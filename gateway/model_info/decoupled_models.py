@@ -9,7 +9,7 @@ import structlog
 
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import ModelConfigRequest, StreamInferRequest
-from gateway.ir.context import ModelRef
+from gateway.ir.context import GATEWAY_CLIENT, ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.service import Service
 
@@ -46,7 +46,7 @@ class DecoupledModels:
         return await asyncio.shield(task)
 
     async def _find(self, call: StreamInferRequest) -> bool:
-        context = call.with_context(origin=None, session=None).context
+        context = call.with_context(origin=None, session=None, client=GATEWAY_CLIENT).context
         question = ModelConfigRequest(model=call.model, context=context)
         found, ttl_s = False, _UNKNOWN_TTL_S  # the order is kept while nothing is known
         try:

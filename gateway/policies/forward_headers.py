@@ -26,6 +26,7 @@ R = TypeVar("R")
 
 # Never forwarded, regardless of the configuration: each hop has its own. Codecs write the request
 # id from the context.
+_CREDENTIAL = "authorization"
 _NEVER = HOP_BY_HOP_HEADERS | {REQUEST_ID}
 
 _QUESTIONS: frozenset[type[Call[Any]]] = frozenset(
@@ -63,6 +64,7 @@ class ForwardHeaders:
         self._inference = inner if inference is None else inference
         names = [name.lower() for name in allowed]
         self._exact = frozenset([*TRACING, *(name for name in names if not name.endswith("*"))])
+        # A pattern never forwards the credential of a client; its name in full does.
         self._prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
         self._added = tuple((name.lower(), value) for name, value in added.items())
         self._own = frozenset(name for name, _ in self._added) | _NEVER
@@ -87,7 +89,10 @@ class ForwardHeaders:
             for pair in metadata
             if pair[0] not in own
             and not pair[0].startswith(TRITON_PREFIX)
-            and (pair[0] in exact or (prefixes and pair[0].startswith(prefixes)))
+            and (
+                pair[0] in exact
+                or (prefixes and pair[0] != _CREDENTIAL and pair[0].startswith(prefixes))
+            )
         ]
         return (*forwarded, *self._added)
 

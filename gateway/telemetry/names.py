@@ -270,6 +270,36 @@ TLS_CERTIFICATE_EXPIRY: Final = Metric(
     "Until when a certificate in force is valid, in seconds since the epoch.",
     ("socket", "file"),
 )
+AUTHENTICATION_FAILURES: Final = Metric(
+    "gateway_authentication_failures_total",
+    "counter",
+    "Requests that were refused for their credentials.",
+    ("listener", "kind", "reason"),
+)
+ACCESS_RELOADS: Final = Metric(
+    "gateway_access_reloads_total",
+    "counter",
+    "Changes of files of credentials: applied, or failed (the old content holds).",
+    ("file", "outcome"),
+)
+ACCESS_DENIED: Final = Metric(
+    "gateway_access_denied_total",
+    "counter",
+    "Calls that no rule allows the client, or that a rule denies, by operation.",
+    ("client", "operation"),
+)
+QUOTA_REFUSED: Final = Metric(
+    "gateway_quota_refused_total",
+    "counter",
+    "Calls beyond a quota, by mode: those of `shadow` were made.",
+    ("quota", "client", "mode"),
+)
+QUOTA_USED: Final = Metric(
+    "gateway_quota_used",
+    "gauge",
+    "What is used of a quota in the current window or burst, of all its budgets.",
+    ("quota",),
+)
 WORKER_UP: Final = Metric(
     "gateway_worker_up", "gauge", "Whether the worker is serving (1) or not (0).", ("worker",)
 )
@@ -336,6 +366,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     CONFIG_LAST_RELOAD,
     TLS_RELOADS,
     TLS_CERTIFICATE_EXPIRY,
+    AUTHENTICATION_FAILURES,
+    ACCESS_RELOADS,
+    ACCESS_DENIED,
+    QUOTA_REFUSED,
+    QUOTA_USED,
     WORKER_UP,
     WORKER_RESTARTS,
     WORKER_REQUESTS,

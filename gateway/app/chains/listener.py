@@ -7,6 +7,10 @@ from typing import Final
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.app.chains.rows import for_questions, with_part
 from gateway.app.process_parts import ProcessParts
+from gateway.policies.access.authorise import Authorise, ListenerAccess
+from gateway.policies.access.external import AskExternal
+from gateway.policies.access.owners import OwnRegions, OwnSequences, SequenceIds
+from gateway.policies.access.quotas.layer import ApplyQuotas
 from gateway.policies.limits.shed_load import OVERLOAD, shed_load
 from gateway.policies.observe import Observe
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
@@ -39,6 +43,27 @@ class SharedRegions:
     mode: SharedMemoryMode
 
 
+@dataclass(frozen=True, slots=True)
+class ClientAccess:
+    """What the clients of a listener may do; None where nothing limits them.
+
+    Attributes:
+        rules: The permissions.
+        external: Builds the layer that asks a program outside of the gateway.
+        quotas: Builds the layer that charges calls.
+        sequence_ids: Keeps the sequences and the memory of clients apart.
+    """
+
+    rules: ListenerAccess | None = None
+    external: Callable[..., AskExternal] | None = None
+    quotas: Callable[..., ApplyQuotas] | None = None
+    sequence_ids: SequenceIds | None = None
+
+
+NO_ACCESS: Final = ClientAccess()
+"""Nothing limits the clients."""
+
+
 def _observe(inner: Entries, process: ProcessParts) -> Service:
     return Observe(
         inner.questions,
@@ -52,6 +77,36 @@ def _observe(inner: Entries, process: ProcessParts) -> Service:
 
 def _trace(inner: Entries, process: ProcessParts) -> Service | None:
     return None if process.tracing is None else process.tracing.call(inner.questions)
+
+
+def _authorise(inner: Entries, access: ClientAccess) -> Service | None:
+    if access.rules is None:
+        return None
+    return Authorise(inner.questions, access.rules, inference=inner.inference)
+
+
+def _ask_external(inner: Entries, access: ClientAccess) -> Service | None:
+    if access.external is None:
+        return None
+    return access.external(inner.questions, inference=inner.inference)
+
+
+def _apply_quotas(inner: Entries, access: ClientAccess) -> Service | None:
+    if access.quotas is None:
+        return None
+    return access.quotas(inner.questions, inference=inner.inference)
+
+
+def _own_sequences(inner: Entries, access: ClientAccess) -> Service | None:
+    if access.sequence_ids is None:
+        return None
+    return OwnSequences(inner.questions, access.sequence_ids)
+
+
+def _own_regions(inner: Entries, access: ClientAccess) -> Service | None:
+    if access.sequence_ids is None:
+        return None
+    return OwnRegions(inner.questions, inference=inner.inference)
 
 
 def _shed(inner: Entries, at: LayerContext) -> Service | None:
@@ -83,6 +138,36 @@ TRACE_CALL: Final = Layer(
     "makes the span of each call, if `telemetry.otlp` has traces",
     "listener",
     with_part(ProcessParts, _trace),
+)
+AUTHORISE: Final = Layer(
+    "Authorise",
+    "refuses what the client may not do, if `security.rules` has rules",
+    "listener",
+    with_part(ClientAccess, _authorise),
+)
+ASK_EXTERNAL: Final = Layer(
+    "AskExternal",
+    "refuses what the program of `security.external` denies",
+    "listener",
+    with_part(ClientAccess, _ask_external),
+)
+APPLY_QUOTAS: Final = Layer(
+    "ApplyQuotas",
+    "charges calls to `quotas`, and refuses those beyond one",
+    "listener",
+    with_part(ClientAccess, _apply_quotas),
+)
+OWN_SEQUENCES: Final = Layer(
+    "OwnSequences",
+    "keeps the sequences of clients apart, if there are clients",
+    "listener",
+    with_part(ClientAccess, _own_sequences),
+)
+OWN_REGIONS: Final = Layer(
+    "OwnRegions",
+    "keeps the shared memory of clients apart, if there are clients",
+    "listener",
+    with_part(ClientAccess, _own_regions),
 )
 SHED_LOAD: Final = Layer(
     "ShedLoad",

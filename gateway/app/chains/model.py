@@ -11,6 +11,7 @@ from gateway.app.signatures import Signatures
 from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.ir.context import Need
+from gateway.policies.access.apart import apart_by
 from gateway.policies.batch.normalize import NormalizeOutputs
 from gateway.policies.batch.policy import Batch, BatchMeter
 from gateway.policies.batch.queue import BatchRules
@@ -70,6 +71,7 @@ def _cache(inner: Entries, at: ModelParts) -> Service | None:
         max_bytes=at.cache.max_bytes,
         max_age_s=at.cache.max_age,
         meter=at.cache_meter,
+        apart=apart_by(at.cache.apart),
     )
 
 
