@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
+from gateway.api.authoriser import Authoriser
 from gateway.api.comparison import ComparisonRule
 from gateway.api.extension import CompletedExtension, Extension
 from gateway.api.layer import Layer
@@ -122,6 +123,16 @@ def transform(name: str, /) -> TensorTransform:
     """
     found = _find("transform", name, {}, "gateway.transforms")
     return cast("TensorTransform", found() if isinstance(found, type) else found)
+
+
+def authoriser(name: str, /) -> Authoriser:
+    """Return the authoriser *name*, made anew if it is a class.
+
+    Raises:
+        LookupError: It does not exist, or cannot be imported.
+    """
+    found = _find("authoriser", name, {}, "gateway.authorisers")
+    return cast("Authoriser", found() if isinstance(found, type) else found)
 
 
 def comparison_rule(name: str, /) -> ComparisonRule:

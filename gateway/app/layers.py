@@ -26,6 +26,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             listener.TRACE_CALL,
             listener.AUTHORISE,
             listener.ASK_EXTERNAL,
+            listener.ASK_AUTHORISER,
             listener.APPLY_QUOTAS,
             listener.SHED_LOAD,
             PACKAGES,

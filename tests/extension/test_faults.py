@@ -36,6 +36,13 @@ class Transform:
         return reply
 
 
+class Authoriser:
+    async def authorise(self, identity, call, /):
+        if call.model is not None and call.model.name == "authoriser":
+            raise ZeroDivisionError("of an authoriser")
+        return True
+
+
 class Rule:
     def compare(self, old, new, /):
         raise ZeroDivisionError("of a rule")
@@ -55,10 +62,11 @@ TAKEN = Layer(name="Taken", purpose="fails", chain="route", build=build, setting
 GROUPS = {
     "gateway.layers": {"failing": "gateway_faulty:LAYER"},
     "gateway.transforms": {"lost": "gateway_faulty:Transform"},
+    "gateway.authorisers": {"unsure": "gateway_faulty:Authoriser"},
     "gateway.comparison_rules": {"broken": "gateway_faulty:Rule"},
 }
 CONFIG = """version: 1
-listeners: [{http: "127.0.0.1:0"}]
+listeners: [{http: "127.0.0.1:0", authoriser: unsure}]
 telemetry: {log: {format: json}}
 models:
   same: {backend: python, options: {callable: "gateway.backends.examples:identity_int64"}}
@@ -96,7 +104,11 @@ def status(running: Serving, model: str) -> int:
 
 @pytest.mark.parametrize(
     ("model", "part"),
-    [("policy", "layer 'failing'"), ("transform", "transform 'lost'")],
+    [
+        ("policy", "layer 'failing'"),
+        ("transform", "transform 'lost'"),
+        ("authoriser", "authoriser 'unsure'"),
+    ],
 )
 def test_a_part_that_raises_costs_its_own_call(running: Serving, model: str, part: str) -> None:
     """The call fails as an internal error, others are served, and the log names the part."""
@@ -121,7 +133,7 @@ def test_a_package_that_cannot_be_used_is_named(
     name, _, attribute = entry.split()
     site = installed(tmp_path, {"gateway.layers": {name: f"gateway_faulty:{attribute}"}})
     path = tmp_path / "gateway.yaml"
-    path.write_text(config.replace(", transform: lost", ""))
+    path.write_text(config.replace(", transform: lost", "").replace(", authoriser: unsure", ""))
     found = gateway(site, "serve", str(path))
     assert 0 != found.returncode
     assert message in found.stderr

@@ -14,7 +14,7 @@ from tests.extension.kit import HERE, Serving, gateway, install_toy, serving
 pytestmark = pytest.mark.timeout(300)
 
 CONFIG = """version: 1
-listeners: [{http: "127.0.0.1:0", protocols: [toy, oip]}]
+listeners: [{http: "127.0.0.1:0", protocols: [toy, oip], authoriser: no_secrets}]
 admin: {address: "127.0.0.1:0"}
 telemetry: {log: {format: json}}
 policies: {max_elements: 6}
@@ -85,6 +85,7 @@ def test_the_layers_have_its_policy(site: Path) -> None:
     [
         ("max_elements: 6", "max_elements: 0", "policies.max_elements", "is 0; expected at least"),
         ("max_elements: 6", "max_elements: x", "policies.max_elements", "expected a whole number"),
+        ("no_secrets", "nobody", "listeners[0].authoriser", "expected one of no_secrets"),
         ("doubled", "tripled", "routes[1].targets[0].transform", "expected one of doubled"),
         ("same_sign", "other", "migrations.offline.compare.outputs.OUTPUT0.rule", "same_sign"),
     ],
@@ -117,6 +118,12 @@ def test_its_policy_limits_each_route(running: Serving) -> None:
     page = get(running, "/metrics")[1]
     assert 'toy_rejected_total{route="small"} 1.0' in page
     assert 'toy_rejected_total{route="plain"} 1.0' in page
+
+
+def test_its_authoriser_decides(running: Serving) -> None:
+    """A call that it denies is refused, and others are served."""
+    assert (400, "the client 'anonymous' may not do this") == post(running, "secret", "1")
+    assert 200 == post(running, "plain", "1")[0]
 
 
 def test_its_transform_changes_requests(running: Serving) -> None:

@@ -1,12 +1,15 @@
 """The layers of a listener."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gateway import registry
+from gateway.api.extension import ConfigView, Finding
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.app.chains.rows import for_questions, with_part
 from gateway.app.process_parts import ProcessParts
+from gateway.policies.access.ask_authoriser import AUTHORISER, AskAuthoriser
 from gateway.policies.access.authorise import Authorise, ListenerAccess
 from gateway.policies.access.external import AskExternal
 from gateway.policies.access.owners import OwnRegions, OwnSequences, SequenceIds
@@ -91,6 +94,20 @@ def _ask_external(inner: Entries, access: ClientAccess) -> Service | None:
     return access.external(inner.questions, inference=inner.inference)
 
 
+def _ask_authoriser(inner: Entries, at: LayerContext) -> Service | None:
+    name = at.setting(AUTHORISER)
+    return None if name is None else AskAuthoriser(inner, registry.authoriser(name), name)
+
+
+def _check_authoriser(config: ConfigView) -> Iterator[Finding]:
+    for path, name in config.values(AUTHORISER):
+        if name is not None:
+            try:
+                registry.authoriser(name)
+            except LookupError as error:
+                yield path, str(error)
+
+
 def _apply_quotas(inner: Entries, access: ClientAccess) -> Service | None:
     if access.quotas is None:
         return None
@@ -150,6 +167,14 @@ ASK_EXTERNAL: Final = Layer(
     "refuses what the program of `security.external` denies",
     "listener",
     with_part(ClientAccess, _ask_external),
+)
+ASK_AUTHORISER: Final = Layer(
+    "AskAuthoriser",
+    "refuses what an installed package denies, if `authoriser` is set",
+    "listener",
+    _ask_authoriser,
+    settings=(AUTHORISER,),
+    check=_check_authoriser,
 )
 APPLY_QUOTAS: Final = Layer(
     "ApplyQuotas",
