@@ -9,13 +9,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 from gateway import registry
 from gateway.api.extension import TrafficShift
 from gateway.api.tap import RouteTap
 from gateway.app.chain_context import ChainContext, Keep, keep_nothing
-from gateway.app.chains.route import RouteParts, TargetTransform
+from gateway.app.chains.route import RouteRules, TargetTransform, route_timeout
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
 from gateway.app.route_rules import RuledRoute, own_models, target_name
@@ -23,18 +22,10 @@ from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config
 from gateway.config.routes import (
     PoliciesConfig,
-    RetryConfig,
-    RouteConfig,
-    ShareConfig,
     TargetConfig,
 )
 from gateway.pipelines.pipeline import Pipeline
 from gateway.policies.limits.concurrency import ConcurrencyLimit
-from gateway.policies.limits.deadline import RouteTimeout
-from gateway.policies.limits.fair_share import CallRate, FairShare
-from gateway.policies.limits.hedge import Hedge, HedgeRules
-from gateway.policies.limits.retry import RetryBudget, RetryRules
-from gateway.policies.prioritize import Prioritize
 from gateway.routing.balance import Balance, Readiness, Target
 from gateway.routing.load_balancing import key_of
 from gateway.routing.model_discovery import Discover
@@ -42,14 +33,10 @@ from gateway.routing.router import Route
 from gateway.routing.sequence_affinity import SequenceAffinity
 from gateway.routing.watch_target import WatchTarget
 from gateway.service import Service
-from gateway.settings.units import parse_duration
 from gateway.telemetry import names
 from gateway.telemetry.metrics import Metrics
 
 Ready = Callable[[], bool]
-
-_SHARED: Final = 256
-"""What the share of a caller is a part of where a route has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +156,9 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
     else:
         inner = Discover({name: upstream.service for name, upstream in upstreams.items()})
         ready = partial(_any_ready, tuple(upstreams.values()))
-    service = _limit_calls(inner, ruled, config.policies, state, taps, at)
+    _watch_places(state.limit, ruled.name, metrics)
+    rules = RouteRules(ruled, config.policies, state.limit, taps)
+    service = build_chain("route", inner, at.with_parts(rules))
     return BuiltRoute(ruled, service, ready)
 
 
@@ -201,62 +190,6 @@ def _any_ready(targets: tuple[RouteTarget, ...]) -> bool:
     return any(target.ready() for target in targets)
 
 
-def route_timeout(ruled: RuledRoute, policies: PoliciesConfig) -> RouteTimeout:
-    """Return how long a call of a route may take, and the key that says so."""
-    own = None if ruled.config is None else ruled.config.timeout
-    if own is None:
-        return RouteTimeout(policies.timeout or None, "policies.timeout")
-    return RouteTimeout(own or None, f"timeout of route {ruled.name!r}")
-
-
-def _limit_calls(
-    inner: Service,
-    ruled: RuledRoute,
-    policies: PoliciesConfig,
-    state: RouteState,
-    taps: Sequence[RouteTap],
-    at: ChainContext,
-) -> Service:
-    name, route, metrics = ruled.name, ruled.config, at.part(Metrics)
-    timeout, retry = route_timeout(ruled, policies), policies.retry
-    sequences = policies.sequences_per_client
-    if route is not None:
-        retry = route.retry or retry
-        sequences = route.sequences_per_client or sequences
-    retries = None
-    if retry is not None and retry.budget > 0:
-        retries = RetryBudget(retry_rules(retry), route=name, report=partial(metrics.retry, name))
-    _watch_places(state.limit, name, metrics)
-    parts = RouteParts(
-        timeout=timeout,
-        stream_idle_s=policies.stream_idle or None,
-        places=state.limit,
-        retries=retries,
-        attempt_timeout_s=None if retry is None else retry.per_try_timeout,
-        hedge=None if route is None else _hedge(name, route, metrics),
-        share=None if route is None else _share(name, route, policies, timeout),
-        priority=None if route is None else _priority(route),
-        sequences_per_client=sequences,
-        client_header=(policies.sequence_client_header or "").lower(),
-        sequence_idle_s=policies.sequence_idle,
-        taps=taps,
-    )
-    return build_chain("route", inner, at.with_parts(parts))
-
-
-def _hedge(name: str, route: RouteConfig, metrics: Metrics) -> Callable[[Service], Hedge] | None:
-    if route.hedge is None:
-        return None
-    after, is_percentile = route.hedge.after, route.hedge.after.startswith("p")
-    rules = HedgeRules(
-        after_s=None if is_percentile else parse_duration(after),
-        percentile=float(after[1:]) if is_percentile else 0.0,
-        at_most=route.hedge.at_most,
-        elsewhere=route.retry is None or route.retry.elsewhere,
-    )
-    return partial(Hedge, rules=rules, route=name, report=partial(metrics.hedge, name))
-
-
 def _watch_places(places: ConcurrencyLimit, route: str, metrics: Metrics) -> None:
     """Publish how many inferences a route has in flight and in its queue."""
     watch, labels = metrics.gauges.watch, {"route": route}
@@ -264,54 +197,6 @@ def _watch_places(places: ConcurrencyLimit, route: str, metrics: Metrics) -> Non
     if places.limit != sys.maxsize:
         watch(names.ROUTE_IN_FLIGHT_LIMIT, labels, places, lambda each: each.limit)
     watch(names.ROUTE_QUEUED, labels, places, lambda each: each.queued)
-
-
-def _call_rate(config: ShareConfig) -> CallRate | None:
-    rate = config.calls_per_second
-    return None if rate is None else CallRate(rate, config.burst or max(1, int(rate)))
-
-
-def _share(
-    name: str, route: RouteConfig, policies: PoliciesConfig, timeout: RouteTimeout
-) -> Callable[[Service], FairShare] | None:
-    if route.share is None:
-        return None
-    limit, text = route.in_flight or policies.in_flight, route.share.in_flight
-    in_flight = sys.maxsize if limit is None else limit
-    whole = _SHARED if limit is None else limit
-    share = whole * int(text[:-1]) // 100 if text.endswith("%") else int(text)
-    return partial(
-        FairShare,
-        key=key_of(route.share.by),
-        in_flight=in_flight,
-        share=max(1, share),
-        rate=_call_rate(route.share),
-        queue=policies.queued,
-        wait_s=policies.queue_wait,
-        target_s=policies.queue_target,
-        timeout=timeout,
-        route=name,
-    )
-
-
-def _priority(route: RouteConfig) -> Callable[[Service], Prioritize] | None:
-    by = route.queue_priority_by
-    if by is None and route.queue_priority == "normal":
-        return None
-    return partial(Prioritize, default=route.queue_priority, key=None if by is None else key_of(by))
-
-
-def retry_rules(config: RetryConfig) -> RetryRules:
-    """Return the rules that `retry` of a route configures."""
-    return RetryRules(
-        reasons=frozenset(config.on),
-        attempts=config.attempts,
-        base_s=config.backoff.base,
-        max_s=config.backoff.max,
-        elsewhere=config.elsewhere,
-        ratio=config.budget,
-        least=config.min_retries,
-    )
 
 
 def _resolve_target(
