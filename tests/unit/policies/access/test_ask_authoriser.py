@@ -24,10 +24,10 @@ class Answering:
     def __init__(self, answer: Any, *, is_async: bool = False) -> None:
         self._answer = answer
         self._is_async = is_async
-        self.asked: list[str] = []
+        self.clients: list[str] = []
 
     def authorise(self, identity: Identity, call: Call[Any], /) -> Any:
-        self.asked.append(identity.name)
+        self.clients.append(identity.name)
         return self._later() if self._is_async else self._now()
 
     def _now(self) -> Any:
@@ -55,7 +55,7 @@ async def test_a_call_is_allowed_or_denied(kind: Any, is_async: bool) -> None:
     service = ScriptedService(always="reply")
     yes, no = Answering(True, is_async=is_async), Answering(False, is_async=is_async)
     assert "reply" == await layer(yes, service)(call)
-    assert ["fraud"] == yes.asked
+    assert ["fraud"] == yes.clients
     with pytest.raises(AccessDenied, match="the client 'fraud' may not do this"):
         await layer(no, service)(call)
     assert 1 == len(service.calls)
@@ -66,7 +66,7 @@ async def test_calls_of_the_gateway_itself_need_no_decision() -> None:
     service, no = ScriptedService(always="reply"), Answering(False)
     question: Any = ModelReadyRequest(model=M, context=by(GATEWAY))
     assert "reply" == await layer(no, service)(question)
-    assert [] == no.asked
+    assert [] == no.clients
 
 
 @pytest.mark.parametrize("is_async", [False, True])
