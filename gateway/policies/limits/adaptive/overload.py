@@ -1,6 +1,6 @@
 """OverloadLimit: limits the inferences of an upstream while, and only while, it is overloaded.
 
-`adaptive_concurrency.py` has the algorithm that finds the limit. Here is when it applies.
+`latency.py` has the algorithm that finds the limit. Here is when it applies.
 """
 
 import enum
@@ -67,7 +67,7 @@ _REFUSE_S: Final = 1.0
 _LATE_REFUSAL_S: Final = 0.2
 _MAX_GROUPS: Final = 512
 
-_RULES: Final = AdaptiveRules(least=4, sample_calls=30, keeps_rate=True)
+_RULES: Final = AdaptiveRules()
 
 
 class _State(enum.Enum):
