@@ -356,7 +356,7 @@ def max_message_bytes(config: ListenerConfig) -> int:
 
 def _limits(config: ListenerConfig, *, can_cut_through: bool = True) -> ServerLimits:
     defaults = ServerLimits() if can_cut_through else ServerLimits(cut_through_bytes=0)
-    limits: ServerLimits = overridden(defaults, config.limits)
+    limits: ServerLimits = overridden(defaults, config.limits.by_side())
     return limits
 
 
