@@ -29,7 +29,8 @@ from gateway.migration.cutover.interfaces import (
 from gateway.migration.cutover.leader import LeaderCutover
 from gateway.migration.cutover.plans import cutover_directory, cutover_plans
 from gateway.migration.cutover.replicas import Replicas, own_name
-from gateway.migration.cutover.steps import IDLE_PHASES, CutoverPlan, Phase
+from gateway.migration.cutover.states import IDLE_PHASES, Phase
+from gateway.migration.cutover.steps import CutoverPlan
 from gateway.migration.evidence.verdicts import Standing
 from gateway.migration.settings import MIGRATIONS
 from gateway.migration.targets import live_migrations

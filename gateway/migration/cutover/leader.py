@@ -27,16 +27,15 @@ from gateway.migration.cutover.reported import (
     shared_evidence,
 )
 from gateway.migration.cutover.shifts import tripped_guard
+from gateway.migration.cutover.states import IDLE_PHASES, Phase
 from gateway.migration.cutover.steps import (
     COMMANDS,
-    IDLE_PHASES,
     CommandRefused,
     CutoverEvent,
     CutoverEvidence,
     CutoverPlan,
     CutoverState,
     Decision,
-    Phase,
     answered,
     command,
     decide,

@@ -559,7 +559,7 @@ def test_changes_of_counters_are_found() -> None:
     assert ["slots.used += 1", "places.queued = 0", "self.x.used -= 1"] == outside_changes(text)
 
 
-def test_nobody_changes_the_counters_of_a_limiter_from_outside() -> None:
+def test_counters_of_a_limiter_are_changed_by_itself_only() -> None:
     """A unit that is counted by hand is not given to a caller that waits."""
     package = Path(gateway.__file__).parent
     limiters = {"limiter.py", "admission.py", "memory_budget.py"}  # and their clients' shares
@@ -571,7 +571,7 @@ def test_nobody_changes_the_counters_of_a_limiter_from_outside() -> None:
     ]
 
 
-async def test_one_unit_is_acquired_only_if_nobody_waits() -> None:
+async def test_one_unit_is_acquired_only_if_no_caller_waits() -> None:
     """The short forms for one unit keep the order of the queue."""
     places = Limiter(1)
     assert places.try_acquire_one()
