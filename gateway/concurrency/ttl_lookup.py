@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
+from types import MethodType
 from typing import Any, Final, Generic, TypeVar
+from weakref import WeakMethod
 
 from gateway.ir.bounded_dict import BoundedDict
 
@@ -23,7 +25,8 @@ class TtlLookup(Generic[K, V]):
 
     Args:
         fetch: Returns the value of a key, or None where there is none. It gets the key and the
-            further arguments of `get`.
+            further arguments of `get`. A method is that of the owner of this object, and held
+            weakly: a cycle would keep the parts of a configuration that was replaced.
         ttl_s: Time for which a value is kept.
         unknown_s: Time for which it is kept that there is no value.
         limit: Largest number of keys; a new one takes the place of the oldest.
@@ -38,7 +41,7 @@ class TtlLookup(Generic[K, V]):
         limit: int = 1024,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._fetch = fetch
+        self._fetch = WeakMethod(fetch) if isinstance(fetch, MethodType) else lambda: fetch
         self._ttl_s = ttl_s
         self._unknown_s = unknown_s
         self._clock = clock
@@ -72,7 +75,9 @@ class TtlLookup(Generic[K, V]):
         """Return the question for a value that is being asked, or ask it."""
         flight = self._flights.get(key)
         if flight is None:
-            flight = asyncio.get_running_loop().create_task(self._find(key, arguments))
+            flight = asyncio.get_running_loop().create_task(
+                self._find(self._method(), key, arguments)
+            )
             self._flights[key] = flight
             flight.add_done_callback(partial(self._ended, key))
         return flight
@@ -113,8 +118,18 @@ class TtlLookup(Generic[K, V]):
         self.forget(key)
         return True
 
-    async def _find(self, key: K, arguments: tuple[Any, ...]) -> V | None:
-        found = await self._fetch(key, *arguments)
+    def _method(self) -> Callable[..., Coroutine[Any, Any, V | None]]:
+        fetch = self._fetch()
+        assert fetch is not None  # noqa: S101  # its owner asks
+        return fetch
+
+    async def _find(
+        self,
+        fetch: Callable[..., Coroutine[Any, Any, V | None]],
+        key: K,
+        arguments: tuple[Any, ...],
+    ) -> V | None:
+        found = await fetch(key, *arguments)
         if self._flights.get(key) is asyncio.current_task():  # it was not to be forgotten meanwhile
             self.put(key, found)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -16,17 +17,17 @@ class Source:
     """Replies to questions when the test does.
 
     Attributes:
-        asked: Keys and further arguments of the questions.
+        questions: Keys and further arguments of the questions.
         replies: The futures that the test completes.
     """
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+        self.questions: list[tuple[Any, ...]] = []
         self.replies: list[asyncio.Future[str | None]] = []
 
     async def fetch(self, *key: Any) -> str | None:
         """Wait for the reply of the test."""
-        self.asked.append(key)
+        self.questions.append(key)
         reply: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self.replies.append(reply)
         return await reply
@@ -55,7 +56,7 @@ async def test_concurrent_callers_share_one_question() -> None:
     callers[0].cancel()
     source.replies[0].set_result("x")
     assert ["x", "x"] == await asyncio.gather(*callers[1:])
-    assert [("a", 0)] == source.asked
+    assert [("a", 0)] == source.questions
     assert ("x", False) == (values.peek("a"), values.is_asked("a"))
 
 
@@ -69,7 +70,7 @@ async def test_values_and_absences_are_kept_for_a_while(value: str | None, kept_
     clock.advance(0.1)
     assert (None, False) == (values.peek("a"), values.has("a"))
     assert "y" == await found(values, source, "y")
-    assert 2 == len(source.asked)
+    assert 2 == len(source.questions)
 
 
 async def test_errors_reach_all_callers_and_are_not_kept() -> None:
@@ -135,3 +136,28 @@ def test_some_values_or_all_are_forgotten() -> None:
     assert [None, None, "c"] == [values.peek(key) for key in "abc"]
     values.forget_all()
     assert values.peek("c") is None
+
+
+class Owner:
+    """Has a lookup whose questions are its own method."""
+
+    def __init__(self) -> None:
+        self.lookup: TtlLookup[str, str] = TtlLookup(self.fetch, 10.0, 2.0)
+
+    async def fetch(self, key: str) -> str:
+        """Return the key."""
+        return key
+
+
+async def test_an_owner_is_freed_with_its_last_reference() -> None:
+    """A replaced configuration waits for that, so the lookup makes no cycle."""
+    owner = Owner()
+    assert "a" == await owner.lookup.get("a")
+    await settle()
+    freed = weakref.ref(owner)
+    gc.disable()
+    try:
+        del owner
+        assert freed() is None
+    finally:
+        gc.enable()
