@@ -80,7 +80,7 @@ class ServingParts:
         Args:
             loaded: The configuration.
             slot: The number of the process.
-            metrics: Those of the process.
+            metrics: The metrics of the process.
             new_path: Makes the record of a call's path.
             setups: What the leading process gives each part.
             notify: Called with the name of an extension whose leading part is to decide soon.

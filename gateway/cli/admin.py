@@ -13,12 +13,12 @@ from typing import Annotated, Any, NoReturn, Self, TypeVar
 import typer
 
 from gateway.cli.flag_groups import flag, with_flags
+from gateway.cli.liveness import DEFAULT_ADMIN
 from gateway.cli.output import WRONG_USAGE, fail, print_json, print_note
 from gateway.transports.net.tls import ClientTls, client_context
 
 C = TypeVar("C", bound=Callable[..., Any])
 
-DEFAULT_ADMIN = "127.0.0.1:9901"
 TOKEN_VARIABLE = "GATEWAY_ADMIN_TOKEN"  # noqa: S105  # its name
 """The environment variable with the token for the admin port of another machine."""
 # A reload loads models.

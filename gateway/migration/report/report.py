@@ -124,8 +124,8 @@ class ReportFacts:
     """Everything that a report shows.
 
     Attributes:
-        title: Of the page.
-        verdict: As the commands print it.
+        title: The title of the page.
+        verdict: The verdict that the commands print.
         conditions: As the user wrote them, each with why it fails or "".
         lost: Calls that are not compared, by reason, with the capture.
         method: Rules, files and versions: what and its value.

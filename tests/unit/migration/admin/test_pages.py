@@ -6,7 +6,8 @@ import pytest
 
 from gateway.migration.admin.migrations.documents import guards_of
 from gateway.migration.admin.migrations.pages import offered_commands
-from gateway.migration.cutover.steps import COMMANDS, Phase
+from gateway.migration.cutover.states import Phase
+from gateway.migration.cutover.steps import COMMANDS
 
 
 @pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
