@@ -73,7 +73,7 @@ class AdminAccess:
 
         Args:
             wire: The request.
-            need: Of its route.
+            need: The role that its route needs.
             opened: The group by which everybody may ask; "" for none.
         """
         if opened in _UNCHECKED:
