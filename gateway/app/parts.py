@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from prometheus_client.core import Metric
 
@@ -210,7 +210,7 @@ class LeadingParts:
             StartError: A part cannot be used, for example because of its files.
         """
         found = {name: extension.lead(processes) for name, extension in extensions().items()}
-        return cls({name: part for name, part in found.items() if part is not None})
+        return cls({name: _completed(part) for name, part in found.items() if part is not None})
 
     def __getitem__(self, name: str) -> LeadingPart:
         """Return the part of an extension. Raises KeyError."""
@@ -293,6 +293,23 @@ class LeadingParts:
         async with AsyncExitStack() as stack:
             for part in self._parts.values():
                 stack.push_async_callback(part.stop)
+
+
+class _CompletedPart:
+    """A part of a package, with the defaults of `LeadingPart` for what it leaves out."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+        self._defaults = LeadingPart()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._own, name, None)
+        return getattr(self._defaults, name) if found is None else found
+
+
+def _completed(part: object) -> LeadingPart:
+    """Return a part that has every member of `LeadingPart`, even if it is no subclass."""
+    return part if isinstance(part, LeadingPart) else cast("LeadingPart", _CompletedPart(part))
 
 
 class OwnProcess:
