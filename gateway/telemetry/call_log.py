@@ -18,6 +18,7 @@ from gateway.ir.calls import InferResponse
 from gateway.ir.context import NO_CLIENT, Client, Context
 from gateway.ir.data import ArrayData, RawData
 from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.ir.identity import ANONYMOUS
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_path import INFERENCES, CallPath
 from gateway.telemetry.error_texts import error_text
@@ -250,7 +251,14 @@ def _rejection_keys(listener: str, protocol: str, error: GatewayError) -> dict[s
 
 
 def _client_keys(client: Client) -> dict[str, Any]:
-    return {"client": client.address, "agent": client.agent}
+    identity = client.identity
+    name = "" if identity is ANONYMOUS else identity.name
+    return {
+        "client": client.address,
+        "client_name": name,
+        "credential": identity.credential,
+        "agent": client.agent,
+    }
 
 
 def _without_empty(keys: dict[str, Any]) -> dict[str, Any]:
