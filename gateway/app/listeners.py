@@ -439,6 +439,7 @@ def _stream_server(  # one caller
         replaces=shared.should_replace,
         authentication=built.authentication,
         credentials=binding.credentials,
+        without_credentials=binding.without_credentials,
         closes_denied=binding.closes_denied,
     )
 

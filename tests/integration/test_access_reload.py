@@ -8,24 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc import aio
 
+from gateway.access.key_file import load_key_file, save_key_file
 from gateway.app import Gateway
 from gateway.app.errors import StartError
 from gateway.app.reload import check_restart
 from gateway.config.load import load_text
+from gateway.schema import open_inference_pb2
 from tests.integration.access_kit import (
     KEY,
+    NOW,
     brpc_frame,
     call,
     configuration,
     exchange,
     graphpipe_frame,
+    infer_message,
     key_file,
     read_brpc,
     read_response,
 )
 from tests.integration.asking_kit import running
 
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
 
 
@@ -104,3 +110,26 @@ async def test_a_reload_with_a_broken_key_file_changes_nothing(tmp_path: Path) -
         with pytest.raises(StartError, match=r"security\.keys\.file: broken\.yaml: expected a"):
             await reload(gateway, configured(security={"keys": {"file": "broken.yaml"}}), tmp_path)
         assert await status_of(gateway, {"x-api-key": KEY}) == 200
+
+
+@pytest.mark.parametrize("transport", ["native", "reference"])
+async def test_a_stream_ends_at_its_next_message_after_its_key_is_revoked(
+    tmp_path: Path, transport: str
+) -> None:
+    """The messages before it have their replies."""
+    path = key_file(tmp_path)
+    async with (
+        running(configured(transport), tmp_path) as gateway,
+        aio.insecure_channel(gateway.addresses["main.grpc"]) as channel,
+    ):
+        stream = channel.stream_stream(STREAM)(metadata=[("x-api-key", KEY)], timeout=10)
+        await stream.write(infer_message())
+        reply = open_inference_pb2.ModelStreamInferResponse.FromString(await stream.read())
+        assert reply.error_message
+        save_key_file(path, load_key_file(path).revoked("k1", NOW))
+        await gateway._access.look()
+        await stream.write(infer_message())
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stream.read()
+        assert caught.value.code().name == "UNAUTHENTICATED"
+        assert caught.value.details() == "the API key is revoked"
