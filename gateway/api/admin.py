@@ -125,7 +125,7 @@ class AdminRequest:
     Attributes:
         gateway: The gateway.
         method: In capitals; HEAD for a GET whose body nobody wants.
-        path: As on the wire, percent-encoded.
+        path: The path as the client sent it, percent-encoded.
         names: The values of the path's `{name}` parts, decoded.
         query: The parameters of the query; of repeated ones the last.
         headers: The fields, by their name in lower case; of repeated ones the first.

@@ -81,7 +81,10 @@ async def test_serves_status_config_stock_and_migrations() -> None:
             headers["x-content-type-options"],
         )
         assert {"own": {"local/sum": 1}, "away": {"dead": 3, "dead/other": 1}} == status["weights"]
-        assert {"window_s", "routes", "targets", "endpoints"} == status["traffic"].keys()
+        assert {
+            *("window_s", "per_s", "rejected_per_s", "connections"),
+            *("routes", "targets", "models", "endpoints"),
+        } == status["traffic"].keys()
         code, document, _ = await fetch(gateway, "config")
         text = json.dumps(document)
         assert (200, False, False) == (code, "hidden-token" in text, "0123456789abcdef" in text)

@@ -73,7 +73,7 @@ class AdminAccess:
 
         Args:
             wire: The request.
-            need: Of its route.
+            need: What the route of the request asks of its caller.
             opened: The group by which everybody may ask; "" for none.
         """
         if opened in _UNCHECKED:

@@ -42,10 +42,10 @@ ROUTES: Final[tuple[AdminRoute, ...]] = (
     *metrics.ROUTES,
     *probes.ROUTES,
     *status.ROUTES,
+    *overview.ROUTES,
     *config.ROUTES,
     *changes.ROUTES,
     *events.ROUTES,
-    *overview.ROUTES,
     *html.ROUTES,
 )
 """The routes of the gateway itself."""
@@ -235,7 +235,8 @@ class _RouteTable:
         """Return the paths below *root*; with None those below neither root, and the roots."""
         if root is not None:
             return [path for path in self._paths if path.startswith(root)]
-        others = [path for path in self._paths if path != "/" and not path.startswith((API, UI))]
+        own = (path for path in self._paths if path != "/")
+        others = [path for path in own if not f"{path}/".startswith((API, UI))]
         return [*others, *(root for root in (API, UI) if self.has(root))]
 
 
