@@ -16,16 +16,12 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, Final, Literal, Protocol
 
-import structlog
-
 from gateway.access.clients import Clients, DisabledClient, Patterns
 from gateway.access.key_file import ApiKey, KeyFile
 from gateway.api.access import Credentials, Fields, Peer
 from gateway.config.access import ProxyConfig
 from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import ANONYMOUS, Identity
-
-log = structlog.get_logger(__name__)
 
 Mode = Literal["required", "optional", "off"]
 OnFailure = Callable[[str, str, str], object]
@@ -208,7 +204,7 @@ class ListenerAuthenticator:
         except GatewayError as error:
             if credentials.is_public and rules.public_health:
                 return ANONYMOUS
-            self._report(error, peer)
+            self._report(error)
             raise
         expires = float("inf") if identity.expires is None else identity.expires
         peer.data = _Memory(fields, credentials.data, rules, identity, expires)
@@ -218,19 +214,10 @@ class ListenerAuthenticator:
         """Return the headers that nothing behind it sees of a peer: credentials."""
         return frozenset() if self.mode == "off" else self.rules.hidden(peer)
 
-    def _report(self, error: GatewayError, peer: Peer) -> None:
+    def _report(self, error: GatewayError) -> None:
         kind, reason = "none", "missing"
         if isinstance(error, InvalidCredential):
             kind, reason = error.kind, error.reason
-            if error.credential:
-                log.info(
-                    "credential refused",
-                    listener=self._listener,
-                    kind=kind,
-                    reason=reason,
-                    credential=error.credential,
-                    client_address=peer.address,
-                )
         elif not isinstance(error, Unauthenticated):
             kind, reason = "jwt", error.code.value
         self._on_failure(self._listener, kind, reason)

@@ -173,10 +173,12 @@ class Unauthenticated(GatewayError):
 
     Attributes:
         was_sent: Whether it sent any.
+        credential: The id of what it sent, for the log only; "" if that is unknown.
     """
 
     code = ErrorCode.UNAUTHENTICATED
     was_sent: bool = False
+    credential: str = ""
 
 
 class Forbidden(GatewayError):
