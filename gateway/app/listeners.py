@@ -14,6 +14,8 @@ from uuid import uuid4
 
 import structlog
 
+from gateway.access.authenticator import ListenerAuthenticator
+from gateway.api.access import Authenticator
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
 from gateway.app import passthrough
@@ -33,7 +35,9 @@ from gateway.frontend.frontend import (
     http_request_id,
 )
 from gateway.frontend.tapped import TappedFrontend
-from gateway.ir.errors import GatewayError
+from gateway.ir.context import Client
+from gateway.ir.errors import GatewayError, Unauthenticated
+from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits
 from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
@@ -44,6 +48,7 @@ from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.admission import MemoryBudget
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount, TooManyConnections
 from gateway.transports.contract import (
     GrpcMount,
@@ -52,7 +57,7 @@ from gateway.transports.contract import (
     Server,
     ServerLimits,
 )
-from gateway.transports.grpc.health import Health
+from gateway.transports.grpc.health import CHECK, Health
 from gateway.transports.grpc.reflection import Reflection
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
@@ -118,6 +123,8 @@ class BuiltListener:
         servers: By name ("main.http").
         rejections: Counts and logs the requests that reach no service.
         tls: Its TLS files; None without TLS.
+        authentication: Asks who sends each request; None if nobody asks.
+        needs_client: Returns whether each request needs a credential.
     """
 
     def __init__(
@@ -132,6 +139,8 @@ class BuiltListener:
         self._tracing = tracing
         self.servers: dict[str, Server] = {}
         self.tls: TlsFiles | None = None
+        self.authentication: Authentication | None = None
+        self.needs_client: Callable[[], bool] = lambda: False
         self._config = config
         self._entry = entry
         self._tap = tap
@@ -145,6 +154,18 @@ class BuiltListener:
             frontend.replace_service(self._service_of(spec, codec))
         if self._passthrough is not None:
             self._passthrough.replace_client(self._http_client())
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._config.name
+
+    def authenticate(self, authenticator: Authenticator) -> None:
+        """Ask who sends each request from now on, unless the servers do so already."""
+        if self.authentication is None:
+            self.authentication = _authentication(authenticator, self._config)
+            for server in self.servers.values():
+                server.authenticate(self.authentication)
 
     def frontend(self, spec: ProtocolSpec, codec: Any, **request_ids: Any) -> Any:
         """Return a new frontend of this listener.
@@ -168,9 +189,15 @@ class BuiltListener:
         service = self._entry.of_protocol(spec)
         return service if self._tracing is None else self._tracing.with_codec(service, codec)
 
-    async def model_status(self, name: str) -> bool | None:
-        """Return whether a model is ready; None if no server has it."""
-        return await model_status(self._entry.service, name, protocol="grpc.health")
+    async def model_status(self, name: str, client: Client) -> bool | None:
+        """Return whether a model is ready; None if no server has it.
+
+        Raises:
+            Unauthenticated: The client has no name, which only questions for the server allow.
+        """
+        if self.needs_client() and client.identity is ANONYMOUS:
+            raise Unauthenticated("a credential is missing: only the server's health is public")
+        return await model_status(self._entry.service, name, protocol="grpc.health", client=client)
 
     def fallback(self, messages: MessageLimits) -> HttpFrontend | None:
         """Return the handler of paths that no protocol claims, if the listener has one."""
@@ -207,6 +234,8 @@ class SharedResources:
         process_options: Options of protocols that the listeners share.
         tap: Receives the calls of all frontends; None for no tap.
         tracing: Makes spans; None for no spans.
+        authenticator: Returns what names the clients of a listener; None if nobody asks.
+        needs_client: Returns whether each request of a listener needs a credential.
     """
 
     metrics: Metrics
@@ -221,6 +250,8 @@ class SharedResources:
     process_options: ProcessOptions = field(default_factory=ProcessOptions)
     tap: Tap | None = None
     tracing: Tracing | None = None
+    authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
+    needs_client: Callable[[str], bool] = lambda _listener: False
 
 
 def build_listener(
@@ -240,6 +271,11 @@ def build_listener(
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
     built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
+    built.needs_client = partial(shared.needs_client, config.name)
+    authenticator = shared.authenticator(config)
+    authentication = built.authentication = (
+        None if authenticator is None else _authentication(authenticator, config)
+    )
     tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
     http_address = config.http or config.address
@@ -285,6 +321,7 @@ def build_listener(
             on_reject=partial(built.rejections.rejected, "http"),
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
+            authentication=authentication,
             grpc=grpc if is_both else (),
             extras=(
                 _extras(_services(grpc), descriptors, ready, built.model_status) if is_both else ()
@@ -304,6 +341,7 @@ def build_listener(
             on_reject=partial(built.rejections.rejected, "grpc"),
             count=_connection_count(f"{config.name}.grpc", limits, shared),
             reuse_port=shared.reuse_port,
+            authentication=authentication,
         )
     for stream in config.streams:
         name = _unique_name(f"{config.name}.{stream.protocol}.{_carrier(stream)}", servers)
@@ -399,6 +437,10 @@ def _stream_server(  # one caller
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
         replaces=shared.should_replace,
+        authentication=built.authentication,
+        credentials=binding.credentials,
+        without_credentials=binding.without_credentials,
+        closes_denied=binding.closes_denied,
     )
 
 
@@ -446,9 +488,36 @@ def _shared_port(  # one caller
         count=count,
         grpc=grpc,
         grpc_on_reject=partial(built.rejections.rejected, "grpc"),
+        authentication=built.authentication,
     )
     connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
+
+
+def _authentication(authenticator: Authenticator, config: ListenerConfig) -> Authentication:
+    """Return what asks *authenticator* who sends the requests of a listener."""
+    public = public_paths(config)
+    if isinstance(authenticator, ListenerAuthenticator):
+        return Authentication(authenticator, public, authenticator.hidden)
+    return Authentication(authenticator, public)
+
+
+def public_paths(config: ListenerConfig) -> frozenset[str]:
+    """Return the paths and methods of a listener that ask for the health of the server."""
+    found: set[str] = {CHECK}
+    for name in config.protocols or protocol_names():
+        spec = protocol(name)
+        options = config.options.get(name, {})
+        if spec.http is not None:
+            claimed = _prefixes(spec.http, config, options)
+            found.update(path for path in spec.http.public if path.startswith(tuple(claimed)))
+        found.update(() if spec.grpc is None else spec.grpc.public)
+    for stream in config.streams:
+        spec = protocol(stream.protocol)
+        found.update(() if spec.stream is None else spec.stream.public)
+        found.update(() if spec.http is None else spec.http.public)
+        found.update(() if spec.grpc is None else spec.grpc.public)
+    return frozenset(found)
 
 
 def _cors_rules(config: ListenerConfig) -> CorsRules | None:
@@ -487,10 +556,10 @@ def _extras(
     services: list[str],
     descriptors: list[tuple[bytes, ...]],
     ready: Ready,
-    model_status: Callable[[str], Awaitable[bool | None]],
+    model_status: Callable[[str, Client], Awaitable[bool | None]],
 ) -> tuple[GrpcMount, ...]:
-    async def status(service: str) -> bool | None:
-        return await ready() if service in names else await model_status(service)
+    async def status(service: str, client: Client) -> bool | None:
+        return await ready() if service in names else await model_status(service, client)
 
     names = frozenset(["", *services])
     return Health(status).mount, Reflection(services, descriptors).mount

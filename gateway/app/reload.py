@@ -39,7 +39,7 @@ Apply = Callable[[LoadedConfig, AbstractSet[str]], Awaitable[Changes]]
 
 _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("workers",),
-    ("security",),
+    ("security", "strict"),
     ("state",),
     ("telemetry", "log", "format"),
     ("telemetry", "metrics"),

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from gateway.ir.errors import GatewayError
 from gateway.transports import contract
 from gateway.transports.admission import UNLIMITED, MemoryBudget
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     ClientLimits,
@@ -57,6 +58,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
     on_reject: Callable[[GatewayError], str | None],
     reuse_port: bool = False,
     count: ConnectionCount | None = None,
+    authentication: Authentication | None = None,
 ) -> Server:
     """Return a gRPC server.
 
@@ -71,6 +73,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         on_reject: Called for each call that reaches no frontend; never by the reference server.
         reuse_port: Share the port with other processes.
         count: Counts the connections; unused by the reference server.
+        authentication: Asks who sends each call; None if nobody asks.
     """
     if implementation == "native":
         return GrpcServer(
@@ -83,6 +86,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
             on_reject=on_reject,
             count=count,
             reuse_port=reuse_port,
+            authentication=authentication,
         )
     from gateway.transports.reference import grpc_server  # noqa: PLC0415  # slow
 
@@ -94,6 +98,8 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         tls=tls,
         extras=extras,
         reuse_port=reuse_port,
+        authentication=authentication,
+        on_reject=on_reject,
     )
 
 

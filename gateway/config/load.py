@@ -149,7 +149,7 @@ def load_text(
     return LoadedConfig(config, tree, source, directory, sha256)
 
 
-_SECRET_KEY = re.compile("password|secret|token|api_?key|credential", re.IGNORECASE)
+_SECRET_KEY = re.compile("password|secret|token(?!_checks)|api_?key|credential", re.IGNORECASE)
 _SECRET_TEXT = re.compile(f"{_SECRET_KEY.pattern}|authorization|headers", re.IGNORECASE)
 _HIDDEN = "..."
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gateway.config.access import ClientConfig, ClientName, HeaderName, SecurityConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
 from gateway.config.pipelines import PipelineConfig
@@ -154,6 +155,11 @@ class ListenerConfig(Model):
     grpcio, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
+    authentication: Literal["required", "optional", "off"] | None = None
+    """Whether clients need a credential. `required`: calls without one are refused. `optional`:
+    their client is `anonymous`, and wrong credentials are refused. `off`: no credential is read.
+    Default: `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client
+    has `certificates` or `unix_users`; else `off`."""
     cors: CorsConfig | None = None
     """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
     refuse their requests."""
@@ -309,9 +315,13 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Values of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that
-    begin with `triton_` are refused, because they can end a Triton server. Tracing headers are
-    always forwarded, and HTTP servers get the request id. Default: `[]`."""
+    `x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values of
+    names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that begin with
+    `triton_` are refused, because they can end a Triton server. Tracing headers are always
+    forwarded, and HTTP servers get the request id. Default: `[]`."""
+    client_header: HeaderName | None = None
+    """Header with the name of the client, which replaces what the caller sent there. Calls of
+    different clients then share neither batches nor cached responses. Default: none."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
@@ -328,9 +338,9 @@ class UpstreamConfig(Model):
     another name for it. `peak_ewma` multiplies both. `hash` sends calls with the same key to the
     same address. Each worker counts for itself. Default: `least_request`."""
     hash_by: CallKey = "model"
-    """Key for `balance: hash`: `model`, `address` for the IP address of the client, or
-    `header:NAME` for the value of a header. Calls without the header are balanced as with
-    `least_request`. Default: `model`."""
+    """Key for `balance: hash`: `model`, `client` for the name of the client, `address` for its IP
+    address, or `header:NAME` for the value of a header. Calls without the header are balanced as
+    with `least_request`. Default: `model`."""
     slow_start: Duration | None = None
     """Time in which the share of an address that became available again grows from 10 % to its
     whole share. Default: no slow start."""
@@ -462,14 +472,6 @@ class ModelConfig(Model):
     """Response cache. `{}` switches it on with its defaults. Default: no cache."""
 
 
-class SecurityConfig(Model):
-    """Checks that the gateway applies to its own configuration."""
-
-    strict: bool = False
-    """Refuse to start if a listener exposes data without TLS, or shared memory, to other machines.
-    Default: `false`, which logs a warning."""
-
-
 class ReloadConfig(Model):
     """What lets the gateway read its configuration file again.
 
@@ -548,8 +550,10 @@ class Config(Model):
     model, every pipeline and the models of all upstreams under their own names."""
     policies: PoliciesConfig = PoliciesConfig()
     """Timeouts, retries and concurrency of every route."""
+    clients: Mapping[ClientName, ClientConfig] = Field(default_factory=dict)
+    """Clients, by name. `anonymous` is reserved for those without a credential. Default: none."""
     security: SecurityConfig = SecurityConfig()
-    """How strict the gateway is with its own configuration."""
+    """Credentials of clients, and how strict the gateway is with its own configuration."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()

@@ -533,6 +533,10 @@ class Frontend(ServerFrontend[Q, A]):
         self._on_rejected(self._codec.name, error)
         return self._attach_request_id(self._codec.encode_error(None, error), error.request_id)
 
+    def note_request(self, wire: Q, error: GatewayError, /) -> None:
+        """Note in *error* whatever its form depends on, of a request without its body."""
+        self._codec.note_request(wire, error)
+
     def _reject_unread(self, wire: Q, error: GatewayError, request_id: str) -> A:
         """Return *error* as the response to the complete message *wire*."""
         return self._reject_wire(wire, error, request_id)

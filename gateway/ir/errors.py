@@ -169,9 +169,16 @@ class TooLarge(GatewayError):
 
 
 class Unauthenticated(GatewayError):
-    """The caller sent no valid credentials."""
+    """The caller sent no valid credentials.
+
+    Attributes:
+        was_sent: Whether it sent any.
+        credential: The id of what it sent, for the log only; "" if that is unknown.
+    """
 
     code = ErrorCode.UNAUTHENTICATED
+    was_sent: bool = False
+    credential: str = ""
 
 
 class Forbidden(GatewayError):

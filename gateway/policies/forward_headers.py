@@ -26,6 +26,7 @@ R = TypeVar("R")
 
 # Never forwarded, regardless of the configuration: each hop has its own. Codecs write the request
 # id from the context.
+_CREDENTIAL = "authorization"
 _NEVER = HOP_BY_HOP_HEADERS | {REQUEST_ID}
 
 _QUESTIONS: frozenset[type[Call[Any]]] = frozenset(
@@ -63,6 +64,7 @@ class ForwardHeaders:
         self._inference = inner if inference is None else inference
         names = [name.lower() for name in allowed]
         self._exact = frozenset([*TRACING, *(name for name in names if not name.endswith("*"))])
+        # A pattern never forwards the credential of a client; its name in full does.
         self._prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
         self._added = tuple((name.lower(), value) for name, value in added.items())
         self._own = frozenset(name for name, _ in self._added) | _NEVER
@@ -87,9 +89,72 @@ class ForwardHeaders:
             for pair in metadata
             if pair[0] not in own
             and not pair[0].startswith(TRITON_PREFIX)
-            and (pair[0] in exact or (prefixes and pair[0].startswith(prefixes)))
+            and (
+                pair[0] in exact
+                or (prefixes and pair[0] != _CREDENTIAL and pair[0].startswith(prefixes))
+            )
         ]
         return (*forwarded, *self._added)
+
+
+class NamedForwardHeaders(ForwardHeaders):
+    """Does the same, and adds a header with the name of the client.
+
+    Args:
+        inner: The service to call.
+        allowed: Case-insensitive names of headers to forward.
+        added: Headers of every call.
+        client_header: The header, in lower case; what the caller sent there is dropped.
+        inference: Handles each InferRequest; None for *inner*.
+    """
+
+    def __init__(
+        self,
+        inner: Service,
+        allowed: Iterable[str],
+        added: Mapping[str, str],
+        client_header: str,
+        *,
+        inference: Service | None = None,
+    ) -> None:
+        super().__init__(inner, allowed, added, inference=inference)
+        self._own |= {client_header}
+        self._added = tuple(pair for pair in self._added if pair[0] != client_header)
+        self._client_header = client_header
+        self._last_named: tuple[Metadata | None, str, Metadata] = (None, "", ())
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Call *inner* with the metadata for the target."""
+        context = call.context
+        metadata, name = context.metadata, context.client.identity.name
+        last, last_name, forwarded = self._last_named
+        if metadata is not last or name != last_name:
+            forwarded = (*self._forwarded(metadata), (self._client_header, name))
+            self._last_named = metadata, name, forwarded
+        inner = self._inference if type(call) is InferRequest else self._inner
+        return inner(replace(call, context=replace(context, metadata=forwarded)))
+
+
+def forwarding(
+    inner: Service,
+    allowed: Iterable[str],
+    added: Mapping[str, str],
+    client_header: str | None,
+    *,
+    inference: Service | None = None,
+) -> ForwardHeaders:
+    """Return what replaces the metadata of calls by the headers for the target.
+
+    Args:
+        inner: The service to call.
+        allowed: Case-insensitive names of headers to forward.
+        added: Headers of every call.
+        client_header: The header with the name of the client; None for none.
+        inference: Handles each InferRequest; None for *inner*.
+    """
+    if client_header is None:
+        return ForwardHeaders(inner, allowed, added, inference=inference)
+    return NamedForwardHeaders(inner, allowed, added, client_header, inference=inference)
 
 
 class QuestionHeaders:

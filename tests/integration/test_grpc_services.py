@@ -44,7 +44,7 @@ class Switch:
     def __init__(self) -> None:
         self.statuses: dict[str, bool] = {"": True, "test.Echo": False}
 
-    async def __call__(self, service: str) -> bool | None:
+    async def __call__(self, service: str, client: Client) -> bool | None:
         return self.statuses.get(service)
 
 

@@ -119,6 +119,8 @@ def ends_call(error: GatewayError, *, unread: bool) -> bool:
     """
     if isinstance(error, Unreadable | NoService | NoMethod) or error.code in _OF_THE_CALL:
         return True
+    if unread and error.code is ErrorCode.UNAUTHENTICATED:  # the gateway itself refuses the client
+        return True
     # A message over the limit was not read; one with too many parts was, and has a response.
     return unread and error.code is ErrorCode.TOO_LARGE and error.limit == "message_bytes"
 

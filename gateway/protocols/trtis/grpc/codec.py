@@ -168,10 +168,12 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as `request_status`, with the id of an inference; never raises.
 
-        A rate ends a unary call: other calls of a stream go on.
+        A rate ends a unary call: other calls of a stream go on. A credential that the gateway
+        refuses ends every call.
         """
         in_stream = call is None or call.context.session is not None
-        if isinstance(error, errors.RateExceeded) and not in_stream:
+        is_denied = call is None and error.code is errors.ErrorCode.UNAUTHENTICATED
+        if is_denied or (isinstance(error, errors.RateExceeded) and not in_stream):
             details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
         status = status_of(call, error, self._limits.error_text_bytes)

@@ -30,6 +30,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Origin
 from gateway.ir.errors import (
+    ErrorCode,
     GatewayError,
     InvalidRequest,
     InvalidTensor,
@@ -53,8 +54,8 @@ from gateway.protocols.trtis.textproto.writer import response_line, status_line
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.errors import (
     HTTP_METHOD_NOT_ALLOWED,
-    HTTP_TOO_MANY_REQUESTS,
     MethodNotAllowed,
+    http_status_of,
 )
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -158,7 +159,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* as status 400 with an empty body, and the reason in `NV-Status`.
 
-        A rate is status 429.
+        A rate is status 429, and a credential that the gateway refuses status 401.
         Never raises.
         """
         if isinstance(error, MethodNotAllowed):
@@ -169,8 +170,9 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         status_header = (STATUS, self._line(status.code, status.text))
         if isinstance(error, HeaderMissing):
             return HttpResponse(HTTP_ERROR, Headers((status_header,)), (_NO_HEADER,))
-        if isinstance(error, RateExceeded):
-            return HttpResponse(HTTP_TOO_MANY_REQUESTS, Headers((status_header,)))
+        is_denied = call is None and error.code is ErrorCode.UNAUTHENTICATED
+        if is_denied or isinstance(error, RateExceeded):
+            return HttpResponse(http_status_of(error), Headers((status_header,)))
         form = _form_of_error(call, error)
         if not form.is_inference:
             return HttpResponse(HTTP_ERROR, Headers((status_header,)))
