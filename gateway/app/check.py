@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from gateway.app.access_checks import check_access
 from gateway.app.exposure import forbid_exposure
+from gateway.app.permissions import check_rules
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
@@ -64,6 +65,7 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from check_graphs(config)
     yield from check_workers(config)
     yield from check_tls(config)
+    yield from check_rules(config)
     yield from check_access(config)
 
 

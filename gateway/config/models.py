@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from gateway.config.access import ClientConfig, ClientName, HeaderName, SecurityConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
+from gateway.config.permissions import QuotaConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
@@ -429,6 +430,9 @@ class BatchingConfig(Model):
     in_flight: int | None = Field(None, ge=1)
     """Largest number of batches that the model processes at the same time. Default: the number of
     instances of the model, or 2 for a model of an upstream."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Whose requests are never merged: those of clients of different groups, or of different
+    clients. Default: `none`, which merges those of all clients."""
 
     @model_validator(mode="after")
     def _check_preferred_sizes(self) -> BatchingConfig:
@@ -447,6 +451,10 @@ class CacheConfig(Model):
     are removed first. Default: `64MiB`."""
     max_age: Duration = 60.0
     """Time for which a stored response is used. Default: `60s`."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Who never gets the response to another: clients of different groups, or different clients.
+    `client` also hides by the time of a response what others have sent. Default: `none`, which
+    shares the responses of all clients."""
 
 
 class ModelConfig(Model):
@@ -554,6 +562,8 @@ class Config(Model):
     """Clients, by name. `anonymous` is reserved for those without a credential. Default: none."""
     security: SecurityConfig = SecurityConfig()
     """Credentials of clients, and how strict the gateway is with its own configuration."""
+    quotas: Mapping[ClientName, QuotaConfig] = Field(default_factory=dict)
+    """How much clients may use, by a name of your choice. Default: none."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()

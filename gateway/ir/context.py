@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.ir.identity import ANONYMOUS, Identity
+from gateway.ir.identity import ANONYMOUS, GATEWAY, Identity
 
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
@@ -184,6 +184,9 @@ class Client(Struct, frozen=True):
 
 
 NO_CLIENT = Client()
+
+GATEWAY_CLIENT = Client(identity=GATEWAY)
+"""The caller of questions that the gateway asks for itself."""
 
 
 class Context(IgnoresOrigin, frozen=True):

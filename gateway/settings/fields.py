@@ -105,6 +105,10 @@ PART: Final = r"^([1-9][0-9]?%|[1-9][0-9]*)$"
 """A pattern: a percentage or a number."""
 RATE: Final = r"^[0-9]*[1-9][0-9]*/(s|min)$"
 """A pattern: a number in a second or minute."""
+HOST_PORT: Final = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
+"""A pattern: the address of a server."""
+QUOTA_LIMIT: Final = r"^[0-9][0-9.]* ?[A-Za-z]*/(s|min|hour|day|month)$"
+"""A pattern: a number or a size in a period."""
 CLIENT_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
 """A pattern: the name of a client."""
 HEADER_NAME: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
@@ -122,6 +126,8 @@ FORMS: Final[Mapping[str, str]] = MappingProxyType(
         MEMORY: "a percentage from 1% to 99%, or a size, as in 90% or 4GiB",
         PART: "a percentage from 1% to 99%, or a whole number from 1, as in 25%",
         _ORIGIN: "an origin without a path, as in https://app.example.com, or *",
+        HOST_PORT: "HOST:PORT, as in 127.0.0.1:9191",
+        QUOTA_LIMIT: "a number or a size, and /s, /min, /hour, /day or /month, as in 1000/day",
         CLIENT_NAME: "1 to 64 letters, digits, '.', '_' and '-'",
         HEADER_NAME: "the name of a header",
         RATE: "a number and /s or /min, as in 200/s",
@@ -159,7 +165,8 @@ class OrText:
         return {"anyOf": [text, handler(schema)]}
 
 
-def _as_list(value: object) -> object:
+def as_list(value: object) -> object:
+    """Return one value as a list; a list, and nothing, as they are."""
     return value if value is None or isinstance(value, list | tuple) else [value]
 
 
@@ -168,7 +175,7 @@ _SCALAR = {"$comment": "text", "type": ["string", "number", "boolean"]}
 Scalar = Annotated[Text, WithJsonSchema(_SCALAR)]
 Names = Annotated[
     tuple[Text, ...],
-    BeforeValidator(_as_list),
+    BeforeValidator(as_list),
     WithJsonSchema(
         {
             "$comment": "text or list of texts",
