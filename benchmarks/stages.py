@@ -311,11 +311,13 @@ class Bench:
                 return grpc_calls(blocks, itertools.islice(itertools.cycle(bodies), lane, None))
 
             return Load(LANES, self._connect, calls, ends_grpc).run
-        asked = [(f"/v2/models/{case.model}/infer", messages.json_request(case)) for case in cases]
+        questions = [
+            (f"/v2/models/{case.model}/infer", messages.json_request(case)) for case in cases
+        ]
         return Load(
             LANES,
             self._connect,
-            lambda: applications.http_heads(kind, next(lanes), asked),
+            lambda: applications.http_heads(kind, next(lanes), questions),
             ends_http,
         ).run
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gateway.ir.context import Client
+from gateway.wire.http import Headers
 
 _AGENT: Final = "user-agent"
 _MAX_AGENT: Final = 256
@@ -36,7 +37,11 @@ class Caller:
         """
         if fields is not self.fields:
             self.fields = fields
-            agent = agent_of(fields)
+            # Written out: most requests of HTTP have fields of their own.
+            if type(fields) is Headers:
+                agent = (fields.get(_AGENT) or "")[:_MAX_AGENT]
+            else:
+                agent = agent_of(fields)
             if agent != self.last.agent:
                 self.last = Client(self.last.address, agent)
         return self.last

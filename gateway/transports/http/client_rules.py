@@ -20,6 +20,7 @@ from gateway.transports.http.content_coding import Inflater, coding_of, inflate
 from gateway.transports.http.headers import decode_field, end_to_end, is_writable, safe_value
 from gateway.transports.http.timeout_headers import coarse_timeout
 from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.metadata import is_printable_ascii
 
 HEADER_LINE_BYTES = 8190
 HEADER_FIELD_BYTES = 32 * 1024
@@ -187,7 +188,7 @@ def _lines(headers: Headers) -> str:
         begin = _begin_of_line(name)
         if begin is None:
             continue
-        if not (value.isascii() and value.isprintable()):
+        if not is_printable_ascii(value):
             value = safe_value(value)  # noqa: PLW2901  # as it is sent
         lines = f"{lines}{begin}{value}\r\n"
         if len(name) == _CODING_CHARS and name.lower() == _CODING:

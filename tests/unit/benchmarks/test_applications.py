@@ -16,11 +16,11 @@ _AT_ONCE = 3 * applications.REQUESTS
 def heads(kind: str, lane: int) -> list[bytes]:
     """Return the heads of a connection, until they begin again."""
     case = messages.small()
-    asked = [
+    questions = [
         (f"/v2/models/{each.model}/infer", messages.json_request(each))
         for each in applications.cases(case, kind)
     ]
-    sent = applications.http_heads(kind, lane, asked)
+    sent = applications.http_heads(kind, lane, questions)
     return [next(sent).partition(b"\r\n\r\n")[0] for _ in range(applications.REQUESTS)]
 
 
