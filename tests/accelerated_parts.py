@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
+from hpack import Encoder
+from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 
 from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
@@ -26,12 +28,14 @@ from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
-from gateway.transports.grpc import client_call, headers, messages, server_call
+from gateway.transports import callers
+from gateway.transports.grpc import client_call, headers, messages, server_call, server_connection
 from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
 from gateway.transports.http1 import head_reader, head_template, response_reader
 from gateway.transports.http1.head_template import HeaderTemplate
-from gateway.transports.http2 import frame_reader, frames, streams
+from gateway.transports.http2 import frame_reader, frames, hpack, streams
+from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.wire import message_cache, metadata
 from gateway.wire.http import Headers, HttpRequest
 from gateway.wire.message_cache import MaskedMessageCache
@@ -62,6 +66,9 @@ MODULES: Final = (
     metadata,
     client_rules,
     forward_headers,
+    callers,
+    server_connection,
+    hpack,
 )
 """All modules that have such functions."""
 
@@ -371,6 +378,108 @@ def metadata_with_id(random: Random) -> tuple[Any, ...]:
     return tuple(pairs), random.choice(("", "r-1"))
 
 
+def headers_with_id(random: Random) -> tuple[Any, ...]:
+    """Return headers, a request id or none, and a prefix or none."""
+    return *metadata_with_id(random), random.choice(("", "trace", "x-"))
+
+
+def field_lines(random: Random) -> tuple[Any, ...]:
+    """Return header fields, nearly all of which may be sent."""
+    names = ("X-One", "Host", "Accept-Encoding", "accept-encodinG", "te", "a_b", "a b", "", "é")
+    pairs = [
+        (random.choice(names), random.choice(_TEXT_VALUES)) for _ in range(random.randrange(6))
+    ]
+    return (tuple(pairs),)
+
+
+def first_value(random: Random) -> tuple[Any, ...]:
+    """Return header fields or metadata, and the name of one of them, mostly."""
+    names = ("user-agent", "User-Agent", "user-agen", "USER-AGENT", "éééééééééé")
+    values = ("", "a", b"bytes", "é")
+    pairs = [(random.choice(names), random.choice(values)) for _ in range(random.randrange(4))]
+    return pairs if random.random() < 0.2 else tuple(pairs), "user-agent"
+
+
+def texts_and_id(random: Random) -> tuple[Any, ...]:
+    """Return metadata, some of which is bytes."""
+    ids = ("r-1", "", "a\n", "é", "r" * 128, "r" * 129, b"r-1")
+    pairs: list[tuple[str, object]] = []
+    for _ in range(random.randrange(5)):
+        pair = random.choice((("a-bin", b"\0\xff"), ("a", "b"), ("x-request-ie", "z")))
+        pairs.append(pair if random.random() < 0.6 else ("x-request-id", random.choice(ids)))
+    return (tuple(pairs),)
+
+
+_FIELDS: Final = (
+    *((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a.B/C"), (b":authority", b"h")),
+    *((b"content-type", b"application/grpc"), (b"te", b"trailers")),
+    *((b"traceparent", b"00-1-2-01"), (b"user-agent", b"a/1"), (b"x-request-id", b"r" * 36)),
+)
+_ODD_FIELDS: Final = (
+    *((b":method", b"GET"), (b":path", b""), (b":path", b"/\xff"), (b":odd", b""), (b"", b"")),
+    *((b"content-type", b"application/grpc+proto"), (b"content-type", b"application/grpc-web")),
+    *((b"content-type", b"application/json"), (b"content-type", b"application/grpc; a=b")),
+    *((b"content-length", b"5"), (b"content-length", b"x"), (b"te", b"gzip"), (b"host", b"h")),
+    *((b"grpc-timeout", b"5S"), (b"grpc-timeout", b"99999999n"), (b"grpc-timeout", b"999999999m")),
+    *(
+        (b"grpc-timeout", b"12H"),
+        (b"grpc-timeout", b" 5u"),
+        (b"grpc-timeout", b"S"),
+        (b"grpc-", b""),
+    ),
+    *((b"grpc-encoding", b"GZIP"), (b"grpc-accept-encoding", b"gzip"), (b"a-bin", b"YQ, YQ==")),
+    *(
+        (b"-bin", b"?"),
+        (b"Upper", b""),
+        (b"a:b", b""),
+        (b"a!", b"b"),
+        (b"a", b"a\nb"),
+        (b"a", b"\tb"),
+    ),
+    *((b"connection", b"close"), (b"upgrade", b"h2c"), (b"keep-alive", b"a"), (b"a", b"\xc3\xa9")),
+    *((b"proxy-connection", b"a"), (b"transfer-encoding", b"chunked"), (b"a" * 65, b"")),
+)
+
+
+def read_call_head(random: Random) -> tuple[Any, ...]:
+    """Return the fields of a call, some of them odd."""
+    fields = list(_FIELDS)
+    for _ in range(random.choices((0, 1, 3), (2, 4, 1))[0]):
+        change = random.randrange(4)
+        at = random.randrange(len(fields) + 1)
+        if change == 0 and at < len(fields):
+            del fields[at]
+        elif change == 1 and at < len(fields):
+            fields[at] = random.choice(_ODD_FIELDS)
+        else:
+            fields.insert(at, random.choice(_ODD_FIELDS + _FIELDS))
+    return fields, random.choice((100, 400, 16384))
+
+
+def decode_block(random: Random) -> tuple[Any, ...]:
+    """Return a block of an encoder, damaged now and then, and the table of fields before it."""
+    encoder, before, table = Encoder(), b"", hpack.NO_ENTRIES
+    names = ("traceparent", "x-request-id", ":path", "content-type", "a")
+    values = ("", "0", "00-1-2-01", "v" * 40, "w" * 130, "x" * 3000, "\xe9", "application/grpc")
+    for number in range(random.randrange(1, 4)):
+        if number and random.random() < 0.1:
+            encoder.header_table_size = random.choice((0, 100, 4096))
+        fields = [
+            random.choice((HeaderTuple, NeverIndexedHeaderTuple))(
+                random.choice(names), random.choice(values)
+            )
+            for _ in range(random.randrange(12))
+        ]
+        block = encoder.encode(fields, huffman=random.random() < 0.5)
+        if number:
+            with suppress(Http2ConnectionError):
+                _, table = hpack.decode_block(before, table, 1 << 20)
+        before = block
+    if random.random() < 0.5:
+        before = damaged(random, before, b"\0\x20\x3f\x40\x7f\x80\xbe\xff")
+    return before, table, random.choice((1 << 20, 1 << 20, 200))
+
+
 def pairs_named(random: Random) -> tuple[Any, ...]:
     """Return metadata, and which names are wanted."""
     keys = ("a", "b", "traceparent", "tracestate", "x-one")
@@ -401,6 +510,12 @@ PARTS: Final[dict[str, Part]] = {
         head_recogniser,
         is_printable_ascii,
         metadata_with_id,
+        headers_with_id,
+        field_lines,
+        first_value,
+        texts_and_id,
+        read_call_head,
+        decode_block,
         pairs_named,
     )
 }
@@ -447,7 +562,8 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
         if name in _FACTORIES:
             written = function(*arguments[:-1])
             return [written(*each) for each in arguments[-1]]
-        return function(*arguments)
+        result = function(*arguments)
+        return (type(result), str(result)) if isinstance(result, Exception) else result
     except Exception as error:  # noqa: BLE001  # any error is to be the same
         return type(error), str(error)
 

@@ -106,6 +106,88 @@ def metadata_with_id(tuple pairs not None, str request_id not None):
     return tuple(metadata)
 
 
+_is_header = None
+
+
+def headers_with_id(tuple pairs not None, str request_id not None, str without not None):
+    """See `gateway.wire.metadata.headers_with_id`."""
+    global _is_header
+    cdef list headers = []
+    cdef bint has_id = False
+    cdef tuple pair
+    if _is_header is None:
+        from gateway.wire.metadata import is_header
+
+        _is_header = is_header
+    for each in pairs:
+        pair = <tuple?>each
+        if _is_header(pair[0]) and is_printable_ascii(pair[1]):
+            if not without or not pair[0].startswith(without):
+                headers.append(pair)
+                has_id = has_id or pair[0] == "x-request-id"
+    if request_id and not has_id:
+        headers.append(("x-request-id", request_id))
+    return tuple(headers)
+
+
+_begin_of_line = None
+
+
+def field_lines(tuple pairs not None):
+    """See `gateway.transports.http.client_rules.field_lines`."""
+    global _begin_of_line
+    cdef list parts = []
+    cdef tuple pair
+    cdef bint has_coding = False
+    if _begin_of_line is None:
+        from gateway.transports.http.client_rules import begin_of_line
+
+        _begin_of_line = begin_of_line
+    for each in pairs:
+        pair = <tuple?>each
+        begin = _begin_of_line(pair[0])
+        if begin is None:
+            continue
+        if not is_printable_ascii(pair[1]):
+            return _python_version("field_lines")(pairs)
+        parts.append(begin)
+        parts.append(pair[1])
+        parts.append("\r\n")
+        if PyUnicode_GET_LENGTH(pair[0]) == 15 and pair[0].lower() == "accept-encoding":
+            has_coding = True
+    if not has_coding:
+        parts.append("Accept-Encoding: identity\r\n")
+    return "".join(parts)
+
+
+def first_value(fields not None, str wanted not None):
+    """See `gateway.transports.callers.first_value`."""
+    if type(fields) is not tuple:
+        return _python_version("first_value")(fields, wanted)
+    cdef Py_ssize_t size = PyUnicode_GET_LENGTH(wanted)
+    for pair in <tuple>fields:
+        name, value = (<tuple?>pair)
+        if PyUnicode_GET_LENGTH(<str?>name) == size and isinstance(value, str):
+            if name == wanted or name.lower() == wanted:
+                return value
+    return ""
+
+
+def texts_and_id(tuple metadata not None):
+    """See `gateway.wire.metadata.texts_and_id`."""
+    cdef str found = ""
+    cdef tuple pair
+    for each in metadata:
+        pair = <tuple?>each
+        if len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
+            return _python_version("texts_and_id")(metadata)
+        if PyUnicode_GET_LENGTH(pair[0]) == 12 and pair[0] == "x-request-id":
+            found = <str>pair[1]
+            if len(found) > 128 or not is_printable_ascii(found):
+                found = ""
+    return metadata, found
+
+
 def pairs_named(tuple metadata not None, is_wanted not None):
     """See `gateway.policies.forward_headers.pairs_named`."""
     cdef list found = []
@@ -217,19 +299,22 @@ cdef inline Text _line_end(Text at, Text stop) noexcept:
         at += 1
 
 
+_UNREAD = (None, None)
+
+
 cdef class _HeadRecogniser:
     """Reads heads by their templates; what is unusual, *python* does."""
 
     cdef frozenset _fixed
     cdef uint64_t _lengths[256]  # by the first letter of a fixed name in lower case: its lengths
     cdef Py_ssize_t _most_bytes, _most_target
-    cdef object _template_of, _python, _headers
+    cdef object _template_of, _python, _headers, _new_headers
 
     def __cinit__(self, template_of, frozenset fixed, Py_ssize_t most_bytes, Py_ssize_t most_target, python):
         from gateway.wire.http import Headers
 
         cdef int index
-        self._template_of, self._headers = template_of, Headers
+        self._template_of, self._headers, self._new_headers = template_of, Headers, Headers.__new__
         self._fixed, self._most_bytes, self._most_target = fixed, most_bytes, most_target
         self._python = python(template_of, fixed, most_bytes, most_target)
         for index in range(256):
@@ -268,9 +353,12 @@ cdef class _HeadRecogniser:
                 if filled_lowered is not filled:
                     filled_lowered[place] = ((<tuple>lowered[place])[0], value)
         pairs = tuple(filled)
-        return self._headers(
-            pairs, pairs if filled_lowered is filled else tuple(filled_lowered), template[3]
-        )
+        headers = self._new_headers(self._headers)
+        headers.pairs = pairs
+        headers._lowered = pairs if filled_lowered is filled else tuple(filled_lowered)
+        headers._read = _UNREAD
+        headers.positions = template[3]
+        return headers
 
     cdef tuple _split(self, Text at, Text stop):
         """Split a head; return None for what Python should read."""

@@ -77,6 +77,8 @@ class Headers:
 
     def repeats(self, name: str) -> bool:
         """Return whether the field *name*, in lower case, occurs more than once."""
+        if self.positions is not None and len(self.positions) == len(self.pairs):
+            return False
         size = len(name)
         return len([0 for key, _ in self.pairs if len(key) == size and key.lower() == name]) > 1
 

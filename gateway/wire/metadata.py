@@ -63,11 +63,17 @@ def grpc_context(
     metadata = wire.metadata
     if not metadata:  # most clients send no fields of their own
         return Context(codec, (), request_id, wire.deadline, None, needs, origin, wire.client)
-    texts = text_metadata(metadata)
-    found = metadata_request_id(texts)
+    texts, found = texts_and_id(metadata)
     return Context(
         codec, texts, found or request_id, wire.deadline, None, needs, origin, wire.client
     )
+
+
+@accelerated
+def texts_and_id(metadata: Metadata) -> tuple[tuple[tuple[str, str], ...], str]:
+    """Return gRPC metadata as text, and the last valid request id in it."""
+    texts = text_metadata(metadata)
+    return texts, metadata_request_id(texts)
 
 
 def metadata_request_id(metadata: Metadata) -> str:
@@ -98,18 +104,30 @@ def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str
     """
     if not context.metadata:
         return ((REQUEST_ID, context.request_id),) if context.request_id else ()
-    headers = tuple(
-        [
-            (name, value)
-            for name, value in context.metadata
-            if _can_forward(name, value)
-            and _NAME.fullmatch(name)
-            and not (without and name.startswith(without))
-        ]
-    )
-    if context.request_id and REQUEST_ID not in dict(headers):
-        headers = (*headers, (REQUEST_ID, context.request_id))
-    return headers
+    return headers_with_id(context.metadata, context.request_id, without)
+
+
+@accelerated
+def headers_with_id(
+    pairs: tuple[tuple[str, str], ...], request_id: str, without: str
+) -> tuple[tuple[str, str], ...]:
+    """Return the headers of a request to an upstream.
+
+    Args:
+        pairs: What is forwarded; headers that HTTP cannot carry are left out.
+        request_id: Of the call, for headers that do not contain it; "" for none.
+        without: As in `http_headers`.
+    """
+    headers = [
+        pair
+        for pair in pairs
+        if is_header(pair[0])
+        and is_printable_ascii(pair[1])
+        and not (without and pair[0].startswith(without))
+    ]
+    if request_id and not any(name == REQUEST_ID for name, _ in headers):
+        headers.append((REQUEST_ID, request_id))
+    return tuple(headers)
 
 
 def grpc_metadata(context: Context) -> Metadata:
@@ -173,5 +191,7 @@ def is_key(name: str) -> bool:
     return name not in HOP_BY_HOP_HEADERS and _KEY.fullmatch(name) is not None
 
 
-def _can_forward(name: str, value: str) -> bool:
-    return name not in HOP_BY_HOP_HEADERS and is_printable_ascii(value)
+@lru_cache(1024)  # messages repeat the same few names
+def is_header(name: str) -> bool:
+    """Return whether a header of this name may be forwarded."""
+    return name not in HOP_BY_HOP_HEADERS and _NAME.fullmatch(name) is not None
