@@ -183,12 +183,12 @@ class HeadReader:
 
     Args:
         limits: The limits of the listener.
-        memory: The cache of the listener.
+        head_cache: The cache of the listener.
     """
 
-    def __init__(self, limits: ServerLimits, memory: RequestHeadCache) -> None:
+    def __init__(self, limits: ServerLimits, head_cache: RequestHeadCache) -> None:
         self._limits = limits
-        self._memory = memory
+        self._head_cache = head_cache
         self.forget()
 
     def forget(self) -> None:
@@ -223,13 +223,13 @@ class HeadReader:
             found = data.find(END, at)
             end = found + len(END)
             raw = data[at:end] if 0 <= found - at <= _MAX_CACHED_BYTES else b""
-            cached = self._memory.get(raw)
+            cached = self._head_cache.get(raw)
             if cached is not None:
                 return cached, end
             if data.startswith(_LINEENDS, at):
                 return self._skip_empty_lines(data, at)
             if found >= 0:
-                head, self._cut = self._memory.recognise(data, at, end)
+                head, self._cut = self._head_cache.recognise(data, at, end)
                 if head is not None:
                     self._cut = None
                     return head, end
