@@ -4,6 +4,7 @@
 So it is imported only where the configuration names it.
 """
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
@@ -58,6 +59,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
     refused: Callable[[GatewayError], str | None],
     reuse_port: bool = False,
     count: ConnectionCount | None = None,
+    inherited: Sequence[socket.socket] = (),
 ) -> Server:
     """Return a gRPC server.
 
@@ -72,6 +74,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         refused: Called for each call that reaches no frontend; never by the reference server.
         reuse_port: Share the port with other processes.
         count: Counts the connections; unused by the reference server.
+        inherited: Sockets that listen already; none for the reference server.
     """
     if implementation == "native":
         return native_server.GrpcServer(
@@ -84,6 +87,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
             refused=refused,
             count=count,
             reuse_port=reuse_port,
+            inherited=inherited,
         )
     from gateway.transports.reference import grpc_server as reference_server  # noqa: PLC0415  # slow
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,37 @@ def test_other_controllers_request_the_verdict() -> None:
         for hook in canary["spec"]["analysis"]["webhooks"]
     }
     assert {"confirm-promotion": "gate", "rollback": "rollback", "rollout": "check"} == forms
+
+
+SYSTEMD = shutil.which("systemd-analyze")
+
+
+@pytest.mark.skipif(SYSTEMD is None, reason="systemd-analyze is not installed")
+def test_the_units_of_systemd_are_valid_and_closed() -> None:
+    """`verify` finds nothing, and the exposure is at most 1.5 of 10."""
+    units = [str(ROOT / "deploy" / "systemd" / f"gateway.{kind}") for kind in ("service", "socket")]
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    rating = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=15", units[0]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert rating.returncode == 0, rating.stdout[-300:]
+
+
+def test_the_unit_of_systemd_waits_for_the_gateway() -> None:
+    """The time to stop is above the default `pre_stop` and `drain`, and SIGHUP reloads."""
+    text = (ROOT / "deploy" / "systemd" / "gateway.service").read_text()
+    values = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+    lifecycle = load_text("version: 1\nlisteners: [{http: ':1'}]").config.lifecycle
+    assert float(values["TimeoutStopSec"]) > lifecycle.pre_stop + lifecycle.drain
+    assert "/bin/kill -HUP $MAINPID" == values["ExecReload"]
+    assert ("notify", "main", "yes") == (
+        values["Type"],
+        values["NotifyAccess"],
+        values["DynamicUser"],
+    )

@@ -7,7 +7,7 @@ messages: a framer splits the stream, and a frontend handles frames.
 import asyncio
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -55,6 +55,7 @@ class StreamServer:
         sock: A unix socket that other processes share, instead of an own one.
         count: Counts the connections; None for a count of its own.
         replaces: Whether the unix socket replaces that of a server that listens there.
+        inherited: TCP sockets that listen already, instead of binding *address*.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first three
@@ -74,7 +75,9 @@ class StreamServer:
         sock: socket.socket | None = None,
         count: ConnectionCount | None = None,
         replaces: bool = False,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
+        self._inherited = inherited
         self._where = address
         self._reuse_port = reuse_port
         self._sock = sock
@@ -145,7 +148,11 @@ class StreamServer:
 
         host, _, port = self._where.rpartition(":")
         self._servers = await listen(
-            host.strip("[]"), int(port), serve, reuse_port=self._reuse_port
+            host.strip("[]"),
+            int(port),
+            serve,
+            reuse_port=self._reuse_port,
+            inherited=self._inherited,
         )
         self._address = address_of(self._servers[0].sockets[0])
 
