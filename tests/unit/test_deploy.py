@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,108 +12,42 @@ import pytest
 import yaml
 
 from gateway.app.check import check
-from gateway.cli.sidecar import sidecar_config
+from gateway.cli.liveness import DEFAULT_ADMIN
 from gateway.config.load import load_file, load_text
 
 ROOT = Path(__file__).parents[2]
-KUBERNETES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(path.read_text()))
 
 
-def containers(document: dict[str, Any]) -> list[dict[str, Any]]:
-    spec = document.get("spec", {})
-    spec = spec.get("template", {}).get("spec", spec)
-    found = [*spec.get("initContainers", []), *spec.get("containers", [])]
-    return [each for each in found if each["name"] == "gateway"]
-
-
-GATEWAYS = [
-    (path.name, container)
-    for path in KUBERNETES
-    for document in documents(path)
-    for container in containers(document)
-]
-
-
-def test_service_and_sidecar_have_manifests() -> None:
-    """Both ways to run on Kubernetes have a manifest with the gateway."""
-    assert ["service.yaml", "sidecar.yaml"] == sorted(name for name, _ in GATEWAYS)
-
-
-@pytest.mark.parametrize(("name", "container"), GATEWAYS)
-def test_containers_are_unprivileged(name: str, container: dict[str, Any]) -> None:
-    """They run without root, writable files and capabilities, and with a memory limit."""
-    security = container["securityContext"]
-    assert security["runAsNonRoot"], name
-    assert security["readOnlyRootFilesystem"]
-    assert security["allowPrivilegeEscalation"] is False
-    assert ["ALL"] == security["capabilities"]["drop"]
-    assert "memory" in container["resources"]["limits"]
-
-
-@pytest.mark.parametrize(("name", "container"), GATEWAYS)
-def test_probes_use_ports_of_their_container(name: str, container: dict[str, Any]) -> None:
-    """The port of each probe is declared by the container."""
-    ports = {port["name"] for port in container["ports"]}
-    for probe in ("livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"]["port"] in ports, name
-
-
-def test_the_sidecars_flags_are_a_valid_configuration() -> None:
-    """The command line accepts the flags of the manifest."""
-    (container,) = [found for name, found in GATEWAYS if name == "sidecar.yaml"]
-    verb, *flags = container["args"]
-    values = dict(zip(flags[::2], flags[1::2], strict=True))
-    settings = sidecar_config(
-        [values["--upstream"]],
-        http=values["--http"],
-        grpc=values["--grpc"],
-        admin=values["--admin"],
-    )
-    assert "serve" == verb
-    assert [] == check(load_text(yaml.safe_dump(settings)))
-
-
-def test_the_config_map_is_a_valid_configuration() -> None:
-    """Its ports are those of the container."""
-    parts = documents(ROOT / "deploy" / "kubernetes" / "service.yaml")
-    (text,) = [part["data"]["gateway.yaml"] for part in parts if part["kind"] == "ConfigMap"]
-    loaded = load_text(text)
-    assert [] == check(loaded)
-    listener = loaded.config.listeners[0]
-    (container,) = [found for name, found in GATEWAYS if name == "service.yaml"]
-    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert listener.http is not None
-    assert listener.grpc is not None
-    assert (ports["http"], ports["grpc"]) == (listener.http.port, listener.grpc.port)
-
-
 def test_the_configuration_of_the_image_is_valid() -> None:
-    """The health check uses its HTTP port."""
+    """The health check uses its admin port, the default one."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     (source,) = re.findall(r"COPY (config/\S+) /etc/gateway/gateway.yaml", dockerfile)
     loaded = load_file(ROOT / source, {})
     assert [] == check(loaded)
     address = loaded.config.listeners[0].http
     assert address is not None
-    assert f'"oip+http://127.0.0.1:{address.port}"' in dockerfile
+    assert 'CMD ["gateway", "health", "--live"]' in dockerfile
+    assert loaded.config.admin is not None
+    assert f"127.0.0.1:{loaded.config.admin.address.port}" == DEFAULT_ADMIN
     assert re.search(r"^USER 10001$", dockerfile, re.MULTILINE)
 
 
-def test_the_extras_of_the_image_exist() -> None:
-    """The default and the documented extras are declared by the project and passed to pip."""
+def test_the_image_installs_only_what_a_lock_names() -> None:
+    """Packages come from a folder and not from a registry, and their hashes are checked."""
     dockerfile = (ROOT / "Dockerfile").read_text()
-    (default,) = re.findall(r"^ARG EXTRAS=(\S+)$", dockerfile, re.MULTILINE)
-    (with_kubernetes,) = re.findall(r"--build-arg EXTRAS=(\S+)", dockerfile)
-    assert '".[${EXTRAS}]"' in dockerfile
-    assert f"EXTRAS={with_kubernetes}" in (ROOT / "deploy/kubernetes/cutover.yaml").read_text()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = {*default.split(","), *with_kubernetes.split(",")}
-    assert extras <= project["optional-dependencies"].keys()
-    assert "kubernetes" in extras
+    installs = re.findall(r"bin/python install (.*?)(?: \\| >|$)", dockerfile, re.MULTILINE)
+    assert len(installs) == 2
+    assert all("--no-index" in each for each in installs)
+    assert "--require-hashes --requirement /src/lock" in installs[0]
+    assert "--no-deps /wheels/tensor_gateway-" in installs[1]
+    variants = re.search(r"^VARIANTS \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert variants is not None
+    for variant in (*variants[1].split(), "kubernetes"):
+        assert (ROOT / "requirements" / f"{variant}.lock").exists()
 
 
 def test_compose_is_read_only() -> None:
