@@ -81,12 +81,14 @@ generated: $(VENV)/.installed-dev ## Check that generated files match their sour
 	$(BIN)/python schemas/generate.py --check
 	$(BIN)/python schemas/configuration.py --check
 	$(BIN)/python schemas/protection.py --check
+	$(BIN)/python schemas/admin_api.py --check
 
 .PHONY: regenerate
 regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/generate.py
 	$(BIN)/python schemas/configuration.py
 	$(BIN)/python schemas/protection.py
+	$(BIN)/python schemas/admin_api.py
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from gateway.app.activation import activated_sockets
-from gateway.app.admin.control import control_of
 from gateway.app.gateway import Gateway, memory_budget
 from gateway.app.parts import LeadingParts, OwnProcess
 from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
@@ -75,7 +74,7 @@ async def _run(
     manager = ServiceManager()
     sockets = activated_sockets(loaded.config.listeners)
     processes = OwnProcess(loaded)
-    leading = LeadingParts(processes)
+    leading = LeadingParts.of(processes)
     setups = leading.setups(SINGLE_PROCESS.number)
     gateway = Gateway(loaded, sockets=sockets, setups=setups, notify=leading.on_notice)
     processes.serving = gateway.parts
@@ -84,7 +83,7 @@ async def _run(
     on_reopen(gateway.reopen_logs)
     gateway.metrics.registry.register(reloader.metrics)
     gateway.metrics.registry.register(leading)
-    await gateway.start(control_of(loaded.config, reloader), leading)
+    await gateway.start(reloader, leading)
     leading.lead()
     freeze_startup_objects()
     if started is not None:

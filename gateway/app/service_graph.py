@@ -18,7 +18,7 @@ import structlog
 
 from gateway import __version__
 from gateway.api.extension import TrafficShift
-from gateway.app.admin.status import route_entries, upstream_entries
+from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import ListenerParts, Tracing, build_chain
