@@ -199,6 +199,8 @@ class HttpBinding:
         any_path: It serves every path of a listener without another protocol.
         root: It serves the path "/" where nothing else claims it.
         own_paths: Returns the paths that a listener's options add.
+        yielded: Paths among these that another protocol of the listener may own instead, because
+            both write what the clients of either read.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -207,6 +209,7 @@ class HttpBinding:
     any_path: bool = False
     root: bool = False
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
+    yielded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,6 +377,11 @@ def no_posts(_server: str, /) -> tuple[str, ...]:
     return ()
 
 
+ReadDeclaration = Callable[[Mapping[str, Any], Callable[[str], str]], object]
+"""Returns a declaration in YAML, typed; reads a file by its path in YAML with the second argument,
+which raises ValueError."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolSpec:
     """One protocol, as its package exports it.
@@ -402,6 +410,9 @@ class ProtocolSpec:
         sidecar: What `gateway serve --upstream` sets.
         own_posts: Returns the patterns of paths outside of the protocol that clients of a server
             POST to, by the name of the server.
+        declaration: Checks what the configuration declares of a model for the protocol, and returns
+            it; it is in `ModelMetadata.declarations`.  Raises ValueError, or `OptionError` with
+            the key.  None for a protocol that needs to be told nothing.
     """
 
     name: str
@@ -422,6 +433,7 @@ class ProtocolSpec:
     process_options: Callable[[int, int], Options] = no_options
     sidecar: SidecarDefaults = SidecarDefaults()
     own_posts: Callable[[str], tuple[str, ...]] = no_posts
+    declaration: ReadDeclaration | None = None
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:

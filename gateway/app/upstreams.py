@@ -21,6 +21,7 @@ from gateway.api.protocol import (
     StreamBinding,
 )
 from gateway.app.certificates import upstream_tls
+from gateway.app.declarations import Declarations
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, Wrap, build_chain
 from gateway.app.server_identity import ServerIdentity
@@ -330,6 +331,7 @@ class _EndpointBuilder:
     name: str
     config: UpstreamConfig
     signatures: Mapping[str, SignatureConfig]
+    declarations: Declarations
     metrics: Metrics
     tls: TlsFiles | None
     longest_call_s: float
@@ -369,6 +371,7 @@ class _EndpointBuilder:
         parts = EndpointParts(
             needs=connected.needs,
             signatures=self.signatures,
+            declarations=self.declarations,
             classifies=protocol(url.protocol).classifies,
             forward_headers=tuple(config.forward_headers),
             headers=config.headers,
@@ -411,6 +414,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     metrics: Metrics,
     directory: Path,
     *,
+    declarations: Declarations = MappingProxyType({}),
     sequence_idle_s: float = IDLE_S,
     longest_call_s: float = 60.0,
     text_routes: AbstractSet[str] = frozenset(),
@@ -430,6 +434,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         name=name,
         config=config,
         signatures=signatures,
+        declarations=declarations,
         metrics=metrics,
         tls=upstream_tls(name, config.server_tls, directory),
         longest_call_s=longest_call_s,
