@@ -34,6 +34,7 @@ class Codec(abc.ABC, Generic[Q, A]):
         prefers_single_reply: An upstream is first asked for a single reply to a stream request,
             because its streams carry less; a decoupled model is then asked for a stream.
         only_known_models: An upstream gets inferences of models only that it knows.
+        max_rows: Most rows of one inference; larger ones are divided. None for no limit.
         dialect: How the server of an upstream differs from others, for `ModelMetadata`.
     """
 
@@ -41,6 +42,7 @@ class Codec(abc.ABC, Generic[Q, A]):
     needs: frozenset[Need]
     prefers_single_reply: bool = False
     only_known_models: bool = False
+    max_rows: int | None = None
     dialect: str = ""
 
     @abc.abstractmethod
@@ -194,8 +196,9 @@ class HttpBinding:
     """A protocol over HTTP: its codec, and the paths that it serves on a listener.
 
     Attributes:
-        path_option: The option that the path of an upstream's URL sets, where a URL is a model;
-            "" where the path is a prefix of the protocol's own paths.
+        path_option: The option that the path of an upstream's URL sets, where it replaces the
+            protocol's own paths or their beginning; "" where it is a prefix of these paths.
+        sets_root_path: The path "/" sets that option too; otherwise it is no path.
         any_path: It serves every path of a listener without another protocol.
         root: It serves the path "/" where nothing else claims it.
         own_paths: Returns the paths that a listener's options add.
@@ -206,6 +209,7 @@ class HttpBinding:
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
     prefixes: tuple[str, ...]
     path_option: str = ""
+    sets_root_path: bool = False
     any_path: bool = False
     root: bool = False
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths

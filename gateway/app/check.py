@@ -81,7 +81,8 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
     for number, stream in enumerate(listener.streams):
         path: KeyPath = (*at, "streams", number, "protocol")
         yield from _raised(path, _check_stream, stream.protocol, listener)
-    broken = any(list(_raised(at, protocol, name)) for name in listener.protocols or ())
+    names = listener.protocols or protocol_names()
+    broken = any(list(_raised(at, protocol, name)) for name in names)
     for name, options in listener.options.items():
         path = (*at, "options", name)
         findings = list(_raised(path, _check_options, name, options))

@@ -73,7 +73,9 @@ class Signatures:
         name = "" if call.model is None else call.model.name
         found = await self._signature(name, call)
         declared = self._declarations.get(name)
-        return found if declared is None else found.changed(declarations=declared)
+        if declared is None:
+            return found
+        return found.changed(declarations={**found.declarations, **declared})
 
     async def _signature(self, name: str, call: ModelMetadataRequest) -> ModelMetadata:
         if name in self._complete:
@@ -103,6 +105,7 @@ class Signatures:
             stateful=declared.stateful or found.stateful,
             decoupled=found.decoupled,
             dialect=found.dialect,
+            declarations=found.declarations,
         )
 
     def _optional_deadline(self, deadline: float | None) -> float:

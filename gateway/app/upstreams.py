@@ -38,6 +38,7 @@ from gateway.ir.context import Need
 from gateway.ir.errors import ErrorCode
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
+from gateway.policies.divide_rows import DivideRows
 from gateway.policies.forward_headers import QuestionHeaders
 from gateway.policies.known_models import KnownModels
 from gateway.policies.limits.adaptive.latency import AdaptiveConcurrency, AdaptiveRules
@@ -123,9 +124,13 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     """
     spec, binding = protocol(url.protocol), carrier_of(url)
     name = str(url)
-    if isinstance(binding, HttpBinding) and binding.path_option and url.path:
-        # In this protocol the URL of a model is complete, so the path is an option, not a prefix.
-        options = {binding.path_option: url.path, **(options or {})}
+    if (
+        isinstance(binding, HttpBinding)
+        and binding.path_option
+        and (url.path or (url.is_root and binding.sets_root_path))
+    ):
+        # In this protocol the path of a URL is complete, so it is an option, not a prefix.
+        options = {binding.path_option: url.path or "/", **(options or {})}
         url = dataclasses.replace(url, path="")
     checked = spec.options(options or {})
     limits = message_limits or MessageLimits()
@@ -143,6 +148,8 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
         upstream: Service = Upstream(name, made, client, attempts, brief_errors=brief_errors)
         if question_headers:
             upstream = QuestionHeaders(upstream, question_headers)
+        if made.max_rows is not None:
+            upstream = DivideRows(upstream, made.max_rows)
         return KnownModels(upstream) if made.only_known_models else upstream
 
     service = _with_dialect_detection(spec, checked, build)

@@ -194,6 +194,21 @@ class CompletionsForm:
     template_values: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class TextServer:
+    """A model whose server takes texts as the caller sends them, with all members.
+
+    Attributes:
+        task: The only task of the model.
+    """
+
+    task: type[TextTask]
+
+
+OF_SERVER: Final = ""
+"""The key of a `TextServer` among `ModelMetadata.declarations`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextForms:
     """What a configuration declares of a model, for each task; None for nothing.

@@ -9,6 +9,7 @@ from gateway.ir.text_tasks import Embed, Generate, Rerank
 from gateway.policies.texts.completions import complete, stream_completion
 from gateway.policies.texts.embeddings import embed
 from gateway.policies.texts.rerank import rerank
+from gateway.policies.texts.servers import ask_server, is_for_server, pieces_of, request_of
 from gateway.policies.texts.task import Infer, Stream, TaskRun
 
 
@@ -29,6 +30,8 @@ async def run_task(
     assert call.texts is not None  # noqa: S101  # the caller looks at it
     run = TaskRun(call, metadata, infer, stream)
     task = call.texts
+    if is_for_server(run, task):
+        return await ask_server(run, task)
     if isinstance(task, Embed):
         return await embed(run, task)
     if isinstance(task, Rerank):
@@ -46,4 +49,7 @@ async def run_stream_task(
     """
     if not isinstance(call.texts, Generate):
         raise Unsupported("only completions have streams", model=call.model)
-    return await stream_completion(TaskRun(call, metadata, infer, stream), call.texts)
+    run = TaskRun(call, metadata, infer, stream)
+    if is_for_server(run, call.texts):
+        return pieces_of(await stream(request_of(run, call.texts)))
+    return await stream_completion(run, call.texts)

@@ -21,10 +21,18 @@ from gateway.ir.errors import (
     RateExceeded,
 )
 from gateway.ir.limits import MessageLimits
-from gateway.wire.errors import HTTP_METHOD_NOT_ALLOWED, MethodNotAllowed, clip, strip_traceback
+from gateway.wire.errors import (
+    HTTP_METHOD_NOT_ALLOWED,
+    MethodNotAllowed,
+    clip,
+    is_error_status,
+    strip_traceback,
+)
 from gateway.wire.http import Headers, HttpResponse
 
+CODEC: Final = "openai.http"
 OK: Final = 200
+NOT_IMPLEMENTED: Final = 501
 TOO_MANY_REQUESTS: Final = 429
 UNSUPPORTED_CONTENT: Final = 415
 
@@ -116,12 +124,42 @@ def error_response(
         names_message: The text stands in `message` beside `error` too, where Cohere's clients look.
     """
     row = row_of(error)
-    found = error_object(error, limits)
+    found = _of_server(error, limits)
+    if found is None:
+        found = error_object(error, limits)
+    else:
+        row = row._replace(status=error.origin.wire.status)  # type: ignore[union-attr]  # it has one
     document: dict[str, Any] = {"error": found}
     if names_message:
         document["message"] = found["message"]
     headers = [*JSON, *_headers(error, row)]
     return HttpResponse(row.status, Headers(headers), (orjson.dumps(document),))
+
+
+def _of_server(error: GatewayError, limits: MessageLimits) -> dict[str, Any] | None:
+    """Return the four members of the error of a server of this form; None for any other."""
+    origin = error.origin
+    if origin is None or not isinstance(origin.wire, HttpResponse) or origin.codec != CODEC:
+        return None
+    if not is_error_status(origin.wire.status) or origin.wire.status == NOT_IMPLEMENTED:
+        return None
+    try:
+        document = orjson.loads(origin.wire.view[: limits.json_bytes])
+    except orjson.JSONDecodeError:
+        return None
+    found = document.get("error") if type(document) is dict else None
+    if type(found) is not dict or type(found.get("message")) is not str:
+        return None
+    texts = {
+        key: found[key] if type(found.get(key)) is str else None
+        for key in ("type", "param", "code")
+    }
+    return {
+        "message": clip(strip_traceback(error.message), limits.error_text_bytes),
+        "type": texts["type"] or row_of(error).kind,
+        "param": texts["param"],
+        "code": texts["code"],
+    }
 
 
 def _headers(error: GatewayError, row: ErrorRow) -> list[tuple[str, str]]:

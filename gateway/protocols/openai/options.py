@@ -16,6 +16,7 @@ REFUSE, IGNORE = "refuse", "ignore"
 EMBEDDINGS, RERANK, COMPLETIONS = "embeddings", "rerank", "completions"
 MODELS, HEALTH, NONE = "models", "health", "none"
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@-]+)*")
+_BASE: Final = re.compile(r"/[!\"$->@-~]*")
 _MOST_PREFIXES: Final = 16
 _MOST_INPUTS: Final = 1_000_000
 
@@ -32,6 +33,7 @@ class OpenAiOptions:
         task: Upstream: what its models do.
         max_inputs: Upstream: most inputs of one request.
         probe: Upstream: how its readiness is found out.
+        base: Upstream: what stands before each path, without a slash at its end.
     """
 
     prefixes: tuple[str, ...] = DEFAULT_PREFIXES
@@ -41,6 +43,7 @@ class OpenAiOptions:
     task: str = EMBEDDINGS
     max_inputs: int = 2048
     probe: str = MODELS
+    base: str = "/v1"
 
 
 def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -76,6 +79,11 @@ def _prefixes(key: str, value: Any) -> tuple[str, ...]:
     return found
 
 
+def _base(key: str, value: Any) -> str:
+    found: str = matching(_BASE, "a path of printable ASCII that begins with '/'")(key, value)
+    return found.rstrip("/")
+
+
 _READERS: Final[Mapping[str, Reader]] = {
     "prefixes": _prefixes,
     "owned_by": text,
@@ -83,5 +91,6 @@ _READERS: Final[Mapping[str, Reader]] = {
     "task": one_of(EMBEDDINGS, RERANK, COMPLETIONS),
     "max_inputs": number(1, _MOST_INPUTS),
     "probe": one_of(MODELS, HEALTH, NONE),
+    "base": _base,
 }
 _OF_PROCESS: Final[Mapping[str, Reader]] = {"created": number(0, 1 << 40)}

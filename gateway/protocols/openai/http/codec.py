@@ -8,23 +8,27 @@ Source: docs/protocols/openai.md.
 
 import time
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import orjson
 
-from gateway.api.protocol import StreamCodec, unsupported
+from gateway.api.protocol import FramingCodec, StreamCodec, unsupported
 from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
+    ModelMetadataRequest,
     ModelReadyRequest,
     RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerReadyRequest,
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import GatewayError, InvalidMember, InvalidRequest, NotReady, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_name
 from gateway.protocols.openai.errors import JSON, OK, UnknownPath, error_object, error_response
+from gateway.protocols.openai.http import upstream
 from gateway.protocols.openai.http.completions import MEMBERS as COMPLETIONS_MEMBERS
 from gateway.protocols.openai.http.completions import (
     encode_completion,
@@ -44,12 +48,21 @@ from gateway.protocols.openai.options import IGNORE, read_options
 from gateway.protocols.openai.paths import PathKind, PathMatch, PathTable
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import http_context
+from gateway.wire.metadata import http_context, http_headers
 from gateway.wire.url_names import decoded_name
 
 R = TypeVar("R")
 
-_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.OUTPUTS})
+_QUESTIONS: Final = frozenset(
+    {
+        ModelMetadataRequest,
+        ModelReadyRequest,
+        RepositoryIndexRequest,
+        ServerLiveRequest,
+        ServerReadyRequest,
+    }
+)
 _TEXTS: Final = frozenset({Need.TEXTS})
 _NOTHING: Final[frozenset[Need]] = frozenset()
 _HEADERS: Final = Headers(JSON)
@@ -63,7 +76,7 @@ _CHAT: Final = (
 )
 
 
-class HttpCodec(StreamCodec[HttpRequest, HttpResponse]):
+class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest, HttpResponse]):
     """OpenAI's form over HTTP, in both directions.
 
     Args:
@@ -76,6 +89,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse]):
 
     name = NAME
     needs = _NEEDS
+    only_known_models = True
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -83,6 +97,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse]):
         self._limits = limits
         self._options = read_options(options or {})
         self._paths = PathTable(self._options.prefixes)
+        self.max_rows = self._options.max_inputs
         self._is_lenient = self._options.unknown_members == IGNORE
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
@@ -151,12 +166,45 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse]):
         return HttpResponse(OK, EVENTS, (event({"error": error_object(error, self._limits)}),))
 
     def encode_call(self, call: Call[Any], /) -> HttpRequest:
-        """Write a request to an upstream."""
+        """Write a request to an upstream.
+
+        Raises:
+            InvalidRequest: An input or a parameter is not that of the upstream's task.
+            Unsupported: The form does not carry it, or has no such request.
+        """
+        if isinstance(call, InferRequest | StreamInferRequest):
+            return upstream.encode_inference(call, self._options)
+        if type(call) in _QUESTIONS:
+            path = upstream.question_path(call, self._options)
+            headers = Headers(http_headers(call.context))
+            return HttpRequest("GET", path, "", headers, (), call.context.deadline)
         raise unsupported(call, NAME)
 
-    def decode_reply(self, call: Call[R], _wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*."""
-        raise unsupported(call, NAME)
+    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
+        """Read an upstream's response to *call*.
+
+        Raises:
+            GatewayError: The error in the response, with the response as origin.
+            MalformedMessage: The response cannot be used.
+        """
+        if isinstance(call, InferRequest):
+            found: Any = upstream.decode_inference(call, wire, self._options, self._limits)
+        else:
+            found = upstream.decode_question(call, wire, self._options, self._limits)
+        # The type of a call determines that of its reply, which mypy cannot follow.
+        return cast("R", found)
+
+    def splitter(self) -> upstream.StreamSplitter:
+        """Return the splitter of one streamed response of an upstream."""
+        return upstream.StreamSplitter(self._limits)
+
+    def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
+        """Read one event of an upstream's stream.
+
+        Raises:
+            GatewayError: The event is an error, or cannot be used.
+        """
+        return upstream.decode_event(call, wire, self._options, self._limits)
 
     def _decode(self, route: PathMatch, wire: HttpRequest) -> Call[Any]:
         endpoint = route.kind

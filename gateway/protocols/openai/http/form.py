@@ -5,9 +5,10 @@ from typing import Any, Final
 
 from gateway.ir.calls import Call
 from gateway.ir.errors import GatewayError
+from gateway.protocols.openai.errors import CODEC
 from gateway.protocols.openai.paths import PathKind
 
-NAME: Final = "openai.http"
+NAME: Final = CODEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
