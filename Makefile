@@ -27,14 +27,17 @@ $(BIN)/python:
 	@echo "Making the virtual environment $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-run: pyproject.toml $(EXTENSION) | $(BIN)/python
+# What is installed is what the locks name, with their hashes.
+$(VENV)/.installed-run: pyproject.toml setup.py requirements/onnx.lock $(EXTENSION) | $(BIN)/python
 	@echo "Installing the gateway into $(VENV): once, one to three minutes ..."
-	@$(PIP) --editable '.[onnx]'
+	@$(PIP) --require-hashes --requirement requirements/onnx.lock
+	@$(PIP) --no-deps --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml $(EXTENSION) | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml setup.py requirements/dev.lock $(EXTENSION) | $(BIN)/python
 	@echo "Installing the gateway and its tools into $(VENV): once, some minutes ..."
-	@$(PIP) --editable '.[dev,onnx]'
+	@$(PIP) --require-hashes --requirement requirements/dev.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@ $(VENV)/.installed-run
 
 $(VENV)/.installed-torch: pyproject.toml Makefile $(VENV)/.installed-dev
@@ -78,12 +81,14 @@ generated: $(VENV)/.installed-dev ## Check that generated files match their sour
 	$(BIN)/python schemas/generate.py --check
 	$(BIN)/python schemas/configuration.py --check
 	$(BIN)/python schemas/protection.py --check
+	$(BIN)/python schemas/admin_api.py --check
 
 .PHONY: regenerate
 regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/generate.py
 	$(BIN)/python schemas/configuration.py
 	$(BIN)/python schemas/protection.py
+	$(BIN)/python schemas/admin_api.py
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).
@@ -127,14 +132,36 @@ torch: $(VENV)/.installed-torch ## Test the PyTorch backend on the CPU. Without 
 gpu: $(VENV)/.installed-dev ## Test models on a GPU, with the PyTorch and ONNX Runtime of this environment.
 	$(BIN)/pytest tests/gpu -q -rs -m gpu
 
+.PHONY: dist
+dist: $(VENV)/.installed-dev ## Build the release into dist/: source archive, wheels, bill of materials, provenance, checksums.
+	$(BIN)/python release/dist.py
+
 .PHONY: wheel
-wheel: $(VENV)/.installed-dev ## Build the wheel, and run the demo with it in a new environment.
-	rm -rf build dist/venv dist/*.whl
-	$(BIN)/python -m build --wheel --outdir dist . > /dev/null
+wheel: dist ## Build the release, check it, and run the demo with its wheel in a new environment.
+	rm -rf dist/venv
+	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
+	$(BIN)/check-wheel-contents dist/*.whl
+	cd dist && sha256sum --quiet --check SHA256SUMS
 	$(PYTHON) -m venv dist/venv
-	dist/venv/bin/pip install --quiet "$$(ls dist/*.whl)[onnx]"
+	dist/venv/bin/pip install --quiet --require-hashes --requirement requirements/onnx.lock
+	dist/venv/bin/pip install --quiet --no-deps dist/*manylinux*.whl
+	dist/venv/bin/pip check
 	cd dist && venv/bin/gateway demo --once --http 127.0.0.1:0 --grpc 127.0.0.1:0
 	cd dist && venv/bin/gateway schema > /dev/null
+
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header pyproject.toml
+
+.PHONY: lock
+lock: $(VENV)/.installed-dev ## Write the locks again: the newest versions that pyproject.toml allows, with hashes.
+	$(LOCK) --upgrade --output-file requirements/slim.lock
+	$(LOCK) --upgrade --extra onnx --output-file requirements/onnx.lock
+	$(LOCK) --upgrade --extra torch --output-file requirements/torch.lock
+	$(LOCK) --upgrade --extra dev --extra onnx --output-file requirements/dev.lock
+
+.PHONY: audit
+audit: $(VENV)/.installed-dev ## Look up known vulnerabilities of all locked packages.
+	for lock in requirements/*.lock; do \
+		$(BIN)/pip-audit --require-hashes --disable-pip --requirement $$lock || exit 1; done
 
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## Run the benchmarks. Without ARGS, run all and record the results in benchmarks/.

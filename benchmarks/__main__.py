@@ -40,7 +40,7 @@ from benchmarks.progress import say
 from benchmarks.rounds import Row, Settings
 from benchmarks.store import Store, load
 from benchmarks.systems import Absent
-from gateway.telemetry import logs as log
+from gateway.telemetry import logs
 
 _HERE = Path(__file__).parent
 _RESULTS = _HERE / "results.json"
@@ -54,7 +54,7 @@ def main() -> int:
     arguments = _parsed()
     # SIGTERM raises SystemExit, so that started processes are stopped.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    log.configure("warning", "json")
+    logs.configure("warning", "json")
     if arguments.what in _WRITERS:
         _WRITERS[arguments.what](arguments, load(arguments.file))
         return 0

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import stages
-from gateway.telemetry import logs as log
+from gateway.telemetry import logs
 
 _ROOT = Path(__file__).parent.parent
 
@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--whole-of", metavar="WAY", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.whole_of is not None:
-        log.configure("warning", "json")
+        logs.configure("warning", "json")
         print(_whole(arguments.whole_of, arguments.batches))
         return 0
     with tempfile.TemporaryDirectory() as name:

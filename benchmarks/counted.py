@@ -21,7 +21,7 @@ time.monotonic = itertools.count(1e3, 2e-6).__next__  # before the gateway is im
 from benchmarks.counts import LONG, SHORT, CannotCountError, all_ways  # noqa: E402
 from benchmarks.stages import Bench, run  # noqa: E402
 from benchmarks.wires import MemoryLoop  # noqa: E402
-from gateway.telemetry import logs as log  # noqa: E402
+from gateway.telemetry import logs  # noqa: E402
 
 _WARM_UP = 160
 _QUIET = {"telemetry": {"log": {"calls_per_second": 0}}}
@@ -32,7 +32,7 @@ _TIMER_FACTOR = 10_000
 def main() -> None:
     """Run the ways, and write the ids of the two processes of each to a file."""
     folder, *names = sys.argv[1:]
-    log.configure("error", "json")
+    logs.configure("error", "json")
     for way in all_ways():
         if way.name in names:
             MemoryLoop.timer_factor = _TIMER_FACTOR

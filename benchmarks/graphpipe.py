@@ -20,7 +20,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype, datatype_of
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import Tensor, raw_tensor
-from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage as Read
+from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.messages import open_request, read_infer_request
 from gateway.protocols.graphpipe.translate import encode_infer_reply
 
@@ -41,7 +41,7 @@ def steps(case: Case) -> dict[str, Step]:
     reply = InferResponse(model=ModelRef(case.model), outputs=tensors)
 
     def read() -> object:
-        message = Read(received, DEFAULT_LIMITS)
+        message = FlatbufferMessage(received, DEFAULT_LIMITS)
         at = open_request(message)
         if at is None:
             return None

@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
-from benchmarks.messages import Arrays as Constants
+from benchmarks import messages
 from benchmarks.messages import Case, image, signature, small
 from gateway.backends.examples import Arrays
 
 MODULE = "benchmarks.noop"
 
 
-def _constant(outputs: Constants) -> Callable[[Arrays], Awaitable[Arrays]]:
+def _constant(outputs: messages.Arrays) -> Callable[[Arrays], Awaitable[Arrays]]:
     answer = {name: np.asarray(array) for name, array in outputs.items()}
 
     async def model(_inputs: Arrays) -> Arrays:

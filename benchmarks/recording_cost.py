@@ -33,7 +33,7 @@ class Side:
     """One gateway and what its turns showed.
 
     Attributes:
-        p99_s: Of each turn.
+        p99_s: The 99th percentile of each turn.
         cpu_s: CPU time of its processes for each request of a turn.
     """
 

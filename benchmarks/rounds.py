@@ -29,7 +29,7 @@ class Settings:
     """Length and number of measurements.
 
     Attributes:
-        seconds: Of one measurement.
+        seconds: How long one measurement takes.
     """
 
     rounds: int

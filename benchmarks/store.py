@@ -47,7 +47,7 @@ class Store:
         """Store the current state of a section.
 
         Args:
-            name: Of the section.
+            name: The name of the section.
             rows: All rows, with earlier ones.
             table: The rows as text.
             done: Parts that need not be measured again.

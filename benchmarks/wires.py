@@ -19,7 +19,7 @@ class Wire(asyncio.Transport):
     """One end of a connection. The other end receives what is written here.
 
     Args:
-        loop: Of both ends.
+        loop: The event loop of both ends.
         owner: The protocol of this end.
         sock: A socket that is open and sends nothing, where the end of a client looks at it.
 
@@ -158,7 +158,7 @@ class MemoryLoop(uvloop.Loop):
         """Connect to a server of this loop, and return a function that sends to it.
 
         Args:
-            port: As in `listening`.
+            port: The port that the server listens on.
             received: Receives the bytes of the server.
         """
         return self.join(self.listening[port], received)

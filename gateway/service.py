@@ -29,7 +29,7 @@ of its own would cost a frame at every step.
 """
 
 
-def entry_of(service: Service) -> Service:
+def bound_call(service: Service) -> Service:
     """Return the bound method that calling *service* runs.
 
     Who calls a service for every request keeps this. The interpreter runs a bound method directly,
@@ -38,7 +38,7 @@ def entry_of(service: Service) -> Service:
     return service.__call__
 
 
-def inference_entry_of(service: Service) -> Service:
+def bound_inference(service: Service) -> Service:
     """Return what handles an InferRequest: the method `handle_inference` if *service* has one.
 
     It does what calling the service does, without the checks for other types of calls.

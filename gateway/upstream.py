@@ -15,7 +15,7 @@ import structlog
 
 from gateway.api.protocol import Codec, CutThroughCodec, FramingCodec
 from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, queue_timeout_us
-from gateway.concurrency.offload import ON_LOOP, off_loop, wherever
+from gateway.concurrency.offload import ON_LOOP, off_loop, run_bounded
 from gateway.ir import errors
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import (
@@ -33,7 +33,7 @@ from gateway.ir.redaction import brief_error, redact, redacted_error
 from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream, only_reply
 from gateway.ir.work import BOUND, LongWork
-from gateway.service import ReplyCoroutine, Service, entry_of
+from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.call_log import OK, code_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, current_path
 from gateway.telemetry.error_texts import error_text
@@ -242,7 +242,7 @@ class Upstream(Generic[Q, A]):
         if self._codec.prefers_single_reply and call.model not in self._decoupled:
             return self._single_or_stream(call, current_path())
         try:
-            wire = await wherever(self._codec.encode_call, call)
+            wire = await run_bounded(self._codec.encode_call, call)
         except errors.SequenceIdTooLarge:
             raise
         except errors.Unsupported as error:
@@ -262,9 +262,9 @@ class Upstream(Generic[Q, A]):
             yield await self._unary(path, request)
         except errors.Decoupled as refused:
             try:
-                wire = await wherever(self._codec.encode_call, call)
+                wire = await run_bounded(self._codec.encode_call, call)
             except errors.Unsupported as error:
-                raise _no_way(refused, error.message) from error
+                raise _stream_unavailable_error(refused, error.message) from error
         else:
             return
         self._decoupled[call.model] = None
@@ -278,7 +278,7 @@ class Upstream(Generic[Q, A]):
         try:
             yield await self._unary(path, call)
         except errors.Decoupled as refused:
-            raise _no_way(refused, why_no_stream) from refused
+            raise _stream_unavailable_error(refused, why_no_stream) from refused
 
     async def _unary(self, path: CallPath | None, call: InferRequest) -> InferResponse:
         """Send *call*, and record it in *path*: a stream may run where no path is current.
@@ -296,7 +296,7 @@ class Upstream(Generic[Q, A]):
         self, call: StreamInferRequest, wire: Q, path: CallPath | None
     ) -> AsyncGenerator[InferResponse, None]:
         started, code = monotonic(), _CANCELLED
-        responses = self._client.stream(wire, deadline=_earlier(call))
+        responses = self._client.stream(wire, deadline=_upstream_deadline(call))
         if call.request.timeout_us is not None:
             responses = _within_queue_timeout(call.request.timeout_us, responses)
         splitter = None if self._framing is None else self._framing.splitter()
@@ -320,7 +320,7 @@ class Upstream(Generic[Q, A]):
         """Return one item of a stream.
 
         Args:
-            call: Of the stream.
+            call: The call that has the stream.
             response: The item on the wire.
             goes_on: Return a malformed response as an item that is an error, for later ones may
                 be readable.
@@ -329,7 +329,7 @@ class Upstream(Generic[Q, A]):
             GatewayError: The server's own error, which ends the stream, or a malformed response.
         """
         try:
-            item = await wherever(self._codec.decode_item, call, response)
+            item = await run_bounded(self._codec.decode_item, call, response)
         except errors.GatewayError as error:
             if not goes_on or error.origin is not None or not isinstance(error, _MALFORMED):
                 raise
@@ -391,12 +391,12 @@ async def _within_queue_timeout(
         await close_stream(responses)
 
 
-def _no_way(refused: errors.Decoupled, why_no_stream: str) -> errors.Decoupled:
+def _stream_unavailable_error(refused: errors.Decoupled, why_no_stream: str) -> errors.Decoupled:
     """Return the error of a decoupled model whose server cannot be asked for a stream."""
     return errors.Decoupled(f"{refused.message}; {why_no_stream}", model=refused.model)
 
 
-def _earlier(call: Call[Any]) -> float | None:
+def _upstream_deadline(call: Call[Any]) -> float | None:
     """Return the deadline for the upstream."""
     deadline = call.context.deadline
     return None if deadline is None else deadline - _MARGIN_S
@@ -435,7 +435,7 @@ class DialectDetectingUpstream:
     async def _detect(self, call: Call[R]) -> R:
         async with self._lock:
             if self._detected is None:
-                self._detected = entry_of(self._make(await self._server_name(call)))
+                self._detected = bound_call(self._make(await self._server_name(call)))
         return await self._detected(call)
 
     async def _server_name(self, call: Call[Any]) -> str:

@@ -47,8 +47,8 @@ MODULE = '''\
 
 {imports}
 
-DESCRIPTOR = _pool.file_descriptor("{folder}", "{file}")
-_classes = _pool.message_classes("{folder}", "{file}")
+DESCRIPTOR = pool.file_descriptor("{folder}", "{file}")
+_classes = pool.message_classes("{folder}", "{file}")
 {body}
 '''
 
@@ -168,7 +168,7 @@ def _generate_flat(schema: Path, target: Path, flatc: str | None) -> None:
 
 def _module(schema: Path, described: FileDescriptorProto) -> str:
     """Write the module: an assignment for each public name of the stub."""
-    imports = [f"from {PACKAGE} import pool as _pool"]
+    imports = [f"from {PACKAGE} import pool"]
     if described.enum_type:
         wrapper = "from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper"
         imports.insert(0, f"{wrapper} as _EnumTypeWrapper\n")

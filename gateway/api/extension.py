@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from prometheus_client.core import Metric as MetricFamily
 
+from gateway.api.admin import AdminRoute
 from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.ir.calls import Call
 from gateway.ir.errors import ErrorCode
@@ -151,14 +152,32 @@ class Processes(Protocol):
         """Send a document to a part of every serving process, and return the replies."""
 
 
-class LeadingPart(Protocol):
-    """An extension's part of the process that leads: the supervisor, or the only process."""
+class LeadingPart:
+    """An extension's part of the process that leads: the supervisor, or the only process.
 
-    def setup(self, number: int, /) -> PartSetup:
-        """Return what the serving process *number* begins with."""
+    A subclass overrides what it needs.
+    """
+
+    @property
+    def routes(self) -> Sequence[AdminRoute]:
+        """Its routes of the admin port; read once, at the start."""
+        return ()
+
+    def moved(self, _config: ConfigView, /) -> Mapping[str, tuple[str, float]]:
+        """Return the target that replaces the others, and its percentage of calls, by route."""
+        return {}
+
+    def events(self, _config: ConfigView, /) -> Mapping[str, Any]:
+        """Return documents by the name of an event: listeners are told each that changes."""
+        return {}
+
+    def setup(self, _number: int, /) -> PartSetup:
+        """Return what the serving process of a number begins with."""
+        return PartSetup()
 
     def collect(self) -> Iterable[MetricFamily]:
         """Return the metrics of this part."""
+        return ()
 
     def check_reload(self, config: ConfigView, /) -> None:
         """Check that a configuration may replace the one in force. Raises ConfigError."""
@@ -171,6 +190,7 @@ class LeadingPart(Protocol):
 
     def on_process_ended(self, metrics: Any, /) -> Any:
         """Return the last metrics of a serving process that died, corrected for what it lost."""
+        return metrics
 
     async def start(self) -> None:
         """Begin, before the serving processes start. Raises StartError."""

@@ -146,7 +146,7 @@ class ServerReadingCodec(Codec[Q, A]):
         Args:
             wire: A request with an inferred model.
             dialect: Of the model's server, as in `ModelMetadata`.
-            request_id: As in `decode_call`.
+            request_id: The id that the transport made; "" for none.
 
         Returns None if such a server is no more lenient than `decode_call`.  Raises as that.
         """
@@ -455,7 +455,7 @@ class ProtocolSpec:
         """Return whether a server may have a defect of *kind*, as an unknown one may.
 
         Args:
-            kind: Of the defect.
+            kind: The kind of the defect.
             server: The server's metadata; None if they are unknown.
             carrier: The carrier to it.
         """

@@ -104,7 +104,7 @@ class SampledCall(TappedCall):
     Attributes:
         upstream_s: Time at the target: from the request to the reply. 0 where it is not known, as
             for a kept reply or a repeated call.
-        noise: See `ShadowRequest`.
+        noise: Whether the call goes to the old target again, to measure its noise.
     """
 
     upstream_s: float = 0.0

@@ -45,7 +45,7 @@ async def log_models(
 
     Args:
         index: Handles a RepositoryIndexRequest.
-        listeners: Of the configuration.
+        listeners: The listeners that the configuration has.
         addresses: By the names of the servers.
     """
     context = Context(deadline=time.monotonic() + _PATIENCE_S)
@@ -69,7 +69,7 @@ def example_command(
     """Return a command to try; "" if no listener serves HTTP of a protocol that has one.
 
     Args:
-        listeners: Of the configuration.
+        listeners: The listeners that the configuration has.
         addresses: By the names of the servers.
         model: "" for no model.
     """

@@ -15,10 +15,9 @@ import structlog
 from prometheus_client.core import Metric
 
 from gateway import __version__
-from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
-from gateway.app.admin.api import AdminApi, AdminSources
-from gateway.app.admin.control import Control
-from gateway.app.admin.status import Document, gauge_entries
+from gateway.app.admin.running import RunningGateway
+from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
+from gateway.app.admin.status.document import Document, gauge_entries
 from gateway.app.announce import log_addresses, log_default_timeout, log_models
 from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
@@ -27,6 +26,7 @@ from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
 from gateway.app.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
 from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer
+from gateway.app.reload import Reloader
 from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ProcessParts, ServiceGraph
 from gateway.app.upstreams import max_connections
@@ -240,23 +240,18 @@ class Gateway:
         is_starting = not (self._has_started.is_set() or self._is_stopping)
         return "starting" if is_starting else self._graph.server.not_ready_reason()
 
-    def _api(self, control: Control | None) -> AdminApi | None:
-        if control is None:
-            return None
-        sources = AdminSources.of(self.status, self.families, control, self._leading)
-        return AdminApi(sources, control.access)
-
     async def ready(self) -> bool:
         """Return whether the gateway accepts inference requests."""
         return self._has_started.is_set() and self._graph.server.ready()
 
     async def start(
-        self, control: Control | None = None, leading: LeadingParts | None = None
+        self, reloader: Reloader | None = None, leading: LeadingParts | None = None
     ) -> None:
         """Open the admin pages, load the models, start the probes of the upstreams, and listen.
 
         Args:
-            control: Handles the admin pages about the configuration; None for no such pages.
+            reloader: Reads the configuration again; None for an admin port with probes, metrics and
+                status alone.
             leading: The leading parts of extensions, if this is the only process; else None.
 
         Raises:
@@ -267,7 +262,7 @@ class Gateway:
             # Another gateway still has the port that a hand-over shares, and is ready.
             opens_pages_first = not self._graph.config.lifecycle.hand_over
             if opens_pages_first:
-                await self._start_pages(control)
+                await self._start_pages(reloader)
             if leading is not None:
                 await leading.start()
             await self.parts.start()
@@ -280,7 +275,7 @@ class Gateway:
             if self._export is not None:
                 self._export.start_metrics(self.families)
             if not opens_pages_first:
-                await self._start_pages(control)
+                await self._start_pages(reloader)
         except StartError:
             await self._close()
             raise
@@ -300,16 +295,12 @@ class Gateway:
         if self._slot.is_single:
             log.info("log files reopened")
 
-    async def _start_pages(self, control: Control | None) -> None:
+    async def _start_pages(self, reloader: Reloader | None) -> None:
         if not self._slot.is_single:  # the supervisor has the pages
             return
         self._admin_servers = await start_pages(
             self._graph.config.admin,
-            self.page,
-            self.ready,
-            control,
-            self.status,
-            self._api(control),
+            RunningGateway(self, reloader, self._leading),
             tls=self._admin_tls,
             reuse_port=self._graph.config.lifecycle.hand_over,
         )

@@ -44,7 +44,7 @@ from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.server_status import ServerStatusLayer, UnknownModels
 from gateway.routing.upstream_queries import RefreshModelIndex
-from gateway.service import Service, entry_of, inference_entry_of
+from gateway.service import Service, bound_call, bound_inference
 from gateway.settings.units import Url
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
@@ -352,13 +352,13 @@ def build_chain(name: str, end: Service, parts: Any = None) -> Service:
         parts: The parameters of this chain: an instance of one of the classes above.
     """
     outermost = end
-    chain = Chain(entry_of(end), inference_entry_of(end))
+    chain = Chain(bound_call(end), bound_inference(end))
     for layer in reversed(LAYERS[name]):
         built = None if layer.build is None else layer.build(chain, parts)
         if built is not None:
             outermost = built
-            inference = inference_entry_of(built) if layer.inference else chain.inference
-            chain = Chain(entry_of(built), inference)
+            inference = bound_inference(built) if layer.inference else chain.inference
+            chain = Chain(bound_call(built), inference)
     return outermost
 
 

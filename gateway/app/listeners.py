@@ -16,10 +16,10 @@ import structlog
 
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
+from gateway.app import passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
-from gateway.app.passthrough import NAME as PASSTHROUGH
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.path_ownership import owned_paths
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
@@ -117,7 +117,7 @@ class BuiltListener:
 
     Attributes:
         servers: By name ("main.http").
-        rejections: As given.
+        rejections: Counts and logs the requests that reach no service.
         tls: Its TLS files; None without TLS.
     """
 
@@ -178,7 +178,7 @@ class BuiltListener:
         config = self._config.passthrough
         if config is not None:
             rules = passthrough_rules(config, messages)
-            reports = self.rejections.reports(PASSTHROUGH)
+            reports = self.rejections.reports(passthrough.NAME)
             self._passthrough = ObservedPassthrough(
                 self._http_client(),
                 rules,
@@ -283,14 +283,14 @@ def build_listener(
             fallback=built.fallback(messages),
             tls=None if tls is None else tls.context(*http_alpn(config.transport)),
             cors=_cors_rules(config),
-            refused=partial(built.rejections.rejected, "http"),
+            on_reject=partial(built.rejections.rejected, "http"),
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
             grpc=grpc if is_both else (),
             extras=(
                 _extras(_services(grpc), descriptors, ready, built.model_status) if is_both else ()
             ),
-            grpc_refused=partial(built.rejections.rejected, "grpc"),
+            grpc_on_reject=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
         _warn_of_exposure(config, config.grpc)
@@ -302,7 +302,7 @@ def build_listener(
             limits=limits,
             budget=shared.budget,
             tls=tls,
-            refused=partial(built.rejections.rejected, "grpc"),
+            on_reject=partial(built.rejections.rejected, "grpc"),
             count=_connection_count(f"{config.name}.grpc", limits, shared),
             reuse_port=shared.reuse_port,
         )
@@ -394,7 +394,7 @@ def _stream_server(  # one caller
         ordered=binding.is_ordered,
         tls=_stream_tls(stream, built.tls, beside, config),
         mode=int(stream.mode, 8),
-        refused=partial(built.rejections.rejected, "stream"),
+        on_reject=partial(built.rejections.rejected, "stream"),
         beside=beside,
         count=count,
         reuse_port=shared.reuse_port,
@@ -441,12 +441,12 @@ def _shared_port(  # one caller
         mounts=http,
         limits=limits[0],
         budget=shared.budget,
-        refused=partial(built.rejections.rejected, "http"),
+        on_reject=partial(built.rejections.rejected, "http"),
         listens=False,
         cors=_cors_rules(config),
         count=count,
         grpc=grpc,
-        grpc_refused=partial(built.rejections.rejected, "grpc"),
+        grpc_on_reject=partial(built.rejections.rejected, "grpc"),
     )
     connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)

@@ -6,7 +6,7 @@ process of a gateway without workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from prometheus_client.core import Metric
 
+from gateway.api.admin import AdminRoute
 from gateway.api.extension import (
     LeadingPart,
     PartSetup,
@@ -79,7 +80,7 @@ class ServingParts:
         Args:
             loaded: The configuration.
             slot: The number of the process.
-            metrics: Those of the process.
+            metrics: The metrics of the process.
             new_path: Makes the record of a call's path.
             setups: What the leading process gives each part.
             notify: Called with the name of an extension whose leading part is to decide soon.
@@ -192,25 +193,47 @@ class LeadingParts:
     """The parts of all extensions in the leading process.
 
     Args:
-        processes: All processes of the gateway.
-
-    Raises:
-        StartError: A part cannot be used, for example because of its files.
+        parts: By the name of the extension.
     """
 
-    def __init__(self, processes: Processes) -> None:
-        self._parts: dict[str, LeadingPart] = {}
-        for name, extension in extensions().items():
-            part = extension.lead(processes)
-            if part is not None:
-                self._parts[name] = part
+    def __init__(self, parts: Mapping[str, LeadingPart]) -> None:
+        self._parts = dict(parts)
+
+    @classmethod
+    def of(cls, processes: Processes) -> LeadingParts:
+        """Return the parts that a configuration needs.
+
+        Args:
+            processes: All processes of the gateway.
+
+        Raises:
+            StartError: A part cannot be used, for example because of its files.
+        """
+        found = {name: extension.lead(processes) for name, extension in extensions().items()}
+        return cls({name: part for name, part in found.items() if part is not None})
 
     def __getitem__(self, name: str) -> LeadingPart:
         """Return the part of an extension. Raises KeyError."""
         return self._parts[name]
 
-    def __iter__(self) -> Iterator[LeadingPart]:
-        return iter(self._parts.values())
+    @property
+    def routes(self) -> tuple[AdminRoute, ...]:
+        """The routes of all parts."""
+        return tuple(route for part in self._parts.values() for route in part.routes)
+
+    def moved(self, loaded: LoadedConfig) -> dict[str, tuple[str, float]]:
+        """Return the target that replaces the others, and its percentage, by route."""
+        found: dict[str, tuple[str, float]] = {}
+        for part in self._parts.values():
+            found.update(part.moved(loaded))
+        return found
+
+    def events(self, loaded: LoadedConfig) -> dict[str, Any]:
+        """Return what listeners of the admin port are told, by the name of the event."""
+        found: dict[str, Any] = {}
+        for part in self._parts.values():
+            found.update(part.events(loaded))
+        return found
 
     def setups(self, number: int) -> dict[str, PartSetup]:
         """Return what the parts of the serving process *number* begin with."""

@@ -34,8 +34,8 @@ class ObservedPassthrough(Passthrough):
     """A passthrough that logs and counts each request, as the layer `Observe` does with calls.
 
     Args:
-        client: See `Passthrough`.
-        rules: See `Passthrough`.
+        client: Sends the requests to the upstream.
+        rules: Which requests are passed on, and which of their headers.
         upstream: Its name.
         report: Counts and logs a request, with its error if it failed.
         reject: Counts and logs a request that was not read completely.

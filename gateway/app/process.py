@@ -68,7 +68,7 @@ class MemoryTrimmer:
     Args:
         is_idle: Returns whether no request is in flight.
         interval_s: Time between two trims.
-        scarce_interval_s: The same, while memory is scarce.
+        scarce_interval_s: Time between two trims while memory is scarce.
     """
 
     def __init__(

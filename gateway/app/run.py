@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from gateway.app.admin.control import control_of
 from gateway.app.gateway import Gateway, memory_budget
 from gateway.app.parts import LeadingParts, OwnProcess
 from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
@@ -71,7 +70,7 @@ async def _run(
     stop = StopSignal(is_final=True)
     reaping = start_reaping()
     processes = OwnProcess(loaded)
-    leading = LeadingParts(processes)
+    leading = LeadingParts.of(processes)
     setups = leading.setups(SINGLE_PROCESS.number)
     gateway = Gateway(loaded, setups=setups, notify=leading.on_notice)
     processes.serving = gateway.parts
@@ -80,7 +79,7 @@ async def _run(
     on_reopen(gateway.reopen_logs)
     gateway.metrics.registry.register(reloader.metrics)
     gateway.metrics.registry.register(leading)
-    await gateway.start(control_of(loaded.config, reloader), leading)
+    await gateway.start(reloader, leading)
     leading.lead()
     freeze_startup_objects()
     if started is not None:

@@ -18,7 +18,7 @@ import structlog
 
 from gateway import __version__
 from gateway.api.extension import TrafficShift
-from gateway.app.admin.status import route_entries, upstream_entries
+from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.declarations import read_declarations
 from gateway.app.kept_parts import KeptParts

@@ -8,22 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from gateway.ir.errors import GatewayError
+from gateway.transports import contract
 from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     ClientLimits,
-    GrpcClient,
     GrpcMount,
-    HttpClient,
     Server,
     ServerLimits,
 )
-from gateway.transports.grpc import client as native_client
-from gateway.transports.grpc import server as native_server
+from gateway.transports.grpc.client import GrpcClient
+from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.http.listener import HttpListener
-from gateway.transports.http1 import client as native_http_client
-from gateway.transports.http1 import server as native_http_server
+from gateway.transports.http1.client import HttpClient
+from gateway.transports.http1.server import HttpServer
 from gateway.transports.net.tls_files import TlsFiles
 
 TransportImplementation = Literal["reference", "native"]
@@ -40,7 +39,7 @@ def http_alpn(implementation: TransportImplementation) -> tuple[str, ...]:
 def http_server_class(implementation: TransportImplementation) -> type[HttpListener]:
     """Return the HTTP server of an implementation; both accept the same arguments."""
     if implementation == "native":
-        return native_http_server.HttpServer
+        return HttpServer
     from gateway.transports.reference import http_server  # noqa: PLC0415  # slow
 
     return http_server.HttpServer
@@ -55,7 +54,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
     limits: ServerLimits,
     budget: MemoryBudget,
     tls: TlsFiles | None,
-    refused: Callable[[GatewayError], str | None],
+    on_reject: Callable[[GatewayError], str | None],
     reuse_port: bool = False,
     count: ConnectionCount | None = None,
 ) -> Server:
@@ -69,25 +68,25 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         limits: Limits on connections, calls and messages.
         budget: The memory budget of requests.
         tls: The TLS files; None for plaintext.
-        refused: Called for each call that reaches no frontend; never by the reference server.
+        on_reject: Called for each call that reaches no frontend; never by the reference server.
         reuse_port: Share the port with other processes.
         count: Counts the connections; unused by the reference server.
     """
     if implementation == "native":
-        return native_server.GrpcServer(
+        return GrpcServer(
             address,
             mounts,
             limits,
             budget,
             tls=None if tls is None else tls.context(*ALPN_GRPC),
             extras=extras,
-            refused=refused,
+            on_reject=on_reject,
             count=count,
             reuse_port=reuse_port,
         )
-    from gateway.transports.reference import grpc_server as reference_server  # noqa: PLC0415  # slow
+    from gateway.transports.reference import grpc_server  # noqa: PLC0415  # slow
 
-    return reference_server.GrpcServer(
+    return grpc_server.GrpcServer(
         address,
         mounts,
         limits,
@@ -107,13 +106,13 @@ def grpc_client(
     withheld: WithheldCalls | None = None,
     budget: MemoryBudget = UNLIMITED,
     address: str = "",
-) -> GrpcClient:
+) -> contract.GrpcClient:
     """Return a gRPC client.
 
     The native one connects to the IP address *address*, if it is not "".
     """
     if implementation == "native":
-        return native_client.GrpcClient(
+        return GrpcClient(
             target,
             limits,
             tls=None if tls is None else tls.context(*ALPN_GRPC),
@@ -121,9 +120,9 @@ def grpc_client(
             budget=budget,
             address=address,
         )
-    from gateway.transports.reference import grpc_client as reference_client  # noqa: PLC0415  # slow
+    from gateway.transports.reference import grpc_client  # noqa: PLC0415  # slow
 
-    return reference_client.GrpcClient(target, limits, tls=tls, withheld=withheld)
+    return grpc_client.GrpcClient(target, limits, tls=tls, withheld=withheld)
 
 
 def http_client(
@@ -134,7 +133,7 @@ def http_client(
     tls: TlsFiles | None,
     budget: MemoryBudget = UNLIMITED,
     address: str = "",
-) -> HttpClient:
+) -> contract.HttpClient:
     """Return an HTTP client.
 
     Args:
@@ -148,9 +147,7 @@ def http_client(
     context = None if tls is None else tls.context()
     url = f"{'http' if tls is None else 'https'}://{authority}"
     if implementation == "native":
-        return native_http_client.HttpClient(
-            url, limits, tls=context, budget=budget, address=address
-        )
-    from gateway.transports.reference import http_client as reference_http_client  # noqa: PLC0415
+        return HttpClient(url, limits, tls=context, budget=budget, address=address)
+    from gateway.transports.reference import http_client  # noqa: PLC0415
 
-    return reference_http_client.HttpClient(url, limits, tls=context, budget=budget)
+    return http_client.HttpClient(url, limits, tls=context, budget=budget)

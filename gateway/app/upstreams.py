@@ -331,7 +331,7 @@ class _EndpointBuilder:
     """Builds the endpoints of one upstream.
 
     Attributes:
-        name: Of the upstream.
+        name: The name of the upstream.
         longest_call_s: How long a cancelled call may still run.
     """
 

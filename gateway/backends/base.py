@@ -17,7 +17,7 @@ import structlog
 from gateway.backends.instance_pool import InstancePool
 from gateway.backends.job import Job
 from gateway.backends.validation import Arrays, Signature
-from gateway.concurrency.offload import inline, off_loop, wherever
+from gateway.concurrency.offload import off_loop, run_bounded, run_bounded_on_loop
 from gateway.ir import errors
 from gateway.ir.calls import (
     InferRequest,
@@ -252,7 +252,7 @@ class Backend(Dispatch, abc.ABC):
                 return await only_reply(self.model, items)
             arrays = await self.run(inputs, job)
             try:
-                return inline(self._response, call, job, signature, arrays)
+                return run_bounded_on_loop(self._response, call, job, signature, arrays)
             except LongWork:
                 return await off_loop(self._response, call, job, signature, arrays)
         except _MODEL_ERRORS as error:
@@ -279,7 +279,7 @@ class Backend(Dispatch, abc.ABC):
         parameters = dict(call.parameters)
         job = Job(self.model, call.id, parameters, call.sequence, outputs, call.context.deadline)
         try:
-            return inline(signature.inputs, call), job, signature
+            return run_bounded_on_loop(signature.inputs, call), job, signature
         except LongWork:
             return await off_loop(signature.inputs, call), job, signature
 
@@ -311,7 +311,7 @@ class Backend(Dispatch, abc.ABC):
             stream = self.run_stream(inputs, job)
             try:
                 async for arrays in stream:
-                    yield await wherever(self._response, call, job, signature, arrays)
+                    yield await run_bounded(self._response, call, job, signature, arrays)
             finally:
                 await close_stream(stream)
         except _MODEL_ERRORS as error:

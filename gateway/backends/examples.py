@@ -17,7 +17,7 @@ from gateway.backends.base import Job
 from gateway.backends.python import declares
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
-from gateway.ir.metadata import TensorMetadata as Tensor
+from gateway.ir.metadata import TensorMetadata
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -25,8 +25,10 @@ _PAIR = (-1, 16)
 _MAX_SEQUENCES = 1000
 
 
-def _pair(prefix: str, datatype: Datatype) -> tuple[Tensor, Tensor]:
-    return Tensor(f"{prefix}0", datatype, _PAIR), Tensor(f"{prefix}1", datatype, _PAIR)
+def _pair(prefix: str, datatype: Datatype) -> tuple[TensorMetadata, TensorMetadata]:
+    return TensorMetadata(f"{prefix}0", datatype, _PAIR), TensorMetadata(
+        f"{prefix}1", datatype, _PAIR
+    )
 
 
 @declares(inputs=_pair("INPUT", Datatype.INT32), outputs=_pair("OUTPUT", Datatype.INT32))
@@ -65,7 +67,8 @@ def _texts(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _identity(datatype: Datatype) -> Any:
     @declares(
-        inputs=(Tensor("INPUT0", datatype, None),), outputs=(Tensor("OUTPUT0", datatype, None),)
+        inputs=(TensorMetadata("INPUT0", datatype, None),),
+        outputs=(TensorMetadata("OUTPUT0", datatype, None),),
     )
     def identity(inputs: Arrays) -> Arrays:
         return {"OUTPUT0": inputs["INPUT0"]}
@@ -91,8 +94,8 @@ identity_bytes = _identity(Datatype.BYTES)
 
 
 @declares(
-    inputs=(Tensor("INPUT0", Datatype.INT32, (1,)),),
-    outputs=(Tensor("OUTPUT0", Datatype.INT32, (1,)),),
+    inputs=(TensorMetadata("INPUT0", Datatype.INT32, (1,)),),
+    outputs=(TensorMetadata("OUTPUT0", Datatype.INT32, (1,)),),
 )
 def slow(inputs: Arrays, job: Job) -> Arrays:
     """Wait for INPUT0 milliseconds, or until the caller leaves, and return the number."""
@@ -101,8 +104,8 @@ def slow(inputs: Arrays, job: Job) -> Arrays:
 
 
 @declares(
-    inputs=(Tensor("INPUT0", Datatype.INT32, None),),
-    outputs=(Tensor("OUTPUT0", Datatype.INT32, None),),
+    inputs=(TensorMetadata("INPUT0", Datatype.INT32, None),),
+    outputs=(TensorMetadata("OUTPUT0", Datatype.INT32, None),),
 )
 def fail(_inputs: Arrays) -> Arrays:
     """Fail every request."""
@@ -110,11 +113,11 @@ def fail(_inputs: Arrays) -> Arrays:
 
 
 @declares(
-    inputs=(Tensor("INPUT", Datatype.INT32, (-1, 1)),),
+    inputs=(TensorMetadata("INPUT", Datatype.INT32, (-1, 1)),),
     outputs=(
-        Tensor("OUTPUT", Datatype.INT32, (-1, 1)),
-        Tensor("ID", Datatype.UINT64, (-1, 1)),
-        Tensor("END", Datatype.BOOL, (-1, 1)),
+        TensorMetadata("OUTPUT", Datatype.INT32, (-1, 1)),
+        TensorMetadata("ID", Datatype.UINT64, (-1, 1)),
+        TensorMetadata("END", Datatype.BOOL, (-1, 1)),
     ),
 )
 def simple_sequence(inputs: Arrays, job: Job) -> Arrays:
@@ -131,8 +134,8 @@ def simple_sequence(inputs: Arrays, job: Job) -> Arrays:
 
 
 @declares(
-    inputs=(Tensor("INPUT", Datatype.INT32, (-1, 1)),),
-    outputs=(Tensor("OUTPUT", Datatype.INT32, (-1, 1)),),
+    inputs=(TensorMetadata("INPUT", Datatype.INT32, (-1, 1)),),
+    outputs=(TensorMetadata("OUTPUT", Datatype.INT32, (-1, 1)),),
 )
 class SequenceSum:
     """Returns the sum of all inputs of a sequence so far."""
@@ -159,8 +162,11 @@ class SequenceSum:
 
 
 @declares(
-    inputs=(Tensor("IN", Datatype.INT32, (-1,)),),
-    outputs=(Tensor("OUT", Datatype.INT32, (1,)), Tensor("IDX", Datatype.UINT32, (1,))),
+    inputs=(TensorMetadata("IN", Datatype.INT32, (-1,)),),
+    outputs=(
+        TensorMetadata("OUT", Datatype.INT32, (1,)),
+        TensorMetadata("IDX", Datatype.UINT32, (1,)),
+    ),
 )
 def repeat_stream(inputs: Arrays) -> Iterator[Arrays]:
     """Reply once for each element of IN, with the element and its index."""
@@ -169,7 +175,8 @@ def repeat_stream(inputs: Arrays) -> Iterator[Arrays]:
 
 
 @declares(
-    inputs=(Tensor("text", Datatype.BYTES, (1,)),), outputs=(Tensor("token", Datatype.BYTES, (1,)),)
+    inputs=(TensorMetadata("text", Datatype.BYTES, (1,)),),
+    outputs=(TensorMetadata("token", Datatype.BYTES, (1,)),),
 )
 async def speak(inputs: Arrays, job: Job) -> AsyncIterator[Arrays]:
     """Repeat the text like a language model: one reply per word, or one reply without a stream.
@@ -191,8 +198,8 @@ async def speak(inputs: Arrays, job: Job) -> AsyncIterator[Arrays]:
 
 
 @declares(
-    inputs=(Tensor("INPUT0", Datatype.INT32, (-1,)),),
-    outputs=(Tensor("PARAMS", Datatype.BYTES, (1,)),),
+    inputs=(TensorMetadata("INPUT0", Datatype.INT32, (-1,)),),
+    outputs=(TensorMetadata("PARAMS", Datatype.BYTES, (1,)),),
 )
 def params_echo(_inputs: Arrays, job: Job) -> Arrays:
     """Return the request's parameters as sorted JSON, and as parameters of the reply."""

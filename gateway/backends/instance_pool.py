@@ -5,7 +5,7 @@ import zlib
 from itertools import chain
 
 from gateway.concurrency.limiter import Limiter, LimiterFull, Waiter
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Overloaded, QueueTimeout
 from gateway.telemetry.call_path import queue_turn
 
@@ -41,7 +41,7 @@ class InstancePool:
         """Whether no instance runs an inference."""
         return not self._instances.used
 
-    def try_acquire(self, sequence: Sequence | None = None) -> int | None:
+    def try_acquire(self, sequence: CallSequence | None = None) -> int | None:
         """Return the number of a free instance, which is now the caller's.
 
         Returns:
@@ -49,7 +49,9 @@ class InstancePool:
         """
         return self._instances.pop() if sequence is None else None
 
-    async def acquire(self, sequence: Sequence | None = None, timeout_us: int | None = None) -> int:
+    async def acquire(
+        self, sequence: CallSequence | None = None, timeout_us: int | None = None
+    ) -> int:
         """Return the number of an instance, which is the caller's until `release`.
 
         Args:
@@ -169,6 +171,6 @@ class _Instances(Limiter):
 _ANY = -1
 
 
-def instance_of(sequence: Sequence, instances: int) -> int:
+def instance_of(sequence: CallSequence, instances: int) -> int:
     """Return the instance that runs a sequence, a hash of its id."""
     return zlib.crc32(repr(sequence.id).encode()) % instances

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from gateway.ir.context import ModelRef, Parameter, Parameters, Sequence
+from gateway.ir.context import CallSequence, ModelRef, Parameter, Parameters
 
 _EVENT_LOCK: Final = threading.Lock()
 
@@ -30,7 +30,7 @@ class Job(Struct):
     model: ModelRef
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
-    sequence: Sequence | None = None
+    sequence: CallSequence | None = None
     outputs: tuple[str, ...] = ()
     deadline: float | None = None
     reply_parameters: dict[str, Parameter] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class PythonBackend(Backend):
         inputs: The inputs; None for those that the callable declares.
         outputs: The outputs; None for those that the callable declares.
         options: Keyword arguments of a class.
-        max_batch_size: See `ModelMetadata`.
+        max_batch_size: The largest batch; 0 for a model without a batch axis.
         settings: `instances` and `queue` of `Backend`.
     """
 

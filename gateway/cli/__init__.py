@@ -9,7 +9,6 @@ import signal
 import sys
 
 from gateway import __version__
-from gateway.accelerator import BUILD
 
 
 def main() -> None:
@@ -17,8 +16,16 @@ def main() -> None:
     _open_closed_streams()
     _end_at_sigterm()
     if sys.argv[1:] == ["--version"]:
+        from gateway.accelerator import BUILD  # noqa: PLC0415  # loads the extension
+
         sys.stdout.write(f"gateway {__version__} ({BUILD})\n")
         return
+    if sys.argv[1:3] == ["health", "--live"]:
+        from gateway.cli.liveness import live_address, run_live  # noqa: PLC0415  # only for probes
+
+        address = live_address(sys.argv[1:])
+        if address is not None:
+            sys.exit(run_live(address))
     from gateway.cli.commands import run  # noqa: PLC0415  # slow to import
 
     status = run(sys.argv[1:])

@@ -13,12 +13,12 @@ from typing import Annotated, Any, NoReturn, Self, TypeVar
 import typer
 
 from gateway.cli.flag_groups import flag, with_flags
+from gateway.cli.liveness import DEFAULT_ADMIN
 from gateway.cli.output import WRONG_USAGE, fail, print_json, print_note
 from gateway.transports.net.tls import ClientTls, client_context
 
 C = TypeVar("C", bound=Callable[..., Any])
 
-DEFAULT_ADMIN = "127.0.0.1:9901"
 TOKEN_VARIABLE = "GATEWAY_ADMIN_TOKEN"  # noqa: S105  # its name
 """The environment variable with the token for the admin port of another machine."""
 # A reload loads models.
@@ -26,6 +26,7 @@ _TIMEOUT_S = 600.0
 # A page is made from what the gateway has at hand.
 _PAGE_TIMEOUT_S = 5.0
 _OK = 200
+_NOT_FOUND = 404
 
 _ADDRESS = re.compile(r"(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")
 _HTTPS = "https://"
@@ -185,6 +186,16 @@ def post_document(admin: str, path: str, document: Mapping[str, Any]) -> dict[st
 def get_status(admin: str) -> dict[str, Any]:
     """Return the status page of the admin port; fail with its error."""
     return _read_json(admin, (_OK, _get_page(admin, "/status")))
+
+
+def get_traffic(admin: str) -> dict[str, Any]:
+    """Return the traffic of the last minute; fail with the error of the admin port."""
+    path = "/api/v1/status"
+    status, body = _request(admin, "GET", path, timeout_s=_PAGE_TIMEOUT_S)
+    if status == _NOT_FOUND:
+        _fail(admin, f"status {status} for {path}")
+    traffic: dict[str, Any] = _read_json(admin, (status, body))["traffic"]
+    return traffic
 
 
 def get_metrics(admin: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from gateway.cli.liveness import DEFAULT_ADMIN, run_live
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -37,14 +38,25 @@ def health(
     url: UrlArgument = DEFAULT_URL,
     model: Annotated[str | None, typer.Option(help="Check this model instead.")] = None,
     version: VersionOption = "",
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Check instead that a gateway is alive, whatever its servers do: the URL is then "
+            f"HOST:PORT of its `admin`, by default {DEFAULT_ADMIN}.",
+        ),
+    ] = False,
     timeout: TimeoutOption = "5s",
     server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Check whether a server, or one of its models, is ready.
+    """Check whether a server, or one of its models, is ready, or a gateway alive.
 
     Exit status: 0 ready, 1 not ready or unreachable, 2 usage error.
     """
+    if live:
+        _check_live(DEFAULT_ADMIN if url == DEFAULT_URL else url, model, timeout, output)
+        return
     name = "server" if model is None else f"model {model}"
     try:
         address, timeout_s = parse_url(url), parse_duration(timeout)
@@ -63,6 +75,18 @@ def health(
     if not ready:
         print_note(f"gateway: {name} at {url} is not ready")
         raise typer.Exit(FAILED)
+
+
+def _check_live(address: str, model: str | None, timeout: str, output: OutputFormat) -> None:
+    """Ask as `liveness` does, for the flags that it does not read."""
+    if model is not None or output is OutputFormat.JSON:
+        flag = "--output json" if model is None else "--model"
+        fail(f"{flag} is not allowed with --live", WRONG_USAGE)
+    try:
+        timeout_s = parse_duration(timeout)
+    except ValueError as error:
+        fail(str(error), WRONG_USAGE)
+    raise typer.Exit(run_live(address, timeout_s))
 
 
 def _ask(url: str, model: str | None, version: str, timeout: str, server: ServerFlags) -> bool:

@@ -144,7 +144,7 @@ async def _question(model: str, service: Service, context: Context) -> FoundServ
     Args:
         model: What to ask for if the server does not list its models; "" for its only model.
         service: The server.
-        context: Of the questions.
+        context: The context of the call that asks.
     """
     server = await service(ServerMetadataRequest(context=context))
     try:

@@ -1,22 +1,26 @@
 """The command `top`: the traffic of a running gateway, as a view that renews itself."""
 
+from __future__ import annotations
+
 import enum
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
+from msgspec import Struct
 
-from gateway.cli.admin import asks_admin, get_metrics
-from gateway.cli.output import OutputFormat, OutputOption, fail, format_table, print_text
-from gateway.cli.traffic import Reading, Row, Traffic, traffic_between
+from gateway.cli.admin import asks_admin, get_traffic
+from gateway.cli.output import OutputFormat, OutputOption, format_table, print_text
 
 _CLEAR: Final = "\x1b[H\x1b[2J"
 _SECTIONS: Final = 4
 _MIN_ROWS: Final = 3
+# Rates of less than a second say little.
+_FIRST_S: Final = 1.0
 
 
 class Order(enum.Enum):
@@ -25,6 +29,61 @@ class Order(enum.Enum):
     LOAD = "load"
     ERRORS = "errors"
     LATENCY = "latency"
+
+
+class Row(Struct, frozen=True):
+    """One route, target, model or endpoint.
+
+    Attributes:
+        names: Of its columns.
+        per_s: Calls per second.
+        failed: Share of them that failed; None without calls.
+        p50_ms: Median of the duration, interpolated within its bucket; None without calls.
+        p99_ms: The 99th percentile of the same.
+        mean_ms: Mean time upstream, in queues and in the gateway; of attempts only the first.
+        pending: Calls in flight, and calls in the queue.
+        is_ready: Of an endpoint; None for others.
+    """
+
+    names: tuple[str, ...]
+    per_s: float
+    failed: float | None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    mean_ms: tuple[float, ...] = ()
+    pending: tuple[float, ...] = ()
+    is_ready: bool | None = None
+
+
+class Traffic(Struct, frozen=True):
+    """What happened within a window of time; rows with the highest rate come first.
+
+    Attributes:
+        seconds: Length of the window.
+        per_s: Calls per second.
+        rejected_per_s: Requests per second that were rejected before routing.
+        connections: Open connections of clients.
+        routes: By route.
+        targets: By route and target.
+        models: By model.
+        endpoints: By upstream and endpoint.
+    """
+
+    seconds: float
+    per_s: float
+    rejected_per_s: float
+    connections: float
+    routes: list[Row]
+    targets: list[Row]
+    models: list[Row]
+    endpoints: list[Row]
+
+
+_ORDERS: Final[Mapping[Order, Callable[[Row], float]]] = {
+    Order.LOAD: lambda row: row.per_s,
+    Order.ERRORS: lambda row: row.failed or 0.0,
+    Order.LATENCY: lambda row: max((row.p99_ms or 0.0, *row.mean_ms)),
+}
 
 
 @asks_admin()
@@ -39,22 +98,23 @@ def top(
 ) -> None:
     """Show rates, failures and latencies of routes, targets, models and upstreams, until Ctrl-C.
 
-    Each view is about the time since the one before. With `--output json` it is one line.
+    Each view is about the last minute, as the pages under `/ui/`; at first it is about the time
+    since the command began, if nobody looked before. With `--output json` it is one line.
     Exit status: 0 success, 1 unreachable, 2 usage error.
     """
     try:
-        _show(admin, interval, count, sort.value, output)
+        _show(admin, interval, count, sort, output)
     except KeyboardInterrupt:
         return
 
 
-def _show(address: str, interval_s: float, count: int, order: str, output: OutputFormat) -> None:
-    before, shown = _read(address), 0
+def _show(address: str, interval_s: float, count: int, order: Order, output: OutputFormat) -> None:
+    get_traffic(address)  # the window of the gateway begins, if nobody looked before
+    shown = 0
     while not count or shown < count:
-        time.sleep(interval_s)
-        after = _read(address)
-        traffic = traffic_between(before, after, order)
-        before, shown = after, shown + 1
+        time.sleep(interval_s if shown else max(_FIRST_S, interval_s))
+        traffic = traffic_of(get_traffic(address), order)
+        shown += 1
         if output is OutputFormat.JSON:
             print_text(msgspec.json.encode(traffic).decode())
             continue
@@ -63,11 +123,60 @@ def _show(address: str, interval_s: float, count: int, order: str, output: Outpu
         print_text((_CLEAR if is_terminal else "") + "\n".join(traffic_lines(traffic, rows)))
 
 
-def _read(address: str) -> Reading:
-    try:
-        return Reading.of(get_metrics(address), time.monotonic())
-    except ValueError as error:
-        fail(f"no metrics of a gateway at {address}: {error}; expected HOST:PORT of its `admin`")
+def traffic_of(document: Mapping[str, Any], order: Order = Order.LOAD) -> Traffic:
+    """Return the traffic as `/api/v1/status` has it, in `traffic`.
+
+    Args:
+        document: The traffic.
+        order: What rows are sorted by, in descending order.
+    """
+    key = _ORDERS[order]
+
+    def rows(
+        kind: str, labels: tuple[str, ...], more: Callable[[Mapping[str, Any]], dict[str, Any]]
+    ) -> list[Row]:
+        found = [
+            Row(
+                tuple(each[label] for label in labels),
+                each["per_s"],
+                each["error_share"] if each["calls"] else None,
+                **more(each),
+            )
+            for each in document[kind]
+            if all(each[label] for label in labels)
+        ]
+        return sorted(found, key=lambda row: (-key(row), -row.per_s, row.names))
+
+    return Traffic(
+        seconds=document["window_s"],
+        per_s=document["per_s"],
+        rejected_per_s=document["rejected_per_s"],
+        connections=document["connections"],
+        routes=rows(
+            "routes",
+            ("route",),
+            lambda it: {**_percentiles(it), "pending": (it["in_flight"], it["queued"])},
+        ),
+        targets=rows("targets", ("route", "target"), _percentiles),
+        models=rows(
+            "models",
+            ("model",),
+            lambda it: {"mean_ms": _means(it, "upstream_ms", "queue_ms", "overhead_ms")},
+        ),
+        endpoints=rows(
+            "endpoints",
+            ("upstream", "address"),
+            lambda it: {"mean_ms": _means(it, "mean_ms"), "is_ready": it["ready"]},
+        ),
+    )
+
+
+def _percentiles(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"p50_ms": row["p50_ms"], "p99_ms": row["p99_ms"]}
+
+
+def _means(row: Mapping[str, Any], *names: str) -> tuple[float, ...]:
+    return tuple(row[name] or 0.0 for name in names)
 
 
 def traffic_lines(traffic: Traffic, height: int | None = None) -> Iterator[str]:

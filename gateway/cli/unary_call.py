@@ -104,7 +104,7 @@ class _Events:
 
     def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         for view in views:
-            stream.coming -= len(view)
+            stream.frame_bytes_left -= len(view)
             self.on_data(stream, view, end=False)
 
     def on_reset(self, _stream: Http2Stream, _code: int) -> bool:

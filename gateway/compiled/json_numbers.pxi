@@ -9,7 +9,7 @@ for _each in range(23):
 cdef uint64_t _EXACT = 1 << 53
 
 cdef enum:
-    _FEW = 512  # numbers that are written here
+    _FEW_NUMBERS = 512  # numbers that are written here
     _WIDEST = 21  # characters of a number, with its comma
 
 
@@ -183,7 +183,7 @@ cdef class _IntegerWriter(_Numbers):
 
     def __call__(self, view):
         cdef Py_buffer raw
-        cdef char out[_FEW * _WIDEST + 2]
+        cdef char out[_FEW_NUMBERS * _WIDEST + 2]
         if not self._is_native():
             return self._in_python(view)
         PyObject_GetBuffer(view, &raw, PyBUF_SIMPLE)
@@ -196,7 +196,7 @@ cdef class _IntegerWriter(_Numbers):
 
     cdef bint _is_native(self) noexcept:
         """Return whether `_put` writes these integers."""
-        return 0 < self._count <= _FEW and self._most != 0
+        return 0 < self._count <= _FEW_NUMBERS and self._most != 0
 
 
 def number_packer(str code not None, Py_ssize_t count):

@@ -255,8 +255,8 @@ class Limiter:
         delay: When callers are dropped because the queue is late; None for never.
 
     Attributes:
-        limit: As the argument.
-        share_limit: As the argument *share*.
+        limit: Units that may be in use at a time.
+        share_limit: Units of one client that no other client delays.
         used: Units in use.
         queued: Callers that wait.
         waiting: Callers that wait for the limit, and not for their client's share.

@@ -20,7 +20,7 @@ _LOOP_ITEMS: Final = 40_000
 """Items of work for one step on the event loop: 20 ms."""
 
 
-def inline(function: Callable[..., T], /, *args: Any) -> T:
+def run_bounded_on_loop(function: Callable[..., T], /, *args: Any) -> T:
     """Return the result of *function*, called on the event loop.
 
     Raises:
@@ -47,10 +47,10 @@ async def off_loop(function: Callable[..., T], /, *args: Any) -> T:
         return await loop.run_in_executor(_thread(), partial(function, *args))
 
 
-async def wherever(function: Callable[..., T], /, *args: Any) -> T:
+async def run_bounded(function: Callable[..., T], /, *args: Any) -> T:
     """Return the result of *function*, called on the event loop or on the thread for long work."""
     try:
-        return inline(function, *args)
+        return run_bounded_on_loop(function, *args)
     except LongWork:
         pass  # the partial result is freed before the work starts again
     return await off_loop(function, *args)

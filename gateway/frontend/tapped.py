@@ -29,8 +29,8 @@ class TappedFrontend(Frontend[Q, A]):
     It is a class of its own, so that a frontend without a tap does nothing for one.
 
     Args:
-        codec: See `Frontend`.
-        service: See `Frontend`.
+        codec: Decodes requests and encodes replies.
+        service: Answers the calls.
         tap: Receives the calls.
         options: The other arguments of `Frontend`.
     """

@@ -28,7 +28,7 @@ class CallAttempt:
         avoid: Names of endpoints and targets that other attempts have tried; the last one is last.
 
     Attributes:
-        avoid: The same.
+        avoid: Names of endpoints and targets that were tried, the last one last.
         tried: The endpoint of this attempt, or its target if it has one endpoint; "" before the
             choice.
     """

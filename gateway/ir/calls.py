@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gateway.ir.context import (
     NO_CONTEXT,
+    CallSequence,
     Context,
     IgnoresOrigin,
     Members,
@@ -21,7 +22,6 @@ from gateway.ir.context import (
     ModelRef,
     Origin,
     Parameters,
-    Sequence,
 )
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import GatewayError
@@ -254,12 +254,12 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
     """The reply to an inference.
 
     Attributes:
-        model: As the responding server names it.
+        model: The model's name and version, by its server.
         id: Echo of the request's id; "" for none.
         outputs: In the responding server's order.
         parameters: Model-specific parameters.
         is_final: False if more replies follow in a stream.
-        batch_size: As in `InferRequest`.
+        batch_size: The size of the batch axis; None if unknown.
         error: The error of this reply of a stream, which then has no outputs; more may follow.
         flat_members: Members of Triton's generate extension: outputs where the model has an output
             of the name, else parameters. `Complete` splits them.
@@ -309,7 +309,7 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[RequestedOutput, ...] = ()
     id: str = ""
-    sequence: Sequence | None = None
+    sequence: CallSequence | None = None
     priority: int = 0
     timeout_us: int | None = None
     parameters: Parameters = field(default_factory=dict)
@@ -347,7 +347,7 @@ def inference_of(call: Call[Any], /) -> InferRequest | None:
     return call.request if type(call) is StreamInferRequest else None
 
 
-def sequence_of(call: Call[Any], /) -> Sequence | None:
+def sequence_of(call: Call[Any], /) -> CallSequence | None:
     """Return the sequence of *call*; None outside a sequence."""
     request = inference_of(call)
     return None if request is None else request.sequence

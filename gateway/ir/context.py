@@ -138,7 +138,7 @@ class Need(enum.Enum):
     __hash__ = object.__hash__
 
 
-class Sequence(Struct, frozen=True):
+class CallSequence(Struct, frozen=True):
     """The position of an inference in a stateful sequence.
 
     Attributes:

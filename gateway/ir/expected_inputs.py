@@ -1,7 +1,7 @@
 """Comparison of the names of a request's inputs with those of its model, before elements are read.
 
 Codecs call `compare_inputs` between the names of a message and its elements. It does nothing except
-within `comparing`, which the frontend uses for messages that are long to read.
+within `with_expected_inputs`, which the frontend uses for messages that are long to read.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -37,7 +37,7 @@ def compare_inputs(model: ModelRef, names: Iterable[str]) -> None:
         names: All its inputs; "" for one without a name.
 
     Raises:
-        UncheckedInputs: Within `comparing`, they are not accepted.
+        UncheckedInputs: Within `with_expected_inputs`, they are not accepted.
     """
     accepts = _ACCEPTS.get()
     if accepts is None:
@@ -52,7 +52,7 @@ def is_comparing() -> bool:
     return _ACCEPTS.get() is not None
 
 
-def comparing(accepts: Accepts, function: Callable[..., T], /, *args: Any) -> T:
+def with_expected_inputs(accepts: Accepts, function: Callable[..., T], /, *args: Any) -> T:
     """Call *function* for a message, and compare its inputs.
 
     Raises:

@@ -20,7 +20,7 @@ LENGTH: Final = struct.Struct("<I")
 """The length before each element in wire form."""
 
 # Up to this number of elements, a loop is faster than numpy.
-_FEW: Final = 32
+_FEW_ITEMS: Final = 32
 # Number of elements that are charged at a time, if their total is unknown.
 _BLOCK: Final = 4096
 # Work units for each element that numpy handles.
@@ -113,7 +113,7 @@ def even_length(view: memoryview, count: int, head: bytes | None = None) -> int 
         head: The prefix; None for the length in wire form.
     """
     end = view.nbytes
-    if count <= _FEW or end % count:
+    if count <= _FEW_ITEMS or end % count:
         return None
     step = end // count
     size = step - (LENGTH.size if head is None else len(head))
@@ -144,7 +144,7 @@ def count_items(view: memoryview, expected: int) -> tuple[int, int]:
         expected: Maximum number of elements to count.
     """
     end = view.nbytes
-    if expected > _FEW:
+    if expected > _FEW_ITEMS:
         charge(min(expected, end // LENGTH.size))
     unpack = LENGTH.unpack_from
     position = found = 0
@@ -173,11 +173,11 @@ def walk_items(view: memoryview, expected: int | None) -> tuple[Sequence[memoryv
                 break
             ends.append(stop)
             position = stop
-        if len(ends) - before > _FEW:
+        if len(ends) - before > _FEW_ITEMS:
             charge(len(ends) - before)
         if len(ends) < block or block == limit:
             break
-    if len(ends) <= _FEW:
+    if len(ends) <= _FEW_ITEMS:
         offsets = [0, *ends]
         return [view[offsets[at] + 4 : stop] for at, stop in enumerate(ends)], position
     found = np.array(ends, np.int64)

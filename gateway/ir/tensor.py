@@ -102,7 +102,7 @@ class RequestedOutput(Struct, frozen=True):
     """An output the caller requests.
 
     Attributes:
-        name: As the model names it.
+        name: The output's name in the model.
         classes: Number of classes for the classification extension; 0 for the plain tensor.
         parameters: Protocol-specific parameters, without reserved keys.
         shared: Where to store it in shared memory; None to return it in the reply.

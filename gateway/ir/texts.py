@@ -1,7 +1,10 @@
-"""Texts of others as people may see them: what is not shown, or reverses a line, is escaped."""
+"""Texts as people may see them: what is not shown, or reverses a line, is escaped; times."""
 
 import re
+from datetime import UTC, datetime
 from typing import Final
+
+_MAX_TEXT: Final = 512
 
 # Controls but line breaks and tabs, and the characters of Unicode that only change how others are
 # shown. A colour of a terminal is no control here: the commands write these themselves.
@@ -16,6 +19,19 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else _escape(each) for each in text)
+
+
+def visible(text: str) -> str:
+    """Return *text* with escapes for what no font shows, cut to 512 characters."""
+    return printable(text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "...")
+
+
+def utc_text(at_us: int) -> str:
+    """Return a time in microseconds since 1970 as text; "?" where no calendar has it."""
+    try:
+        return datetime.fromtimestamp(at_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return "?"
 
 
 def without_hidden(text: str) -> str:

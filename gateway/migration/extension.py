@@ -83,14 +83,16 @@ class MigrationExtension:
 
         return MigrationServing(LoadedConfig.of(process.config), process)
 
-    def lead(self, processes: Processes, /) -> LeadingPart | None:
-        """Return what decides about cut-overs; None without a key of the kit.
+    def lead(self, processes: Processes, /) -> LeadingPart:
+        """Return what decides about cut-overs; without a key of the kit only its admin routes.
 
         Raises:
             StartError: A directory of states cannot be used.
         """
         if not _is_used(processes.config):
-            return None
+            from gateway.migration.admin import MigrationPages  # noqa: PLC0415  # if it leads
+
+            return MigrationPages()
         from gateway.migration.leading import MigrationLeading  # noqa: PLC0415  # if it is used
 
         return MigrationLeading(LoadedConfig.of(processes.config), processes)

@@ -9,13 +9,14 @@ from prometheus_client.core import Metric
 
 from gateway.api.extension import ConfigView, PartSetup, Processes, Reports
 from gateway.config.load import LoadedConfig
+from gateway.migration.admin import MigrationPages
 from gateway.migration.cutover.controller import CutoverController
 from gateway.migration.cutover.shifts import ShiftWeights
 from gateway.migration.mirror.keeper import NAME, EvidenceDocuments, ShadowKeeper, shadow_channels
 from gateway.migration.mirror.lost_samples import with_lost_samples
 
 
-class MigrationLeading:
+class MigrationLeading(MigrationPages):
     """Keeps the shadow process running, and decides about cut-overs.
 
     Args:
@@ -25,7 +26,6 @@ class MigrationLeading:
     Attributes:
         keeper: Keeps the shadow process running; None if the configuration needs none.
         cutovers: Decides about the cut-overs.
-        evidence: What the shadow process has found; None without one.
 
     Raises:
         StartError: A directory of states cannot be used.
@@ -35,8 +35,9 @@ class MigrationLeading:
         needs_shadow = bool(shadow_channels(loaded))
         self.cutovers = CutoverController(loaded)
         self.keeper = ShadowKeeper(loaded, processes.count) if needs_shadow else None
-        self.evidence = None if self.keeper is None else EvidenceDocuments(self.keeper)
         self._processes = processes
+        evidence = None if self.keeper is None else EvidenceDocuments(self.keeper)
+        super().__init__(evidence, self.cutovers)
 
     def setup(self, number: int, /) -> PartSetup:
         """Return the weights in force, and the sockets to the shadow process."""

@@ -16,7 +16,7 @@ class LiveMigration:
     """A migration of a route, with its two targets.
 
     Attributes:
-        name: Of the migration.
+        name: The name of the migration.
         route: The name of its route.
         old: The target that clients use today.
         new: The target that replaces it.

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import ModelConfigRequest
-from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -65,7 +65,7 @@ class SequenceIdTypes:
         self._clock = clock
         self._types: BoundedDict[ModelRef, tuple[float, IdType]] = BoundedDict(_MAX_MODELS)
 
-    async def check(self, model: ModelRef, sequence: Sequence, upstream: Service) -> None:
+    async def check(self, model: ModelRef, sequence: CallSequence, upstream: Service) -> None:
         """Reject an id of the wrong type.
 
         Args:

@@ -227,7 +227,7 @@ class TraceCall:
             path.is_sampled = identity.trace_flags.sampled
             path.tracer, path.parent = self._tracer, context
         end = partial(_end_call, span, path, call, _CODEC.get())
-        return await _traced(self._inner, _with_span(call, context, _inside), end)
+        return await _traced(self._inner, _with_span(call, context, _inject_internal), end)
 
 
 class TraceAttempt:
@@ -236,7 +236,7 @@ class TraceAttempt:
     Args:
         inner: Sends the call.
         tracer: Makes the spans.
-        attributes: Of every span.
+        attributes: The attributes that every span gets.
     """
 
     def __init__(self, inner: Service, tracer: Tracer, attributes: Attributes) -> None:
@@ -283,7 +283,9 @@ class TraceInside:
         name = f"{self._name} {operation_of(call)}"
         span = self._tracer.start_span(name, parent, attributes=model_attributes(call))
         context = set_span_in_context(span)
-        return _traced(self._inner, _with_span(call, context, _inside), partial(_end, span))
+        return _traced(
+            self._inner, _with_span(call, context, _inject_internal), partial(_end, span)
+        )
 
 
 class TracedBatch(Batch):
@@ -292,9 +294,9 @@ class TracedBatch(Batch):
     The span belongs to the trace of the first caller, and links to the calls of the others.
 
     Args:
-        arguments: Those of `Batch`.
+        arguments: Positional arguments that `Batch` gets.
         tracer: Makes the spans.
-        options: Those of `Batch`.
+        options: Arguments by name that `Batch` gets.
     """
 
     def __init__(self, *arguments: Any, tracer: Tracer, **options: Any) -> None:
@@ -313,7 +315,7 @@ class TracedBatch(Batch):
             links=[Link(get_current_span(each).get_span_context()) for each in parents[1:]],
         )
         # The merged call has the trace headers of the first call.
-        traced = _with_span(first, set_span_in_context(span), _inside)
+        traced = _with_span(first, set_span_in_context(span), _inject_internal)
         end = partial(_end, span)
         try:
             reply = await super()._infer([traced, *calls[1:]])
@@ -375,7 +377,7 @@ def _parent_of(call: Call[Any]) -> Context | None:
     return None if get_current_span(context) is INVALID_SPAN else context
 
 
-def _inside(carrier: dict[str, str], context: Context) -> None:
+def _inject_internal(carrier: dict[str, str], context: Context) -> None:
     _W3C.inject(carrier, context)
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from gateway.concurrency.offload import wherever
+from gateway.concurrency.offload import run_bounded
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
@@ -173,7 +173,7 @@ class Classify:
         batching = self._by_target is None and self._ends_at_empty()
         found = await self._metadata.get_or_none(model, batching=batching)
         metadata = found or ModelMetadata(name=model.name)
-        return await wherever(_classify, call, reply, metadata)
+        return await run_bounded(_classify, call, reply, metadata)
 
 
 def _classify(call: InferRequest, reply: InferResponse, metadata: ModelMetadata) -> InferResponse:

@@ -15,7 +15,7 @@ from gateway.ir.errors import GatewayError
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.load_balancing import Key
 from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
-from gateway.service import ReplyCoroutine, Service, entry_of
+from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.call_path import current_path, record_target
 
 log = structlog.get_logger(__name__)
@@ -142,7 +142,7 @@ class Balance:
         )
         is_fixed = self._new is None and len(self._weighted) == 1
         self._only = self._weighted[0] if is_fixed else None
-        self._only_entry = entry_of(self._weighted[0].service)
+        self._only_entry = bound_call(self._weighted[0].service)
         self.name = name
         self.targets = tuple(targets)
         self._readiness = readiness

@@ -34,7 +34,7 @@ _REFUSALS: Final = frozenset(
 
 # The part of the calls to other endpoints that is refused: below the first one of them is an
 # alternative, from the second on none is.
-_FEW: Final = 0.25
+_SMALL_SHARE: Final = 0.25
 _MANY: Final = 0.5
 
 _LEAST: Final = 1 / 16
@@ -222,7 +222,7 @@ class EndpointShares(Generic[E]):
         )
         if not has_others or elsewhere >= _MANY:
             error.has_alternative = False
-        elif elsewhere < _FEW:
+        elif elsewhere < _SMALL_SHARE:
             error.has_alternative = True
         pause_s = error.retry_after_s or 0.0
         is_set_aside = endpoint.share.lower(
@@ -259,7 +259,7 @@ class FirstReplyStream(NotifyingStream):
 
     Args:
         items: The replies.
-        on_end: As for every such stream.
+        on_end: Called once, with the error that ended the stream or None.
         on_refused: Called with that error.
     """
 

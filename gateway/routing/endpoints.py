@@ -26,8 +26,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
     inference_of,
 )
-from gateway.ir.context import ModelRef
-from gateway.ir.context import Sequence as InferSequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError, NotSent, Unavailable
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.streaming_body import streaming_body_of
@@ -38,7 +37,7 @@ from gateway.routing.endpoint_share import EndpointShare, EndpointShares, FirstR
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, PeakEwma
 from gateway.routing.outlier_detection import DEFAULT, EndpointHealth, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
-from gateway.service import ReplyCoroutine, Service, entry_of
+from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
@@ -103,7 +102,7 @@ class Endpoint:
 
     def __init__(self, name: str, service: Service) -> None:
         self.name = name
-        self.service = entry_of(service)
+        self.service = bound_call(service)
         self.is_ready = True
         self.pending = self.last_turn = 0
         self.health = EndpointHealth()
@@ -276,7 +275,7 @@ class Endpoints:
             return False
         return deadline is None or self._clock() < deadline
 
-    async def _call_assigned(self, sequence: InferSequence, call: Call[R]) -> R:
+    async def _call_assigned(self, sequence: CallSequence, call: Call[R]) -> R:
         """Send *call* to the endpoint that holds *sequence*; without the endpoint, it is lost."""
         if self._sequence_ids is not None:
             await self._sequence_ids.check(call.model or ModelRef(""), sequence, self)
@@ -314,7 +313,7 @@ class Endpoints:
     def _lose(
         self,
         model: ModelRef | None,
-        sequence: InferSequence,
+        sequence: CallSequence,
         endpoint: Endpoint,
         error: BaseException | None,
     ) -> None:

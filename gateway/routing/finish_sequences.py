@@ -4,7 +4,7 @@ from typing import Final, TypeVar
 
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import Call, sequence_of
-from gateway.ir.context import Sequence
+from gateway.ir.context import CallSequence
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
@@ -38,7 +38,7 @@ class FinishSequences:
         self._previous = None
         self._started.clear()
 
-    def _is_new(self, call: Call[R], sequence: Sequence) -> bool:
+    def _is_new(self, call: Call[R], sequence: CallSequence) -> bool:
         key = "" if call.model is None else call.model.name, sequence.id
         if sequence.start:
             self._started[key] = None

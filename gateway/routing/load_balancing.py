@@ -56,7 +56,7 @@ class BalancedEndpoint(Protocol):
     Attributes:
         pending: Calls in flight.
         last_turn: Number of the call that was sent to it last.
-        latency: Of its calls.
+        latency: The average latency of its calls.
         name: Its address.
         weight: Its share of the calls, relative to the others.
         next_turn: Its place in the turns of weighted round robin.

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, ModelReadyRequest, RepositoryIndexRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, Unavailable, Unsupported
-from gateway.service import ReplyCoroutine, Service, entry_of
+from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.call_path import current_path, record_target, without_recording
 
 R = TypeVar("R")
@@ -37,7 +37,7 @@ class Discover:
         self._only: tuple[str, Service] | None = None
         if len(upstreams) == 1:
             name, only = next(iter(upstreams.items()))
-            self._only = name, entry_of(only)
+            self._only = name, bound_call(only)
         self._ttl_s = ttl_s
         self._ask_timeout_s = ask_timeout_s
         self._owners: dict[str, tuple[float, str | None]] = {}

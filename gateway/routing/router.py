@@ -16,7 +16,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, NoRoute
 from gateway.routing.match import MAX_CACHED, Matcher, Rule, Verdict
-from gateway.service import ReplyCoroutine, Service, entry_of
+from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.call_path import current_path
 
 R = TypeVar("R")
@@ -60,7 +60,7 @@ class Router:
         # Model names come from clients.
         self._found: BoundedDict[tuple[ModelRef | None, str], tuple[str, Service]]
         self._found = BoundedDict(MAX_CACHED)
-        self._entries = [(route.name, entry_of(route.service)) for route in self._routes]
+        self._entries = [(route.name, bound_call(route.service)) for route in self._routes]
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Route *call*.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Unavailable
 
 IDLE_S = 600.0
@@ -62,7 +62,7 @@ class SequenceAffinity:
         self._assignments: dict[SequenceKey, _Assignment] = {}
 
     def assign(
-        self, model: ModelRef | None, sequence: Sequence, candidates: Mapping[str, float]
+        self, model: ModelRef | None, sequence: CallSequence, candidates: Mapping[str, float]
     ) -> str:
         """Return the name of the target or endpoint for this request of *sequence*.
 
@@ -116,12 +116,12 @@ class SequenceAffinity:
         assignments = self._assignments.values()
         return any(each.name == name and not each.is_lost for each in assignments)
 
-    def name_of(self, model: ModelRef | None, sequence: Sequence) -> str | None:
+    def name_of(self, model: ModelRef | None, sequence: CallSequence) -> str | None:
         """Return the target or endpoint of *sequence*; None if it has none."""
         found = self._assignments.get(_key(model, sequence))
         return None if found is None else found.name
 
-    def mark_lost(self, model: ModelRef | None, sequence: Sequence, name: str) -> None:
+    def mark_lost(self, model: ModelRef | None, sequence: CallSequence, name: str) -> None:
         """Record that target or endpoint *name* disconnected, so that *sequence* must restart."""
         current = self._assignments.get(_key(model, sequence))
         if current is not None and current.name == name:
@@ -135,7 +135,7 @@ class SequenceAffinity:
             del self._assignments[key]
 
 
-def _key(model: ModelRef | None, sequence: Sequence) -> SequenceKey:
+def _key(model: ModelRef | None, sequence: CallSequence) -> SequenceKey:
     return "" if model is None else model.name, sequence.id
 
 

@@ -63,7 +63,7 @@ async def model_status(
         service: The entry of a listener.
         name: From a client.
         timeout_s: For all calls together.
-        protocol: Of the caller, for the log.
+        protocol: The protocol of the caller, for the log.
     """
     limits = DEFAULT_LIMITS
     model = ModelRef(name)

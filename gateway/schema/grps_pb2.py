@@ -2,10 +2,10 @@
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper as _EnumTypeWrapper
 
-from gateway.schema import pool as _pool
+from gateway.schema import pool
 
-DESCRIPTOR = _pool.file_descriptor("grps", "grps.proto")
-_classes = _pool.message_classes("grps", "grps.proto")
+DESCRIPTOR = pool.file_descriptor("grps", "grps.proto")
+_classes = pool.message_classes("grps", "grps.proto")
 DataType = _EnumTypeWrapper(DESCRIPTOR.enum_types_by_name["DataType"])
 DT_INVALID = 0
 DT_UINT8 = 1

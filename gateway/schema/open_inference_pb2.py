@@ -2,10 +2,10 @@
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper as _EnumTypeWrapper
 
-from gateway.schema import pool as _pool
+from gateway.schema import pool
 
-DESCRIPTOR = _pool.file_descriptor("oip", "open_inference.proto")
-_classes = _pool.message_classes("oip", "open_inference.proto")
+DESCRIPTOR = pool.file_descriptor("oip", "open_inference.proto")
+_classes = pool.message_classes("oip", "open_inference.proto")
 DataType = _EnumTypeWrapper(DESCRIPTOR.enum_types_by_name["DataType"])
 TYPE_INVALID = 0
 TYPE_BOOL = 1

@@ -2,10 +2,10 @@
 
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper as _EnumTypeWrapper
 
-from gateway.schema import pool as _pool
+from gateway.schema import pool
 
-DESCRIPTOR = _pool.file_descriptor("trtis", "tensorrt_v1.proto")
-_classes = _pool.message_classes("trtis", "tensorrt_v1.proto")
+DESCRIPTOR = pool.file_descriptor("trtis", "tensorrt_v1.proto")
+_classes = pool.message_classes("trtis", "tensorrt_v1.proto")
 RequestStatusCode = _EnumTypeWrapper(DESCRIPTOR.enum_types_by_name["RequestStatusCode"])
 INVALID = 0
 SUCCESS = 1

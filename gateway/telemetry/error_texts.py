@@ -28,7 +28,7 @@ def brief_text(text: str, *, is_own: bool = False) -> str:
     """Return the first 120 characters of a text; "" stays as it is.
 
     Args:
-        text: Of an error.
+        text: The text of an error.
         is_own: Whether the gateway wrote it; those of a server are marked.
     """
     if not text:

@@ -27,7 +27,7 @@ class LabelledGauges(Collector):
         """Publish what *read* returns for *owner*.
 
         Args:
-            name: Of the metric.
+            name: The name of the metric.
             text: Its help text.
             labels: Names and values; the same ones replace an earlier gauge.
             owner: The gauge does not keep it alive.
@@ -54,7 +54,7 @@ class InfoMetric(Collector):
 
     Args:
         registry: Publishes it.
-        name: Of the metric.
+        name: The name of the metric.
         text: Its help text.
         read: Returns the labels.
     """

@@ -162,7 +162,7 @@ class MemoryBudget(Limiter):
         else:
             self._responses.append(waiter)
         self.queued += 1
-        self._relieve(waiter)
+        self._evict_stalled(waiter)
         self._look_soon()
         if timeout_s is not None and not waiter.future.done():
             waiter.timer = loop.call_later(timeout_s, self._end_response, waiter, False)
@@ -227,22 +227,22 @@ class MemoryBudget(Limiter):
 
     def _look_soon(self) -> None:
         if self._progress_timer is None:
-            self._progress_timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+            self._progress_timer = asyncio.get_running_loop().call_later(_LOOK_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Update the progress of all reservations, and help callers that wait."""
         self._progress_timer = None
         if not self._moving and not self.queued:
             return
         now = asyncio.get_running_loop().time()
         for reservation in self._moving:
-            reservation.still_s(now)
+            reservation.stalled_s(now)
         if self._responses:
-            self._relieve(self._responses[0])
+            self._evict_stalled(self._responses[0])
             self._unblock_responses(now)
         waiter = self._next_waiter()
         if waiter is not None:
-            self._relieve(waiter)
+            self._evict_stalled(waiter)
             if not waiter.future.done() and now - waiter.since >= _PATIENCE_S:
                 self._unblock(waiter)
         self._look_soon()
@@ -260,7 +260,7 @@ class MemoryBudget(Limiter):
         self._held_waiting += waiter.held
         super()._enqueue(waiter)
         if not waiter.future.done() and not self._is_lending:
-            self._relieve(waiter)
+            self._evict_stalled(waiter)
             self._look_soon()
 
     def _leave(self, waiter: Waiter) -> None:
@@ -268,7 +268,7 @@ class MemoryBudget(Limiter):
         self._held_waiting -= waiter.held
 
     def _expire(self, waiter: Waiter) -> None:
-        self._relieve(waiter)
+        self._evict_stalled(waiter)
         if waiter.future.done():
             return
         loop = waiter.future.get_loop()
@@ -284,7 +284,7 @@ class MemoryBudget(Limiter):
     def _end_settling(self) -> None:
         self._is_settling = False
 
-    def _relieve(self, waiter: Waiter) -> None:
+    def _evict_stalled(self, waiter: Waiter) -> None:
         """End reservations without progress, the longest first, until *waiter* is served."""
         now = waiter.future.get_loop().time()
         own = waiter.share if waiter.is_blocked_by_share else None
@@ -293,9 +293,9 @@ class MemoryBudget(Limiter):
             for each in self._moving
             if each.size_bytes
             and (own is None or each.share is own)
-            and each.still_s(now) >= each.patience_s
+            and each.stalled_s(now) >= each.stall_timeout_s
         ]
-        stalled.sort(key=lambda each: each.still_s(now), reverse=True)
+        stalled.sort(key=lambda each: each.stalled_s(now), reverse=True)
         for reservation in stalled:
             reservation.give_way()
             if waiter.future.done():
@@ -358,7 +358,7 @@ class Reservation:
     Attributes:
         size_bytes: How many bytes it holds.
         share: The share of the client.
-        patience_s: How long it may be without progress while others wait.
+        stall_timeout_s: How long it may be without progress while others wait.
         waited_s: How long it has waited for memory.
     """
 
@@ -371,9 +371,9 @@ class Reservation:
         "_position",
         "_since",
         "_wait_s",
-        "patience_s",
         "share",
         "size_bytes",
+        "stall_timeout_s",
         "waited_s",
     )
 
@@ -394,7 +394,7 @@ class Reservation:
         self._moved = 0
         self._since = 0.0
         self._is_waiting = False
-        self.patience_s = BODY_PATIENCE_S
+        self.stall_timeout_s = BODY_PATIENCE_S
         self.waited_s = 0.0
 
     def try_grow(self, size: int) -> bool:
@@ -459,32 +459,32 @@ class Reservation:
         ahead = max(FIRST_STEP_BYTES, 2 * size)
         return (ahead if total is None else min(total, ahead)) - size
 
-    def move_with(
+    def watch_progress(
         self,
         position: Callable[[], int],
         give_way: Callable[[Overloaded], None],
-        patience_s: float = BODY_PATIENCE_S,
+        stall_timeout_s: float = BODY_PATIENCE_S,
     ) -> None:
         """End this reservation if others wait and *position* stays the same for a while.
 
         Args:
             position: Returns how many bytes have been received or sent.
             give_way: Ends the request or response.
-            patience_s: How long *position* may stay the same.
+            stall_timeout_s: How long *position* may stay the same.
         """
-        self.patience_s = patience_s
+        self.stall_timeout_s = stall_timeout_s
         self._position = position
         self._give_way = give_way
         self._moved = -1
         self._budget.watch(self)
 
-    def settle(self) -> None:
+    def stop_watching(self) -> None:
         """Stop checking the progress: the message is complete."""
         if self._position is not None:
             self._position = self._give_way = None
             self._budget.unwatch(self)
 
-    def still_s(self, now: float) -> float:
+    def stalled_s(self, now: float) -> float:
         """Return for how many seconds there was no progress, as of the last check."""
         if self._position is None or self._is_waiting:
             return 0.0
@@ -506,7 +506,7 @@ class Reservation:
                 )
             )
 
-    def another(self) -> Reservation:
+    def new_for_same_client(self) -> Reservation:
         """Return an empty reservation of the same client."""
         return Reservation(self._budget, self._wait_s, self.share, self._deadline)
 
@@ -527,7 +527,7 @@ class Reservation:
 
     def close(self) -> None:
         """Release everything. A second call does nothing."""
-        self.settle()
+        self.stop_watching()
         size, self.size_bytes = self.size_bytes, 0
         if size:
             self._budget.release(size, self.share)
@@ -565,7 +565,7 @@ class ClientShares:
 
     Attributes:
         slots: Of the requests in flight of a listener.
-        memory: Of the memory budget.
+        memory: The client's share of the memory budget.
         caller: The address and the agent of the client.
     """
 
@@ -574,7 +574,7 @@ class ClientShares:
     caller: Caller
 
 
-NOBODY: Final = ClientShares(None, None, Caller(""))
+NO_CLIENT_SHARES: Final = ClientShares(None, None, Caller(""))
 """The shares of no client: only the limits of all clients apply."""
 
 

@@ -88,7 +88,7 @@ class TooManyConnections(Overloaded):
     """A connection exceeds a limit.
 
     Args:
-        message: As for every `GatewayError`.
+        message: What is wrong, for the client.
         address: The address of the client.
         limit: The name of the limit.
     """

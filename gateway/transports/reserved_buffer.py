@@ -49,17 +49,17 @@ class ReservedBuffer:
         filled: How many bytes have arrived.
     """
 
-    __slots__ = ("_held", "_size", "_view", "filled")
+    __slots__ = ("_reservation", "_size", "_view", "filled")
 
     def __init__(self, size: int, held: Reservation, *, lasts: bool = False) -> None:
         held.allocated(size)
         self._size = size
-        self._held = held
+        self._reservation = held
         self._view = message_memory(size, held if lasts else None)
         self.filled = 0
 
     def __del__(self) -> None:
-        self._held.allocated(-self._size)
+        self._reservation.allocated(-self._size)
 
     @property
     def is_whole(self) -> bool:
@@ -67,14 +67,14 @@ class ReservedBuffer:
         return self.filled == self._size
 
     @property
-    def is_short(self) -> bool:
+    def needs_memory(self) -> bool:
         """Whether no more data may be written before `wait` has returned."""
-        return self.filled == self._held.size_bytes and self.filled < self._size
+        return self.filled == self._reservation.size_bytes and self.filled < self._size
 
     @property
     def reserved_ahead(self) -> int:
         """How many more bytes may arrive before more memory is reserved."""
-        return self._held.size_bytes - self.filled
+        return self._reservation.size_bytes - self.filled
 
     @property
     def view(self) -> memoryview:
@@ -85,13 +85,15 @@ class ReservedBuffer:
         """Return the buffer for the next bytes; None if no data may be written."""
         filled = self.filled
         return (
-            self._view[filled : self._held.size_bytes] if filled < self._held.size_bytes else None
+            self._view[filled : self._reservation.size_bytes]
+            if filled < self._reservation.size_bytes
+            else None
         )
 
     def advance(self, size: int) -> None:
         """Note that *size* bytes were written into `room`, and reserve the next step."""
         filled = self.filled = self.filled + size
-        held = self._held
+        held = self._reservation
         if held.size_bytes < self._size and (more := held.step(filled, self._size)):
             held.try_grow(more)
 
@@ -108,5 +110,5 @@ class ReservedBuffer:
 
     async def wait(self) -> None:
         """Wait for memory for the next step. Raises Overloaded."""
-        if self.is_short:
-            await self._held.grow(self._held.step(self.filled, self._size))
+        if self.needs_memory:
+            await self._reservation.grow(self._reservation.step(self.filled, self._size))

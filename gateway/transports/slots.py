@@ -68,8 +68,8 @@ class ConcurrencyLimiter(Limiter):
         share: How many requests of one client no other client delays; None for all.
         keys: The YAML keys of the limit and of its queue, for errors; *name* by default.
         upstream: The address that the requests go to, for errors.
-        group: As in `Limiter`.
-        priority: As in `Limiter`.
+        group: Returns the group of the current caller; None for no groups.
+        priority: Returns the priority of the current caller, among groups.
     """
 
     def __init__(  # noqa: PLR0913  # most by name

@@ -101,7 +101,7 @@ class MethodNotAllowed(InvalidRequest):
     """The path exists, and does not allow the HTTP method of the request.
 
     Args:
-        message: As for every `GatewayError`.
+        message: What is wrong, for the client.
         allow: The methods that the path allows, as the Allow header lists them.
     """
 

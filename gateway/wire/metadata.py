@@ -56,7 +56,7 @@ def grpc_context(
         needs: What the reply must have.
         form: Kept for the response.
         request_id: For a message without a valid request id.
-        has_bytes: As in `Origin`.
+        has_bytes: Whether the origin has the bytes of the message.
     """
     origin = Origin(codec, wire, form, has_bytes)
     metadata = wire.metadata
@@ -92,7 +92,7 @@ def http_headers(context: Context, *, without: str = "") -> tuple[tuple[str, str
     """Return the headers of a request to an upstream, with the id of the call.
 
     Args:
-        context: Of the call.
+        context: The context of the call.
         without: Prefix, in lower case, of the headers that the protocol writes itself.
     """
     if not context.metadata:

@@ -27,7 +27,7 @@ _MORE = 0x80
 _LOW = 0x7F
 _VARINT_BYTES = 10
 _BLOCK_BYTES = 1 << 16
-_FEW = 32
+_FEW_FIELDS = 32
 # Items that one element of a repeated field is.
 _EACH = 0.4
 
@@ -86,7 +86,7 @@ def repeated_bytes(view: memoryview, key: bytes, count: int) -> ItemViews | None
         Views of the elements; None where there are few, other fields, or not *count* elements:
         then `fields` tells.
     """
-    if count <= _FEW or len(view) < 2 * count:
+    if count <= _FEW_FIELDS or len(view) < 2 * count:
         return None
     head = key + varint(len(view) // count - len(key) - 1)
     if len(view) // count < _MORE and even_length(view, count, head) is not None:

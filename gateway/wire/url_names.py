@@ -21,7 +21,7 @@ def decoded_name(kind: str, text: str, limits: MessageLimits) -> str:
 
     Args:
         kind: For errors: "model name".
-        text: As on the wire.
+        text: The name in the URL, percent-encoded.
         limits: `model_name_bytes` is its longest size.
 
     Raises:

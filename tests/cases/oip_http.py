@@ -19,7 +19,7 @@ from gateway.ir.calls import (
     ServerMetadataRequest,
     ServerReadyRequest,
 )
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import ModelMetadata, RepositoryEntry, ServerMetadata, TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor, raw_tensor
@@ -206,7 +206,7 @@ CALLS = [
             model=M,
             inputs=(X,),
             id="p",
-            sequence=Sequence("s", start=True),
+            sequence=CallSequence("s", start=True),
             priority=2,
             timeout_us=1000,
             parameters={"b": True, "i": -5, "f": 0.5, "s": "x"},

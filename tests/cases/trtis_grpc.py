@@ -22,7 +22,7 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     SharedUnregisterRequest,
 )
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import RequestedOutput, Tensor
@@ -128,7 +128,7 @@ CALLS = [
             ),
             id="7",
             batch_size=2,
-            sequence=Sequence(2**63 + 5, start=True),
+            sequence=CallSequence(2**63 + 5, start=True),
             priority=1,
             timeout_us=9,
         ),

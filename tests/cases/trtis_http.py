@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     SharedUnregisterRequest,
 )
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import SharedRegion
@@ -107,7 +107,7 @@ CALLS = [
     CallCase(
         "infer_sequence",
         InferRequest(
-            model=M, inputs=(), batch_size=1, sequence=Sequence(2**64 - 1, start=True, end=True)
+            model=M, inputs=(), batch_size=1, sequence=CallSequence(2**64 - 1, start=True, end=True)
         ),
         "POST",
         "/api/infer/m?format=binary",

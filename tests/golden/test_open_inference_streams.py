@@ -13,7 +13,7 @@ import pytest
 
 from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import InferResponse, StreamInferRequest
-from gateway.ir.context import Sequence
+from gateway.ir.context import CallSequence
 from gateway.ir.errors import GatewayError, ModelNotFound, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import as_numpy
@@ -53,9 +53,9 @@ def test_each_message_decodes_to_one_streaming_call() -> None:
     assert [StreamInferRequest] * 3 == [type(call) for call in found]
     assert ["q5", "q6", "q7"] == [call.request.id for call in found]
     assert [
-        Sequence(812, start=True),
-        Sequence(812),
-        Sequence(812, end=True),
+        CallSequence(812, start=True),
+        CallSequence(812),
+        CallSequence(812, end=True),
     ] == [call.request.sequence for call in found]
 
 

@@ -170,7 +170,7 @@ async def near(
             **{"cut_through_bytes": 64 * 1024, "requests_per_address": 256, **limits}
         ),
         budget=budget,
-        refused=refused.append,
+        on_reject=refused.append,
         tls=None if tls is None else TlsContext(tls),
     )
     await server.start()

@@ -242,7 +242,7 @@ async def serving(
         budget=budget,
         fallback=fallback,
         tls=None if ssl_context is None else TlsContext(ssl_context),
-        refused=refused.append,
+        on_reject=refused.append,
     )
     await server.start()
     try:

@@ -258,7 +258,7 @@ async def serving(
         ordered=in_order,
         tls=None if ssl_context is None else TlsContext(ssl_context),
         mode=mode,
-        refused=refused.append,
+        on_reject=refused.append,
     )
     await server.start()
     try:

@@ -14,19 +14,18 @@ import aiohttp
 import pytest
 
 from gateway.app import Gateway
-from gateway.app.admin.access import AdminAccess
-from gateway.app.admin.admin import AdminFrontend
-from gateway.app.admin.api import AdminApi, AdminSources
-from gateway.app.admin.control import Control, control_of
-from gateway.app.admin.events import MAX_LISTENERS
+from gateway.app.admin.event_hub import MAX_LISTENERS
+from gateway.app.admin.router import AdminRouter
+from gateway.app.admin.running import RunningGateway
+from gateway.app.admin.server import admin_routers
 from gateway.app.reload import Reloader
 from gateway.app.transports import TransportImplementation, http_server_class
-from gateway.config.load import LoadedConfig, load_text
-from gateway.config.models import Config
-from gateway.ir.context import Client
+from gateway.config.load import load_text
+from gateway.config.models import AdminConfig
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpMount, ServerLimits
-from gateway.wire.http import Headers, HttpRequest
+from tests import admin_kit
+from tests.admin_kit import Cutover, Evidence, Process, pages, router_of
 from tests.integration.cli_kit import gateway as command
 from tests.integration.cli_kit import get, serving
 
@@ -53,7 +52,7 @@ async def started() -> AsyncIterator[Gateway]:
     loaded = load_text(CONFIG)
     gateway = Gateway(loaded)
     reloader = Reloader(lambda: loaded, loaded, gateway.reload)
-    await gateway.start(control_of(loaded.config, reloader))
+    await gateway.start(reloader, pages())
     try:
         yield gateway
     finally:
@@ -82,7 +81,10 @@ async def test_serves_status_config_stock_and_migrations() -> None:
             headers["x-content-type-options"],
         )
         assert {"own": {"local/sum": 1}, "away": {"dead": 3, "dead/other": 1}} == status["weights"]
-        assert {"window_s", "routes", "targets", "endpoints"} == status["traffic"].keys()
+        assert {
+            *("window_s", "per_s", "rejected_per_s", "connections"),
+            *("routes", "targets", "models", "endpoints"),
+        } == status["traffic"].keys()
         code, document, _ = await fetch(gateway, "config")
         text = json.dumps(document)
         assert (200, False, False) == (code, "hidden-token" in text, "0123456789abcdef" in text)
@@ -167,71 +169,15 @@ async def test_events_reach_a_limited_number_of_listeners() -> None:
             assert (503, "5") == (refused.status, refused.headers["retry-after"])
 
 
-class Evidence:
-    """The evidence of one migration, whose kept sample is `s`."""
-
-    def __init__(self, *verdicts: str) -> None:
-        guards = [{"guard": name, "verdict": name, "evidence": ""} for name in verdicts]
-        self.evidence = {
-            "fraud": {
-                "guards": guards,
-                "sampled": 16,
-                "compared": 15,
-                "replies_compared": 10,
-                "failed": 5,
-                "outcomes": {"match": 9, "mismatch": 1, "new_error": 5},
-            }
-        }
-
-    async def sample(self, migration: str, sample: str) -> dict[str, Any] | None:
-        return {"id": sample} if (migration, sample) == ("fraud", "s") else None
-
-
-class Cutover:
-    """Accepts `pause` alone, and remembers it."""
-
-    def __init__(self) -> None:
-        self.commands: list[tuple[str, str, int | None]] = []
-
-    def document(self, migration: str) -> dict[str, Any] | None:
-        return {"state": "baking", "weight": 5}
-
-    def moved(self, _config: Config) -> dict[str, tuple[str, float]]:
-        return {}
-
-    def verdict(self, _migration: str) -> None:
-        return None
-
-    async def command(
-        self, migration: str, command: str, at_step: int | None = None
-    ) -> dict[str, Any] | None:
-        if command != "pause":
-            raise ValueError(f"{command} is not possible: the cut-over is baking; expected pause")
-        self.commands.append((migration, command, at_step))
-        return self.document(migration)
-
-
-def api(evidence: Evidence | None = None, cutover: Cutover | None = None) -> AdminApi:
-    loaded = load_text(CONFIG)
-
-    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
-        return {}
-
-    async def nothing() -> Any:
-        return {}
-
-    control = Control(Reloader(lambda: loaded, loaded, apply), AdminAccess())
-    return AdminApi(AdminSources(nothing, nothing, control, evidence, cutover), AdminAccess())
+def api(evidence: Evidence | None = None, cutover: Cutover | None = None) -> AdminRouter:
+    return router_of(CONFIG, pages(evidence, cutover))
 
 
 async def ask(
-    served: AdminApi, path: str, method: str = "GET", body: bytes = b"", query: str = ""
+    served: AdminRouter, path: str, method: str = "GET", body: bytes = b"", query: str = ""
 ) -> tuple[int, Any]:
-    headers = Headers([("Host", "localhost"), ("x-gateway-admin", "1")])
-    target = f"/api/v1/{path}", query
-    wire = HttpRequest(method, *target, headers=headers, body=(body,), client=Client("127.0.0.1"))
-    (response,) = [each async for each in served(wire)]
-    return response.status, json.loads(bytes(response.view))
+    reply = await admin_kit.ask(served, f"/api/v1/{path}", method, body, query)
+    return reply.status, reply.document
 
 
 @pytest.mark.parametrize(
@@ -342,16 +288,14 @@ async def test_response_over_the_memory_budget_is_503(
 ) -> None:
     """503 has the reason and Retry-After; errors of the request are 4xx."""
 
-    async def page(_accept: str) -> tuple[bytes, str]:
-        return b"x" * 300_000, "text/plain"
-
-    async def ready() -> bool:
-        return True
+    class Large(Process):
+        async def page(self, _accept: str, /) -> tuple[bytes, str]:
+            return b"x" * 300_000, "text/plain"
 
     server = http_server_class(transport)(
         "127.0.0.1",
         0,
-        mounts=[HttpMount(("",), AdminFrontend(page, ready))],
+        mounts=[HttpMount(("",), admin_routers(AdminConfig(), RunningGateway(Large()))["admin"])],
         limits=ServerLimits(message_bytes=1_000),
         budget=MemoryBudget(budget),
     )

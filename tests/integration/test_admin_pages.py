@@ -9,11 +9,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.api.admin import Page
 from gateway.app import admin
-from gateway.app.admin.pages import AdminPages, _overview, _render
-from gateway.ir.context import Client
-from gateway.wire.http import Headers, HttpRequest
-from tests.integration.test_admin_api import Cutover, Evidence, api, started
+from gateway.app.admin import overview
+from gateway.app.admin.html import render
+from tests.admin_kit import Cutover, Evidence, ask
+from tests.integration.test_admin_api import api, started
 
 
 @pytest.mark.parametrize(
@@ -72,12 +73,6 @@ async def test_pages_reject_foreign_hosts() -> None:
 
 async def test_cutover_page_offers_commands_of_its_state() -> None:
     """The buttons stay hidden until the script that sends the command shows them."""
-    wire = HttpRequest(
-        "GET",
-        "/ui/migrations/fraud",
-        headers=Headers([("Host", "localhost")]),
-        client=Client("127.0.0.1"),
-    )
 
     class Stepping(Cutover):
         def document(self, migration: str) -> dict[str, object]:
@@ -98,9 +93,9 @@ async def test_cutover_page_offers_commands_of_its_state() -> None:
             super().__init__()
             self.evidence = {}
 
-    response = await AdminPages(api(Nothing(), Stepping()))(wire)
-    text = bytes(response.view).decode()
-    assert 200 == response.status
+    reply = await ask(api(Nothing(), Stepping()), "/ui/migrations/fraud")
+    text = reply.body.decode()
+    assert 200 == reply.status
     commands = [part.partition('"')[0] for part in text.split('data-command="')[1:]]
     assert ["approve", "pause", "rollback"] == commands
     assert 3 == text.count('<button type="button" hidden')
@@ -128,8 +123,8 @@ async def test_overview_shows_targets_with_and_without_calls() -> None:
     rest = {"weights": {}, "routes": listed, "upstreams": [], "warnings": [], "listeners": {}}
     facts = {"ready": True, "reason": "", "version": "1", "started": "", "config": {"file": "f"}}
     runtime = {"runtime": {"changes": {}, "lines": ["route own: a=1"]}}
-    overview = _overview({**status, **rest, **facts, **runtime})
-    page = _render("overview.html", {**overview, "pages": ()})
+    shown = overview._overview({**status, **rest, **facts, **runtime})
+    page = render(Page("overview/page.html", shown), overview.ROUTES[0], ())
     assert b"<li>route own: a=1</li>" in page
     assert b">own<" in page
 
@@ -142,6 +137,6 @@ def test_tables_broke_names_in_the_middle() -> None:
     assert "white-space: nowrap;" == rules["tbody th, .name"]
     assert "anywhere" not in rules["td, tbody th"]
     assert "overflow-x: auto" in rules[".scroll"]
-    overview = (folder / "templates" / "overview.html").read_text("utf-8")
+    template = (folder / "overview" / "page.html").read_text("utf-8")
     for value in ("target.name", "endpoint.address"):
-        assert f'<td class="name">{{{{ {value} }}}}</td>' in overview
+        assert f'<td class="name">{{{{ {value} }}}}</td>' in template

@@ -17,7 +17,7 @@ import structlog
 import trustme
 
 from gateway.app import Gateway
-from gateway.app.admin.control import reload_document
+from gateway.app.admin.changes import reload_response
 from gateway.app.reload import Reloader
 from gateway.config.load import load_text
 from tests.integration.asking_kit import running
@@ -275,18 +275,18 @@ async def test_a_reload_names_broken_files_and_replaced_ones(tmp_path: Path) -> 
     try:
         certificate = (tmp_path / "server.pem").read_bytes()
         (tmp_path / "server.pem").write_bytes(certificate[:100])
-        status, refused = reload_document(await reloader.reload())
-        assert 422 == status
-        assert f"listener main: {tmp_path / 'server.pem'} and" in refused["error"]
+        refused = reload_response(await reloader.reload())
+        assert 422 == refused.status
+        assert f"listener main: {tmp_path / 'server.pem'} and" in refused.document["error"]
         new = write_pair(tmp_path, authority)
-        status, applied = reload_document(await reloader.reload())
+        applied = reload_response(await reloader.reload())
         address = own.addresses["main.http"]
         assert new == (await handshake(address, client_side(authority))).certificate
-        _, again = reload_document(await reloader.reload())
+        again = reload_response(await reloader.reload())
     finally:
         await own.stop()
-    assert (200, ["listener main"]) == (status, applied["certificates"])
-    assert [] == again["certificates"]
+    assert (200, ["listener main"]) == (applied.status, applied.document["certificates"])
+    assert [] == again.document["certificates"]
 
 
 UPSTREAM = """

@@ -82,7 +82,7 @@ async def test_drain_finishes_calls_in_flight() -> None:
         await asyncio.sleep(0.05)
         async with calling(server) as newcomer:
             with pytest.raises(Unavailable):
-                await newcomer.send(ask(), deadline=monotonic() + 1)
+                await newcomer.send(ask(), deadline=monotonic() + 10)
         frontend.go.set()
         assert b"late" == (await call).view.tobytes()
         async with asyncio.timeout(2):

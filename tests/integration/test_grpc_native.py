@@ -49,16 +49,16 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def served(
-    frontend: Any, *, refused: list[GatewayError] | None = None, **limits: Any
+    frontend: Any, *, on_reject: list[GatewayError] | None = None, **limits: Any
 ) -> AsyncIterator[GrpcServer]:
     """Run a native server with *limits*."""
-    errors = [] if refused is None else refused
+    errors = [] if on_reject is None else on_reject
     server = GrpcServer(
         "127.0.0.1:0",
         (GrpcMount(METHODS, frontend),),
         ServerLimits(**limits),
         MemoryBudget(512 * MIB),
-        refused=errors.append,
+        on_reject=errors.append,
         extras=(Health(_serving).mount,),
     )
     await server.start()
@@ -166,7 +166,7 @@ async def test_a_call_may_outlive_the_age_of_its_connection() -> None:
 async def test_connections_per_address_are_limited() -> None:
     """One over the limit gets GOAWAY and is counted; later another is accepted."""
     refused: list[GatewayError] = []
-    async with served(Answers(echo), refused=refused, connections_per_address=1) as server:
+    async with served(Answers(echo), on_reject=refused, connections_per_address=1) as server:
         reader, writer = await connected(server.address)
         await reader.read(1)
         refusal = await exchange(server.address, PREFACE)
@@ -281,7 +281,7 @@ async def test_message_below_the_minimum_rate_is_rejected() -> None:
 async def test_invalid_frame_is_reported_in_goaway() -> None:
     """GOAWAY has the error, and it is counted as a rejection."""
     refused: list[GatewayError] = []
-    async with served(Answers(echo), refused=refused) as server:
+    async with served(Answers(echo), on_reject=refused) as server:
         received = await exchange(
             server.address, PREFACE + frames.frame(frames.PING, 0, 0, b"short")
         )

@@ -14,7 +14,7 @@ from grpc import aio
 
 from gateway.ir.errors import NotSent, Unavailable, UpstreamProtocolError
 from gateway.transports.contract import ClientLimits, ServerLimits
-from gateway.transports.grpc.headers import RESPONSE_HEAD, only_block, trailers_block
+from gateway.transports.grpc.headers import RESPONSE_HEAD, trailers_block, trailers_only_block
 from gateway.transports.http2 import frames
 from gateway.transports.http2.hpack import literal
 from gateway.wire.grpc import GrpcStatus
@@ -111,7 +111,7 @@ async def test_malformed_response_is_an_upstream_protocol_error(name: str) -> No
 
 STATUSES = {
     "trailers_only": (
-        head(only_block(GrpcStatus.NOT_FOUND, "nö", ()), end=True),
+        head(trailers_only_block(GrpcStatus.NOT_FOUND, "nö", ()), end=True),
         GrpcStatus.NOT_FOUND,
     ),
     "interim_answer": (

@@ -144,7 +144,7 @@ async def test_a_flood_of_resets_lets_the_streams_of_others_end() -> None:
     """New streams are refused, a neighbour's goes on, and the connection ends after it."""
     slow = Slow()
     refused: list[GatewayError] = []
-    async with served(slow, refused=refused) as server, peer(server.address) as client:
+    async with served(slow, on_reject=refused) as server, peer(server.address) as client:
         client.send(call(STREAM.encode(), stream=1), message(1))
         await client.until(frames.DATA, 1)
         for number in numbers(_CALLS):

@@ -76,7 +76,7 @@ def grpc(make: TransportImplementation) -> Start:
             limits=ServerLimits(),
             budget=MemoryBudget(1 << 20),
             tls=None,
-            refused=lambda _error: None,
+            on_reject=lambda _error: None,
             reuse_port=shares,
         )
 

@@ -91,13 +91,15 @@ async def test_drained_endpoint_is_reported_as_drained() -> None:
     ]
 
 
-async def test_status_page_has_no_scripts() -> None:
-    """A browser gets tables, and every value is escaped."""
-    async with running(CONFIG.format(port=0, ready="any")) as gateway:
-        code, text = await fetch(gateway, "/status", "text/html,*/*")
-        assert (200, True) == (code, text.startswith("<!doctype html>"))
-        assert "<script" not in text
-        assert "127.0.0.1:1" in text
+async def test_the_status_sends_browsers_to_the_pages() -> None:
+    """A browser accepts text/html; programs get the document."""
+    async with (
+        running(CONFIG.format(port=0, ready="any")) as gateway,
+        aiohttp.ClientSession() as it,
+    ):
+        url, browser = f"http://{gateway.addresses['admin']}/status", {"Accept": "text/html,*/*"}
+        async with it.get(url, headers=browser, allow_redirects=False) as response:
+            assert (307, "/ui/") == (response.status, response.headers["location"])
 
 
 @pytest.mark.parametrize(("ready", "status"), [("any", 200), ("all", 503)])
@@ -123,7 +125,7 @@ async def test_terminal_shows_the_status() -> None:
 
 
 def test_top_shows_current_traffic(tmp_path: Path) -> None:
-    """A view counts the calls of its interval, and names the unready endpoint."""
+    """A view counts the calls of its window, and names the unready endpoint."""
     path = tmp_path / "g.yaml"
     path.write_text(CONFIG.format(port=0, ready="any"))
     with serving(str(path), patience_s=PATIENCE_S) as gateway, ThreadPoolExecutor(1) as caller:
@@ -144,7 +146,7 @@ def test_top_shows_current_traffic(tmp_path: Path) -> None:
         (endpoint,) = view["endpoints"]
         text = command("top", gateway.addresses["admin"], "--count=1", "--interval=0.1").stdout
     assert (["own"], ["own", "local/sum"]) == (route["names"], target["names"])
-    assert 0 < route["per_s"] * view["seconds"] <= calls + 0.5
+    assert 0 < route["per_s"] * view["seconds"] <= calls + 1.5  # with the call before
     assert (route["failed"], route["per_s"]) == (0, target["per_s"])
     assert route["p99_ms"] >= route["p50_ms"] > 0
     assert (["dead", "127.0.0.1:1"], False) == (endpoint["names"], endpoint["is_ready"])

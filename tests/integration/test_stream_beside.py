@@ -128,7 +128,7 @@ async def both(
         mounts=[HttpMount(("/v2",), http)],
         limits=limits,
         budget=budget,
-        refused=refused.append,
+        on_reject=refused.append,
         listens=False,
         count=count,
         grpc=[GrpcMount({UNARY: MethodKind.UNARY}, Answers(echo) if calls is None else calls)],
@@ -142,7 +142,7 @@ async def both(
         budget=budget,
         ordered=False,
         tls=None if ssl_context is None else TlsContext(ssl_context),
-        refused=refused.append,
+        on_reject=refused.append,
         beside=SharedPortProtocols(looks_like, connections, (beside,), count),
     )
     await server.start()

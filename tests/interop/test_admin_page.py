@@ -17,14 +17,13 @@ import numpy as np
 import pytest
 
 from gateway.app import Gateway
-from gateway.app.admin.access import AdminAccess
-from gateway.app.admin.admin import start_pages
-from gateway.app.admin.api import AdminApi, AdminSources
-from gateway.app.admin.control import Control
+from gateway.app.admin.running import RunningGateway
+from gateway.app.admin.server import start_pages
 from gateway.app.reload import Reloader
 from gateway.config.load import load_text
 from gateway.config.models import AdminConfig, Config
 from gateway.settings.units import Address
+from tests.admin_kit import pages as pages_of
 from tests.interop.browser import opened
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
@@ -204,20 +203,15 @@ async def site() -> AsyncIterator[Site]:
 async def _served() -> AsyncIterator[Site]:
     loaded = load_text(CONFIG)
     gateway = Gateway(loaded)
-    control = Control(Reloader(lambda: loaded, loaded, gateway.reload), AdminAccess())
+    reloader = Reloader(lambda: loaded, loaded, gateway.reload)
     steps = Steps()
-    sources = AdminSources(gateway.status, gateway.families, control, Kept(), steps)
     await gateway.start()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = Address(*free.getsockname())
     pages = await start_pages(
         AdminConfig(address=address, metrics=None),
-        gateway.page,
-        gateway.ready,
-        control,
-        gateway.status,
-        AdminApi(sources, control.access),
+        RunningGateway(gateway, reloader, pages_of(Kept(), steps)),
     )
     try:
         yield Site(f"http://{pages['admin'].address}", gateway, steps)

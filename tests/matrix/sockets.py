@@ -53,7 +53,7 @@ def _server(make: TransportImplementation, there: Registered, frontend: Any) -> 
             mounts=[HttpMount(("",), frontend)],
             limits=_LIMITS,
             budget=budget,
-            refused=_unexpected,
+            on_reject=_unexpected,
         )
     if there.carrier == "grpc":
         return grpc_server(
@@ -64,7 +64,7 @@ def _server(make: TransportImplementation, there: Registered, frontend: Any) -> 
             limits=_LIMITS,
             budget=budget,
             tls=None,
-            refused=_unexpected,
+            on_reject=_unexpected,
         )
     framer = partial(there.binding.server_framer, DEFAULT_LIMITS)
     ordered = there.binding.is_ordered

@@ -20,7 +20,7 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
     ServerMetadataRequest,
 )
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.data import ArrayData, ItemsData, RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import (
@@ -167,7 +167,7 @@ def _ids(carries: Carries) -> SearchStrategy[str]:
 
 
 @functools.cache
-def _sequences(carries: Carries) -> SearchStrategy[Sequence | None]:
+def _sequences(carries: Carries) -> SearchStrategy[CallSequence | None]:
     drawn: list[SearchStrategy[Any]] = []
     if str in carries.sequences:
         drawn.append(TEXT.filter(bool))
@@ -175,7 +175,7 @@ def _sequences(carries: Carries) -> SearchStrategy[Sequence | None]:
         drawn.append(st.integers(1, carries.largest))
     if not drawn:
         return st.none()
-    return st.none() | st.builds(Sequence, st.one_of(drawn), st.booleans(), st.booleans())
+    return st.none() | st.builds(CallSequence, st.one_of(drawn), st.booleans(), st.booleans())
 
 
 @st.composite

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.data import split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, MalformedMessage
@@ -271,7 +271,7 @@ def tensor_tuples(draw: DrawFn) -> tuple[Tensor, ...]:
 def calls(draw: DrawFn) -> InferRequest:
     """Draw an inference request."""
     sequence_id = draw(st.integers(1, 2**63 - 1) | CLEAN.filter(bool))
-    sequence = Sequence(sequence_id, draw(st.booleans()), draw(st.booleans()))
+    sequence = CallSequence(sequence_id, draw(st.booleans()), draw(st.booleans()))
     return InferRequest(
         model=ModelRef(draw(PATH_STEPS), draw(VERSIONS)),
         id=draw(CLEAN),

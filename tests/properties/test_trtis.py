@@ -15,7 +15,7 @@ from gateway.ir.calls import (
     ModelMetadataRequest,
     ServerStatusRequest,
 )
-from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
@@ -78,7 +78,7 @@ def models(draw: DrawFn) -> tuple[ModelMetadata, InferRequest, InferResponse]:
         outputs=_declared(outputs, batches=batches),
         max_batch_size=4 if batches else 0,
     )
-    sequence = st.builds(Sequence, st.integers(1, 2**64 - 1), st.booleans(), st.booleans())
+    sequence = st.builds(CallSequence, st.integers(1, 2**64 - 1), st.booleans(), st.booleans())
     request = InferRequest(
         model=ModelRef("m", draw(st.sampled_from(["", "1", "9223372036854775807"]))),
         inputs=inputs,

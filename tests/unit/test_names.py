@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -272,4 +273,85 @@ def test_test_names_have_the_fields_words() -> None:
         f"{path.relative_to(REPOSITORY)}:{line} {name}"
         for path in sorted((REPOSITORY / "tests").rglob("*.py"))
         for line, name in household_tests(path.read_text())
+    ]
+
+
+_SECTION = re.compile(r"^(?:Args|Attributes):\n((?: +.*(?:\n|$)|\n)+)", re.MULTILINE)
+_ENTRY = re.compile(r"^    (\*{0,2}\w+): (.*(?:\n     +.*)*)", re.MULTILINE)
+_REFERS = re.compile(r"(As|Of|See|Like|The same|Same|Those of)\b")
+
+
+def referring_entries(text: str) -> list[str]:
+    """Return the short entries of docstrings that only point elsewhere."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for section in _SECTION.findall(ast.get_docstring(node) or ""):
+                entries = (
+                    (name, " ".join(words.split())) for name, words in _ENTRY.findall(section)
+                )
+                found += [
+                    f"{node.name}.{name}: {entry}"
+                    for name, entry in entries
+                    if len(entry.split()) <= 6 and _REFERS.match(entry)
+                ]
+    return found
+
+
+@pytest.mark.parametrize(
+    "entry", ["As given.", "Of the route.", "See `Frontend`.", "Those of\n            `Batch`."]
+)
+def test_entries_that_only_refer_are_found(entry: str) -> None:
+    """A short entry that begins with such a word describes nothing, on one line or two."""
+    text = (
+        f'def f(x):\n    """Do.\n\n    Args:\n        x: {entry}\n        y: A number.\n    """\n'
+    )
+    assert [f"f.x: {' '.join(entry.split())}"] == referring_entries(text)
+
+
+@pytest.mark.parametrize("root", ["benchmarks", "gateway"])
+def test_entries_describe_what_they_stand_for(root: str) -> None:
+    """No short entry of `Args` or `Attributes` only points elsewhere."""
+    assert [] == [
+        f"{path.relative_to(REPOSITORY)}: {entry}"
+        for path in sorted((REPOSITORY / root).rglob("*.py"))
+        for entry in referring_entries(path.read_text())
+    ]
+
+
+def renaming_imports(text: str) -> list[str]:
+    """Return the imports that give something of this repository another name than `pb`."""
+    return [
+        f"{node.lineno}: {each.name} as {each.asname}"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for each in node.names
+        if each.asname not in (None, each.name, "pb")
+        and ((isinstance(node, ast.ImportFrom) and node.module) or each.name).split(".")[0]
+        in ("benchmarks", "gateway", "tests")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("from gateway.ir import data as d", 1),
+        ("import gateway.ir as ir", 1),
+        ("from gateway.schema import grps_pb2 as pb", 0),
+        ("from gateway.wire.frontend import Frontend as Frontend", 0),
+        ("import numpy as np", 0),
+    ],
+)
+def test_renaming_imports_are_found(text: str, count: int) -> None:
+    """Generated messages are `pb`; a part of an interface may be exported under its own name."""
+    assert count == len(renaming_imports(text))
+
+
+@pytest.mark.parametrize("root", ["benchmarks", "gateway", "schemas"])
+def test_no_import_renames_what_is_ours(root: str) -> None:
+    """A name means the same in every module."""
+    assert [] == [
+        f"{path.relative_to(REPOSITORY)}:{found}"
+        for path in sorted((REPOSITORY / root).rglob("*.py"))
+        for found in renaming_imports(path.read_text())
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.ir.calls import InferRequest, ServerLiveRequest, ServerReadyRequest
 from gateway.ir.errors import Unsupported
-from gateway.service import Dispatch, inference_entry_of
+from gateway.service import Dispatch, bound_inference
 from tests.fakes import ScriptedService
 
 
@@ -35,5 +35,5 @@ async def test_an_inference_uses_handle_inference() -> None:
         async def handle_inference(self, _call: InferRequest, /) -> str:
             return "inference"
 
-    assert "inference" == await inference_entry_of(Both())(InferRequest())
-    assert "call" == await inference_entry_of(ScriptedService("call"))(InferRequest())
+    assert "inference" == await bound_inference(Both())(InferRequest())
+    assert "call" == await bound_inference(ScriptedService("call"))(InferRequest())

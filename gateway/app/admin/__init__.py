@@ -1,5 +1,5 @@
-"""What the admin port serves for programs and people: `/api/v1/` and the pages under `/ui/`.
+"""The admin port: `/metrics` and probes, `/api/v1/` for programs, `/ui/` for people.
 
-`access.py` decides who may do what, `api.py` has the paths, `events.py` tells listeners what
-changes, `rates.py` computes rates from counters.
+`router.py` has the table of routes and passes each request on. `access.py` decides who may ask, and
+`html.py` renders pages. A subject has a folder with its routes. Extensions bring further ones.
 """

@@ -1,4 +1,4 @@
-"""Who may read, change and see payloads over the admin port: one rule for all its pages."""
+"""Who may read, change and see payloads over the admin port: one rule for all its routes."""
 
 import base64
 import binascii
@@ -6,11 +6,11 @@ import hmac
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from hashlib import sha256
 from typing import Final
 from urllib.parse import urlsplit
 
+from gateway.api.admin import AdminNeed
 from gateway.config.models import AdminConfig
 from gateway.wire.http import Headers, HttpRequest
 
@@ -21,18 +21,11 @@ _FORWARDED: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
 _LOCAL_NAMES: Final = frozenset({"localhost", "ip6-localhost"})
 
 
-class AdminNeed(Enum):
-    """What a request does.
+VERDICT: Final = "verdict"
+"""The group of verdicts, which controllers in a cluster read without credentials."""
 
-    Attributes:
-        VERDICT: Reads a verdict, as controllers in a cluster do, which send no credentials.
-        READ: Reads what holds no payload.
-        PROTECTED: Changes the gateway, or shows payloads.
-    """
-
-    VERDICT = "verdict"
-    READ = "read"
-    PROTECTED = "protected"
+# Groups whose requests are not checked: load balancers and scrapers send any host and no token.
+_UNCHECKED: Final = frozenset({"probes", "metrics", "status", "redirects"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +62,43 @@ class AdminAccess:
         self._hosts = _LOCAL_NAMES.union(host.lower().rstrip(".") for host in hosts)
         self._remote_changes = remote_changes
 
-    def refusal(self, wire: HttpRequest, need: AdminNeed) -> Refusal | None:
+    def refusal(self, wire: HttpRequest, need: AdminNeed, opened: str = "") -> Refusal | None:
         """Return why *wire* is refused; None if it is allowed.
 
-        Every request needs a host that is an address, `localhost` or a configured name: a page of
+        A request needs a host that is an address, `localhost` or a configured name: a page of
         another site that resolves its own name to this machine has another one. A token that is
-        sent must be the right one. PROTECTED also needs the header `x-gateway-admin` and no foreign
-        origin, and off loopback the token.
+        sent must be the right one, and off loopback it is needed. MIGRATE also needs the header
+        `x-gateway-admin` and no foreign origin. OPERATE needs no header, as nothing that a browser
+        sends is accepted.
+
+        Args:
+            wire: The request.
+            need: What the route of the request asks of its caller.
+            opened: The group by which everybody may ask; "" for none.
         """
+        if opened in _UNCHECKED:
+            return None
+        if need is AdminNeed.OPERATE:
+            return self._command_refusal(wire)
         return (
             self._host_refusal(wire.headers)
-            or (_page_refusal(wire.headers) if need is AdminNeed.PROTECTED else None)
-            or self._token_refusal(wire, need)
+            or (_page_refusal(wire.headers) if need is AdminNeed.MIGRATE else None)
+            or self._token_refusal(wire, need, opened)
         )
 
-    def command_refusal(self, wire: HttpRequest) -> str | None:
-        """Return why *wire* may not run a command such as `/reload`; None if it may.
-
-        Commands need no header: nothing that a browser sends is accepted.
-        """
+    def _command_refusal(self, wire: HttpRequest) -> Refusal | None:
         if wire.headers.get("origin") is not None:
             # A browser sends this header: a page of another site must not change the gateway.
-            return "requests of web pages are refused: header 'origin' found"
+            return Refusal(403, "requests of web pages are refused: header 'origin' found")
         sent = _sent_token(wire.headers)
         if sent is not None and not self._is_right(sent):
-            return _WRONG_TOKEN
+            return Refusal(403, _WRONG_TOKEN)
         if self._remote_changes or sent is not None or _is_local(wire):
             return None
-        return (
+        return Refusal(
+            403,
             f"requests from {wire.client.address} cannot change the gateway; expected one from "
-            "this machine, or a token (admin: {token: ...} or {remote_changes: true})"
+            "this machine, or a token (admin: {token: ...} or {remote_changes: true})",
         )
 
     def _host_refusal(self, headers: Headers) -> Refusal | None:
@@ -112,11 +112,11 @@ class AdminAccess:
             "a name of admin: {hosts: [...]}",
         )
 
-    def _token_refusal(self, wire: HttpRequest, need: AdminNeed) -> Refusal | None:
+    def _token_refusal(self, wire: HttpRequest, need: AdminNeed, opened: str) -> Refusal | None:
         sent = _sent_token(wire.headers)
         if sent is not None:
             return None if self._is_right(sent) else Refusal(401, _WRONG_TOKEN)
-        if need is AdminNeed.VERDICT or _is_local(wire):
+        if opened == VERDICT or _is_local(wire):
             return None
         if self._digest is not None:
             return Refusal(401, "token is missing; expected the header 'authorization: Bearer ...'")

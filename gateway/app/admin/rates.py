@@ -1,9 +1,14 @@
-"""Rates, errors and latencies of the last minute, from counters that only grow."""
+"""Rates, errors and latencies of the last minute, from counters that only grow.
+
+This is the only place that computes them: `/api/v1/status`, `/ui/` and `gateway top` show the same.
+"""
+
+from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import Metric
 
@@ -12,10 +17,24 @@ from gateway.telemetry.call_log import NO_FAILURES, TRAFFIC_KINDS
 WINDOW_S: Final = 60.0
 _LEAST_S: Final = 1.0
 _QUANTILES: Final = (("p50_ms", 0.5), ("p99_ms", 0.99))
+_ALL: Final = ("",)
 
 # Kind of number, names of what it belongs to, and the bound of a bucket in seconds or "".
 Key = tuple[str, tuple[str, ...], str]
-Reading = Mapping[Key, float]
+
+
+class Reading(NamedTuple):
+    """The metrics at one time.
+
+    Attributes:
+        at_s: When they were read, monotonic seconds.
+        counters: What grows.
+        gauges: What is so at this time, by its name and what it belongs to.
+    """
+
+    at_s: float
+    counters: Mapping[Key, float]
+    gauges: Mapping[tuple[str, tuple[str, ...]], float]
 
 
 class TrafficWindow:
@@ -27,69 +46,87 @@ class TrafficWindow:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._readings: deque[tuple[float, Reading]] = deque([(clock(), {})])
+        self._readings: deque[Reading] = deque([Reading(clock(), {}, {})])
 
     def update(self, families: Iterable[Metric]) -> None:
         """Add a reading of the counters."""
         now = self._clock()
         readings = self._readings
-        readings.append((now, _read(families)))
+        # One reading a second is enough, however often somebody looks.
+        if len(readings) > 2 and readings[-1].at_s - readings[-2].at_s < _LEAST_S:  # noqa: PLR2004
+            readings.pop()
+        readings.append(_read(now, families))
         # The first reading is the one to compare with: one older than a minute gives way to a
         # younger one that is at least a second old.
         while len(readings) > 2 and (  # noqa: PLR2004
-            now - readings[0][0] > WINDOW_S and now - readings[1][0] >= _LEAST_S
+            now - readings[0].at_s > WINDOW_S and now - readings[1].at_s >= _LEAST_S
         ):
             readings.popleft()
 
     def document(self) -> dict[str, Any]:
-        """Return the numbers by route, by target and by endpoint."""
-        (then, before), (now, latest) = self._readings[0], self._readings[-1]
-        seconds = max(now - then, _LEAST_S)
+        """Return the numbers of all calls, and by route, target, model and endpoint."""
+        before, latest = self._readings[0], self._readings[-1]
+        seconds = max(latest.at_s - before.at_s, _LEAST_S)
         found: dict[str, dict[tuple[str, ...], _Traffic]] = {
-            kind: defaultdict(_Traffic) for kind in ("route", "target", "endpoint")
+            kind: defaultdict(_Traffic) for kind in ("all", *_NAMES)
         }
-        for (number, names, bound), value in latest.items():
+        for (number, names, bound), value in latest.counters.items():
             # A counter that is smaller than before began anew.
-            earlier = before.get((number, names, bound), 0.0)
+            earlier = before.counters.get((number, names, bound), 0.0)
             added = value - earlier if value >= earlier else value
             kind, _, part = number.partition(".")
             found[kind][names].add(part, bound, added)
+        everything = found["all"][_ALL]
         return {
             "window_s": round(seconds, 1),
+            "per_s": round(everything.calls / seconds, 2),
+            "rejected_per_s": round(everything.rejected / seconds, 2),
+            "connections": int(latest.gauges.get(("connections", _ALL), 0.0)),
             **{
                 f"{kind}s": [
-                    {**_named(kind, names), **traffic.document(seconds)}
-                    for names, traffic in sorted(rows.items())
+                    {
+                        **dict(zip(_NAMES[kind], names, strict=True)),
+                        **traffic.document(seconds),
+                        **_EXTRA[kind](traffic, names, latest.gauges),
+                    }
+                    for names, traffic in sorted(found[kind].items())
                 ]
-                for kind, rows in found.items()
+                for kind in _NAMES
             },
         }
 
 
 class _Traffic:
-    """The calls of a route, a target or an endpoint within the window, and its probes."""
+    """The calls of a route, target, model or endpoint within the window, and its probes."""
 
-    __slots__ = ("buckets", "calls", "failed", "probes", "seconds")
+    __slots__ = ("buckets", "calls", "failed", "means", "probes", "rejected", "seconds")
 
     def __init__(self) -> None:
         self.calls = 0.0
         self.failed = 0.0
         self.probes = 0.0
+        self.rejected = 0.0
         self.seconds = 0.0
         self.buckets: dict[float, float] = {}
+        self.means: dict[str, list[float]] = {}
 
     def add(self, part: str, bound: str, value: float) -> None:
         """Add the change of one counter."""
-        if part == "buckets":
-            bound_s = float(bound)
-            self.buckets[bound_s] = self.buckets.get(bound_s, 0.0) + value
-        elif part == "seconds":
-            self.seconds += value
-        elif part == "probes":
-            self.probes += value
-        else:
-            self.calls += value
-            self.failed += value if part == "failed" else 0.0
+        match part:
+            case "buckets":
+                bound_s = float(bound)
+                self.buckets[bound_s] = self.buckets.get(bound_s, 0.0) + value
+            case "seconds":
+                self.seconds += value
+            case "probes":
+                self.probes += value
+            case "rejected":
+                self.rejected += value
+            case "calls" | "failed":
+                self.calls += value
+                self.failed += value if part == "failed" else 0.0
+            case _:
+                self.means.setdefault(part, [0.0, 0.0])[bound == "count"] += value
 
     def document(self, seconds: float) -> dict[str, Any]:
         """Return rates, errors and latencies; those that are not known are None."""
@@ -108,29 +145,80 @@ class _Traffic:
         return found
 
 
-def _named(kind: str, names: tuple[str, ...]) -> dict[str, str]:
-    keys = {"route": ("route",), "target": ("route", "target"), "endpoint": ("upstream", "address")}
-    return dict(zip(keys[kind], names, strict=True))
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "route": ("route",),
+    "target": ("route", "target"),
+    "model": ("model",),
+    "endpoint": ("upstream", "address"),
+}
+Gauges = Mapping[tuple[str, tuple[str, ...]], float]
 
 
-def _read(families: Iterable[Metric]) -> Reading:
-    found: dict[Key, float] = defaultdict(float)
+def _route_extra(_traffic: _Traffic, names: tuple[str, ...], gauges: Gauges) -> dict[str, Any]:
+    return {part: int(gauges.get((part, names), 0.0)) for part in ("in_flight", "queued")}
+
+
+def _no_extra(_traffic: _Traffic, _names: tuple[str, ...], _gauges: Gauges) -> dict[str, Any]:
+    return {}
+
+
+def _model_extra(traffic: _Traffic, _names: tuple[str, ...], _gauges: Gauges) -> dict[str, Any]:
+    """Return the mean time of a call upstream, in queues and in the gateway itself."""
+    found: dict[str, Any] = {}
+    for part in _MEANS.values():
+        seconds, count = traffic.means.get(part, (0.0, 0.0))
+        found[f"{part}_ms"] = round(seconds / count * 1e3, 3) if count else None
+    return found
+
+
+def _endpoint_extra(_traffic: _Traffic, names: tuple[str, ...], gauges: Gauges) -> dict[str, Any]:
+    return {"ready": bool(gauges.get(("ready", names), 0.0))}
+
+
+_EXTRA: Final[Mapping[str, Callable[[_Traffic, tuple[str, ...], Gauges], dict[str, Any]]]] = {
+    "route": _route_extra,
+    "target": _no_extra,
+    "model": _model_extra,
+    "endpoint": _endpoint_extra,
+}
+
+
+def _read(at_s: float, families: Iterable[Metric]) -> Reading:
+    counters: dict[Key, float] = defaultdict(float)
+    gauges: dict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
     for family in families:
         read = _READERS.get(family.name)
-        if read is None:
-            continue
-        for sample in family.samples:
-            for key in read(sample.name, sample.labels):
-                found[key] += sample.value
-    return found
+        if read is not None:
+            for sample in family.samples:
+                for key in read(sample.name, sample.labels):
+                    counters[key] += sample.value
+        elif family.name in _GAUGES:
+            name, labels = _GAUGES[family.name]
+            for sample in family.samples:
+                gauges[name, tuple(sample.labels[each] for each in labels) or _ALL] += sample.value
+    return Reading(at_s, counters, gauges)
+
+
+_GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "gateway_connections": ("connections", ()),
+    "gateway_route_in_flight": ("in_flight", ("route",)),
+    "gateway_route_queued": ("queued", ("route",)),
+    "gateway_upstream_ready": ("ready", ("upstream", "endpoint")),
+}
 
 
 def _call_keys(_name: str, labels: Mapping[str, str]) -> Iterable[Key]:
     if labels["kind"] in TRAFFIC_KINDS:
         part = "calls" if labels["code"] in NO_FAILURES else "failed"
+        yield f"all.{part}", _ALL, ""
         yield f"route.{part}", (labels["route"],), ""
+        yield f"model.{part}", (labels["model"],), ""
         if labels["target"]:
             yield f"target.{part}", (labels["route"], labels["target"]), ""
+
+
+def _rejected_keys(_name: str, _labels: Mapping[str, str]) -> Iterable[Key]:
+    yield "all.rejected", _ALL, ""
 
 
 def _duration_keys(name: str, labels: Mapping[str, str]) -> Iterable[Key]:
@@ -138,6 +226,19 @@ def _duration_keys(name: str, labels: Mapping[str, str]) -> Iterable[Key]:
         yield "route.buckets", (labels["route"],), labels["le"]
         if labels.get("target"):
             yield "target.buckets", (labels["route"], labels["target"]), labels["le"]
+
+
+_MEANS: Final = {
+    "gateway_upstream_duration_seconds": "upstream",
+    "gateway_queue_duration_seconds": "queue",
+    "gateway_overhead_duration_seconds": "overhead",
+}
+
+
+def _mean_keys(name: str, labels: Mapping[str, str]) -> Iterable[Key]:
+    family, _, part = name.rpartition("_")
+    if part in {"sum", "count"}:
+        yield f"model.{_MEANS[family]}", (labels["model"],), part
 
 
 def _attempt_keys(_name: str, labels: Mapping[str, str]) -> Iterable[Key]:
@@ -153,9 +254,11 @@ def _seconds_keys(_name: str, labels: Mapping[str, str]) -> Iterable[Key]:
 
 _READERS: Final[Mapping[str, Callable[[str, Mapping[str, str]], Iterable[Key]]]] = {
     "gateway_requests": _call_keys,
+    "gateway_refused_requests": _rejected_keys,
     "gateway_request_duration_seconds": _duration_keys,
     "gateway_upstream_attempts": _attempt_keys,
     "gateway_upstream_attempt_seconds": _seconds_keys,
+    **dict.fromkeys(_MEANS, _mean_keys),
 }
 
 

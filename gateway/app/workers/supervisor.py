@@ -13,10 +13,9 @@ from prometheus_client.core import Metric
 
 from gateway import __version__
 from gateway.api.extension import Reports
-from gateway.app.admin.admin import PAGE_DRAIN_S, start_pages
-from gateway.app.admin.api import AdminApi, AdminSources
-from gateway.app.admin.control import control_of
-from gateway.app.admin.status import Document
+from gateway.app.admin.running import RunningGateway
+from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
+from gateway.app.admin.status.document import Document
 from gateway.app.announce import log_addresses, log_default_timeout
 from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
@@ -316,9 +315,9 @@ class Supervisor:
 
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page of all workers, and its content type."""
-        return write_page(await self.metrics(), accept)
+        return write_page(await self.families(), accept)
 
-    async def metrics(self) -> list[Metric]:
+    async def families(self) -> list[Metric]:
         """Return the metrics of all workers and of this process."""
         await self._update_metrics()
         own = [metric for collect in self._collect for metric in collect()]
@@ -515,7 +514,7 @@ async def _run(
         sockets=sockets.sockets,
         restart_policy=restart_policy,
     )
-    supervisor.leading = leading = LeadingParts(supervisor)
+    supervisor.leading = leading = LeadingParts.of(supervisor)
     supervisor.publish(leading.collect)
     stop = StopSignal(is_final=True, kill=supervisor.kill)
     reaping = start_reaping()
@@ -536,16 +535,10 @@ async def _run(
     try:
         export = open_export(loaded.config.telemetry.otlp, traces=False)
         if export is not None:
-            export.start_metrics(supervisor.metrics)
-        control = control_of(loaded.config, reloader)
-        sources = AdminSources.of(supervisor.status, supervisor.metrics, control, leading)
+            export.start_metrics(supervisor.families)
         pages = await start_pages(
             loaded.config.admin,
-            supervisor.page,
-            supervisor.ready,
-            control,
-            supervisor.status,
-            AdminApi(sources, control.access),
+            RunningGateway(supervisor, reloader, leading),
             tls=tls,
             reuse_port=loaded.config.lifecycle.hand_over,
         )

@@ -76,7 +76,7 @@ class Measurement:
 
     Attributes:
         request_bytes: Bytes on the wire of one call on an open connection, headers included.
-        response_bytes: The same for the response.
+        response_bytes: Bytes of the response's body on the wire.
         us: Median time of a call, microseconds.
     """
 

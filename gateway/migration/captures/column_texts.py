@@ -12,8 +12,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct, convert, field
 
-from gateway.ir.context import Need, Parameter
-from gateway.ir.context import Sequence as CallSequence
+from gateway.ir.context import CallSequence, Need, Parameter
 
 T = TypeVar("T")
 

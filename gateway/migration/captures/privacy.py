@@ -30,7 +30,7 @@ class Privacy:
     Attributes:
         payload: Of tensors: nothing, a keyed hash, or the elements. `full` also writes the texts of
             errors.
-        tensors: The same by tensor name.
+        tensors: What is written of a tensor, by its name.
         parameters: Whether parameters of requests and replies are written.
         headers: Names of headers to write, in lower case.
         wire: Write the messages as the client sent and received them; needs `full`.

@@ -102,7 +102,7 @@ class CaptureRecorder:
             sender: Gets the confirmation.
             number: Of the message; it is confirmed with this number.
             message: The call.
-            size: Of the message, bytes.
+            size: The size of the message in bytes.
         """
         size += CALL_BYTES
         self._put_bytes += size

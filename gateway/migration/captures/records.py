@@ -570,7 +570,7 @@ def tensors_of(rows: Sequence[TensorRow], *, has_batch: bool = True) -> Iterable
     """Yield the tensors of *rows* in their order; their elements are recorded.
 
     Args:
-        rows: Of one side and reply.
+        rows: The rows of one side and one reply.
         has_batch: Whether shapes include the batch axis.
 
     Raises:

@@ -22,8 +22,8 @@ from gateway.cli.signatures import load_signatures
 from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.metadata import ModelMetadata
+from gateway.migration.callers import advice
 from gateway.migration.callers.advice import Advice, snippets
-from gateway.migration.callers.advice import advise as advise_callers
 from gateway.migration.commands.stock import stock_rows
 from gateway.service import Service
 from gateway.settings.units import Url, parse_url
@@ -77,7 +77,7 @@ def advise(
             str(urls[0]), timeout, lambda *arguments: _metadata(new_ref, *arguments)
         )
     code = snippets(metadata, urls, version)
-    found = advise_callers(rows, metadata, (name, version))
+    found = advice.advise(rows, metadata, (name, version))
     if output is OutputFormat.JSON:
         print_json(_document(found, urls, code))
         return
@@ -112,17 +112,17 @@ async def _metadata(model: ModelRef, service: Service, context: Context) -> Mode
     return await service(ModelMetadataRequest(model=model, context=context))
 
 
-def _print_advice(advice: Advice, urls: Sequence[Url]) -> None:
-    row = advice.caller
+def _print_advice(found: Advice, urls: Sequence[Url]) -> None:
+    row = found.caller
     client = " ".join(filter(None, (row["client"] or "unknown client", row["agent"])))
     print_text(
         f"{client}: {row['protocol']}, {row['model']}, {row['calls']} calls, last seen "
         f"{row['last_seen']}"
     )
     print_text(f"  address  {', '.join(map(str, urls))}")
-    if advice.library:
-        print_text(f"  library  {advice.library}")
-    for change in advice.changes:
+    if found.library:
+        print_text(f"  library  {found.library}")
+    for change in found.changes:
         print_text(f"  change   {change}")
     print_text("")
 

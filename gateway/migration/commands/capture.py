@@ -12,13 +12,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from gateway.cli.admin import (
-    DEFAULT_ADMIN,
     asks_admin,
     get_document,
     get_metrics,
     post_change,
     split_address,
 )
+from gateway.cli.liveness import DEFAULT_ADMIN
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,

@@ -71,10 +71,10 @@ def write_report(
     """Write the report on two recordings; return its verdict, and whether all conditions hold.
 
     Args:
-        old: Of the old server.
-        new: Of the new one.
+        old: The capture of the old server.
+        new: The capture of the new server.
         compare: The flag --compare.
-        conditions: Those of the flags.
+        conditions: The conditions that the flags name.
         html: File of the page; None for none.
         markdown: File of the same in Markdown; None for none.
     """

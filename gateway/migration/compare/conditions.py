@@ -24,7 +24,7 @@ class Condition:
     """One condition.
 
     Attributes:
-        text: As the user wrote it.
+        text: The text that the user wrote.
         metric: "mismatch", "mismatch.OUTPUT", "structure", "errors", "missing", "p50_ratio",
             "p99_ratio" or "p99".
         limit: A share, a ratio, or seconds.

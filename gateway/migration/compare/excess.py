@@ -45,7 +45,7 @@ class Excess:
     Attributes:
         bad: Bad ones of the last calls of the first rate.
         total: These calls.
-        bad_2: The same of the second rate.
+        bad_2: Bad ones of the last calls of the second rate.
         total_2: The calls of the second rate that were known.
     """
 
@@ -100,7 +100,7 @@ class ExcessDetector:
         self._bad += is_bad
         self._totals.append((self._total_2, self._bad_2, self._bad))
         if is_bad:
-            self.found = self._look()
+            self.found = self._check()
             self.tripped_after = None if self.found is None else self._total
 
     def add_second(self, is_bad: bool) -> None:
@@ -109,7 +109,7 @@ class ExcessDetector:
         self._bad_2 += is_bad
         self._last_2.append(is_bad)
 
-    def _look(self) -> Excess | None:
+    def _check(self) -> Excess | None:
         threshold = _THRESHOLD + self._growth * math.log1p(self._total / _GROWTH_CALLS)
         known = len(self._totals) - 1
         for window in _WINDOWS:

@@ -33,7 +33,7 @@ class FloatDifferences:
     """The differences of two chunks, none of which has NaN or an infinity.
 
     Args:
-        datatype: Of both chunks.
+        datatype: The datatype of both chunks.
         old: The old elements, one axis.
         new: The new elements, of the same size, at least one.
 

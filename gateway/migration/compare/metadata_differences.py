@@ -13,8 +13,8 @@ def metadata_differences(old: ModelMetadata, new: ModelMetadata) -> Iterator[str
     What a server does not report is no difference.
 
     Args:
-        old: Of the old server.
-        new: Of the new one.
+        old: The metadata of the old server.
+        new: The metadata of the new server.
     """
     if _takes_batch(old) is True and _takes_batch(new) is False:
         yield "the old model takes batches, and the new one takes none: a call with a batch fails"

@@ -70,8 +70,8 @@ def within_tolerance(a: Array, b: Array, atol: float, rtol: float, nan_equal: bo
     Args:
         a: Old values, from `pairs_of`.
         b: New values, of the same shape.
-        atol: As a FP64 number, exactly.
-        rtol: As a FP64 number, exactly.
+        atol: The absolute tolerance, an exact FP64 number.
+        rtol: The relative tolerance, an exact FP64 number.
         nan_equal: Whether NaN agrees with NaN. An infinity agrees with itself only.
     """
     special, agree = same_special(a, b, nan_equal)
@@ -158,7 +158,7 @@ def cosine_holds(a: Array, b: Array, least: float, nan_equal: bool) -> Mask:
     Args:
         a: Old vectors from `values_of`, shape [rows, size].
         b: New vectors, same shape.
-        least: Of the cosine, -1 to 1.
+        least: The smallest allowed cosine, from -1 to 1.
         nan_equal: Whether NaN agrees with NaN.
     """
     special, agree = same_special(a, b, nan_equal)
@@ -209,7 +209,7 @@ def top_k_holds(
 
     Args:
         a: `ordinals` of the old values, shape [rows, size].
-        b: Of the new values.
+        b: `ordinals` of the new values, of the same shape.
         count: At least 1; all elements if it exceeds the size.
         order: Also require that no two elements of the set are in opposite orders.
     """

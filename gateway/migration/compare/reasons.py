@@ -25,7 +25,7 @@ class Reason(Struct):
     """One kind of failure, or of difference in structure.
 
     Attributes:
-        code: Of the error; "" for none.
+        code: The code of the error; "" for none.
         count: Number of calls.
         example: What one of the calls says.
         call: The id of this call.
@@ -71,9 +71,9 @@ class Reasons:
 
         Args:
             call_id: Names it.
-            outcome: Of its comparison.
-            code: Of the error; "" for none.
-            text: Of the error, or what differs.
+            outcome: The outcome of its comparison.
+            code: The code of the error; "" for none.
+            text: The text of the error, or what differs.
         """
         key = outcome, code, _kind(text)
         if key not in self._found and len(self._found) >= _MAX_KINDS:
@@ -89,7 +89,7 @@ class Reasons:
 
         Args:
             call_id: Names it.
-            comparison: Of its two results.
+            comparison: The comparison of its two results.
             error: The text of the error that ended it; "" for none.
         """
         if comparison.error is None and comparison.outcome not in _EXPLAINED:

@@ -86,8 +86,8 @@ def compare_results(
 
     Args:
         old: The reference.
-        new: Of the other server.
-        rules: Of the model's outputs.
+        new: The result of the other server.
+        rules: The rules for the model's outputs.
         classes: Names of the outputs that were requested as classes.
         batched: The first axis is the batch.
         streams: "join" compares BYTES joined over the items of a stream, and other outputs item by

@@ -25,7 +25,7 @@ class OutputRule:
         ignore: The output is not compared at all.
         exact: Datatype, shape and bytes are equal.
         atol: With *rtol*, abs(a - b) <= atol + rtol * abs(a) for each element; a is the old value.
-        rtol: See *atol*.
+        rtol: The tolerated difference relative to the old value; None for the default.
         fraction: Share of the elements that may break `atol`, `rtol` or `ulp`.
         ulp: Largest number of representable values from a to b; -0 is +0.
         cosine: Least cosine of each vector of the last axis.

@@ -97,10 +97,10 @@ def newcombe_interval(
     Without calls on a side it is -1 to 1.
 
     Args:
-        bad: Of the first rate.
-        total: Of the first rate.
-        bad_2: Of the second rate.
-        total_2: Of the second rate.
+        bad: Bad calls of the first rate.
+        total: All calls of the first rate.
+        bad_2: Bad calls of the second rate.
+        total_2: All calls of the second rate.
         bounds: The interval of one rate, by its bad calls and all of them.
 
     Source: Newcombe, Statistics in Medicine 17, 1998, method 10.
@@ -318,8 +318,8 @@ def ratio_bounds(new: Sequence[float], old: Sequence[float], share: float) -> tu
 
     Args:
         new: Positive values in ascending order.
-        old: The same.
-        share: See `quantile_bounds`.
+        old: Positive values in ascending order, too.
+        share: The share of the values below the quantile, above 0 and below 1.
 
     Returns:
         0 and inf where there are too few values.

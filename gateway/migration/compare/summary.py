@@ -110,7 +110,7 @@ class Summary:
 
         Args:
             call_id: Shown for the worst call of an output.
-            comparison: Of its two results.
+            comparison: The comparison of its two results.
             times: Seconds at the old and at the new server; None if one is unknown.
             error: The text of the error that ended it.
         """

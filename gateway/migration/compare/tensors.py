@@ -130,7 +130,7 @@ def compare_tensors(
     Args:
         old: The reference; its name selects the rule.
         new: The other server's output.
-        rules: Of the model.
+        rules: The rules for the model's outputs.
         classes: The elements are classes of the classification extension, "score:index:label".
         batched: The first axis is the batch: also count rows.
 

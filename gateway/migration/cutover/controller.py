@@ -26,10 +26,11 @@ from gateway.migration.cutover.interfaces import (
     ServingProcesses,
     StateStore,
 )
-from gateway.migration.cutover.leader import LedCutover
+from gateway.migration.cutover.leader import LeaderCutover
 from gateway.migration.cutover.plans import cutover_directory, cutover_plans
 from gateway.migration.cutover.replicas import Replicas, own_name
-from gateway.migration.cutover.steps import IDLE_PHASES, CutoverPlan, Phase
+from gateway.migration.cutover.states import IDLE_PHASES, Phase
+from gateway.migration.cutover.steps import CutoverPlan
 from gateway.migration.evidence.verdicts import Standing
 from gateway.migration.settings import MIGRATIONS
 from gateway.migration.targets import live_migrations
@@ -74,7 +75,7 @@ class CutoverController(Collector):
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._api_server: ApiServer | None = None
-        self._cutovers: dict[str, LedCutover] = {}
+        self._cutovers: dict[str, LeaderCutover] = {}
         try:
             for plan in cutover_plans(loaded.config).values():
                 self._cutovers[plan.migration] = self._open(plan, loaded)
@@ -85,7 +86,7 @@ class CutoverController(Collector):
             self._close()
             raise
 
-    def _open(self, plan: CutoverPlan, loaded: LoadedConfig) -> LedCutover:
+    def _open(self, plan: CutoverPlan, loaded: LoadedConfig) -> LeaderCutover:
         config = MIGRATIONS.of(loaded.config)[plan.migration].cutover
         coordinate = "none" if config is None else config.coordinate
         store: StateStore
@@ -101,7 +102,7 @@ class CutoverController(Collector):
             if coordinate == "file":
                 replicas = Replicas(directory, plan.migration, own_name(), self._clock)
             store = CutoverFiles(directory, plan.migration)
-        return LedCutover(
+        return LeaderCutover(
             plan, store, lambda: self._keeper, self._clock, self._monotonic, replicas, pending
         )
 
@@ -165,13 +166,13 @@ class CutoverController(Collector):
     async def _run(self, processes: ServingProcesses) -> None:
         while True:
             try:
-                await self._look(processes)
+                await self._check(processes)
             except Exception:  # a bug: the weights stay, and the guards of the workers work
                 log.exception("internal error")
             if await is_set_within(self._wake, self._interval_s):
                 self._wake.clear()
 
-    async def _look(self, processes: ServingProcesses) -> None:
+    async def _check(self, processes: ServingProcesses) -> None:
         before = self.weights()
         reports = await processes.exchange_weights(before)
         for each in list(self._cutovers.values()):
@@ -292,7 +293,7 @@ class CutoverController(Collector):
         return (step, weight, state, guard, rollbacks)
 
 
-def _changed(name: str, cutover: LedCutover) -> str:
+def _changed(name: str, cutover: LeaderCutover) -> str:
     return (
         f"the cut-over of {name!r} is {cutover.state.phase.value}: its plan cannot change; "
         f"expected 'gateway cutover rollback {name}' first"

@@ -12,7 +12,7 @@ class ArrivedEvidence(Protocol):
     """The evidence of a migration.
 
     Attributes:
-        document: Of the process that compares replies.
+        document: The evidence, by the process that compares replies.
         at_s: When it arrived, in monotonic seconds.
     """
 

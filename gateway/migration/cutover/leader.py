@@ -27,16 +27,15 @@ from gateway.migration.cutover.reported import (
     shared_evidence,
 )
 from gateway.migration.cutover.shifts import tripped_guard
+from gateway.migration.cutover.states import IDLE_PHASES, Phase
 from gateway.migration.cutover.steps import (
     COMMANDS,
-    IDLE_PHASES,
     CommandRefused,
     CutoverEvent,
     CutoverEvidence,
     CutoverPlan,
     CutoverState,
     Decision,
-    Phase,
     answered,
     command,
     decide,
@@ -56,10 +55,10 @@ _CURRENT_S: Final = 5.0
 _RESET_S: Final = 5.0
 # Counts that change nothing else are written this often.
 _SAVE_S: Final = 5.0
-_LOUD: Final = frozenset({"cutover tripped", "cutover state unusable"})
+_ERROR_EVENTS: Final = frozenset({"cutover tripped", "cutover state unusable"})
 
 
-class LedCutover:
+class LeaderCutover:
     """One cut-over.
 
     Args:
@@ -72,7 +71,7 @@ class LedCutover:
         pending: Keeps a rollback for a restart while the others do not know of it; None for not.
 
     Attributes:
-        plan: The same.
+        plan: What the cut-over does.
         state: Where it stands.
         is_leader: Whether this process decides.
         trips: How often a guard took all calls from the new target, by guard.
@@ -372,7 +371,7 @@ class LedCutover:
         self._saved_at_s = self._monotonic()
 
     def _record(self, event: CutoverEvent) -> None:
-        write = log.error if event.event in _LOUD else log.info
+        write = log.error if event.event in _ERROR_EVENTS else log.info
         write(
             event.event,
             migration=self.plan.migration,

@@ -4,7 +4,6 @@ It is pure: `decide` and `command` are functions of the plan, the state, the evi
 `cutover_files.py` keeps states on disk, and `gateway.migration.cutover` does what is decided.
 """
 
-import enum
 import hashlib
 import json
 import math
@@ -14,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.migration.compare.statistics import ChangeDetector, confidence_sequence
+from gateway.migration.cutover.states import ADVANCING, TRANSITIONS, Event, Phase
 from gateway.migration.cutover.target_models import has_changed, known_models
 from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 
@@ -25,25 +25,6 @@ _LONGEST_STEP_S: Final = 2.0
 # Without calls for this time, a step bakes no longer.
 _IDLE_S: Final = 10.0
 _PERCENT: Final = 100.0
-
-
-class Phase(enum.Enum):
-    """The state of a cut-over as its users see it."""
-
-    READY = "ready"
-    MIRRORING = "mirroring"
-    BAKING = "baking"
-    WAITING_FOR_APPROVAL = "waiting_for_approval"
-    PAUSED = "paused"
-    ROLLING_BACK = "rolling_back"
-    ROLLED_BACK = "rolled_back"
-    DONE = "done"
-
-
-IDLE_PHASES: Final = frozenset({Phase.READY, Phase.ROLLED_BACK})
-"""Phases in which nothing is under way, so that the plan may change."""
-
-_ADVANCING: Final = frozenset({Phase.MIRRORING, Phase.BAKING, Phase.WAITING_FOR_APPROVAL})
 
 
 class CommandRefused(ValueError):
@@ -209,7 +190,7 @@ def decide(
     state = _counted(plan, state, evidence, now)
     is_other = has_changed(state.models, evidence.models)
     state = replace(state, models=known_models(state.models, evidence.models))
-    if not is_other or state.phase not in _ADVANCING | {Phase.READY, Phase.PAUSED}:
+    if not is_other or state.phase not in ADVANCING | {Phase.READY, Phase.PAUSED}:
         return _next(plan, state, evidence)
     begun = _begin_anew(state, now)
     decision = _next(plan, begun.state, replace(evidence, guards=(), is_current=False))
@@ -221,9 +202,9 @@ def _next(plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence) -> 
     if tripped is not None:
         return _trip(plan, state, tripped, evidence.why)
     if state.phase is Phase.ROLLING_BACK and evidence.is_applied:
-        rolled_back = replace(state, phase=Phase.ROLLED_BACK)
+        rolled_back = _after(state, Event.APPLIED)
         return Decision(rolled_back, (CutoverEvent("cutover rolled back", state.reason),))
-    if state.phase not in _ADVANCING:
+    if state.phase not in ADVANCING:
         return Decision(state)
     missing = missing_conditions(plan, state, evidence)
     if not missing:
@@ -233,7 +214,7 @@ def _next(plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence) -> 
             f"no verdict within {format_duration(plan.max_wait_s)}: goes on "
             f"{' and '.join(missing)}; {state.weight:g}% of the calls stay with {plan.new}"
         )
-        paused = replace(state, phase=Phase.PAUSED, reason=reason)
+        paused = _after(state, Event.TOO_LONG, reason=reason)
         return Decision(paused, (CutoverEvent("cutover waits", reason),))
     return Decision(state)
 
@@ -248,7 +229,7 @@ def _counted(
     if state.step:
         new, earlier = evidence.calls, state.calls
     idle_s = 0.0 if new else state.idle_s + passed_s
-    bakes = state.phase in _ADVANCING and idle_s < _IDLE_S and new + earlier > 0
+    bakes = state.phase in ADVANCING and idle_s < _IDLE_S and new + earlier > 0
     detector: tuple[float, ...] = ()
     if plan.errors_below is not None:
         found = ChangeDetector(plan.errors_below, sums=state.detector)
@@ -257,7 +238,7 @@ def _counted(
     return replace(
         state,
         baked_s=state.baked_s + (passed_s if bakes else 0.0),
-        waited_s=state.waited_s + (passed_s if state.phase in _ADVANCING else 0.0),
+        waited_s=state.waited_s + (passed_s if state.phase in ADVANCING else 0.0),
         idle_s=idle_s,
         calls=state.calls + evidence.calls,
         failures=state.failures + evidence.failures,
@@ -275,7 +256,7 @@ def _begin_anew(state: CutoverState, now: float) -> Decision:
         return Decision(replace(state, evidence_from_s=now))
     begun = _begin(state, state.step, state.weight, evidence_from_s=now)
     if state.phase is Phase.PAUSED:
-        begun = replace(begun, phase=Phase.PAUSED, reason=state.reason, tripped=state.tripped)
+        begun = _after(begun, Event.PAUSE, reason=state.reason, tripped=state.tripped)
     text = "a model changed its version or signature: evidence and bake time begin anew"
     return Decision(begun, (CutoverEvent("cutover waits", text),))
 
@@ -284,7 +265,7 @@ def _tripped(
     plan: CutoverPlan, state: CutoverState, evidence: CutoverEvidence
 ) -> GuardVerdict | None:
     """Return the guard that takes all calls from the new target; None for none."""
-    may_trip = state.phase in _ADVANCING or state.phase in {Phase.DONE, Phase.PAUSED}
+    may_trip = state.phase in ADVANCING or state.phase in {Phase.DONE, Phase.PAUSED}
     if not may_trip or state.tripped:
         return None
     found = [each for each in evidence.guards if each.standing is Standing.TRIPS]
@@ -300,16 +281,16 @@ def _trip(plan: CutoverPlan, state: CutoverState, guard: GuardVerdict, why: str)
     reason = f"{guard.guard} tripped: {guard.evidence}"
     if why and guard.guard.startswith("errors."):
         reason += f"; the most frequent error is {why}"
-    phase = Phase.PAUSED if plan.pauses_on_trip else Phase.ROLLING_BACK
-    if phase is Phase.PAUSED:
+    if plan.pauses_on_trip:
         reason += "; all calls go to the old target until the cut-over is resumed"
-    state = replace(_weighted(state, 0.0), phase=phase, tripped=guard.guard, reason=reason)
+    event = Event.TRIP_AND_PAUSE if plan.pauses_on_trip else Event.TRIP
+    state = _after(_weighted(state, 0.0), event, tripped=guard.guard, reason=reason)
     return Decision(state, (CutoverEvent("cutover tripped", reason, guard.guard),))
 
 
 def _advance(plan: CutoverPlan, state: CutoverState) -> Decision:
     if state.step == len(plan.steps):
-        done = replace(state, phase=Phase.DONE, reason="")
+        done = _after(state, Event.COMPLETE, reason="")
         text = f"all calls go to {plan.new}"
         return Decision(done, (CutoverEvent("cutover done", text),))
     percent = plan.percent(state.step + 1)
@@ -317,7 +298,7 @@ def _advance(plan: CutoverPlan, state: CutoverState) -> Decision:
         if state.phase is Phase.WAITING_FOR_APPROVAL:
             return Decision(state)
         text = f"{percent:g}% to {plan.new} waits for approval"
-        waiting = replace(state, phase=Phase.WAITING_FOR_APPROVAL, reason="")
+        waiting = _after(state, Event.APPROVAL_NEEDED, reason="")
         return Decision(waiting, (CutoverEvent("cutover waits", text),))
     begun = _begin(state, state.step + 1, percent)
     text = f"step {begun.step} of {len(plan.steps)}: {percent:g}% to {plan.new}"
@@ -331,10 +312,10 @@ def _begin(
     comparisons = state.comparisons if evidence_from_s is None else {}
     if evidence_from_s is None:
         evidence_from_s = state.evidence_from_s
-    return replace(
+    return _after(
         _weighted(state, weight),
+        Event.STEP if step else Event.MIRROR,
         comparisons=comparisons,
-        phase=Phase.BAKING if step else Phase.MIRRORING,
         step=step,
         baked_s=0.0,
         waited_s=0.0,
@@ -347,6 +328,11 @@ def _begin(
         approved=False,
         reason="",
     )
+
+
+def _after(state: CutoverState, event: Event, **changes: Any) -> CutoverState:
+    """Return the state after *event*, with *changes* of other fields."""
+    return replace(state, phase=TRANSITIONS[state.phase, event], **changes)
 
 
 def _weighted(state: CutoverState, weight: float) -> CutoverState:
@@ -482,7 +468,7 @@ def _start(plan: CutoverPlan, state: CutoverState, order: _Order) -> Decision:
 def _pause(plan: CutoverPlan, state: CutoverState, _order: _Order) -> Decision:
     reason = f"paused by an operator: {state.weight:g}% of the calls stay with {plan.new}"
     return Decision(
-        replace(state, phase=Phase.PAUSED, reason=reason), (CutoverEvent("cutover waits", reason),)
+        _after(state, Event.PAUSE, reason=reason), (CutoverEvent("cutover waits", reason),)
     )
 
 
@@ -503,7 +489,7 @@ def _approve(plan: CutoverPlan, state: CutoverState, _order: _Order) -> Decision
 
 def _roll_back(_plan: CutoverPlan, state: CutoverState, _order: _Order) -> Decision:
     reason = "rolled back by an operator"
-    state = replace(_weighted(state, 0.0), phase=Phase.ROLLING_BACK, reason=reason)
+    state = _after(_weighted(state, 0.0), Event.ROLL_BACK, reason=reason)
     return Decision(state)
 
 
@@ -513,6 +499,7 @@ def _reset(plan: CutoverPlan, state: CutoverState, order: _Order) -> Decision:
             f"{state.weight:g}% of the calls go to {plan.new}; expected 'rollback' before 'reset'"
         )
     state = CutoverState(
+        TRANSITIONS[state.phase, Event.RESET],
         epoch=state.epoch + 1,
         attempt=state.attempt + 1,
         evidence_from_s=order.now,
@@ -530,10 +517,10 @@ _Command = Callable[[CutoverPlan, CutoverState, _Order], Decision]
 COMMANDS: Final[Mapping[str, tuple[frozenset[Phase], _Command]]] = MappingProxyType(
     {
         "start": (frozenset({Phase.READY}), _start),
-        "pause": (_ADVANCING, _pause),
+        "pause": (ADVANCING, _pause),
         "resume": (frozenset({Phase.PAUSED, Phase.ROLLED_BACK}), _resume),
         "approve": (frozenset({Phase.WAITING_FOR_APPROVAL}), _approve),
-        "rollback": (_ADVANCING | {Phase.PAUSED, Phase.DONE}, _roll_back),
+        "rollback": (ADVANCING | {Phase.PAUSED, Phase.DONE}, _roll_back),
         "reset": (frozenset({Phase.READY, Phase.ROLLED_BACK, Phase.PAUSED}), _reset),
     }
 )
@@ -553,7 +540,7 @@ def verdict_of(guards: tuple[GuardVerdict, ...], state: CutoverState) -> Standin
 
 def next_text(plan: CutoverPlan, state: CutoverState, missing: list[str]) -> str:
     """Return what comes next and what it needs, for people."""
-    if state.phase not in _ADVANCING:
+    if state.phase not in ADVANCING:
         return _NEXT[state.phase]
     is_last = state.step == len(plan.steps)
     following = "done" if is_last else f"{plan.percent(state.step + 1):g}%"

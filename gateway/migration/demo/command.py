@@ -65,7 +65,7 @@ class MigrationStory:
     """Tells what happens, while it happens.
 
     Args:
-        folder: Of the recording.
+        folder: The folder that has the recording.
         keep: Whether the gateway goes on afterwards.
 
     Attributes:

@@ -55,8 +55,8 @@ def migration_config(old_port: int, new_port: int, folder: Path, admin: str) -> 
     """Return the configuration of the gateway, as plain values of its YAML.
 
     Args:
-        old_port: Of the old server, for HTTP.
-        new_port: Of the new server, for gRPC.
+        old_port: The port of the old server, for HTTP.
+        new_port: The port of the new server, for gRPC.
         folder: Of the state and of the recording.
         admin: HOST:PORT of the pages.
     """

@@ -62,7 +62,7 @@ class MigrationEvidence:
     """The evidence of one migration since a moment.
 
     Args:
-        name: Of the migration.
+        name: The name of the migration.
         guards: Its limits.
         since_us: The moment, in UTC, microseconds since 1970.
         has_noise: Whether some calls are put to the old target twice.

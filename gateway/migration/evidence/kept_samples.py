@@ -55,7 +55,7 @@ class KeptSample:
         side: The target that replied to the client, "old" or "new".
         codes: Of the old and of the new target.
         times_s: Seconds at the old and at the new target.
-        comparison: Of both.
+        comparison: The comparison of both results.
         errors: Texts of the errors of both, as they may be shown; "" for none.
     """
 
@@ -100,7 +100,7 @@ def kept_sample(  # all that is known of one call
         record: The client's call with its reply.
         side: The target that replied to the client, "old" or "new".
         other: Result of the other target.
-        comparison: Of both.
+        comparison: The comparison of both results.
         seconds: Time at the target that replied to the client, and at the other one.
         errors: Texts of the errors of the old and of the new target.
     """

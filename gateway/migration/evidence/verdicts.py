@@ -31,7 +31,7 @@ class Evidence(Struct, frozen=True):
     Attributes:
         old: Result of the old server.
         new: Result of the new server.
-        outcome: Of their comparison.
+        outcome: The outcome of their comparison.
         times_s: Seconds at the old and at the new server; None unless both replied.
         at_s: Time of the call, of any clock that does not go back by much.
         is_compared: Whether any output of two replies was compared.
@@ -159,7 +159,7 @@ def verdict_text(
         failures: Of the conditions that do not hold.
         guards: A guard that trips is a failure, too.
         has_conditions: Whether there are conditions; without any and without guards it is "none".
-        unjudged: Of `unjudged_calls`.
+        unjudged: The texts that `unjudged_calls` returned.
     """
     tripped = [f"{each.guard} trips" for each in guards if each.standing is Standing.TRIPS]
     undecided = [each.guard for each in guards if each.standing is Standing.UNDECIDED]

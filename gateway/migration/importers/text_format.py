@@ -32,7 +32,7 @@ class TextField:
 
     Attributes:
         value: The text of a scalar; "" for a message.
-        fields: Of a message.
+        fields: The fields of a message; none for a scalar.
         line: Line of its name, from 1.
     """
 

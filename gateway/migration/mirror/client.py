@@ -33,7 +33,7 @@ class ShadowClient:
     Attributes:
         tap: Receives the calls of all frontends; None if nothing is recorded.
         mirrors: The taps of the migrations, by route.
-        keeper: See above.
+        keeper: Keeps the shadow process running; None if the supervisor does.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class KeptEvidence:
     """The evidence of a migration.
 
     Attributes:
-        document: Of `MigrationEvidence.document`.
+        document: What `MigrationEvidence.document` returned.
         at_s: When it arrived, on the clock of the event loop.
     """
 

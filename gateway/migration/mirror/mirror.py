@@ -225,7 +225,7 @@ class Mirror:
             sender: Gets the result.
             number: Of the message; it is confirmed with this number.
             message: The call.
-            size: Of the message, bytes.
+            size: The size of the message in bytes.
         """
         if message.skipped or message.dropped:
             self.evidence.report(message.skipped, message.dropped)

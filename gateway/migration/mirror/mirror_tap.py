@@ -12,7 +12,12 @@ from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.transfer import ShadowRequest
 from gateway.migration.mirror.outbox import Outbox
-from gateway.migration.mirror.sampling import MAX_ITEMS, Choice, MigrationSampler, MirrorLimits
+from gateway.migration.mirror.sampling import (
+    MAX_ITEMS,
+    MigrationSampler,
+    MirrorLimits,
+    SamplingDecision,
+)
 from gateway.migration.mirror.sender import FinishedCalls, RecordSender
 from gateway.migration.targets import LiveMigration
 from gateway.telemetry.metrics import Metrics
@@ -30,7 +35,7 @@ class MirrorTap:
     Args:
         migration: Whose route it taps.
         sock: To the shadow process.
-        limits: Of the outbox.
+        limits: The limits of the outbox.
     """
 
     def __init__(
@@ -60,22 +65,22 @@ class MirrorTap:
         request = inference_of(call)
         assert request is not None  # noqa: S101  # the layer passes inferences only
         choice = self.sampler.choose(request, call.context)
-        if choice is Choice.NO:
+        if choice is SamplingDecision.NO:
             return None
-        if choice is Choice.SEQUENCE:
+        if choice is SamplingDecision.SEQUENCE:
             self.outbox.skip("sequence")
-        elif choice is Choice.RATE:
+        elif choice is SamplingDecision.RATE:
             self.outbox.drop("rate")
         elif not self.outbox.admit():
             self.sampler.lost(request)
         elif type(call) is not InferRequest or streaming_body_of(call) is None:
-            return SampledCall(call, monotonic(), noise=choice is Choice.NOISE)
+            return SampledCall(call, monotonic(), noise=choice is SamplingDecision.NOISE)
         elif self._skips_large:
             self.outbox.skip("arriving")
             self.sampler.lost(request)
         else:
             call, teed = tee_body(call, self._tee_budget)
-            return SampledCall(call, monotonic(), teed=teed, noise=choice is Choice.NOISE)
+            return SampledCall(call, monotonic(), teed=teed, noise=choice is SamplingDecision.NOISE)
         return None
 
     def end(self, exchange: SampledCall, /) -> None:

@@ -25,7 +25,7 @@ class Outgoing(Struct):
 
     Attributes:
         number: Rises by one with each message.
-        size: Of all its buffers, bytes.
+        size: The size of all its buffers in bytes.
         at: Bytes that are sent.
     """
 

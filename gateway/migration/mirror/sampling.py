@@ -41,7 +41,7 @@ class MirrorLimits:
     sample_bytes: int = 64 * _MIB
 
 
-class Choice(enum.Enum):
+class SamplingDecision(enum.Enum):
     """What becomes of a call; all but NO are counted as sampled."""
 
     NO = "no"
@@ -58,7 +58,7 @@ class MigrationSampler:
     Args:
         name: Of the migration; it keys the draw.
         config: The migration.
-        limits: Of the outbox.
+        limits: The limits of the outbox.
         clock: Monotonic seconds.
 
     Attributes:
@@ -89,22 +89,26 @@ class MigrationSampler:
         # Sequences of which a call was lost: their later calls are not compared either.
         self._broken: BoundedDict[str, None] = BoundedDict(_MAX_SEQUENCES)
 
-    def choose(self, request: InferRequest, context: Context) -> Choice:
+    def choose(self, request: InferRequest, context: Context) -> SamplingDecision:
         """Return whether a call is compared, and count it if so."""
         if is_shadow_call(context):
-            return Choice.NO
+            return SamplingDecision.NO
         sequence = sequence_key(request)
         number = draw(sequence or context.request_id, self._name)
         is_chosen = number < self._threshold
         if not is_chosen and (sequence or not self._is_first(request, context)):
-            return Choice.NO
+            return SamplingDecision.NO
         self.counts.sampled += 1
         if sequence and not self._may_continue(sequence, request):
-            return Choice.SEQUENCE
+            return SamplingDecision.SEQUENCE
         if not self._has_token():
             self.lost(request)
-            return Choice.RATE
-        return Choice.NOISE if number < self._noise and not sequence else Choice.YES
+            return SamplingDecision.RATE
+        return (
+            SamplingDecision.NOISE
+            if number < self._noise and not sequence
+            else SamplingDecision.YES
+        )
 
     def lost(self, request: InferRequest) -> None:
         """Note that a chosen call is not compared, so that the rest of its sequence is not."""

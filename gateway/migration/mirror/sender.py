@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from gateway.api.tap import TappedCall
-from gateway.concurrency.offload import inline, off_loop
+from gateway.concurrency.offload import off_loop, run_bounded_on_loop
 from gateway.ir.calls import InferRequest, InferResponse, inference_of
 from gateway.ir.data import ArrayData
 from gateway.ir.errors import GatewayError
@@ -41,7 +41,7 @@ class RecordSender:
     def send(self, call: Recordable, shadow: ShadowRequest | None = None) -> bool:
         """Send a call, or count why not; return whether it will be sent."""
         try:
-            record = inline(record_of, call, self._privacy(), None)
+            record = run_bounded_on_loop(record_of, call, self._privacy(), None)
         except LongWork:
             task = asyncio.create_task(self._send_later(call, shadow))
             self._tasks.add(task)

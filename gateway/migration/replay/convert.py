@@ -109,7 +109,7 @@ class Converter:
         """Return the reply to a call, as its caller needs it.
 
         Args:
-            call: As the target's codec decoded it.
+            call: The reply that the target's codec decoded.
             model: Its model, which a message of the target may not name.
             answer: Returns the server's reply to the call.
             needs: Those of the codec that wrote the reply.

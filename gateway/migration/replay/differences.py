@@ -22,8 +22,8 @@ class ComparedCall:
     """A call of both captures.
 
     Attributes:
-        old: As the first capture has it.
-        new: As the second one has it.
+        old: The call of the first capture.
+        new: The call of the second capture.
         evidence: For guards; its results have no outputs where both have the same bytes.
     """
 

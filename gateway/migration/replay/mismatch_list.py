@@ -67,8 +67,8 @@ class MismatchList:
         """Write a call if its results differ.
 
         Args:
-            old: As it was recorded.
-            comparison: Of its results.
+            old: The result that was recorded.
+            comparison: The comparison of its results.
             new_code: Of the new result, "ok" for a reply.
             new_error: The text of its error.
 

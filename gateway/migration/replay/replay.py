@@ -55,7 +55,7 @@ class ReplayOptions:
         rate: Calls per second, instead of a pace; None for no rate.
         concurrency: Calls in flight; None for any number at a pace or rate, else 64.
         limit: Number of calls to send; None for all.
-        timeout_s: Of each call.
+        timeout_s: The longest time of each call.
         models: Other names for models, by their recorded names.
     """
 

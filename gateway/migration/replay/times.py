@@ -63,7 +63,7 @@ def times_problem(old: Mapping[str, str], new: Mapping[str, str]) -> str:
 
     Args:
         old: What the first one notes of itself.
-        new: The same of the second one.
+        new: Times of the second recording, in the same unit.
     """
     replayed = [each for each in (old, new) if REPLAYED in each]
     if not replayed:

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 from xml.etree.ElementTree import Element, tostring
 
-from gateway.ir.texts import printable
-
-_MAX_TEXT: Final = 512
+from gateway.ir.texts import visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +64,6 @@ def element(tag: str, *children: Element | str, **attributes: str) -> Element:
         else:
             made.append(child)
     return made
-
-
-def visible(text: str) -> str:
-    """Return *text* with escapes for what no font shows, cut to 512 characters."""
-    return printable(text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "...")
 
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"

@@ -9,10 +9,10 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
+from gateway.ir.texts import utc_text
 from gateway.migration.compare.statistics import (
     confidence_sequence,
     quantile_bounds,
@@ -124,8 +124,8 @@ class ReportFacts:
     """Everything that a report shows.
 
     Attributes:
-        title: Of the page.
-        verdict: As the commands print it.
+        title: The title of the page.
+        verdict: The verdict that the commands print.
         conditions: As the user wrote them, each with why it fails or "".
         lost: Calls that are not compared, by reason, with the capture.
         method: Rules, files and versions: what and its value.
@@ -322,11 +322,3 @@ def _method_blocks(facts: ReportFacts) -> Iterator[Block]:
         "likelihood ratio of the latest calls (Lai 1995). Bounds of latency are order statistics, "
         "without an assumed distribution."
     )
-
-
-def utc_text(at_us: int) -> str:
-    """Return a time in microseconds since 1970 as text; "?" where no calendar has it."""
-    try:
-        return datetime.fromtimestamp(at_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError, OSError):
-        return "?"

@@ -21,7 +21,7 @@ class ConcurrencyLimit(Limiter):
     On the path of every call, so `CallLimits` counts in `used` itself where nobody waits.
 
     Args:
-        name: Of the route, for errors.
+        name: The name of the route, for errors.
         in_flight: Inferences at a time.
         queue: Inferences that may wait; 0 refuses at once.
         wait_s: How long one may wait; None for as long as its deadline allows.
@@ -101,7 +101,7 @@ class QueueBound:
     Args:
         call: The call.
         request: Its inference, which may have a queue timeout.
-        timeout: Of the route.
+        timeout: The timeout that the route has.
         wait_s: The longest wait that is configured; None for none.
         now: The time, on the clock of the deadline of *call*.
 

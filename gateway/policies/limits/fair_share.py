@@ -91,7 +91,7 @@ class FairShare:
         target_s: How long one may wait while the queue has not been empty for *wait_s*; None for no
             such rule.
         rate: Limits the calls in a second of each key; None for no such limit.
-        timeout: Of the route.
+        timeout: The timeout of the route.
         route: Name of the route.
         clock: Monotonic seconds.
     """

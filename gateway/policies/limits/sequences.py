@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.ir.calls import Call, sequence_of
-from gateway.ir.context import Sequence
+from gateway.ir.context import CallSequence
 from gateway.ir.errors import ErrorCode, GatewayError, NotSent, Overloaded
 from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine, Service
@@ -83,7 +83,7 @@ class LimitSequences:
         sequence = sequence_of(call)
         return self._inner(call) if sequence is None else self._count(call, sequence)
 
-    async def _count(self, call: Call[R], sequence: Sequence) -> R:
+    async def _count(self, call: Call[R], sequence: CallSequence) -> R:
         now = self._clock()
         self._forget_idle(now)
         model = "" if call.model is None else call.model.name

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 _STATM: Final = Path("/proc/self/statm")
 # Load is shed until a value is below this part of its bound: it would switch on and off else.
-_RELEASE: Final = 0.9
+_RELEASE_FACTOR: Final = 0.9
 
 
 def resident_bytes() -> int:
@@ -110,7 +110,9 @@ class ShedLoad:
             ("memory", load.memory_bytes, rules.memory_bytes),
             ("loop_lag", load.lag_s, rules.lag_s),
         ):
-            if bound is not None and value > (bound * _RELEASE if name == current else bound):
+            if bound is not None and value > (
+                bound * _RELEASE_FACTOR if name == current else bound
+            ):
                 reason = name
                 break
         if reason != current:

@@ -87,7 +87,7 @@ class ForwardedRegions:
         """Remove a region, or all regions with ""; ignores an unknown region.
 
         Args:
-            name: Of the region.
+            name: The name of the region.
             is_cuda: Remove only regions of CUDA, or only those of system memory; None for both.
         """
         for region in [*self._regions.values()]:
@@ -213,7 +213,7 @@ class ForwardRegions:
         """
         found = [self._regions.find(what, shared) for what, shared in references(call)]
         if not any(region is not None and region.offset for region in found):
-            return call, _nothing
+            return call, _ignore
         inputs = tuple(
             [
                 with_data(one, self._at_upstream(one.data))
@@ -232,7 +232,7 @@ class ForwardRegions:
                 for one in call.outputs
             ]
         )
-        return call.changed(inputs=inputs, outputs=outputs), _nothing
+        return call.changed(inputs=inputs, outputs=outputs), _ignore
 
     def _at_upstream(self, shared: SharedMemoryData) -> SharedMemoryData:
         offset = self._regions.offset_of(shared.region) + shared.offset
@@ -271,7 +271,7 @@ class ForwardRegions:
         )
 
 
-def _nothing() -> None: ...
+def _ignore() -> None: ...
 
 
 def _merge(replies: Sequence[Sequence[SharedRegion]]) -> tuple[SharedRegion, ...]:

@@ -66,10 +66,10 @@ class MetadataMessage(NamedTuple):
     """A metadata response.
 
     Attributes:
-        name: Of the model.
-        version: Of the server's software.
+        name: The name of the model.
+        version: The version of the server's software.
         server: Name of the server's software.
-        description: Of the model.
+        description: The description of the model.
     """
 
     name: str

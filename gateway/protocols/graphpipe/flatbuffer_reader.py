@@ -26,7 +26,7 @@ _HALVES: Final = Struct("<2H").unpack_from
 _SHAPES: Final = tuple(Struct(f"<{rank}q").unpack_from for rank in range(33))
 
 _VISITS: Final = 10_000
-_NOTHING: Final = memoryview(b"")
+EMPTY: Final = memoryview(b"")
 _SMALLEST: Final = 8
 # A table begins with the offset of its vtable, a vtable with two sizes.
 _TABLE_START: Final = 4
@@ -109,7 +109,7 @@ class FlatbufferMessage:
 
         Args:
             at: From `root` or `follow`.
-            kind: Of the table.
+            kind: The kind of the table.
         """
         view, size = self.view, self.size
         vtable = at - _SIGNED(view, at)[0]
@@ -189,7 +189,7 @@ class FlatbufferMessage:
         """
         start, count = self.vector(at, 1, what)
         if not count:
-            return _NOTHING
+            return EMPTY
         self.hand_out(count)
         return self.view[start : start + count]
 
@@ -256,7 +256,7 @@ class FlatbufferMessage:
 
         Args:
             at: Position of the offset.
-            name: Of the tensor, for errors.
+            name: The name of the tensor, for errors.
         """
         view, size, most = self.view, self.size, self.limits.rank
         target = at + _WORD(view, at)[0]

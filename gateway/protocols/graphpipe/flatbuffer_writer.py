@@ -29,7 +29,7 @@ _ZEROS: Final = bytes(_ALIGN)
 _TABLE_BYTES: Final = 16
 # Sizes of the caches of response headers and request names, and the most tensors in an entry.
 _CACHE_ENTRIES: Final = 512
-_FEW: Final = 8
+_FEW_TENSORS: Final = 8
 _SHAPE_FORMS: Final = tuple(Struct(f"<I{rank}q4x") for rank in range(33))
 
 # Vtables: own size, size of the table, then the position of each field in it (0: absent).
@@ -117,7 +117,7 @@ def infer_response(tensors: Sequence[WireTensor]) -> list[Buffer]:
         if data is not None:
             blocks.append(data)
             forms.append((number, shape, data.nbytes, True))
-    if len(blocks) == len(tensors) and 0 < len(tensors) <= _FEW:
+    if len(blocks) == len(tensors) and 0 < len(tensors) <= _FEW_TENSORS:
         # A model's responses repeat the same few forms.
         return _interleaved(_answer_head(tuple(forms)), blocks)
     head = bytearray(_ANSWER)
@@ -160,7 +160,7 @@ def add_names(head: bytearray, field: int, names: Sequence[str]) -> None:
     point(head, field)
     if not names:
         head += _WORD.pack(0)
-    elif len(names) <= _FEW:
+    elif len(names) <= _FEW_TENSORS:
         head += _few_names(tuple(names))
     else:
         head += _names(names)

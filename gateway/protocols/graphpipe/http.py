@@ -30,8 +30,7 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.graphpipe import metadata_json as shown
-from gateway.protocols.graphpipe import translate as calls
+from gateway.protocols.graphpipe import metadata_json, translate
 from gateway.protocols.graphpipe.errors import OK, text_of
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import METADATA_REQUEST, error_response
@@ -92,7 +91,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.graphpipe.options`.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.
@@ -105,7 +104,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
     ) -> None:
         self._limits = limits
         self._settings = read_options(options or {})
-        self.needs = calls.needs_of(self._settings)
+        self.needs = translate.needs_of(self._settings)
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; inputs are views of its body.
@@ -134,15 +133,17 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         content: Any = reply
         form = _form_of(call)
         if isinstance(call, InferRequest):
-            return HttpResponse(OK, _BYTES, calls.encode_infer_reply(content, form.outputs))
+            return HttpResponse(OK, _BYTES, translate.encode_infer_reply(content, form.outputs))
         if isinstance(call, ModelMetadataRequest):
             if form.kind is RequestKind.SHOWN:
                 return HttpResponse(
-                    OK, _JSON, (shown.show_metadata(content),), is_compressible=True
+                    OK, _JSON, (metadata_json.show_metadata(content),), is_compressible=True
                 )
-            return HttpResponse(OK, _BYTES, (calls.encode_metadata(content),))
+            return HttpResponse(OK, _BYTES, (translate.encode_metadata(content),))
         if isinstance(call, RepositoryIndexRequest):
-            return HttpResponse(OK, _JSON, (shown.show_index(content),), is_compressible=True)
+            return HttpResponse(
+                OK, _JSON, (metadata_json.show_index(content),), is_compressible=True
+            )
         if isinstance(call, ServerLiveRequest | ServerReadyRequest):
             if content:
                 return HttpResponse(OK, _TEXT, (b"ok\n",))
@@ -155,7 +156,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         Errors before the message was read, and those of other calls, have an HTTP status and text.
         Never raises.
         """
-        number, text = calls.error_message(error, NAME, self._limits)
+        number, text = translate.error_message(error, NAME, self._limits)
         is_message = self._settings.errors != STATUS and _is_inference(call, error)
         if is_message and not isinstance(error, RateExceeded):
             return HttpResponse(OK, _BYTES, (error_response(number, text),))
@@ -171,7 +172,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
             InvalidRequest: The upstream is known to lack one of its inputs or outputs.
         """
         if isinstance(call, InferRequest):
-            return self._post(call, calls.encode_infer(call, self._settings))
+            return self._post(call, translate.encode_infer(call, self._settings))
         if isinstance(call, RepositoryIndexRequest) and not self._settings.path:
             return self._get(call, PREFIX)
         if isinstance(call, ServerLiveRequest | ServerReadyRequest):
@@ -205,7 +206,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
                 raise no_model(wire.path)
             if at is None:
                 return ModelMetadataRequest(model=model, context=_context(wire, ErrorFormat(kind)))
-            return calls.decode_infer(
+            return translate.decode_infer(
                 message,
                 at,
                 model,
@@ -259,9 +260,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
 
     def _read(self, call: Call[Any], wire: HttpResponse) -> Any:
         if isinstance(call, RepositoryIndexRequest):
-            return shown.read_index(wire.view, self._limits)
+            return metadata_json.read_index(wire.view, self._limits)
         message = FlatbufferMessage(wire.view, self._limits)
-        return calls.decode_reply_message(call, message, self._settings, NAME)
+        return translate.decode_reply_message(call, message, self._settings, NAME)
 
     def _failed(self, call: Call[Any], wire: HttpResponse) -> GatewayError | UpstreamFault:
         """Return the error of a response with another status than 200."""
@@ -280,7 +281,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
 def _error_in(body: memoryview, limits: MessageLimits) -> str:
     """Return the text of the error message in *body*; "" when it is something else."""
     try:
-        calls.decode_metadata(FlatbufferMessage(body, limits))
+        translate.decode_metadata(FlatbufferMessage(body, limits))
     except UpstreamFault as fault:
         return fault.error.text
     except GatewayError:
@@ -306,7 +307,7 @@ def _form_of(call: Call[Any]) -> ErrorFormat:
 
 
 def _context(wire: HttpRequest, form: ErrorFormat) -> Context:
-    return http_context(wire, NAME, calls.REPLY_NEEDS, form)
+    return http_context(wire, NAME, translate.REPLY_NEEDS, form)
 
 
 def _forwarded_headers(context: Context) -> tuple[tuple[str, str], ...]:

@@ -27,7 +27,7 @@ _INFER_RESPONSE: Final = table("the InferResponse table", 4, 4)
 _TENSOR: Final = table("a Tensor table", 1, 4, 4, 4)
 
 _INFER, _METADATA = 1, 2
-_NOTHING: Final = memoryview(b"")
+EMPTY: Final = memoryview(b"")
 
 
 def open_request(message: FlatbufferMessage) -> int | None:
@@ -59,7 +59,7 @@ def read_infer_request(
     """Return the inference request whose table is at *at*.
 
     Args:
-        message: As for `open_request`.
+        message: A whole request, without the frame of its carrier.
         at: From `open_request`.
         model: From the URL or the listener.
         lenient: Read missing names as "" and drop surplus ones, as the Go server does.
@@ -73,7 +73,7 @@ def read_infer_request(
     """
     config_at, inputs_at, tensors_at, outputs_at = message.fields(at, _INFER_REQUEST)
     limits = message.limits
-    config = message.data(at + config_at, "config") if config_at else _NOTHING
+    config = message.data(at + config_at, "config") if config_at else EMPTY
     names: list[str] = []
     if inputs_at:
         names = message.names(at + inputs_at, "input name", limits.tensors, "tensors")

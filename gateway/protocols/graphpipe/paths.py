@@ -29,7 +29,7 @@ def find_model(
     """Return the model of a URL; None when it names none.
 
     Args:
-        path: As on the wire, percent-encoded.
+        path: The path of the request, percent-encoded.
         query: `model=m&version=v` is read where the path names no model.
         default: The listener's.
         limits: For the length of names.

@@ -30,7 +30,7 @@ from gateway.ir.errors import (
     TooLarge,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.graphpipe import translate as calls
+from gateway.protocols.graphpipe import translate
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import (
     MAX_MESSAGE_BYTES,
@@ -190,8 +190,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.graphpipe.options`; a listener needs
-            `default_model`.
+        options: The checked options; those of a listener have `default_model`.
 
     Raises:
         ValueError: An option is wrong.
@@ -204,7 +203,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
     ) -> None:
         self._limits = limits
         self._settings = read_options(options or {})
-        self.needs = calls.needs_of(self._settings)
+        self.needs = translate.needs_of(self._settings)
 
     def decode_call(self, wire: Frame, _request_id: str = "", /) -> Call[Any]:
         """Read a client's message; inputs are views of it.
@@ -223,7 +222,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
             )
         if at is None:
             return ModelMetadataRequest(model=model, context=_context(wire, ()))
-        return calls.decode_infer(
+        return translate.decode_infer(
             message, at, model, lambda names: _context(wire, names), self._settings
         )
 
@@ -236,14 +235,14 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         """
         content: Any = reply
         if isinstance(call, InferRequest):
-            return Frame(calls.encode_infer_reply(content, _requested_names(call)))
+            return Frame(translate.encode_infer_reply(content, _requested_names(call)))
         if isinstance(call, ModelMetadataRequest):
-            return Frame((calls.encode_metadata(content),))
+            return Frame((translate.encode_metadata(content),))
         raise unsupported(call, NAME)
 
     def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> Frame:
         """Write *error* as an InferResponse, also for a metadata request. Never raises."""
-        number, text = calls.error_message(error, NAME, self._limits)
+        number, text = translate.error_message(error, NAME, self._limits)
         return Frame((error_response(number, text),))
 
     def encode_call(self, call: Call[Any], /) -> Frame:
@@ -255,7 +254,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         """
         deadline = call.context.deadline
         if isinstance(call, InferRequest):
-            return Frame(calls.encode_infer(call, self._settings), None, deadline)
+            return Frame(translate.encode_infer(call, self._settings), None, deadline)
         if isinstance(call, _METADATA_CALLS):
             return Frame((METADATA_REQUEST,), None, deadline)
         raise unsupported(call, NAME)
@@ -275,7 +274,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
             return True  # there is a response
         try:
             message = FlatbufferMessage(view_of(wire.payload), self._limits)
-            return calls.decode_reply_message(call, message, self._settings, NAME)
+            return translate.decode_reply_message(call, message, self._settings, NAME)
         except UpstreamFault as fault:
             reply = fault.reply_or_error(call, Origin(NAME, wire, fault.error))
             if isinstance(reply, GatewayError):
@@ -285,7 +284,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
 
 def _context(wire: Frame, names: tuple[str, ...]) -> Context:
     origin = Origin(NAME, wire, names)
-    return Context(NAME, (), "", wire.deadline, None, calls.REPLY_NEEDS, origin, wire.client)
+    return Context(NAME, (), "", wire.deadline, None, translate.REPLY_NEEDS, origin, wire.client)
 
 
 def _requested_names(call: InferRequest) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from gateway.ir.work import charge
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 
 # Fewer are faster one by one.
-_FEW: Final = 32
+_FEW_STRINGS: Final = 32
 # Items that one string is, where numpy finds it.
 _EACH: Final = 1 / 8
 
@@ -26,7 +26,7 @@ def read_strings(
         MalformedMessage: One exceeds the end of the message.
         TooLarge: They overlap, and exceed the size of the message by far.
     """
-    if count <= _FEW:
+    if count <= _FEW_STRINGS:
         most = message.limits.bytes_element_size
         found = [message.data(place, what) for place in range(start, start + 4 * count, 4)]
         for item in found:

@@ -75,7 +75,7 @@ class UpstreamErrorText:
 
     Attributes:
         number: HTTP's, or the number in the message; 0 when it was not set.
-        text: As the upstream sent it.
+        text: The text that the upstream sent.
     """
 
     number: int
@@ -101,7 +101,7 @@ def decode_infer(
     """Return the inference request whose table is at *at*.
 
     Args:
-        message: As for `open_request`.
+        message: A whole request, without the frame of its carrier.
         at: From `open_request`.
         model: From the URL or the listener.
         context: Creates the context from the names of outputs in the message.

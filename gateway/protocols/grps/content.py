@@ -134,7 +134,7 @@ def request_message(call: InferRequest, form: ContentFormat | None, *, widen: bo
         value = call.parameters.get(FORM_PARAMETER)
         form = _FORMS.get(value) if isinstance(value, str) else None
     if form in _ONE:
-        return _as_one(form, call.inputs)
+        return _single_message(form, call.inputs)
     if form is ContentFormat.GMAP:
         return GrpsMessage(form=form, entries=_map_of(call.inputs, call.parameters))
     tensors = tuple([_sent(tensor, widen=widen) for tensor in call.inputs])
@@ -275,7 +275,7 @@ def _check_text(tensor: Tensor) -> None:
             )
 
 
-def _as_one(form: ContentFormat, inputs: tuple[Tensor, ...]) -> GrpsMessage:
+def _single_message(form: ContentFormat, inputs: tuple[Tensor, ...]) -> GrpsMessage:
     item = _only_item(inputs[0]) if len(inputs) == 1 else None
     if item is None:
         raise Unsupported(

@@ -14,8 +14,8 @@ from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, MalformedMessage
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.grps import methods as calls
-from gateway.protocols.grps.brpc import codec as brpc
+from gateway.protocols.grps import methods
+from gateway.protocols.grps.brpc import codec
 from gateway.protocols.grps.content import ReplyFormat, has_only_text
 from gateway.protocols.grps.errors import NoMethod, ends_call
 from gateway.protocols.grps.messages import GrpsMessage
@@ -33,12 +33,12 @@ SERVICE: Final = "/grps.protos.v1.GrpsService/"
 
 METHODS: Final[Mapping[str, MethodKind]] = {
     SERVICE + method: (
-        MethodKind.SERVER_STREAM if method == calls.PREDICT_STREAMING else MethodKind.UNARY
+        MethodKind.SERVER_STREAM if method == methods.PREDICT_STREAMING else MethodKind.UNARY
     )
-    for method in calls.METHODS
+    for method in methods.METHODS
 }
 BRPC_METHODS: Final[Mapping[str, MethodKind]] = {
-    f"/{brpc.SERVICE}/{method}": MethodKind.UNARY for method in brpc.METHODS
+    f"/{codec.SERVICE}/{method}": MethodKind.UNARY for method in codec.METHODS
 }
 """The same methods in brpc's service, whose port serves gRPC too."""
 
@@ -53,14 +53,14 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.grps.options.GrpsOptions`.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.
     """
 
     name = NAME
-    needs = calls.NEEDS
+    needs = methods.NEEDS
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
@@ -77,9 +77,9 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         if wire.method not in METHODS and wire.method not in BRPC_METHODS:
             raise NoMethod(f"method {clip(wire.method, 128)!r} does not exist in grps")
         message = read_message(wire.view, self._limits)
-        context = grpc_context(wire, NAME, calls.REPLY_NEEDS, ReplyFormat(message.form))
+        context = grpc_context(wire, NAME, methods.REPLY_NEEDS, ReplyFormat(message.form))
         method = wire.method.rpartition("/")[2]
-        return calls.decode_method(method, message, context, self._settings, self._limits)
+        return methods.decode_method(method, message, context, self._settings, self._limits)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
         """Write the response to *call*; the data of large float tensors are not copied.
@@ -87,7 +87,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         Raises:
             Unsupported: grps cannot carry the reply.
         """
-        return _response(calls.encode_method_reply(call, reply, _reply_format(call)))
+        return _response(methods.encode_method_reply(call, reply, _reply_format(call)))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
         """Write one response of a stream.
@@ -95,7 +95,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         Raises:
             Unsupported: grps cannot carry the reply.
         """
-        return _response(calls.encode_method_reply(call, item, _reply_format(call)))
+        return _response(methods.encode_method_reply(call, item, _reply_format(call)))
 
     def has_only_text(self, _call: StreamInferRequest, item: InferResponse, /) -> bool:
         """Return whether BYTES of an item can only be text."""
@@ -114,7 +114,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         if ends_call(error, unread=call is None):
             details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
-        return _response(calls.failure_of(error, self._limits))
+        return _response(methods.failure_of(error, self._limits))
 
     def encode_call(self, call: Call[Any], /) -> GrpcRequest:
         """Write a request to an upstream; the data of large float tensors are not copied.
@@ -122,7 +122,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         Raises:
             Unsupported: grps cannot carry it, or has no such request.
         """
-        method, message = calls.encode_question(call, self._settings)
+        method, message = methods.encode_question(call, self._settings)
         context = call.context
         return GrpcRequest(
             SERVICE + method, write_message(message), grpc_metadata(context), context.deadline
@@ -152,7 +152,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
             raise error_class_of_grpc(wire.status)(text, model=call.model, origin=origin)
         try:
             message = read_message(wire.view, self._limits)
-            return calls.decode_method_reply(call, message, origin, self._settings, self._limits)
+            return methods.decode_method_reply(call, message, origin, self._settings, self._limits)
         except InvalidRequest as error:
             if isinstance(error, MalformedMessage | InvalidTensor) or error.origin is not None:
                 raise

@@ -93,8 +93,8 @@ def read_model(text: str, name: str, limits: MessageLimits) -> ModelMetadata:
 
     Args:
         text: YAML.
-        name: Of the requested model.
-        limits: Of names, tensors and ranks.
+        name: The name of the requested model.
+        limits: The limits of names, tensors and ranks.
 
     Raises:
         ModelNotFound: The text is empty.

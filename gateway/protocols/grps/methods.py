@@ -118,7 +118,7 @@ def decode_method(
         message: With the key of the model, "" for the listener's default.
         context: With the origin that the response needs.
         settings: The listener's.
-        limits: Of names and counts.
+        limits: The limits of names and counts.
 
     Raises:
         InvalidRequest: Data or a name is missing or wrong.
@@ -292,7 +292,7 @@ def decode_method_reply(
         message: The response.
         origin: Of the response, for errors and replies.
         settings: The upstream's.
-        limits: Of names and counts.
+        limits: The limits of names and counts.
 
     Raises:
         GatewayError: The error in its Status.

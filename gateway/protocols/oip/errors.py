@@ -1,8 +1,8 @@
 """Error codes to and from Open Inference statuses, over HTTP and gRPC."""
 
 from gateway.ir.errors import Decoupled, ErrorCode, GatewayError, NotReady, TooLarge
+from gateway.wire import errors
 from gateway.wire.errors import clip, error_class_of_grpc, error_class_of_http
-from gateway.wire.errors import http_status_of as wire_status_of
 from gateway.wire.grpc import GrpcStatus
 
 # gRPC has one status for "too big" and "too busy"; the texts of servers tell them apart.
@@ -39,7 +39,7 @@ def text_of(error: GatewayError, limit_bytes: int) -> str:
 
 def http_status_of(error: GatewayError, not_ready_status: int) -> int:
     """Return the HTTP status of *error*, for an error without a status of an upstream."""
-    return not_ready_status if error.code is ErrorCode.NOT_READY else wire_status_of(error)
+    return not_ready_status if error.code is ErrorCode.NOT_READY else errors.http_status_of(error)
 
 
 def http_error_class(status: int, text: str = "") -> type[GatewayError]:

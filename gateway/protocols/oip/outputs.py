@@ -33,7 +33,7 @@ def requested_output(
     """Return a requested output.
 
     Args:
-        name: Of the output.
+        name: The name of the output.
         parameters: As received, without those about the form of a message.
         limits: On names.
         least_classes: 0 where that number requests no classes; 1 where it is an error.
@@ -95,12 +95,12 @@ def with_c_values(call: InferRequest, reply: InferResponse) -> InferResponse:
 def _printed(tensor: Tensor) -> Tensor:
     found = as_items(tensor)
     charge(4 * len(found))
-    items = [_VALUE.sub(_as_c, bytes(item), count=1) for item in found]
+    items = [_VALUE.sub(_escape_as_octal, bytes(item), count=1) for item in found]
     data = ItemsData(items)
     return Tensor(tensor.name, tensor.datatype, tensor.shape, data, tensor.parameters)
 
 
-def _as_c(found: re.Match[bytes]) -> bytes:
+def _escape_as_octal(found: re.Match[bytes]) -> bytes:
     try:
         return b"%f:" % float(found[1])
     except ValueError:

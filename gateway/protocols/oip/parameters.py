@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import Parameter, Sequence
+from gateway.ir.context import CallSequence, Parameter
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits, check_name
 
@@ -30,7 +30,7 @@ class RequestParameters:
         custom: For the model.
     """
 
-    sequence: Sequence | None = None
+    sequence: CallSequence | None = None
     priority: int = 0
     timeout_us: int | None = None
     binary_data_output: bool = False
@@ -47,7 +47,7 @@ def split_parameters(
     """Separate the reserved request parameters from *parameters*.
 
     Args:
-        parameters: Of a request.
+        parameters: The parameters that a request has.
         limits: On the id of a sequence.
         reserved: Refuse reserved ones of another type or value; else they are for the model.
 
@@ -83,7 +83,7 @@ def split_parameters(
         if key.startswith("triton_"):
             raise InvalidRequest(f"parameter {key!r}: names that begin with 'triton_' are reserved")
     return RequestParameters(
-        sequence=Sequence(sequence_id, start, end) if sequence_id else None,
+        sequence=CallSequence(sequence_id, start, end) if sequence_id else None,
         priority=priority,
         timeout_us=timeout_us or None,
         binary_data_output=binary,

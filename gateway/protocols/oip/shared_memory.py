@@ -34,7 +34,7 @@ def read_region(
     """Return the region in a JSON object.
 
     Args:
-        name: Of the region.
+        name: The name of the region.
         members: key, offset and byte_size; for CUDA raw_handle, device_id and byte_size.
         cuda: Whether the region is CUDA's.
         listed: It is part of a list of regions, which has no handles.

@@ -18,7 +18,7 @@ from gateway.ir.errors import InvalidTensor
 from gateway.ir.tensor import Tensor, as_raw
 from gateway.protocols.trtis.infer_request_header import InferHeader, InputEntry
 
-_NOTHING = memoryview(b"")
+EMPTY = memoryview(b"")
 
 
 def request_of(
@@ -124,7 +124,7 @@ def views_of(call: InferRequest) -> list[memoryview]:
         if isinstance(tensor.data, SharedMemoryData):
             continue
         arriving = isinstance(tensor.data, StreamedData)
-        view = _NOTHING if arriving else as_raw(tensor)
+        view = EMPTY if arriving else as_raw(tensor)
         found = tensor.nbytes if arriving else view.nbytes
         datatype, shape = tensor.datatype, tensor.shape
         if datatype is not None and datatype.size_bytes and shape is not None:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from google.protobuf.message import DecodeError
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import Sequence
+from gateway.ir.context import CallSequence
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, Unsupported
@@ -63,7 +63,7 @@ class InferHeader:
     batch_size: int
     inputs: tuple[InputEntry, ...]
     outputs: tuple[RequestedOutput, ...]
-    sequence: Sequence | None
+    sequence: CallSequence | None
     id: int
     priority: int
     timeout_us: int | None
@@ -139,7 +139,7 @@ def _checked(header: pb.InferRequestHeader, limits: MessageLimits) -> InferHeade
     sequence = None
     if header.correlation_id:
         flags = header.flags
-        sequence = Sequence(header.correlation_id, bool(flags & _START), bool(flags & _END))
+        sequence = CallSequence(header.correlation_id, bool(flags & _START), bool(flags & _END))
     return InferHeader(
         header.batch_size,
         inputs,

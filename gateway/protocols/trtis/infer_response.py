@@ -22,7 +22,7 @@ from gateway.schema import tensorrt_v1_pb2 as pb
 
 _CLASS = re.compile(rb"([^:]*):([0-9]{1,10})(?::(.*))?", re.DOTALL)
 _INT32_END, _INT64_END = 1 << 31, 1 << 63
-_NOTHING = memoryview(b"")
+EMPTY = memoryview(b"")
 # Each item of a batch has an entry, also without classes.
 _MOST_EMPTY = 100_000
 
@@ -65,7 +65,7 @@ def write_reply(call: InferRequest, reply: InferResponse) -> Written:
         entry = header.output.add(name=requested.name)
         if requested.classes:
             _write_classes(entry, tensor, batch_size)
-            views.append(_NOTHING)
+            views.append(EMPTY)
         else:
             views.append(_write_raw(entry, tensor))
     return header, views
@@ -89,7 +89,7 @@ def _write_raw(entry: pb.InferResponseHeader.Output, tensor: Tensor) -> memoryvi
     entry.raw.dims.extend(shape or (1,))
     if isinstance(tensor.data, SharedMemoryData):
         entry.raw.batch_byte_size = tensor.data.size_bytes
-        return _NOTHING
+        return EMPTY
     view = as_raw(tensor)
     entry.raw.batch_byte_size = view.nbytes
     return view
@@ -154,8 +154,8 @@ def read_reply(
         call: Determines which outputs are in shared memory.
         header: With its classes.
         raws: A view for each output, empty where the message has no bytes of it.
-        origin: Of the response.
-        limits: As for requests.
+        origin: The origin of the response.
+        limits: The limits of the response.
 
     Raises:
         MalformedMessage: A requested output is missing, an output is neither raw nor classes, or

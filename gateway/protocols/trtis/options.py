@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.api.protocol import Options
-from gateway.protocols.trtis.request_numbers import OPTION as REQUEST_IDS
-from gateway.protocols.trtis.request_numbers import RequestIds
+from gateway.protocols.trtis.request_numbers import REQUEST_IDS, RequestIds
 from gateway.wire.options import Reader, flag, matching, number, one_of, read_values
 
 _SCHEDULED = (1, 12)

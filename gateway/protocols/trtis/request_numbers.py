@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.api.protocol import Options
 
-OPTION: Final = "request_ids"
+REQUEST_IDS: Final = "request_ids"
 """The option by which a listener's codecs get the counters of the process; YAML has none."""
 
 
@@ -40,10 +40,10 @@ def process_options(
     those of its earlier processes.
 
     Args:
-        number: Of the worker, from 1.
-        count: Of the workers.
+        number: The number of the worker, from 1.
+        count: How many workers there are.
         clock: Nanoseconds of the machine.
     """
     if count == 1:
-        return {OPTION: RequestIds()}
-    return {OPTION: RequestIds(clock() // 1000 * count + number, count)}
+        return {REQUEST_IDS: RequestIds()}
+    return {REQUEST_IDS: RequestIds(clock() // 1000 * count + number, count)}

@@ -58,12 +58,12 @@ def _by_size(total: Duration, executed: Mapping[int, Duration]) -> dict[int, Dur
     size 1, so that no counter decreases when another size is executed for the first time, and all
     workers report the same.
     """
-    counts = _with_rest(total.count, {size: one.count for size, one in executed.items()})
-    times = _with_rest(total.ns, {size: one.ns for size, one in executed.items()})
+    counts = _add_remainder(total.count, {size: one.count for size, one in executed.items()})
+    times = _add_remainder(total.ns, {size: one.ns for size, one in executed.items()})
     return {size: Duration(counts.get(size, 0), times.get(size, 0)) for size in {**counts, **times}}
 
 
-def _with_rest(total: int, parts: dict[int, int]) -> dict[int, int]:
+def _add_remainder(total: int, parts: dict[int, int]) -> dict[int, int]:
     rest = total - sum(parts.values())
     if rest > 0:
         return {**parts, _SMALLEST: parts.get(_SMALLEST, 0) + rest}

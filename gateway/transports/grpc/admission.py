@@ -8,7 +8,7 @@ from time import monotonic
 from gateway.concurrency.limiter import WAITED_S
 from gateway.ir.errors import TooLarge
 from gateway.transports.admission import (
-    NOBODY,
+    NO_CLIENT_SHARES,
     RESPONSE_UNCOUNTED_BYTES,
     ClientShares,
     Reservation,
@@ -64,7 +64,7 @@ class CallAdmission(ConcurrencyLimiter):
 
     def shares(self, client: ClientShares) -> ClientShares:
         """Return the shares that the calls of *client* count in."""
-        return client if self.is_counted else NOBODY
+        return client if self.is_counted else NO_CLIENT_SHARES
 
     async def quiet(self, seconds: float) -> None:
         """Wait until there was no call for so many *seconds*."""
@@ -120,7 +120,7 @@ class CallAdmission(ConcurrencyLimiter):
             held = Reservation(self.budget, self.wait_s, client.memory, deadline)
         before_s = held.waited_s
         try:
-            held.settle()
+            held.stop_watching()
             if free:
                 held.close()
                 return
@@ -172,15 +172,15 @@ class Slot:
     """A slot and bytes that one call holds; entering it raises as `CallAdmission.enter`.
 
     Args:
-        admission: Of the listener.
+        admission: The admission that the listener has.
         size: The size of the message.
         client: The shares of the client.
-        held: As for `CallAdmission.enter`.
-        deadline: As for `CallAdmission.enter`.
-        free: As for `CallAdmission.enter`.
+        held: An earlier reservation for the message; None for none.
+        deadline: The deadline of the call; None for none.
+        free: Whether it needs neither slot nor memory.
     """
 
-    __slots__ = ("_admission", "_client", "_deadline", "_free", "_held", "_size")
+    __slots__ = ("_admission", "_client", "_deadline", "_free", "_reservation", "_size")
 
     def __init__(
         self,
@@ -197,11 +197,11 @@ class Slot:
         self._deadline = deadline
         self._free = free
         self._client = admission.shares(client)
-        self._held = held
+        self._reservation = held
 
     async def __aenter__(self) -> None:
         await self._admission.enter(
-            self._size, self._client, self._held, deadline=self._deadline, free=self._free
+            self._size, self._client, self._reservation, deadline=self._deadline, free=self._free
         )
 
     async def __aexit__(self, *_details: object) -> None:

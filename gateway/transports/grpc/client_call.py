@@ -13,7 +13,7 @@ from gateway.transports.admission import Reservation
 from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import GrpcResponseHead, status_of_http
 from gateway.transports.grpc.messages import GrpcMessage, MessageReader, whole_message
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
 from gateway.transports.http2.receiver import STREAM_WINDOW
@@ -26,8 +26,8 @@ _RATIO: Final = 200
 _RATIO_FLOOR_BYTES: Final = 1 << 20
 # Source: gRPC over HTTP/2, "Errors".
 _STATUS_OF_RESET: Final = {
-    h2.ENHANCE_YOUR_CALM: GrpcStatus.RESOURCE_EXHAUSTED,
-    h2.INADEQUATE_SECURITY: GrpcStatus.PERMISSION_DENIED,
+    frames.ENHANCE_YOUR_CALM: GrpcStatus.RESOURCE_EXHAUSTED,
+    frames.INADEQUATE_SECURITY: GrpcStatus.PERMISSION_DENIED,
 }
 
 
@@ -84,7 +84,7 @@ class ClientCall(Struct, eq=False):
     _error: errors.GatewayError | None = None
     _rest: StreamingBody | None = None
     _on_end: Callable[[], None] | None = None
-    _held: Reservation | None = None
+    _reservation: Reservation | None = None
     _growing: asyncio.Task[None] | None = None
 
     # -- events of the stream
@@ -152,11 +152,11 @@ class ClientCall(Struct, eq=False):
     def on_data_batch(self, views: Sequence[memoryview]) -> None:
         """Handle several parts of the response."""
         if self._reader is not None and self._reader.fill(views):
-            self.stream.coming = 0
+            self.stream.frame_bytes_left = 0
             self._reserve(self._reader)
             return
         for view in views:
-            self.stream.coming -= len(view)
+            self.stream.frame_bytes_left -= len(view)
             self.on_data(view, end=False)
 
     def _feed(self, view: memoryview, *, end: bool) -> None:
@@ -197,12 +197,14 @@ class ClientCall(Struct, eq=False):
         if self._growing is not None:
             return
         stream = self.stream
-        if not reader.missing or (stream.short_by(reader.missing) <= 0 and self._held is None):
+        if not reader.missing or (
+            stream.short_by(reader.missing) <= 0 and self._reservation is None
+        ):
             self._consume(stream.unread)  # a small message
             return
-        held = self._held
+        held = self._reservation
         if held is None:
-            held = self._held = self.connection.reservation()
+            held = self._reservation = self.connection.reservation()
             reader.reserve(held)
         more = held.step(reader.filled, reader.size)
         if more > 0 and not held.try_grow(more):
@@ -229,7 +231,7 @@ class ClientCall(Struct, eq=False):
             self.connection.flush_soon()
         self._consume(stream.unread)
         if not reader.missing:
-            self._held = None  # the message holds the reservation
+            self._reservation = None  # the message holds the reservation
 
     def _consume(self, size: int) -> None:
         if self.connection.core.consume(self.stream, size):
@@ -246,14 +248,14 @@ class ClientCall(Struct, eq=False):
 
     def on_reset(self, code: int) -> None:
         """Fail the call: the stream was reset."""
-        if code == h2.REFUSED_STREAM:
+        if code == frames.REFUSED_STREAM:
             self.fail(
                 errors.NotSent(f"{self.connection.name} refused the call without processing it")
             )
-        elif code == h2.CANCEL:  # the gateway did not cancel the call
+        elif code == frames.CANCEL:  # the gateway did not cancel the call
             self.fail(self._protocol_error("a reset of the stream with CANCEL"))
         elif not self._is_done:
-            details = f"{self.connection.name} reset the stream: {h2.code_name(code)}"
+            details = f"{self.connection.name} reset the stream: {frames.code_name(code)}"
             status = _STATUS_OF_RESET.get(code, GrpcStatus.INTERNAL)
             self._end = GrpcResponseHead(None, True, status, details, (), "")
             self._wake()
@@ -378,8 +380,8 @@ class ClientCall(Struct, eq=False):
     def _widen(self) -> None:
         """Open the window again, once the messages that have arrived are consumed."""
         stream = self.stream
-        if self._held is not None and self._messages:
-            self._held = None
+        if self._reservation is not None and self._messages:
+            self._reservation = None
         if (self._messages and not self.is_unary) or self._is_done:
             return
         self._consume(stream.unread)

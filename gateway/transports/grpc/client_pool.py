@@ -102,7 +102,7 @@ class GrpcClientConnection(Http2Protocol):
             deadline: The deadline that is sent, unless the call withholds it; None for none.
             now: The time, on the clock of *deadline*.
             waiter: For a call with one response, as in `ClientCall`; None for any other.
-            withholds: As in `ClientCall`.
+            withholds: Whether cancellation is withheld from the server.
         """
         pool, rest, message = self._pool, wire.rest, wire.message
         left_s = None if deadline is None or withholds else deadline - now

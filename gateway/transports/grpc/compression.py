@@ -11,7 +11,7 @@ async def decompress_message(
 
     Args:
         message: Compressed or not.
-        limit_bytes: Of the result.
+        limit_bytes: The largest size of the result.
         ratio: Result to message, at most, once the result exceeds *floor_bytes*.
         floor_bytes: Below it, any ratio will do.
 

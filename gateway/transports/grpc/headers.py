@@ -19,7 +19,7 @@ from gateway import __version__
 from gateway.accelerator import accelerated
 from gateway.transports.grpc.metadata import kind_of
 from gateway.transports.http.timeout_headers import format_grpc_timeout, grpc_timeout
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.field_rules import broken_fields, content_length
 from gateway.transports.http2.frames import Http2StreamError, MissingPseudoHeaders
 from gateway.transports.http2.hpack import FIELD_OVERHEAD, Field, indexed, literal, text
@@ -104,7 +104,7 @@ def read_request_head(
     """Return the head of a request; an Http2StreamError if HTTP/2 forbids its fields."""
     why = broken_fields(fields, _OF_A_REQUEST)
     if why is not None:
-        return Http2StreamError(h2.PROTOCOL_ERROR, why)
+        return Http2StreamError(frames.PROTOCOL_ERROR, why)
     pseudo: dict[bytes, bytes] = {}
     found: dict[bytes, bytes] = {}
     metadata: list[tuple[str, str | bytes]] = []
@@ -118,17 +118,19 @@ def read_request_head(
         else:
             metadata += _pair(name, value)
     if not pseudo:
-        return MissingPseudoHeaders(h2.PROTOCOL_ERROR, "a request without pseudo-header fields")
+        return MissingPseudoHeaders(frames.PROTOCOL_ERROR, "a request without pseudo-header fields")
     if not (pseudo.get(b":path") and b":method" in pseudo and b":scheme" in pseudo):
-        return Http2StreamError(h2.PROTOCOL_ERROR, "a request without :method, :scheme or :path")
+        return Http2StreamError(
+            frames.PROTOCOL_ERROR, "a request without :method, :scheme or :path"
+        )
     try:
         length = content_length(fields) if b"content-length" in found else None
     except ValueError:
         return Http2StreamError(
-            h2.PROTOCOL_ERROR, "Content-Length is not a number, or its values differ"
+            frames.PROTOCOL_ERROR, "Content-Length is not a number, or its values differ"
         )
     if found.get(b"te", _TE) != _TE:
-        return Http2StreamError(h2.PROTOCOL_ERROR, "TE is not trailers")
+        return Http2StreamError(frames.PROTOCOL_ERROR, "TE is not trailers")
     timeout = found.get(b"grpc-timeout")
     return GrpcRequestHead(
         pseudo[b":path"].decode("utf-8", "replace"),
@@ -157,7 +159,7 @@ def read_response_head(fields: Sequence[Field]) -> GrpcResponseHead | Http2Strea
     """Return the head or the trailers of a response; an Http2StreamError as for a request."""
     why = broken_fields(fields, _OF_AN_ANSWER)
     if why is not None:
-        return Http2StreamError(h2.PROTOCOL_ERROR, why)
+        return Http2StreamError(frames.PROTOCOL_ERROR, why)
     http_status: int | None = None
     is_grpc = False
     status: GrpcStatus | None = None
@@ -242,7 +244,7 @@ def trailers_block(status: GrpcStatus, details: str, metadata: Metadata) -> byte
     return with_metadata(block, metadata)
 
 
-def only_block(
+def trailers_only_block(
     status: GrpcStatus, details: str, metadata: Metadata, *, http_status: int = 200
 ) -> bytes:
     """Return the only header block of a response without messages."""

@@ -101,7 +101,7 @@ class MessageReader:
                 view = view[PREFIX_BYTES:]
             if len(view) >= self._size:
                 messages.append(self._message(view[: self._size]))
-                view = view[self._size :] if len(view) > len(messages[-1].view) else _NOTHING
+                view = view[self._size :] if len(view) > len(messages[-1].view) else EMPTY
             else:
                 self._buffer = bytearray()
         return messages
@@ -169,7 +169,7 @@ class MessageReader:
         return GrpcMessage(view, self._coding if self._flag else None)
 
 
-_NOTHING: Final = memoryview(b"")
+EMPTY: Final = memoryview(b"")
 
 
 @accelerated

@@ -158,11 +158,11 @@ class Reflection(GrpcFrontend):
             of[file.name] = file
             self._by_name.setdefault(file.name, file)
             package = [text(value, "package") for key, value in found if key == _PACKAGE]
-            for symbol in _inside(found, "file", package[-1] if package else ""):
+            for symbol in _nested_names(found, "file", package[-1] if package else ""):
                 self._by_symbol.setdefault(symbol, file)
 
 
-def _inside(found: list[tuple[int, Value]], kind: str, scope: str) -> Iterator[str]:
+def _nested_names(found: list[tuple[int, Value]], kind: str, scope: str) -> Iterator[str]:
     """Yield the full names of everything that is defined in one descriptor."""
     kinds = _INSIDE[kind]
     for key, value in found:
@@ -174,7 +174,7 @@ def _inside(found: list[tuple[int, Value]], kind: str, scope: str) -> Iterator[s
             full = f"{scope}.{name}" if scope else name
             yield full
             # The values of an enum are in its parent scope, as in C++.
-            yield from _inside(children, inner, scope if inner == "enum" else full)
+            yield from _nested_names(children, inner, scope if inner == "enum" else full)
 
 
 def _question(view: memoryview) -> tuple[int | None, Value]:

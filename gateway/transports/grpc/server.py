@@ -29,7 +29,7 @@ from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 
 _UNBOUNDED: Final = 1 << 62
 _EXTRA_MESSAGE_BYTES: Final = 64 * 1024
-_LAST_WORDS_S: Final = 0.5
+_CLOSE_GRACE_S: Final = 0.5
 _QUIET_S: Final = 0.25
 _SWEEP_S: Final = 1.0
 _IDLE_SWEEP_S: Final = 10.0
@@ -51,7 +51,7 @@ class GrpcServer:
         budget: The memory budget of the process.
         tls: The context of handshakes; None for no TLS.
         extras: Mounts whose calls need no slot and no memory: health, reflection.
-        refused: Called for connections and calls that are rejected before they reach a frontend.
+        on_reject: Called for connections and calls that are rejected before they reach a frontend.
         listens: False for a server that only gets accepted connections, see `connection`.
         count: The connection count, if listeners share one.
         reuse_port: Whether other processes listen on the same port too.
@@ -67,7 +67,7 @@ class GrpcServer:
         *,
         tls: TlsContext | None = None,
         extras: Sequence[GrpcMount] = (),
-        refused: Callable[[GatewayError], str | None] = _ignore,
+        on_reject: Callable[[GatewayError], str | None] = _ignore,
         listens: bool = True,
         count: ConnectionCount | None = None,
         reuse_port: bool = False,
@@ -79,7 +79,7 @@ class GrpcServer:
         self._should_listen = listens
         self._limits = limits
         self._tls = tls
-        self._refused = refused
+        self._on_reject = on_reject
         self._admission = CallAdmission(budget, limits)
         self._wheel = TimerWheel()
         self._methods: dict[str, Method] = {}
@@ -145,7 +145,7 @@ class GrpcServer:
             self._limits,
             self._open,
             self._admission,
-            self._refused,
+            self._on_reject,
             age_s,
             self._http,
         )
@@ -182,7 +182,7 @@ class GrpcServer:
             connection.cancel_calls()
         tasks = self._tasks()
         if tasks:
-            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+            await asyncio.wait(tasks, timeout=_CLOSE_GRACE_S)
         await asyncio.sleep(0)  # to write the last frames
         await self.stop()
 
@@ -202,7 +202,7 @@ class GrpcServer:
         for connection in list(self._open.members):
             connection.end()
         if tasks:
-            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+            await asyncio.wait(tasks, timeout=_CLOSE_GRACE_S)
         for connection in list(self._open.members):
             connection.abort()
         if self._socket is not None:

@@ -24,14 +24,14 @@ from gateway.transports.grpc.headers import (
     RESPONSE_HEAD,
     TRAILERS_OK,
     GrpcRequestHead,
-    only_block,
     trailers_block,
+    trailers_only_block,
     with_metadata,
 )
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, frame_message, whole_message
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_messages import FINAL, Http2ServerConnection, RequestMessages
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import EARLY_RESET_S
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import uncounted_bytes
@@ -155,13 +155,13 @@ class ServerCall:
         """Handle several parts of the request."""
         stream = self._stream
         if self._incoming is not None:
-            coming, stream.coming = stream.coming, 0
+            coming, stream.frame_bytes_left = stream.frame_bytes_left, 0
             if self._incoming.fill(views):
                 return
-            stream.coming = coming
+            stream.frame_bytes_left = coming
         for view in views:
             if stream.owner is not None:  # the call may end with one of them
-                stream.coming -= len(view)
+                stream.frame_bytes_left -= len(view)
                 self.on_data(view, end=False)
 
     def on_reset(self) -> bool:
@@ -323,7 +323,7 @@ class ServerCall:
     def _reserve(self, size: int) -> Reservation:
         """Return the reservation of a response of *size* bytes. Raises Overloaded."""
         held = self._method.admission.hold_response(size, self._connection.client)
-        held.move_with(self._written, self._stop_sending, RESPONSE_PATIENCE_S)
+        held.watch_progress(self._written, self._stop_sending, RESPONSE_PATIENCE_S)
         return held
 
     def _written(self) -> int:
@@ -353,7 +353,7 @@ class ServerCall:
         """End the call after *error*; return False if *error* must be raised."""
         if isinstance(error, asyncio.CancelledError):
             if self._final_response is None:
-                self._connection.core.reset(self._stream, h2.CANCEL)
+                self._connection.core.reset(self._stream, frames.CANCEL)
                 self._connection.flush_soon()
                 return False
             self._finish(self._final_response)
@@ -480,7 +480,7 @@ class ServerCall:
         elif self._is_head_sent:
             core.writer.end(stream, trailers_block(response.status, response.details, metadata))
         else:
-            block = only_block(response.status, response.details, metadata)
+            block = trailers_only_block(response.status, response.details, metadata)
             core.writer.head(stream, block, end=True)
         if core.streams:
             if not self._connection.is_flushing:
@@ -502,7 +502,7 @@ class ServerCall:
             core.consume(stream, stream.unread)
             self._connection.flush_soon()
         if stream.is_local_closed and not stream.is_remote_closed:
-            core.reset(stream, h2.NO_ERROR)  # the rest of the request is not needed
+            core.reset(stream, frames.NO_ERROR)  # the rest of the request is not needed
             self._connection.flush_soon()
         stream.owner = None
         if self._connection.state is FINAL and not core.streams:

@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InvalidRequest
-from gateway.transports.admission import NOBODY, ClientShares, Reservation, client_shares
+from gateway.transports.admission import NO_CLIENT_SHARES, ClientShares, Reservation, client_shares
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
@@ -17,13 +17,13 @@ from gateway.transports.connection_count import (
 )
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.admission import CallAdmission
-from gateway.transports.grpc.headers import GrpcRequestHead, only_block, read_request_head
+from gateway.transports.grpc.headers import GrpcRequestHead, read_request_head, trailers_only_block
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
 from gateway.transports.grpc.server_messages import FINAL, OPEN, ConnectionState
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_body import EMPTY
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import FLOOD_TEXT, UNSERVED_COST
 from gateway.transports.http2.frames import Http2ConnectionError, Http2StreamError
@@ -81,7 +81,7 @@ class OpenConnections:
         count: Counts them.
 
     Attributes:
-        count: As given.
+        count: Counts the connections.
         members: The connections.
         active: Those that may have calls. The others are idle, and there may be 10,000.
         is_closed: New ones are aborted, because the server has stopped.
@@ -102,7 +102,7 @@ class GrpcServerConnection(Http2Protocol):
         limits: The limits of the listener.
         open_connections: The connections of the server.
         admission: Admits its calls.
-        refused: Called for each rejection.
+        on_reject: Called for each rejection.
         age_s: The age at which it is replaced.
         http: Handles requests that are not gRPC calls; None to reject them.
 
@@ -122,10 +122,10 @@ class GrpcServerConnection(Http2Protocol):
         "_last_seen",
         "_limits",
         "_methods",
+        "_on_reject",
         "_open",
         "_reading_since",
         "_refilled",
-        "_refused",
         "_unsent",
         "client",
         "idle_until",
@@ -138,7 +138,7 @@ class GrpcServerConnection(Http2Protocol):
         limits: ServerLimits,
         open_connections: OpenConnections,
         admission: CallAdmission,
-        refused: Callable[[GatewayError], str | None],
+        on_reject: Callable[[GatewayError], str | None],
         age_s: float,
         http: ListenerState | None = None,
     ) -> None:
@@ -147,10 +147,10 @@ class GrpcServerConnection(Http2Protocol):
         self._limits = limits
         self._open = open_connections
         self._admission = admission
-        self._refused = refused
+        self._on_reject = on_reject
         self._http = http
         self._http_client: ClientShares | None = None
-        self.client = NOBODY
+        self.client = NO_CLIENT_SHARES
         self._unsent = Reservation(admission.budget, 0)
         self._address: str | None = None
         self._born = self._idle_since = monotonic()
@@ -173,8 +173,10 @@ class GrpcServerConnection(Http2Protocol):
         address = client_address(transport)
         refusal = connection_refusal(self._open.count, transport, address)
         if refusal is not None:
-            self._refused(refusal)
-            greeting = h2.settings(()) + h2.goaway(0, h2.ENHANCE_YOUR_CALM, refusal.message)
+            self._on_reject(refusal)
+            greeting = frames.settings(()) + frames.goaway(
+                0, frames.ENHANCE_YOUR_CALM, refusal.message
+            )
             refuse_connection(transport, greeting, linger=refusal.limit != DESCRIPTORS)
             return
         if self._open.is_closed:
@@ -228,7 +230,7 @@ class GrpcServerConnection(Http2Protocol):
     def _report(self, message: str) -> None:
         error = InvalidRequest(message, limit="h2")
         error.client = self.client.caller.client()
-        self._refused(error)
+        self._on_reject(error)
 
     # -- events of the core
 
@@ -240,7 +242,7 @@ class GrpcServerConnection(Http2Protocol):
         if head.length is not None:
             stream.expected_bytes = head.length
             if end and head.length:
-                self.core.refuse(stream, h2.PROTOCOL_ERROR)
+                self.core.refuse(stream, frames.PROTOCOL_ERROR)
                 return
         method = self._methods.get(head.path)
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
@@ -259,7 +261,7 @@ class GrpcServerConnection(Http2Protocol):
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
             self._serve_other(stream, head, view)
         elif head.length is not None and head.length != len(view):
-            self.core.refuse(stream, h2.PROTOCOL_ERROR)
+            self.core.refuse(stream, frames.PROTOCOL_ERROR)
         else:
             call = stream.owner = ServerCall(self, stream, head, method)
             call.on_complete_stream(view)
@@ -346,11 +348,11 @@ class GrpcServerConnection(Http2Protocol):
         for stream in list(self.core.streams.values()):
             if stream.owner is not None:
                 stream.owner.overdue(now)
-            still_s, waits_s = stream.stalled(now)
-            if still_s > limits.write_idle_timeout_s or waits_s > write_time(
+            stalled_s, waits_s = stream.stalled(now)
+            if stalled_s > limits.write_idle_timeout_s or waits_s > write_time(
                 stream.written, limits
             ):
-                self.core.reset(stream, h2.CANCEL)
+                self.core.reset(stream, frames.CANCEL)
                 self.flush_soon()
                 if stream.owner is not None:
                     stream.owner.on_reset()
@@ -414,7 +416,7 @@ class GrpcServerConnection(Http2Protocol):
         if self.core.streams or self.transport is None or self.transport.is_closing():
             return
         if self.core.flood_budget.was_low:
-            self.core.goaway(final=True, code=h2.ENHANCE_YOUR_CALM, message=FLOOD_TEXT)
+            self.core.goaway(final=True, code=frames.ENHANCE_YOUR_CALM, message=FLOOD_TEXT)
         self.close()
 
     # -- plain requests
@@ -444,9 +446,11 @@ class GrpcServerConnection(Http2Protocol):
         if isinstance(head, GrpcRequestHead):
             self._turn_away(stream, head)
         elif http is None:
-            self.core.refuse(stream, h2.PROTOCOL_ERROR)  # such heads are read for a server of them
+            self.core.refuse(
+                stream, frames.PROTOCOL_ERROR
+            )  # such heads are read for a server of them
         elif body is not None and head.length is not None and head.length != len(body):
-            self.core.refuse(stream, h2.PROTOCOL_ERROR)
+            self.core.refuse(stream, frames.PROTOCOL_ERROR)
         else:
             stream.owner = HttpStream(self, stream, head, http, body)
 
@@ -464,13 +468,13 @@ class GrpcServerConnection(Http2Protocol):
         error.metadata = text_metadata(head.metadata)
         error.request_id = metadata_request_id(head.metadata)
         error.wire_status = status
-        request_id = self._refused(error)
+        request_id = self._on_reject(error)
         metadata = ((REQUEST_ID, request_id),) if request_id else ()
         self.core.flood_budget.charge(UNSERVED_COST)
-        block = only_block(status, details, metadata, http_status=http)
+        block = trailers_only_block(status, details, metadata, http_status=http)
         self.core.writer.head(stream, block, end=True)
         if not stream.is_remote_closed:
-            self.core.reset(stream, h2.NO_ERROR)
+            self.core.reset(stream, frames.NO_ERROR)
         self.flush_soon()
 
 

@@ -80,13 +80,13 @@ class RequestMessages:
         "_arrived",
         "_connection",
         "_growing",
-        "_held",
         "_is_charged",
         "_last_data_at",
         "_limits",
         "_on_failure",
         "_reader",
         "_received",
+        "_reservation",
         "_started_at",
         "_stream",
         "has_ended",
@@ -107,7 +107,7 @@ class RequestMessages:
         self._connection = connection
         self._stream = stream
         self._limits = limits
-        self._held = held
+        self._reservation = held
         self._on_failure = on_failure
         self._reader = MessageReader(limits.message_bytes, coding)
         self._growing: asyncio.Task[None] | None = None
@@ -150,8 +150,8 @@ class RequestMessages:
     def _add(self, found: list[GrpcMessage]) -> None:
         self.messages += _unpinned(found)
         self.has_message = True
-        if self._held.size_bytes:
-            self._held.settle()  # a message that is complete waits for this side
+        if self._reservation.size_bytes:
+            self._reservation.stop_watching()  # a message that is complete waits for this side
         if self._is_charged:
             self._is_charged = False
             self._connection.core.flood_budget.remaining += 1
@@ -171,7 +171,7 @@ class RequestMessages:
         core = self._connection.core
         if size < SMALL_FRAME_BYTES:
             self._charge()
-        reader, held = self._reader, self._held
+        reader, held = self._reader, self._reservation
         if held.size_bytes < reader.size and 4 * reader.filled >= 3 * held.size_bytes:
             self._make_room()
         if core.consume(self._stream, size) and not self._connection.is_flushing:
@@ -209,26 +209,26 @@ class RequestMessages:
 
     def take_reservation(self) -> Reservation:
         """Return the reservation of the only message, which the caller must close."""
-        held = self._held
-        held.settle()
-        self._held = held.another()
+        held = self._reservation
+        held.stop_watching()
+        self._reservation = held.new_for_same_client()
         return held
 
     def close(self) -> None:
         """Release the memory. A second call does nothing."""
         self._on_failure = _ignore  # it would be a reference cycle with the call
-        self._held.close()
+        self._reservation.close()
         if self._growing is not None:
             self._growing.cancel()
             self._growing = None
 
     def _make_room(self) -> None:
         """Reserve memory for an incomplete message, then open the window for it."""
-        reader, held = self._reader, self._held
+        reader, held = self._reader, self._reservation
         if self._growing is not None:
             return
         if not held.size_bytes and reader.missing:
-            held.move_with(self._position, self._gives_way)
+            held.watch_progress(self._position, self._abort_stalled)
         if not reader.missing:  # its length has not arrived
             self._consume(self._stream.unread)
             return
@@ -240,7 +240,7 @@ class RequestMessages:
 
     async def _grow(self, size: int) -> None:
         try:
-            await self._held.grow(size)
+            await self._reservation.grow(size)
         except GatewayError as error:
             self._growing = None
             self._on_failure(error)
@@ -251,7 +251,7 @@ class RequestMessages:
     def _grant(self) -> None:
         """Open the windows as far as memory is reserved for a message."""
         reader, stream = self._reader, self._stream
-        allowed = min(reader.missing, self._held.size_bytes - reader.filled)
+        allowed = min(reader.missing, self._reservation.size_bytes - reader.filled)
         if stream.short_by(reader.missing) > 0:
             reader.reserve()
         short = stream.short_by(allowed)
@@ -267,12 +267,12 @@ class RequestMessages:
     def _position(self) -> int:
         return self._received
 
-    def _gives_way(self, error: Overloaded) -> None:
+    def _abort_stalled(self, error: Overloaded) -> None:
         self._on_failure(error)
 
     def _widen(self) -> None:
         """Open the window of a stream whose messages were all read."""
-        self._held.close()
+        self._reservation.close()
         if self.has_ended:
             return
         if self._reader.missing:

@@ -17,7 +17,7 @@ class WithheldCalls:
 
     Args:
         longest_s: A call is cancelled nevertheless after this time.
-        enabled: See below.
+        enabled: Whether cancellations are withheld from the start.
         report: Called for each cancellation that is withheld.
 
     Attributes:

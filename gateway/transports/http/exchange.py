@@ -118,7 +118,7 @@ class Exchange:
         self._body: memoryview | None = None
         self._held = 0
         self._has_slot = True
-        self._reservation = incoming.lease
+        self._reservation = incoming.reservation
         self._arrival: OpenBodyStream | None = None
         self._should_drop = False
         self._elements: int | None = None
@@ -176,7 +176,7 @@ class Exchange:
         """Release the reservation of a body."""
         if self._arrival is not None:
             self._arrival.close()
-            self._listener.early.release()
+            self._listener.cut_through_limiter.release()
         reservation.close()
 
     async def _ended(self, error: BaseException) -> bool:
@@ -186,7 +186,7 @@ class Exchange:
                 self._on_disconnect(error)
             elif isinstance(error, HttpError):
                 await self._send_error(error)
-            elif self._ends_in_words():
+            elif self._should_send_error():
                 await self._send_final_error()
             else:
                 return False
@@ -202,7 +202,7 @@ class Exchange:
         else:
             self._connection.abort()
 
-    def _ends_in_words(self) -> bool:
+    def _should_send_error(self) -> bool:
         """Return whether a cancelled request still gets a response; abort it otherwise."""
         wanted = self._is_cancelled or self._fault is not None
         if not wanted or self._connection.is_head_sent or self._task is None:
@@ -231,7 +231,7 @@ class Exchange:
         """
         self._identify(error)
         error.wire_status = status
-        return self._listener.refused(error) or ""
+        return self._listener.on_reject(error) or ""
 
     def _identify(self, error: errors.GatewayError) -> None:
         """Add the client, the headers and the request id to *error*, as far as they are known."""
@@ -263,7 +263,7 @@ class Exchange:
         """
         listener, incoming = self._listener, self._incoming
         head = self._head = incoming.head(listener.limits)
-        self._frontend, self._handle = listener.find(head.path)
+        self._frontend, self._handle = listener.handler_of(head.path)
         if head.timeout_s is not None:
             self._deadline = time.monotonic() + head.timeout_s
         body, length, client = EMPTY, head.length, self._connection.client
@@ -364,10 +364,14 @@ class Exchange:
     async def _begin(self, head: Head) -> memoryview | None:
         """Return the beginning of a body that is streamed; None to read it completely."""
         limits, incoming = self._listener.limits, self._incoming
-        if self._frontend is None or incoming.lease is not None or incoming.is_complete:
+        if self._frontend is None or incoming.reservation is not None or incoming.is_complete:
             return None
         start = early_dispatch_bytes(self._frontend, head, limits)
-        if start is None or head.length is None or not self._listener.early.try_acquire():
+        if (
+            start is None
+            or head.length is None
+            or not self._listener.cut_through_limiter.try_acquire()
+        ):
             return None
         self._continue(head)
         try:
@@ -377,7 +381,7 @@ class Exchange:
             )
         finally:
             if self._arrival is None:
-                self._listener.early.release()
+                self._listener.cut_through_limiter.release()
         return None if self._arrival is None else self._arrival.head
 
     def _continue(self, head: Head) -> None:
@@ -390,20 +394,20 @@ class Exchange:
 
     async def _received(self, head: Head) -> memoryview:
         limits, incoming = self._listener.limits, self._incoming
-        lease = incoming.lease
-        if lease is not None:
-            lease.move_with(incoming.received_bytes, self._gives_way)
-            body = await incoming.body(head.length, limits, lease)
-            lease.settle()
+        reservation = incoming.reservation
+        if reservation is not None:
+            reservation.watch_progress(incoming.received_bytes, self._abort_stalled)
+            body = await incoming.body(head.length, limits, reservation)
+            reservation.stop_watching()
             return body
         codings = head.all("content-encoding") if head.has_content_coding else []
         coding_of(codings)  # an unknown one is refused before its bytes are read
         check_declared(head.length, limits)
         self._continue(head)
         held = self._reserve()
-        held.move_with(incoming.received_bytes, self._gives_way)
+        held.watch_progress(incoming.received_bytes, self._abort_stalled)
         body = await incoming.body(head.length, limits, held)
-        held.settle()
+        held.stop_watching()
         if not head.has_content_coding:
             return body
         self._elements = limits.decompressed_elements + len(body)
@@ -418,7 +422,7 @@ class Exchange:
         listener, memory = self._listener, self._connection.client.memory
         return Reservation(listener.budget, listener.limits.queue_wait_s, memory, self._deadline)
 
-    def _gives_way(self, error: errors.Overloaded) -> None:
+    def _abort_stalled(self, error: errors.Overloaded) -> None:
         """End a request whose body does not arrive, or a response that the client does not read."""
         if self._connection.is_head_sent:
             self._report(error)
@@ -569,7 +573,9 @@ class Exchange:
         if transport is None:
             raise ConnectionResetError("the client has left")
         if held is not None and connection.write_paused is not None:
-            held.move_with(transport.get_write_buffer_size, self._gives_way, RESPONSE_PATIENCE_S)
+            held.watch_progress(
+                transport.get_write_buffer_size, self._abort_stalled, RESPONSE_PATIENCE_S
+            )
         while connection.write_paused is not None:
             await drain_writes(connection.transport, connection.write_paused, self._listener.limits)
 

@@ -56,13 +56,13 @@ class RequestReader(Protocol):
 
     Attributes:
         should_close: The connection ends after the response, as the client requests.
-        lease: The reservation of a body that is being received already; None otherwise.
+        reservation: The reservation of a body that is being received already; None otherwise.
     """
 
     method: str
     version: Version
     should_close: bool
-    lease: Reservation | None
+    reservation: Reservation | None
 
     @property
     def is_complete(self) -> bool:
@@ -127,16 +127,16 @@ class ListenerState:
     """The state that all exchanges of a listener share.
 
     Attributes:
-        early: The slots of requests that were started before their bodies had arrived.
+        cut_through_limiter: The slots of requests that start before their bodies have arrived.
     """
 
     limits: ServerLimits
     budget: MemoryBudget
     slots: ConcurrencyLimiter
-    find: Callable[[str], tuple[HttpFrontend, HttpAsk]]
+    handler_of: Callable[[str], tuple[HttpFrontend, HttpAsk]]
     """Returns the frontend of a path, and its method for requests. Raises HttpError."""
-    refused: Callable[[GatewayError], str | None]
+    on_reject: Callable[[GatewayError], str | None]
     """Called for a request that reached no frontend; returns its request id."""
-    early: ConcurrencyLimiter
+    cut_through_limiter: ConcurrencyLimiter
     cors: CorsRules | None = None
     """Which web pages may read the responses; None for no such pages."""

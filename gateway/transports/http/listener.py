@@ -26,7 +26,7 @@ from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.slots import request_slots
 
-_LAST_WORDS_S = 1.0
+_CLOSE_GRACE_S = 1.0
 _POLL_S = 0.01
 
 
@@ -95,7 +95,7 @@ class HttpListener(ABC):
         fallback: The frontend of all other paths; None to reply 404.
         sock: A bound socket, instead of *host* and *port*.
         tls: The context of handshakes; None for no TLS.
-        refused: Called for requests and connections that are rejected before they reach a frontend.
+        on_reject: Called for requests and connections that are rejected before a frontend.
         reserve: Whether it may use the descriptors in reserve, as the admin port does.
         listens: False for a server that only gets accepted connections.
         count: The connection count, if listeners share one.
@@ -103,7 +103,7 @@ class HttpListener(ABC):
         grpc: gRPC methods, which connections of a native server may call over HTTP/2.
         extras: Methods whose calls need no slot and no memory: health, reflection.
         cors: Which web pages may read the responses; None for no such pages.
-        grpc_refused: As *refused*, for calls and connections of HTTP/2; *refused* by default.
+        grpc_on_reject: As *on_reject*, for calls and connections of HTTP/2; *on_reject* by default.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first
@@ -117,14 +117,14 @@ class HttpListener(ABC):
         fallback: HttpFrontend | None = None,
         sock: socket.socket | None = None,
         tls: TlsContext | None = None,
-        refused: Callable[[GatewayError], str | None] = _ignore,
+        on_reject: Callable[[GatewayError], str | None] = _ignore,
         reserve: bool = False,
         listens: bool = True,
         count: ConnectionCount | None = None,
         reuse_port: bool = False,
         grpc: Sequence[GrpcMount] = (),
         extras: Sequence[GrpcMount] = (),
-        grpc_refused: Callable[[GatewayError], str | None] | None = None,
+        grpc_on_reject: Callable[[GatewayError], str | None] | None = None,
         cors: CorsRules | None = None,
     ) -> None:
         self._can_use_reserve = reserve
@@ -140,9 +140,9 @@ class HttpListener(ABC):
             limits=limits,
             budget=budget,
             slots=request_slots(limits, budget),
-            find=self._table.find,
-            refused=refused,
-            early=cut_through_limiter(limits),
+            handler_of=self._table.find,
+            on_reject=on_reject,
+            cut_through_limiter=cut_through_limiter(limits),
             cors=cors,
         )
         self._http2 = GrpcServer(
@@ -151,7 +151,7 @@ class HttpListener(ABC):
             limits,
             budget,
             extras=extras,
-            refused=grpc_refused or refused,
+            on_reject=grpc_on_reject or on_reject,
             listens=False,
             count=self._count,
             http=self._listener,
@@ -240,7 +240,7 @@ class HttpListener(ABC):
         await self._emptied(timeout_s)
         for connection in self.open_connections:
             connection.fail_in_flight()
-        await self._emptied(_LAST_WORDS_S)
+        await self._emptied(_CLOSE_GRACE_S)
 
     async def stop(self) -> None:
         """Close at once; harmless the second time."""
@@ -250,7 +250,7 @@ class HttpListener(ABC):
             server.close()
         for connection in self.open_connections:
             connection.abort()
-        await self._emptied(_LAST_WORDS_S)
+        await self._emptied(_CLOSE_GRACE_S)
         await self._http2.stop()
         self._servers, self._connections = [], None
 

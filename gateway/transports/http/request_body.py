@@ -34,7 +34,7 @@ class TransferRateLimit:
     """How long to wait for more of one body: idle, total and by the least rate.
 
     Args:
-        limits: Of the listener.
+        limits: The limits that the listener has.
         loop: Its clock.
     """
 

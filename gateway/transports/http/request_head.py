@@ -72,7 +72,7 @@ def read_head(
 
     Args:
         method: In capitals.
-        target: As on the wire.
+        target: The target in the request line.
         version: The HTTP version.
         fields: The fields as sent.
         limits: The limits of the listener.

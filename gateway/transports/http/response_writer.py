@@ -95,7 +95,7 @@ def _first_line(status: int) -> bytes:
 
 
 @lru_cache(1024)  # the same few names, message for message
-def _begun(name: str) -> tuple[str, bool]:
+def _field_prefix(name: str) -> tuple[str, bool]:
     """Return a field's line up to its value, "" for one that is not written, and if it dates."""
     return f"{name}: " if is_writable(name) else "", name.lower() == "date"
 
@@ -156,7 +156,7 @@ def _written(headers: Headers) -> tuple[bytes, bool]:
     text = ""
     dated = False
     for name, value in headers.pairs:
-        line, dates = _begun(name)
+        line, dates = _field_prefix(name)
         if line:
             # Most values are safe as they are; checking here is cheaper than a call.
             safe = value if value.isascii() and value.isprintable() else safe_value(value)

@@ -92,16 +92,16 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
         """Return the buffer for the next bytes: the body itself, if it is large."""
         response = self.response
-        room = response.room() if response is not None and response.lands else None
+        room = response.room() if response is not None and response.reads_into_body else None
         return self._buffer if room is None else room
 
     def buffer_updated(self, nbytes: int) -> None:
         """Read a part of a response; data that no request expects ends the connection."""
         response = self.response
         if response is not None:
-            if response.lands and not response.is_done:
+            if response.reads_into_body and not response.is_done:
                 response.received(nbytes)
-                if response.is_short:
+                if response.needs_memory:
                     self._grow(response)
                 self._notify(response)
             else:
@@ -310,7 +310,7 @@ class Http1ClientConnection(asyncio.BufferedProtocol):
         except GatewayError as error:
             self._fail(error)
             return
-        if response.is_short and not response.is_done:
+        if response.needs_memory and not response.is_done:
             self._pending = data[at:]
             self._grow(response)
         elif response.is_behind:

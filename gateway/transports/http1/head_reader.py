@@ -121,12 +121,12 @@ class HeadReader:
 
     Args:
         limits: The limits of the listener.
-        memory: The cache of the listener.
+        head_cache: The cache of the listener.
     """
 
-    def __init__(self, limits: ServerLimits, memory: RequestHeadCache) -> None:
+    def __init__(self, limits: ServerLimits, head_cache: RequestHeadCache) -> None:
         self._limits = limits
-        self._memory = memory
+        self._head_cache = head_cache
         self.forget()
 
     def forget(self) -> None:
@@ -160,7 +160,7 @@ class HeadReader:
             found = data.find(_END, at)
             end = found + len(_END)
             raw = data[at:end] if 0 <= found - at <= _MAX_CACHED_BYTES else b""
-            cached = self._memory.get(raw)
+            cached = self._head_cache.get(raw)
             if cached is not None:
                 return cached, end
             if data.startswith(_LINE_ENDS, at):

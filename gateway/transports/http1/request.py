@@ -28,39 +28,39 @@ class BufferedRequest:
 
     Args:
         head: The head as sent.
-        memory: The cache of heads.
+        head_cache: The cache of heads.
         here: The body; None if it has not arrived.
     """
 
     __slots__ = (
         "_head",
-        "_memory",
+        "_head_cache",
         "buffered_body",
         "is_complete",
-        "lease",
         "method",
+        "reservation",
         "should_close",
         "version",
     )
 
     def __init__(
-        self, head: RequestHead, memory: RequestHeadCache, here: memoryview | None
+        self, head: RequestHead, head_cache: RequestHeadCache, here: memoryview | None
     ) -> None:
         self._head = head
-        self._memory = memory
+        self._head_cache = head_cache
         self.method = head.method
         self.version = head.version
         self.should_close = head.should_close
         self.buffered_body = here
         self.is_complete = here is not None
-        self.lease: Reservation | None = None
+        self.reservation: Reservation | None = None
 
     def head(self, limits: ServerLimits, /) -> Head:
         """Return its head; raises HttpError."""
         head = self._head
         if head.checked is None:
             head.checked = read_head(head.method, head.target, head.version, head.fields, limits)
-            self._memory.note(head)
+            self._head_cache.note(head)
         return head.checked
 
     async def body(
@@ -99,7 +99,7 @@ class ReceivingRequest(BufferedRequest):
     Args:
         source: The connection that receives the body.
         head: The head as sent.
-        memory: The cache of heads.
+        head_cache: The cache of heads.
     """
 
     __slots__ = (
@@ -113,8 +113,8 @@ class ReceivingRequest(BufferedRequest):
         "_wanted",
     )
 
-    def __init__(self, source: BodySource, head: RequestHead, memory: RequestHeadCache) -> None:
-        super().__init__(head, memory, None)
+    def __init__(self, source: BodySource, head: RequestHead, head_cache: RequestHeadCache) -> None:
+        super().__init__(head, head_cache, None)
         self._source = source
         self._chunks = ChunkReader() if head.is_chunked else None
         self._pieces: deque[memoryview] = deque()
@@ -132,7 +132,7 @@ class ReceivingRequest(BufferedRequest):
         limits = listener.limits
         try:
             head = self.head(limits)
-            frontend, _ = listener.find(head.path)
+            frontend, _ = listener.handler_of(head.path)
         except HttpError:
             return
         length = head.length
@@ -148,7 +148,7 @@ class ReceivingRequest(BufferedRequest):
         deadline = None if head.timeout_s is None else monotonic() + head.timeout_s
         held = Reservation(listener.budget, limits.queue_wait_s, client.memory, deadline)
         if held.try_grow(held.step(0, length)):
-            self.lease = held
+            self.reservation = held
             self._buffer = ReservedBuffer(length, held)
 
     async def body(
@@ -165,7 +165,7 @@ class ReceivingRequest(BufferedRequest):
             buffer = self._buffer = ReservedBuffer(length, held)
         pace.received(buffer.filled)
         while not self.is_complete:
-            if buffer.is_short:
+            if buffer.needs_memory:
                 with pace.paused():
                     await buffer.wait()
             await self._more(pace)
@@ -260,7 +260,7 @@ class ReceivingRequest(BufferedRequest):
             self.is_complete = True
             self.buffered_body = buffer.view
             self._wake()
-        elif buffer.is_short:
+        elif buffer.needs_memory:
             self._source.pause_reading()
             self._wake()
 

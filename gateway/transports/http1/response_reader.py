@@ -95,9 +95,9 @@ class ResponseReader:
         has_head: The head is complete.
         is_done: The response is complete.
         is_persistent: Whether the connection may be used again.
-        lands: The body is received directly into `room`.
+        reads_into_body: The body is received directly into `room`.
         is_behind: `feed` has used up its turn: feed the rest in the next turn of the loop.
-        is_short: No more data may be fed before `grow` has returned.
+        needs_memory: No more data may be fed before `grow` has returned.
         pieces: The parts of the body that have arrived.
     """
 
@@ -108,7 +108,6 @@ class ResponseReader:
         "_fields",
         "_has_odd_coding",
         "_heads",
-        "_held",
         "_interim",
         "_is_complete",
         "_length",
@@ -117,6 +116,7 @@ class ResponseReader:
         "_peer",
         "_received",
         "_remaining",
+        "_reservation",
         "_room",
         "_size",
         "_small",
@@ -129,8 +129,8 @@ class ResponseReader:
         "is_persistent",
         "is_started",
         "is_streamed",
-        "lands",
         "pieces",
+        "reads_into_body",
     )
 
     def __init__(
@@ -155,7 +155,7 @@ class ResponseReader:
         self._remaining = 0
         self._received = 0
         self._room: ReservedBuffer | None = None
-        self._held: Reservation | None = None
+        self._reservation: Reservation | None = None
         self._interim = 0
         self._whole: memoryview | None = None
         self._small: bytearray | None = None
@@ -166,7 +166,7 @@ class ResponseReader:
         self.has_head = False
         self.is_done = False
         self.is_persistent = False
-        self.lands = False
+        self.reads_into_body = False
 
     def feed(self, data: bytes) -> int:
         """Parse *data*; return how many of its bytes were used.
@@ -211,24 +211,24 @@ class ResponseReader:
         self.is_done = self._room.is_whole
 
     @property
-    def is_short(self) -> bool:
+    def needs_memory(self) -> bool:
         """Whether no more data may be fed before `grow` has returned."""
         if self._room is not None:
-            return self._room.is_short
-        return self._held is not None and self._held.size_bytes < self._received
+            return self._room.needs_memory
+        return self._reservation is not None and self._reservation.size_bytes < self._received
 
     async def grow(self) -> None:
         """Wait for memory for more of the body. Raises Overloaded."""
         if self._room is not None:
             await self._room.wait()
-        elif self._held is not None:
-            await self._held.grow(max(0, self._received - self._held.size_bytes))
+        elif self._reservation is not None:
+            await self._reservation.grow(max(0, self._received - self._reservation.size_bytes))
 
     def close(self) -> None:
         """End reading, and release the memory reservation."""
         self._parser = None  # it holds this object
-        if self._held is not None and self._room is None:
-            self._held.close()
+        if self._reservation is not None and self._room is None:
+            self._reservation.close()
 
     # -- the head
 
@@ -333,10 +333,10 @@ class ResponseReader:
                 held = self._peer.reservation()
                 held.try_grow(held.step(0, self._length))
                 room = self._room = ReservedBuffer(self._length, held, lasts=True)
-                self.lands = True
+                self.reads_into_body = True
             at = room.put(data, at)
             self.is_done = room.is_whole
-            self.is_behind = room.is_short
+            self.is_behind = room.needs_memory
             return at
         return at + size
 
@@ -367,12 +367,12 @@ class ResponseReader:
             self._small += piece
 
     def _reserve(self) -> None:
-        """Reserve memory for a body of unknown length, as it arrives; see `is_short`."""
+        """Reserve memory for a body of unknown length, as it arrives; see `needs_memory`."""
         if self.is_streamed or self._received < _SMALL_BYTES:
             return
-        held = self._held
+        held = self._reservation
         if held is None:
-            held = self._held = self._peer.reservation()
+            held = self._reservation = self._peer.reservation()
         more = held.step(self._received, None)
         if more:
             held.try_grow(more)

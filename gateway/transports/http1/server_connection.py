@@ -15,7 +15,7 @@ from typing import Any, Final
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import RestartableTimer
 from gateway.ir.errors import Overloaded
-from gateway.transports.admission import NOBODY, client_shares
+from gateway.transports.admission import NO_CLIENT_SHARES, client_shares
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
@@ -97,7 +97,7 @@ class Http1ServerProtocol:
         self.http2 = http2
         self.is_draining = False
         self.connections: set[Http1ServerConnection] = set()
-        self.memory = RequestHeadCache()
+        self.head_cache = RequestHeadCache()
         # Read into and emptied within one call of the loop, so one will do for all.
         self.buffer = memoryview(bytearray(READ_BYTES))
 
@@ -114,7 +114,7 @@ class Http1ServerProtocol:
         """Return the error for one more connection from *address*; None if there is room."""
         refusal = connection_refusal(self.count, transport, address, reserve=self.can_use_reserve)
         if refusal is not None:
-            self.listener.refused(refusal)
+            self.listener.on_reject(refusal)
         return refusal
 
 
@@ -131,7 +131,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._server = server
         self._loop = loop
         self._limits = limits
-        self._heads = HeadReader(limits, server.memory)
+        self._heads = HeadReader(limits, server.head_cache)
         self._queue: list[BufferedRequest | HttpError] = []  # short, and smaller than a deque
         self._current: BufferedRequest | None = None
         self._reading: ReceivingRequest | None = None
@@ -144,14 +144,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
-        self._presence: HalfCloseMonitor | None = None
+        self._half_close_monitor: HalfCloseMonitor | None = None
         self._address: str | None = None
         self.transport: Any = None
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
         self.is_head_sent = False
         self.is_ending = server.is_draining
-        self.client = NOBODY
+        self.client = NO_CLIENT_SHARES
         self.cancel_exchange: Callable[[], None] | None = None
 
     @property
@@ -213,9 +213,9 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._reading = None
         self._heads.forget()
         self._head_timer.close()
-        if self._presence is not None:
-            self._presence.close()
-            self._presence = None
+        if self._half_close_monitor is not None:
+            self._half_close_monitor.close()
+            self._half_close_monitor = None
         if self._task is not None:
             self._task.cancel()
 
@@ -321,8 +321,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             return False
         self.is_ending = True
         self._head_timer.stop()
-        self._presence = HalfCloseMonitor(self._loop, self)
-        self._presence.watch()
+        self._half_close_monitor = HalfCloseMonitor(self._loop, self)
+        self._half_close_monitor.watch()
         return True
 
     # -- reading
@@ -362,12 +362,12 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._head_timer.stop()
         stop = at + (head.length or 0)
         if head.is_chunked or stop > len(data):
-            self._reading = coming = ReceivingRequest(self, head, self._server.memory)
+            self._reading = coming = ReceivingRequest(self, head, self._server.head_cache)
             if not self.in_flight:
                 coming.preallocate(self._server.listener, self.client)
             self._arrived(coming)
             return coming.feed(data, at)
-        self._arrived(BufferedRequest(head, self._server.memory, memoryview(data[at:stop])))
+        self._arrived(BufferedRequest(head, self._server.head_cache, memoryview(data[at:stop])))
         return stop
 
     def _break(self, fault: HttpError) -> None:
@@ -386,7 +386,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     def _head_timed_out(self) -> None:
         error = head_too_slow(self._limits).error
         error.client = self.client.caller.client()
-        self._server.listener.refused(error)
+        self._server.listener.on_reject(error)
         if self.in_flight:
             self._input, self.is_ending = _CLOSED, True  # handle complete requests, then close
         elif self.transport is not None:
@@ -454,7 +454,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         error = fault.error
         error.client = self.client.caller.client()
         error.wire_status = fault.status
-        request_id = self._server.listener.refused(error) or ""
+        request_id = self._server.listener.on_reject(error) or ""
         self._send_error(text_response(fault.status, fault.message, request_id))
 
     def _idle(self) -> asyncio.Future[None]:
@@ -508,8 +508,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Read nothing more, and drop requests that will not be handled."""
         self._input = _CLOSED
         for request in self._queue:
-            if isinstance(request, BufferedRequest) and request.lease is not None:
-                request.lease.close()
+            if isinstance(request, BufferedRequest) and request.reservation is not None:
+                request.reservation.close()
         self._queue.clear()
 
     def announce_close(self) -> None:

@@ -79,7 +79,7 @@ class CutThroughBody:
     ) -> None:
         self._source = source
         self._pace = pace
-        self._held = held
+        self._reservation = held
         self._on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._filled = 0
@@ -110,7 +110,7 @@ class CutThroughBody:
             Overloaded: There is no memory for the body.
             ConnectionError: The client has left.
         """
-        await self._held.grow(min(self.end, HELD_BYTES))
+        await self._reservation.grow(min(self.end, HELD_BYTES))
         self._check()
         self._resume_reading()
         while self._head is None:
@@ -194,26 +194,26 @@ class CutThroughBody:
             raise Unavailable(
                 "the body was streamed to the upstream, and cannot be sent a second time"
             )
-        if self._held.size_bytes < self._filled:
-            await self._held.grow(self._filled - self._held.size_bytes)
+        if self._reservation.size_bytes < self._filled:
+            await self._reservation.grow(self._filled - self._reservation.size_bytes)
         whole = self._whole or self._receive_whole()
-        self._held.move_with(lambda: self._filled, self._gives_way)
+        self._reservation.watch_progress(lambda: self._filled, self._abort_stalled)
         while not self.is_complete:
-            if whole.is_short:
+            if whole.needs_memory:
                 with self._pace.paused():
                     await whole.wait()
                 self._resume_reading()
             else:
                 await self._more()
-        self._held.settle()
+        self._reservation.stop_watching()
         return whole.view
 
-    def _gives_way(self, error: Overloaded) -> None:
+    def _abort_stalled(self, error: Overloaded) -> None:
         self._on_error(HttpError(503, error.message, limit=error.limit, close=True))
 
     def _receive_whole(self) -> ReservedBuffer:
         """Receive the rest into one buffer, after the data that has arrived."""
-        whole = self._whole = ReservedBuffer(self.end, self._held)
+        whole = self._whole = ReservedBuffer(self.end, self._reservation)
         for piece in (self.head, *self._pieces):
             whole.put(piece)  # `HELD_BYTES` are reserved for them
         self._pieces.clear()
@@ -242,7 +242,7 @@ class CutThroughBody:
         if self._whole is not None:
             self.last_progress = monotonic()
             self._whole.advance(size)
-            if self._whole.is_short:
+            if self._whole.needs_memory:
                 self._source.pause_reading()
                 self._wake()
         else:

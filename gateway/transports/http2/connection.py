@@ -10,7 +10,7 @@ Source: RFC 9113.
 
 from typing import Any, Final
 
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import RESET_COST, RESPONSE_REFUND
 from gateway.transports.http2.frame_reader import FRAME_BYTES
 from gateway.transports.http2.frames import Http2ConnectionError
@@ -47,27 +47,31 @@ class Http2Connection(Http2Receiver):
         self.pongs = 0
         self.is_exhausted = False
         if self._is_client:
-            self.out.append(h2.PREFACE)
+            self.out.append(frames.PREFACE)
         own = (
-            (h2.ENABLE_PUSH, 0)
+            (frames.ENABLE_PUSH, 0)
             if self._is_client
-            else (h2.MAX_CONCURRENT_STREAMS, self._max_streams)
+            else (frames.MAX_CONCURRENT_STREAMS, self._max_streams)
         )
-        values = (own, (h2.MAX_FRAME_SIZE, FRAME_BYTES), (h2.MAX_HEADER_LIST_SIZE, header_bytes))
-        self.out.append(h2.settings(values))
-        self.out.append(h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW))
+        values = (
+            own,
+            (frames.MAX_FRAME_SIZE, FRAME_BYTES),
+            (frames.MAX_HEADER_LIST_SIZE, header_bytes),
+        )
+        self.out.append(frames.settings(values))
+        self.out.append(frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW))
 
     # -- operations of the caller
 
     def _refused(self, fault: Http2ConnectionError) -> None:
         last = self.last if self._last_accepted is None else self._last_accepted
-        self.out.append(h2.goaway(last, fault.code, fault.message))
+        self.out.append(frames.goaway(last, fault.code, fault.message))
 
     def open(self, owner: Any) -> Http2Stream:
         """Return a new stream of a client."""
         number = self._next
         self._next = number + 2
-        if number >= h2.MAX_WINDOW:
+        if number >= frames.MAX_WINDOW:
             self.is_exhausted = True
         stream = self.streams[number] = Http2Stream(
             number, self.writer.initial_window, STREAM_WINDOW, owner
@@ -78,94 +82,98 @@ class Http2Connection(Http2Receiver):
         """End a stream both ways, now; harmless when it has ended."""
         if self.streams.pop(stream.number, None) is not None:
             self.writer.forget(stream)
-            self.out.append(h2.reset(stream.number, code))
+            self.out.append(frames.reset(stream.number, code))
 
     def cancel(self, stream: Http2Stream) -> None:
         """Reset a stream, and refund its frames that are on their way."""
         self.flood_budget.remaining += RESPONSE_REFUND
-        self.reset(stream, h2.CANCEL)
+        self.reset(stream, frames.CANCEL)
 
     def grant(self, stream: Http2Stream, size: int) -> None:
         """Open the window of a stream by *size* bytes."""
         if not stream.is_remote_closed and size > 0 and stream.number in self.streams:
             stream.window += size
-            self.out.append(h2.window_update(stream.number, size))
+            self.out.append(frames.window_update(stream.number, size))
 
-    def goaway(self, *, final: bool, code: int = h2.NO_ERROR, message: str = "") -> None:
+    def goaway(self, *, final: bool, code: int = frames.NO_ERROR, message: str = "") -> None:
         """Tell the peer not to open further streams; if *final*, refuse new ones.
 
         While streams are open, *code* is NO_ERROR: some clients end all streams at any other code.
         """
-        last = h2.MAX_WINDOW
+        last = frames.MAX_WINDOW
         if final:
             if self._last_accepted is None:
                 self._last_accepted = self.last
             self._is_accepting = False
             last = self._last_accepted
-        self.out.append(h2.goaway(last, code, message))
+        self.out.append(frames.goaway(last, code, message))
 
     def ping(self) -> None:
         """Ask the peer whether it is there; the acknowledgement increases `pongs`."""
-        self.out.append(h2.frame(h2.PING, 0, 0, _PING_DATA))
+        self.out.append(frames.frame(frames.PING, 0, 0, _PING_DATA))
 
     # -- frames about the connection
 
     def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if kind == h2.WINDOW_UPDATE:
+        if kind == frames.WINDOW_UPDATE:
             self._window_update(number, payload)
-        elif kind == h2.RST_STREAM:
+        elif kind == frames.RST_STREAM:
             self._reset_by_peer(number, payload)
-        elif kind == h2.SETTINGS:
+        elif kind == frames.SETTINGS:
             self._settings(flags, number, payload)
-        elif kind == h2.PING:
+        elif kind == frames.PING:
             self._ping(flags, number, payload)
-        elif kind == h2.GOAWAY:
+        elif kind == frames.GOAWAY:
             self._goaway(number, payload)
-        elif kind == h2.PUSH_PROMISE:
-            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "server push is not allowed")
+        elif kind == frames.PUSH_PROMISE:
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "server push is not allowed")
         else:  # priorities, and kinds that are not known
             self.flood_budget.charge(1)
-            if kind == h2.PRIORITY:
+            if kind == frames.PRIORITY:
                 self._priority(number, payload)
 
     def _priority(self, number: int, payload: bytes) -> None:
         """Check the form of a PRIORITY frame, which is otherwise ignored."""
         if not number:
-            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "PRIORITY on stream 0")
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "PRIORITY on stream 0")
         if len(payload) != 5:  # noqa: PLR2004  # Source: RFC 9113 6.3
             stream = self.streams.get(number)
             if stream is None:
-                raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes")
-            self.refuse(stream, h2.FRAME_SIZE_ERROR)
+                raise Http2ConnectionError(
+                    frames.FRAME_SIZE_ERROR, f"PRIORITY of {len(payload)} bytes"
+                )
+            self.refuse(stream, frames.FRAME_SIZE_ERROR)
 
     def _window_update(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # one number
             raise Http2ConnectionError(
-                h2.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes"
+                frames.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes"
             )
         self.flood_budget.charge(1)
-        size = int.from_bytes(payload, "big") & h2.MAX_WINDOW
+        size = int.from_bytes(payload, "big") & frames.MAX_WINDOW
         stream = self.streams.get(number)
         if number and stream is None:
             self._require_known(number)
             return
         if not size:
             if stream is None:
-                raise Http2ConnectionError(h2.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
-            self.refuse(stream, h2.PROTOCOL_ERROR)
+                raise Http2ConnectionError(frames.PROTOCOL_ERROR, "WINDOW_UPDATE of 0 bytes")
+            self.refuse(stream, frames.PROTOCOL_ERROR)
             return
         if not self.writer.widen(stream, size):
             if stream is None:
                 raise Http2ConnectionError(
-                    h2.FLOW_CONTROL_ERROR, "WINDOW_UPDATE beyond the largest window"
+                    frames.FLOW_CONTROL_ERROR, "WINDOW_UPDATE beyond the largest window"
                 )
-            self.refuse(stream, h2.FLOW_CONTROL_ERROR)
+            self.refuse(stream, frames.FLOW_CONTROL_ERROR)
             return
         self.writer.pump()
 
     def _reset_by_peer(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:  # noqa: PLR2004  # one number
-            raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes")
+            raise Http2ConnectionError(
+                frames.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes"
+            )
         stream = self.streams.pop(number, None)
         if stream is None:
             self._require_known(number)
@@ -178,65 +186,65 @@ class Http2Connection(Http2Receiver):
 
     def _settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"SETTINGS on stream {number}")
-        if flags & h2.ACK:
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"SETTINGS on stream {number}")
+        if flags & frames.ACK:
             if payload:
-                raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, "SETTINGS with ACK and values")
+                raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, "SETTINGS with ACK and values")
             self.flood_budget.charge(1)
             return
-        values = h2.read_settings(payload)
+        values = frames.read_settings(payload)
         self.flood_budget.charge(1 + len(values))
         for key, value in values:
             self._apply(key, value)
-        self.out.append(h2.frame(h2.SETTINGS, h2.ACK, 0))
+        self.out.append(frames.frame(frames.SETTINGS, frames.ACK, 0))
         if not self._has_settings:
             self._has_settings = True
             self._receiver.on_settings()
         self.writer.pump()
 
     def _apply(self, key: int, value: int) -> None:
-        if key == h2.INITIAL_WINDOW_SIZE:
-            if value > h2.MAX_WINDOW or not self.writer.begin_at(value, self.streams.values()):
+        if key == frames.INITIAL_WINDOW_SIZE:
+            if value > frames.MAX_WINDOW or not self.writer.begin_at(value, self.streams.values()):
                 raise Http2ConnectionError(
-                    h2.FLOW_CONTROL_ERROR, f"a window of {value} bytes is too large"
+                    frames.FLOW_CONTROL_ERROR, f"a window of {value} bytes is too large"
                 )
-        elif key == h2.MAX_FRAME_SIZE:
-            if not h2.DEFAULT_FRAME <= value <= h2.LARGEST_FRAME:
+        elif key == frames.MAX_FRAME_SIZE:
+            if not frames.DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
                 raise Http2ConnectionError(
-                    h2.PROTOCOL_ERROR, f"a frame size of {value} bytes is not allowed"
+                    frames.PROTOCOL_ERROR, f"a frame size of {value} bytes is not allowed"
                 )
             self.writer.frame_bytes = min(value, FRAME_BYTES)
-        elif key == h2.MAX_CONCURRENT_STREAMS:
+        elif key == frames.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
-        elif key == h2.HEADER_TABLE_SIZE:
+        elif key == frames.HEADER_TABLE_SIZE:
             self.writer.has_shrunk = self.writer.has_shrunk or value < self._peer_table
             self._peer_table = value
-        elif key == h2.ENABLE_PUSH and value > (0 if self._is_client else 1):
+        elif key == frames.ENABLE_PUSH and value > (0 if self._is_client else 1):
             raise Http2ConnectionError(
-                h2.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which is not allowed"
+                frames.PROTOCOL_ERROR, f"ENABLE_PUSH is {value}, which is not allowed"
             )
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
         if number:
-            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"PING on stream {number}")
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"PING on stream {number}")
         if len(payload) != 8:  # noqa: PLR2004  # Source: RFC 9113 6.7
-            raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
+            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes")
         self.flood_budget.charge(1)
-        if flags & h2.ACK:
+        if flags & frames.ACK:
             self.pongs += 1
         else:
-            self.out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
+            self.out.append(frames.frame(frames.PING, frames.ACK, 0, payload))
 
     def _goaway(self, number: int, payload: bytes) -> None:
         if number:
-            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"GOAWAY on stream {number}")
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"GOAWAY on stream {number}")
         if len(payload) < 8:  # noqa: PLR2004  # two numbers
-            raise Http2ConnectionError(h2.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
+            raise Http2ConnectionError(frames.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
         self.flood_budget.charge(1)
-        last, code = h2.read_two(payload)
+        last, code = frames.read_two(payload)
         self._receiver.on_goaway(code, payload[8:208].decode("latin-1"))
         if self._is_client:
             for stream in [each for each in self.streams.values() if each.number > last]:
                 del self.streams[stream.number]
                 self.writer.forget(stream)
-                self._receiver.on_reset(stream, h2.REFUSED_STREAM)
+                self._receiver.on_reset(stream, frames.REFUSED_STREAM)

@@ -183,7 +183,7 @@ def join_stream(
         number: The stream.
         block: The header block.
         buffers: The content.
-        size: Of the content.
+        size: The size of the content.
         tail: The block of the trailers; None to end the stream with the content.
     """
     parts: list[Buffer] = [_pack(0, len(block), HEADERS, END_HEADERS, number), block]

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import (
     LATE_STREAM_COST,
     REFUSAL_COST,
@@ -33,7 +33,7 @@ from gateway.wire.message_cache import ParseCache
 Head = Any
 """A result of `read_head`."""
 
-STREAM_WINDOW: Final = h2.DEFAULT_WINDOW
+STREAM_WINDOW: Final = frames.DEFAULT_WINDOW
 """The initial window of a stream, in bytes."""
 
 CONNECTION_WINDOW: Final = 1 << 20
@@ -68,7 +68,7 @@ class StreamEvents(Protocol):
     def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
         """Handle consecutive parts of a stream that does not end with them.
 
-        All of them are in `coming`: a handler that passes them on one by one subtracts each.
+        All are in `frame_bytes_left`: a handler that passes them on one by one subtracts each.
         """
 
     def on_reset(self, stream: Http2Stream, code: int) -> bool:
@@ -127,7 +127,7 @@ class Http2Receiver(FrameReader):
         streams: int,
         header_bytes: int,
     ) -> None:
-        super().__init__(b"" if client else h2.PREFACE, header_bytes)
+        super().__init__(b"" if client else frames.PREFACE, header_bytes)
         self._receiver = receiver
         self._read_head = read_head
         self._is_client = client
@@ -167,7 +167,7 @@ class Http2Receiver(FrameReader):
         self._window -= length
         if self._window < 0:
             raise Http2ConnectionError(
-                h2.FLOW_CONTROL_ERROR, "the peer sent more than the connection's window"
+                frames.FLOW_CONTROL_ERROR, "the peer sent more than the connection's window"
             )
         stream = self.streams.get(number)
         if stream is None:
@@ -182,10 +182,12 @@ class Http2Receiver(FrameReader):
         stream.window -= length
         if stream.window < 0:
             raise Http2ConnectionError(
-                h2.FLOW_CONTROL_ERROR, "the peer sent more than the stream's window"
+                frames.FLOW_CONTROL_ERROR, "the peer sent more than the stream's window"
             )
         if stream.is_remote_closed:
-            raise Http2ConnectionError(h2.STREAM_CLOSED, f"data after the end of stream {number}")
+            raise Http2ConnectionError(
+                frames.STREAM_CLOSED, f"data after the end of stream {number}"
+            )
         return stream
 
     def consume(self, stream: Http2Stream, size: int) -> bool:
@@ -204,7 +206,7 @@ class Http2Receiver(FrameReader):
         size = CONNECTION_WINDOW - self._window - self._unread
         if self._window >= _WIDEN_AT or size < _MIN_UPDATE_BYTES:
             return False
-        self.out.append(h2.window_update(0, size))
+        self.out.append(frames.window_update(0, size))
         self._window += size
         return True
 
@@ -212,13 +214,13 @@ class Http2Receiver(FrameReader):
         """Check that a stream was opened before."""
         highest = self._next - 2 if self._is_client else self.last
         if number > highest or not number % 2:
-            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"stream {number} is idle")
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"stream {number} is idle")
 
     def _deliver(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         if stream.expected_bytes is not None:
             stream.expected_bytes -= len(view)
             if stream.expected_bytes < 0 or (end and stream.expected_bytes):
-                self.refuse(stream, h2.PROTOCOL_ERROR)
+                self.refuse(stream, frames.PROTOCOL_ERROR)
                 return
         if end:
             self._close_remote(stream)
@@ -232,15 +234,15 @@ class Http2Receiver(FrameReader):
         if stream.expected_bytes is not None:
             most = min(most, stream.expected_bytes)
         remaining = most
-        last = len(data) - h2.HEAD_BYTES
+        last = len(data) - frames.HEAD_BYTES
         views: list[memoryview] = []
         while at <= last:
             high, low, kind, flags, same = _unpack(data, at)
             length = high << 16 | low
-            begin = at + h2.HEAD_BYTES
+            begin = at + frames.HEAD_BYTES
             end = begin + length
             if (
-                kind != h2.DATA
+                kind != frames.DATA
                 or flags
                 or same != number
                 or end > len(data)
@@ -258,14 +260,14 @@ class Http2Receiver(FrameReader):
             stream.unread += size
             if stream.expected_bytes is not None:
                 stream.expected_bytes -= size
-            stream.coming = size
+            stream.frame_bytes_left = size
             self._receiver.on_data_batch(stream, views)
-            stream.coming = 0
+            stream.frame_bytes_left = 0
         return at
 
     def _whole_block(self, number: int, block: bytes, *, end: bool) -> None:
         if not self._has_settings:
-            raise Http2ConnectionError(h2.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            raise Http2ConnectionError(frames.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         head = self._heads.get(block)
         self._head(number, self._fresh_head(block) if head is None else head, end=end)
 
@@ -278,7 +280,7 @@ class Http2Receiver(FrameReader):
                 return
         elif stream.is_remote_closed:
             raise Http2ConnectionError(
-                h2.STREAM_CLOSED, f"header fields after the end of stream {number}"
+                frames.STREAM_CLOSED, f"header fields after the end of stream {number}"
             )
         elif not self._is_client:
             self._trailers(stream, head, end=end)
@@ -314,7 +316,7 @@ class Http2Receiver(FrameReader):
             head = self._fresh_head(block)
             if isinstance(head, Http2StreamError):
                 self._head(number, head, end=False)
-                return begin - h2.HEAD_BYTES
+                return begin - frames.HEAD_BYTES
         self.last = number
         self._window = window
         stream = self.streams[number] = Http2Stream(
@@ -345,7 +347,7 @@ class Http2Receiver(FrameReader):
             head = self._fresh_head(block)
             if isinstance(head, Http2StreamError):
                 self._head(number, head, end=False)
-                return begin - h2.HEAD_BYTES
+                return begin - frames.HEAD_BYTES
             tail = self._heads.get(last)  # the table of fields may have changed
         if tail is None:
             tail = self._fresh_head(last)
@@ -364,7 +366,7 @@ class Http2Receiver(FrameReader):
         if end and isinstance(head, MissingPseudoHeaders):
             self._deliver(stream, _EMPTY, end=True)
         else:
-            self.refuse(stream, h2.PROTOCOL_ERROR)
+            self.refuse(stream, frames.PROTOCOL_ERROR)
 
     def _fresh_head(self, block: bytes) -> Head | Http2StreamError:
         version = self._decoder.version
@@ -380,14 +382,18 @@ class Http2Receiver(FrameReader):
         if self._is_client or number <= self.last:
             self._require_known(number)
             if not self._is_client and not isinstance(head, Http2StreamError):
-                raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"stream {number} was opened before")
+                raise Http2ConnectionError(
+                    frames.PROTOCOL_ERROR, f"stream {number} was opened before"
+                )
             self.flood_budget.charge(1)
             return None
         if not number % 2:
-            raise Http2ConnectionError(h2.PROTOCOL_ERROR, f"a client may not open stream {number}")
+            raise Http2ConnectionError(
+                frames.PROTOCOL_ERROR, f"a client may not open stream {number}"
+            )
         self.last = number
         if not self._is_accepting or len(self.streams) >= self._max_streams:
-            self.out.append(h2.reset(number, h2.REFUSED_STREAM))
+            self.out.append(frames.reset(number, frames.REFUSED_STREAM))
             self.flood_budget.charge(REFUSAL_COST if self._is_accepting else LATE_STREAM_COST)
             return None
         stream = Http2Stream(number, self.writer.initial_window, STREAM_WINDOW, None)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_head import Head, read_head, too_many_fields
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.field_rules import broken_fields, content_length
 from gateway.transports.http2.frames import Http2StreamError, MissingPseudoHeaders
 from gateway.transports.http2.hpack import FIELD_OVERHEAD, Field
@@ -28,7 +28,7 @@ class HttpStreamHead(Struct, frozen=True):
     """The head of a plain HTTP request on a stream.
 
     Attributes:
-        path: Of no gRPC method.
+        path: The path; no gRPC method has it.
         length: Content-Length; None for none.
         method: In capitals.
         head: None for one that is refused.
@@ -61,18 +61,18 @@ def read_http_head(
     """Return the head of a request; a stream error where HTTP/2 forbids its fields.
 
     Args:
-        fields: Of the header block.
-        limits: Of the listener.
+        fields: The fields that the header block has.
+        limits: The limits that the listener has.
     """
     why = broken_fields(fields, _PSEUDO)
     if why is not None:
-        return Http2StreamError(h2.PROTOCOL_ERROR, why)
+        return Http2StreamError(frames.PROTOCOL_ERROR, why)
     pseudo = {name: value for name, value in fields if name.startswith(b":")}
     if not pseudo:
-        return MissingPseudoHeaders(h2.PROTOCOL_ERROR, "a request without pseudo-header fields")
+        return MissingPseudoHeaders(frames.PROTOCOL_ERROR, "a request without pseudo-header fields")
     why = _forbidden(fields, pseudo)
     if why is not None:
-        return Http2StreamError(h2.PROTOCOL_ERROR, why)
+        return Http2StreamError(frames.PROTOCOL_ERROR, why)
     length = content_length(fields)
     name = pseudo[b":method"].decode("latin-1")
     try:

@@ -31,7 +31,7 @@ from gateway.transports.http.request_body import (
 )
 from gateway.transports.http.request_head import Head, Version
 from gateway.transports.http.shared_responses import SharedResponses
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import (
     EARLY_RESET_S,
@@ -128,7 +128,7 @@ class StreamWriter:
     def abort(self) -> None:
         """Reset the stream."""
         if self._is_known:
-            self._connection.core.reset(self._stream, h2.CANCEL)
+            self._connection.core.reset(self._stream, frames.CANCEL)
             self._connection.flush_soon()
 
     def can_write_eof(self) -> bool:
@@ -248,7 +248,7 @@ class HttpStream:
         self.method = head.method
         self.buffered_body = body
         self.is_complete = self._has_whole_body = body is not None
-        self.lease: Reservation | None = None
+        self.reservation: Reservation | None = None
         self.transport: Any = self._writer
         self._paused: asyncio.Event | None = None
         self._is_running = False
@@ -283,7 +283,7 @@ class HttpStream:
     def on_data_batch(self, views: Sequence[memoryview]) -> None:
         """Handle several parts of the body."""
         for view in views:
-            self._stream.coming -= len(view)
+            self._stream.frame_bytes_left -= len(view)
             self.on_data(view, end=False)
 
     def on_reset(self) -> bool:
@@ -347,7 +347,7 @@ class HttpStream:
         buffer = self._buffer = ReservedBuffer(length, held)
         while True:
             while self._pieces:
-                if buffer.is_short:
+                if buffer.needs_memory:
                     with pace.paused():
                         await buffer.wait()
                 self._keep(self._pieces.popleft(), first=True)
@@ -371,7 +371,7 @@ class HttpStream:
                         await held.grow(size)
                 whole += piece
                 self._consume(size)
-                self._widen(max(len(whole), h2.DEFAULT_WINDOW))
+                self._widen(max(len(whole), frames.DEFAULT_WINDOW))
             if self.is_complete:
                 self.buffered_body = memoryview(whole).toreadonly()
                 return self.buffered_body
@@ -484,7 +484,7 @@ class HttpStream:
         if stream.unread:
             self._consume(stream.unread)
         if stream.is_local_closed and not stream.is_remote_closed:
-            core.reset(stream, h2.NO_ERROR)  # nothing more of the request is wanted
+            core.reset(stream, frames.NO_ERROR)  # nothing more of the request is wanted
             self._connection.flush_soon()
         stream.owner = None
         self.transport = None

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import (
     MESSAGE_REFUND,
     REFUND_FROM_BYTES,
@@ -33,7 +33,8 @@ class Http2Stream:
         window: The window of this side: how many bytes the peer may send.
         unread: Bytes that have arrived and that `owner` has not consumed.
         written: Bytes that were written after they had waited for a window.
-        coming: Bytes already subtracted from `window` that have not arrived, or not been delivered.
+        frame_bytes_left: Bytes already subtracted from `window` that have not arrived, or not
+            been delivered.
         is_local_closed: This side has sent the end of the stream.
         is_remote_closed: The peer has sent the end of the stream.
         expected_bytes: The rest of the announced Content-Length; None without one.
@@ -44,10 +45,10 @@ class Http2Stream:
 
     __slots__ = (
         "_seen",
-        "_still_since",
+        "_stalled_since",
         "_waits_since",
-        "coming",
         "expected_bytes",
+        "frame_bytes_left",
         "has_pending_end",
         "is_local_closed",
         "is_remote_closed",
@@ -64,7 +65,7 @@ class Http2Stream:
     # Most streams write no data that waits, so its attributes are set when some does.
     tail: bytes | None
     _seen: int
-    _still_since: float
+    _stalled_since: float
     _waits_since: float | None
 
     def __init__(self, number: int, room: int, window: int, owner: Any) -> None:
@@ -72,7 +73,7 @@ class Http2Stream:
         self.owner = owner
         self.room = room
         self.window = window
-        self.coming = 0
+        self.frame_bytes_left = 0
         self.is_local_closed = False
         self.is_remote_closed = False
         self.expected_bytes: int | None = None
@@ -83,7 +84,7 @@ class Http2Stream:
 
     def short_by(self, missing: int) -> int:
         """Return by how many bytes the window must grow so that *missing* bytes can arrive."""
-        return missing - self.window - self.coming
+        return missing - self.window - self.frame_bytes_left
 
     def wait(self) -> None:
         """Start to wait for the windows of the peer."""
@@ -99,10 +100,10 @@ class Http2Stream:
         if self.waiting is None:
             return 0.0, 0.0
         if self._waits_since is None:
-            self._waits_since = self._still_since = now
+            self._waits_since = self._stalled_since = now
         if self.written != self._seen:
-            self._seen, self._still_since = self.written, now
-        return now - self._still_since, now - self._waits_since
+            self._seen, self._stalled_since = self.written, now
+        return now - self._stalled_since, now - self._waits_since
 
 
 class Http2StreamWriter:
@@ -130,13 +131,13 @@ class Http2StreamWriter:
         sent: Callable[[Http2Stream], None],
     ) -> None:
         self._out = out
-        self._credit = credit
+        self._flood_budget = credit
         self._streams = streams
         self._sent = sent
-        self._room = h2.DEFAULT_WINDOW
+        self._room = frames.DEFAULT_WINDOW
         self._waiting: dict[int, Http2Stream] = {}
-        self.initial_window = h2.DEFAULT_WINDOW
-        self.frame_bytes = h2.DEFAULT_FRAME
+        self.initial_window = frames.DEFAULT_WINDOW
+        self.frame_bytes = frames.DEFAULT_FRAME
         self.is_paused = False
         self.has_shrunk = False
 
@@ -181,7 +182,7 @@ class Http2StreamWriter:
             self._out.append(join_stream(number, block, buffers, size, tail))
             self._room, stream.room = room, stream_room
             stream.is_local_closed = True
-            self._credit.remaining += RESPONSE_REFUND
+            self._flood_budget.remaining += RESPONSE_REFUND
             if stream.is_remote_closed:
                 del self._streams[number]
             return
@@ -191,18 +192,18 @@ class Http2StreamWriter:
 
     def head(self, stream: Http2Stream, block: bytes, *, end: bool = False) -> None:
         """Write a header block; with *end*, it ends the stream."""
-        flags = h2.END_STREAM if end else 0
+        flags = frames.END_STREAM if end else 0
         most = self.frame_bytes
         if self.has_shrunk:
             self.has_shrunk = False
             block = EMPTY_TABLE + block
-        kind = h2.HEADERS
+        kind = frames.HEADERS
         for begin in range(0, len(block) or 1, most):
             piece = block[begin : begin + most]
             if begin + most >= len(block):
-                flags |= h2.END_HEADERS
-            self._out.append(h2.frame(kind, flags, stream.number, piece))
-            kind, flags = h2.CONTINUATION, 0
+                flags |= frames.END_HEADERS
+            self._out.append(frames.frame(kind, flags, stream.number, piece))
+            kind, flags = frames.CONTINUATION, 0
         if end:
             self._ended(stream)
 
@@ -213,7 +214,7 @@ class Http2StreamWriter:
         assert stream.waiting is not None  # noqa: S101  # it waits
         stream.waiting.extend(memoryview(buffer) for buffer in buffers if len(buffer))
         self._waiting[stream.number] = stream
-        self._credit.remaining += MESSAGE_REFUND
+        self._flood_budget.remaining += MESSAGE_REFUND
         self.pump()
 
     def end(self, stream: Http2Stream, tail: bytes | None) -> None:
@@ -233,9 +234,9 @@ class Http2StreamWriter:
         """Increase the window of a stream, or of the connection; return False on overflow."""
         if stream is None:
             self._room += size
-            return self._room <= h2.MAX_WINDOW
+            return self._room <= frames.MAX_WINDOW
         stream.room += size
-        return stream.room <= h2.MAX_WINDOW
+        return stream.room <= frames.MAX_WINDOW
 
     def begin_at(self, window: int, streams: Iterable[Http2Stream]) -> bool:
         """Set the initial window, and adjust the windows of *streams*; return False on overflow."""
@@ -243,7 +244,7 @@ class Http2StreamWriter:
         fits = True
         for stream in streams:
             stream.room += difference
-            fits = fits and stream.room <= h2.MAX_WINDOW
+            fits = fits and stream.room <= frames.MAX_WINDOW
         return fits
 
     def pump(self) -> None:
@@ -264,7 +265,7 @@ class Http2StreamWriter:
                         self._finish(stream)
                     self._sent(stream)
         if total >= REFUND_FROM_BYTES:
-            self._credit.remaining += MESSAGE_REFUND + (total >> REFUND_SHIFT)
+            self._flood_budget.remaining += MESSAGE_REFUND + (total >> REFUND_SHIFT)
 
     def _write(self, stream: Http2Stream) -> int:
         """Write up to one turn of a stream; return the bytes written."""
@@ -282,7 +283,7 @@ class Http2StreamWriter:
             size = min(remaining, most)
             pieces = _pop_front(waiting, size)
             size = size_of(pieces)
-            self._out.append(frame_head(size, h2.DATA, 0, stream.number))
+            self._out.append(frame_head(size, frames.DATA, 0, stream.number))
             self._out += pieces
             remaining -= size
             total += size
@@ -299,11 +300,11 @@ class Http2StreamWriter:
 
     def _finish(self, stream: Http2Stream) -> None:
         stream.has_pending_end = False
-        self._credit.remaining += RESPONSE_REFUND
+        self._flood_budget.remaining += RESPONSE_REFUND
         if stream.tail is not None:
             self.head(stream, stream.tail, end=True)
         else:
-            self._out.append(frame_head(0, h2.DATA, h2.END_STREAM, stream.number))
+            self._out.append(frame_head(0, frames.DATA, frames.END_STREAM, stream.number))
             self._ended(stream)
 
 
@@ -312,14 +313,14 @@ def _full_frames(
 ) -> list[bytes | memoryview]:
     """Remove the first *size* bytes of the first buffer; return them as frames of *most* bytes."""
     first = waiting[0]
-    head = frame_head(most, h2.DATA, 0, number)
-    frames: list[bytes | memoryview] = [head] * (2 * size // most)
-    frames[1::2] = [first[begin : begin + most] for begin in range(0, size, most)]
+    head = frame_head(most, frames.DATA, 0, number)
+    sent: list[bytes | memoryview] = [head] * (2 * size // most)
+    sent[1::2] = [first[begin : begin + most] for begin in range(0, size, most)]
     if size < len(first):
         waiting[0] = first[size:]
     else:
         waiting.popleft()
-    return frames
+    return sent
 
 
 def _pop_front(waiting: deque[memoryview], size: int) -> list[memoryview]:

@@ -44,8 +44,8 @@ class UpstreamConnector:
 
     Args:
         host: A name or an address; "" with *path*.
-        port: Of TCP.
-        path: Of a unix socket.
+        port: The port of a TCP server.
+        path: The path of a unix socket.
         address: IP address of the host; "" to look it up.
         floor_s: How long what a name stands for is remembered.
         resolve: Looks names up.
@@ -78,7 +78,7 @@ class UpstreamConnector:
         """Connect to the first address that answers; those that failed last time are tried last.
 
         Args:
-            make: Of the protocol.
+            make: Makes the protocol of the connection.
             options: `ssl` and what belongs to it, for the loop.
 
         Raises:
@@ -123,8 +123,8 @@ def upstream_of(target: str, floor_s: float, address: str = "") -> UpstreamConne
 
     Args:
         target: Where it is.
-        floor_s: As for `UpstreamConnector`.
-        address: As for `UpstreamConnector`.
+        floor_s: How long an address of a name is remembered.
+        address: IP address of the host; "" to look it up.
     """
     if target.startswith(UNIX):
         return UpstreamConnector("", 0, target.removeprefix(UNIX))

@@ -81,7 +81,7 @@ class TlsContext:
     Attributes:
         current: The context to use.
         authorities: Those of client certificates since they changed; None if they never did.
-        socket: As given.
+        socket: What it belongs to, for the log.
     """
 
     def __init__(self, context: ssl.SSLContext, socket: str = "") -> None:
@@ -125,8 +125,8 @@ class TlsFiles:
         tls: Which files, and how they are used.
 
     Attributes:
-        socket: As given.
-        tls: As given.
+        socket: What it belongs to, for the log.
+        tls: The settings that name the files.
         contents: The contents in force, by path.
         expiries: Until when the certificates in force are valid, by path.
 

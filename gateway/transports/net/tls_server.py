@@ -214,8 +214,8 @@ async def listening_server(
         create: `create_server` or `create_unix_server` of the loop.
         new: Makes the protocol of a connection.
         tls: As for `TlsServer`; None for no TLS.
-        handshake_s: As for `TlsServer`.
-        recheck: As for `TlsServer`.
+        handshake_s: The longest time of a TLS handshake.
+        recheck: Called with the new authorities of client certificates.
         backlog: Length of the queue of connections.
         where: The address, as *create* has it.
 

@@ -17,7 +17,7 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
 from gateway.concurrency.timeouts import RestartableTimer
-from gateway.transports.admission import NOBODY, client_shares
+from gateway.transports.admission import NO_CLIENT_SHARES, client_shares
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
@@ -43,7 +43,7 @@ from gateway.transports.http.request_head import (
 from gateway.transports.http.response_writer import write_response
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import has_unread, pause_until_drained, tune
-from gateway.transports.reference.http_request import Sent
+from gateway.transports.reference.http_request import KeepAliveResult
 
 _READ_BYTES = 32 * 1024
 
@@ -94,20 +94,20 @@ class ReferenceHttpConnection(RequestHandler):
         self._limits = limits
         self._count = count
         self._listener = listener
-        self._refused = listener.refused
+        self._on_reject = listener.on_reject
         self._can_use_reserve = reserve
         self._address: str | None = None
         self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
         self._head_bytes = 0
         self._is_broken = False
         self._last_payload: Any = EMPTY_PAYLOAD
-        self._presence = HalfCloseMonitor(loop, self)
+        self._half_close_monitor = HalfCloseMonitor(loop, self)
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
         self.is_head_sent = False
         self.is_draining = False
         self.is_half_closed = False
-        self.client = NOBODY
+        self.client = NO_CLIENT_SHARES
         self.cancel_exchange: Callable[[], None] | None = None
 
     @property
@@ -139,7 +139,7 @@ class ReferenceHttpConnection(RequestHandler):
         address = client_address(transport)
         refusal = connection_refusal(self._count, transport, address, reserve=self._can_use_reserve)
         if refusal is not None:
-            self._refused(refusal)
+            self._on_reject(refusal)
             response = connection_refused_response(refusal.message)
             refuse_connection(transport, response, linger=refusal.limit != DESCRIPTORS)
             return
@@ -157,7 +157,7 @@ class ReferenceHttpConnection(RequestHandler):
             self._count.leave(self._address)
             self._address = None
         self._head_timer.stop()
-        self._presence.close()
+        self._half_close_monitor.close()
         if self._manager is None:
             BaseProtocol.connection_lost(self, exc)
             return
@@ -199,7 +199,7 @@ class ReferenceHttpConnection(RequestHandler):
             return None
         self.is_half_closed = True
         self._head_timer.stop()
-        self._presence.watch()
+        self._half_close_monitor.watch()
         return True
 
     # -- heads
@@ -244,7 +244,7 @@ class ReferenceHttpConnection(RequestHandler):
         error = fault.error
         error.wire_status = status
         error.client = self.client.caller.client()
-        return self._refused(error) or ""
+        return self._on_reject(error) or ""
 
     def handle_error(
         self,
@@ -267,7 +267,7 @@ class ReferenceHttpConnection(RequestHandler):
             raise ConnectionError("a response has begun already")
         self._is_broken = True
         write_response(self.transport, response, keep=False, version=(1, 1))
-        sent: Any = Sent(keep_alive=False)
+        sent: Any = KeepAliveResult(keep_alive=False)
         return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response
 
     def _head_fault(self, error: HttpProcessingError) -> HttpError:

@@ -142,7 +142,7 @@ class HttpConnectionPool(aiohttp.TCPConnector):
     """The connections to one upstream.
 
     Args:
-        limits: Of the upstream.
+        limits: The limits that the upstream has.
         peer: Knows how long its connections may be idle.
         options: For aiohttp's connector.
     """

@@ -16,7 +16,7 @@ from gateway.transports.http.request_body import TransferRateLimit, too_many_byt
 from gateway.transports.http.request_head import Head, Version, read_head
 
 
-class Sent:
+class KeepAliveResult:
     """The interface that aiohttp's protocol needs of a response that is already written."""
 
     def __init__(self, *, keep_alive: bool) -> None:
@@ -34,11 +34,11 @@ class ReferenceHttpRequest:
 
     Attributes:
         buffered_body: None: a body is always read by `body`.
-        lease: None: no body is received before its exchange.
+        reservation: None: no body is received before its exchange.
     """
 
     buffered_body: memoryview | None = None
-    lease: Reservation | None = None
+    reservation: Reservation | None = None
 
     def __init__(self, request: BaseRequest) -> None:
         self._request = request

@@ -15,7 +15,7 @@ from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.reference.http_connection import ReferenceHttpConnection
-from gateway.transports.reference.http_request import ReferenceHttpRequest, Sent
+from gateway.transports.reference.http_request import KeepAliveResult, ReferenceHttpRequest
 
 
 class HttpServer(HttpListener):
@@ -57,5 +57,5 @@ class _Manager(web.Server):
         CLIENT_MEMORY.set(connection.client.memory)
         exchange = Exchange if self._listener.cors is None else SharedResponses
         keep = await exchange(self._listener, connection, ReferenceHttpRequest(request), task).run()
-        sent: Any = Sent(keep_alive=keep)
+        sent: Any = KeepAliveResult(keep_alive=keep)
         return sent  # type: ignore[no-any-return]  # it has what aiohttp asks of a response

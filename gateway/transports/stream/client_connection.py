@@ -51,7 +51,7 @@ class FramedClientConnection(asyncio.Protocol):
         self._is_ordered = ordered
         self._loop = loop
         self._open_connections = open_connections
-        self._held = held
+        self._reservation = held
         self._growing: asyncio.Task[None] | None = None
         self._transport: Any = None
         self._waiting: dict[int | None, asyncio.Future[Frame]] = {}
@@ -143,7 +143,7 @@ class FramedClientConnection(asyncio.Protocol):
 
     def _reserve(self) -> None:
         """Reserve memory for an incomplete response; stop reading until it is available."""
-        wanted, held = self._framer.wanted, self._held
+        wanted, held = self._framer.wanted, self._reservation
         if not wanted:
             held.close()
             return
@@ -154,7 +154,7 @@ class FramedClientConnection(asyncio.Protocol):
 
     async def _grow(self, size: int) -> None:
         try:
-            await self._held.grow(size)
+            await self._reservation.grow(size)
         except errors.GatewayError as error:
             self._fail(error)
             self.abort()
@@ -177,7 +177,7 @@ class FramedClientConnection(asyncio.Protocol):
         self._open_connections.discard(self)
         if self._growing is not None:
             self._growing.cancel()
-        self._held.close()
+        self._reservation.close()
         self._fail(self._lost("it ended without a response" if exc is None else str(exc)))
 
     # -- responses

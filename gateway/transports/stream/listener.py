@@ -49,7 +49,7 @@ class StreamListenerState:
     Attributes:
         width: How many frames of one connection are handled at a time.
         ahead: How many frames of one connection are read before their responses.
-        refused: Called for connections and frames that are rejected before they reach the frontend.
+        on_reject: Called for connections and frames that are rejected before the frontend.
         is_open: Whether connections are accepted.
         connections: Those open now; `emptied` is set while there are none.
     """
@@ -62,7 +62,7 @@ class StreamListenerState:
     framer: Callable[[], Framer]
     width: int
     ahead: int
-    refused: Callable[[GatewayError], str | None]
+    on_reject: Callable[[GatewayError], str | None]
     is_open: bool = True
     connections: set[FramedConnection] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,7 +93,7 @@ class StreamListenerState:
     def _refuse(self, transport: Any, refusal: Overloaded) -> None:
         """Reply to a connection above a limit in the form of the protocol, and close it."""
         if refusal.limit == DESCRIPTORS:
-            self.refused(refusal)
+            self.on_reject(refusal)
             transport.abort()
             return
         answer, framer = self.frontend.reject(refusal), self.framer()

@@ -47,14 +47,14 @@ class LivenessMonitor:
         """
         self._has_ended = ended
         if not self._is_watching:
-            self._look(transport)
+            self._check(transport)
 
     def close(self) -> None:
         """Stop watching, and drop the references to *unseen* and *probe*."""
         self._unseen = _is_over
         self._probe = _do_nothing
 
-    def _look(self, transport: Any) -> None:
+    def _check(self, transport: Any) -> None:
         self._is_watching = self._unseen()
         if not self._is_watching:
             self._probe_at = None
@@ -68,7 +68,7 @@ class LivenessMonitor:
             self._probe_at = now + _PROBE_AFTER_S
         if self._probe_at is not None and self._probe_at <= now:
             self._probe()
-        self._loop.call_later(_CHECK_EACH_S, self._look, transport)
+        self._loop.call_later(_CHECK_EACH_S, self._check, transport)
 
 
 def _is_over() -> bool:

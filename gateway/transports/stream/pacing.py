@@ -98,9 +98,9 @@ class FrameTimeouts:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = due[0]
-        self._timer = self._loop.call_at(due[0], self._look)
+        self._timer = self._loop.call_at(due[0], self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         due = self._due()
         if due is not None and self._loop.time() >= due[0]:

@@ -156,13 +156,13 @@ class ProtocolSniffer(asyncio.Protocol):
         self._transport.abort()
 
     def _silent(self) -> None:
-        self._listener.refused(
+        self._listener.on_reject(
             InvalidRequest("a connection sent no request", limit="header_timeout_s")
         )
         self._transport.close()
 
     def _refuse(self, refusal: Overloaded) -> None:
-        self._listener.refused(refusal)
+        self._listener.on_reject(refusal)
         self._transport.abort()
 
     def _hand_over(self, protocol: Any) -> None:

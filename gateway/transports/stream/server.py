@@ -27,7 +27,7 @@ from gateway.transports.stream.protocol_sniffing import ProtocolSniffer, SharedP
 from gateway.transports.stream.server_connection import StreamConnection
 from gateway.wire.stream import Framer
 
-_LAST_WORDS_S = 1.0
+_CLOSE_GRACE_S = 1.0
 
 
 def _ignore(_error: GatewayError) -> None: ...
@@ -49,7 +49,7 @@ class StreamServer:
         ordered: Whether responses are sent in the order of the requests.
         tls: The context of handshakes; None for no TLS.
         mode: The permissions of a unix socket.
-        refused: Called for connections and frames that are rejected before they reach the frontend.
+        on_reject: Called for connections and frames that are rejected before the frontend.
         beside: Other protocols on this port, recognised by the first bytes of a connection.
         reuse_port: Whether other processes listen on the same port too.
         sock: A unix socket that other processes share, instead of an own one.
@@ -68,7 +68,7 @@ class StreamServer:
         ordered: bool = True,
         tls: TlsContext | None = None,
         mode: int = 0o660,
-        refused: Callable[[GatewayError], str | None] = _ignore,
+        on_reject: Callable[[GatewayError], str | None] = _ignore,
         beside: SharedPortProtocols | None = None,
         reuse_port: bool = False,
         sock: socket.socket | None = None,
@@ -94,7 +94,7 @@ class StreamServer:
             framer=framer,
             width=1 if ordered else limits.h2_streams,
             ahead=limits.pipelined_requests if ordered else limits.h2_streams,
-            refused=refused,
+            on_reject=on_reject,
         )
         self._file: UnixSocket | None = None
         self._servers: list[Listening] = []
@@ -191,7 +191,7 @@ class StreamServer:
         await self._emptied(timeout_s)
         for connection in list(self._listener.connections):
             connection.fail_in_flight()
-        await self._emptied(_LAST_WORDS_S)
+        await self._emptied(_CLOSE_GRACE_S)
 
     async def stop(self) -> None:
         """Close at once; harmless the second time."""
@@ -200,7 +200,7 @@ class StreamServer:
         self._close_sockets()
         for connection in list(self._listener.connections):
             connection.abort()
-        await self._emptied(_LAST_WORDS_S)
+        await self._emptied(_CLOSE_GRACE_S)
         for server in self._others:
             await server.stop()
         self._servers = []

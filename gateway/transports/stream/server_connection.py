@@ -27,7 +27,7 @@ from gateway.ir.errors import (
     Unavailable,
 )
 from gateway.transports.admission import (
-    NOBODY,
+    NO_CLIENT_SHARES,
     RESPONSE_PATIENCE_S,
     RESPONSE_UNCOUNTED_BYTES,
     Reservation,
@@ -60,7 +60,7 @@ class _PendingFrame:
     """
 
     frame: Frame
-    lease: Reservation
+    reservation: Reservation
     is_late: bool
     is_answered: bool = False
 
@@ -81,10 +81,10 @@ class StreamConnection(asyncio.Protocol):
         self._loop = loop
         self._framer = listener.framer()
         self._pace = FrameTimeouts(listener.limits, loop, self._too_slow)
-        self._presence = LivenessMonitor(loop, self._is_unseen, self._probe)
+        self._liveness_monitor = LivenessMonitor(loop, self._is_unseen, self._probe)
         self._transport: Any = None
         self._address: str | None = None
-        self._client = NOBODY
+        self._client = NO_CLIENT_SHARES
         self._partial = self._new_lease()
         self._queue: deque[_PendingFrame] = deque()
         self._running: dict[asyncio.Task[None], _PendingFrame] = {}
@@ -94,7 +94,7 @@ class StreamConnection(asyncio.Protocol):
         self._is_writable = asyncio.Event()
         self._is_writable.set()
         self._ended = asyncio.Event()  # the client sends nothing more
-        self._last_word: GatewayError | None = None
+        self._closing_error: GatewayError | None = None
         self._is_reading = True
         self._state = _StreamState.OPEN
         self._has_given_up = False
@@ -129,13 +129,13 @@ class StreamConnection(asyncio.Protocol):
         self._state = _StreamState.CLOSING
         self._ended.set()
         self._pace.close()
-        self._presence.close()
+        self._liveness_monitor.close()
         for task in (*self._running, self._room, self._farewell):
             if task is not None:
                 task.cancel()
         self._room = self._farewell = None
         for pending in self._queue:
-            pending.lease.close()
+            pending.reservation.close()
         self._queue.clear()
         self._partial.close()
         if self._address is not None:
@@ -165,7 +165,7 @@ class StreamConnection(asyncio.Protocol):
         # read.  Otherwise one client could keep it open for ever.
         late = self._state is _StreamState.DRAINING and self._listener.width > 1
         for frame in frames:
-            self._partial.settle()
+            self._partial.stop_watching()
             client = self._client.caller.client()
             sent = Frame(
                 frame.payload, frame.correlation, frame.deadline, frame.extra_bytes, client
@@ -210,7 +210,7 @@ class StreamConnection(asyncio.Protocol):
         if not wanted or self._room is not None:
             return
         if not held.size_bytes:
-            held.move_with(self._position, self._gives_way)
+            held.watch_progress(self._position, self._abort_stalled)
         more = held.step(self._framer.held, wanted)
         if more > 0 and not held.try_grow(more):
             self._room = self._loop.create_task(self._wait_for_room(more))
@@ -218,7 +218,7 @@ class StreamConnection(asyncio.Protocol):
     def _position(self) -> int:
         return self._framer.held
 
-    def _gives_way(self, error: GatewayError) -> None:
+    def _abort_stalled(self, error: GatewayError) -> None:
         self._end_reading(error)
         self._advance()
 
@@ -237,7 +237,7 @@ class StreamConnection(asyncio.Protocol):
         if self._state is _StreamState.CLOSING:
             return
         self._state = _StreamState.CLOSING
-        self._last_word = error
+        self._closing_error = error
         if self._room is not None:
             self._room.cancel()
             self._room = None
@@ -257,7 +257,7 @@ class StreamConnection(asyncio.Protocol):
             return
         if limit == "header_timeout_s":
             error = InvalidRequest("a connection sent no request", limit=limit)
-            self._listener.refused(self._with_client(error))
+            self._listener.on_reject(self._with_client(error))
         self._transport.close()
 
     # -- progress after each event
@@ -276,7 +276,7 @@ class StreamConnection(asyncio.Protocol):
             self._forget_if_over()
             return
         self._update_reading()
-        self._presence.watch(self._transport, ended=self._ended.is_set())
+        self._liveness_monitor.watch(self._transport, ended=self._ended.is_set())
         is_reading = self._is_reading and self._state is not _StreamState.CLOSING
         self._pace.update(busy=self.in_flight > 0, reading=is_reading)
         if self.in_flight:
@@ -284,11 +284,11 @@ class StreamConnection(asyncio.Protocol):
         if self._state is _StreamState.DRAINING and not self._framer.wanted:
             self._state = _StreamState.CLOSING
         if self._state is _StreamState.CLOSING and self._farewell is None:
-            self._say_farewell()
+            self._send_closing_frame()
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         # Not in the task: a task that is cancelled before its first step runs no `finally`.
-        self._running.pop(task).lease.close()
+        self._running.pop(task).reservation.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("internal error", exc_info=error)
             self.abort()
@@ -319,7 +319,7 @@ class StreamConnection(asyncio.Protocol):
         try:
             await self._ask_or_give_up(pending)
         except SlowReaderError as error:
-            self._listener.refused(self._with_client(Cancelled(str(error), limit=error.limit)))
+            self._listener.on_reject(self._with_client(Cancelled(str(error), limit=error.limit)))
         except OSError:  # the client has left
             self.abort()
 
@@ -339,17 +339,17 @@ class StreamConnection(asyncio.Protocol):
     async def _admit_and_ask(self, pending: _PendingFrame) -> None:
         slots, limits, client = self._listener.slots, self._listener.limits, self._client.slots
         try:
-            frame, lease, waited_s = pending.frame, pending.lease, 0.0
+            frame, reservation, waited_s = pending.frame, pending.reservation, 0.0
             needed = size_of(frame.payload) + frame.extra_bytes
-            more = needed + self._listener.budget.call_bytes - lease.size_bytes
+            more = needed + self._listener.budget.call_bytes - reservation.size_bytes
             # Memory comes first: who has a slot must not wait for those who wait for slots.
-            has_memory = more <= 0 or lease.try_grow(more)
+            has_memory = more <= 0 or reservation.try_grow(more)
             if not has_memory or not slots.try_acquire(1, client):
                 if is_probe(self._listener.frontend, frame, needed):
                     await self._ask(pending)
                     return
                 if not has_memory:
-                    await lease.grow(more)
+                    await reservation.grow(more)
                 began = monotonic()
                 await slots.wait(limits.queue_wait_s, client, deadline=frame.deadline)
                 waited_s = monotonic() - began
@@ -358,7 +358,7 @@ class StreamConnection(asyncio.Protocol):
             return
         has_slot = True
         try:
-            waited_s += lease.waited_s
+            waited_s += reservation.waited_s
             if waited_s:
                 WAITED_S.set(waited_s)
             found = await self._listener.frontend.handle(pending.frame)
@@ -396,12 +396,14 @@ class StreamConnection(asyncio.Protocol):
             await self._write_now(answer, pending)
             return
         # Until the client has read it, the budget counts the response and not the request.
-        pending.lease.close()
+        pending.reservation.close()
         pending.frame = Frame((), pending.frame.correlation)
         held = self._new_lease()
         try:
             if held.try_grow_response(size):
-                held.move_with(self._unwritten, lambda _error: self.abort(), RESPONSE_PATIENCE_S)
+                held.watch_progress(
+                    self._unwritten, lambda _error: self.abort(), RESPONSE_PATIENCE_S
+                )
             else:
                 answer = self._listener.frontend.reject(self._with_client(no_memory(size)))
             await self._write_now(answer, pending)
@@ -461,12 +463,12 @@ class StreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _say_farewell(self) -> None:
-        if self._last_word is None and (self._ended.is_set() or self._listener.width == 1):
+    def _send_closing_frame(self) -> None:
+        if self._closing_error is None and (self._ended.is_set() or self._listener.width == 1):
             # What the client may have sent meanwhile is unread, so it learns that by a reset.
             self._transport.close()
             return
-        self._farewell = self._loop.create_task(self._send_last_frame(self._last_word))
+        self._farewell = self._loop.create_task(self._send_last_frame(self._closing_error))
 
     async def _send_last_frame(self, error: GatewayError | None) -> None:
         """Send the last frame, and read for a moment so that no reset destroys it."""

@@ -7,13 +7,15 @@ import socket
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.admin.admin import start_pages
+from gateway.app.admin.running import RunningGateway
+from gateway.app.admin.server import start_pages
 from gateway.app.announce import example_command, log_models
 from gateway.config.load import load_text
 from gateway.config.models import AdminConfig, ListenerConfig
 from gateway.ir.errors import Unavailable
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.settings.units import Address
+from tests.admin_kit import Process
 from tests.fakes import ScriptedService
 
 UP = "upstreams: {up: {url: 'grpc://h:1'}}\n"
@@ -81,14 +83,6 @@ def test_admin_off_opens_no_port(admin: str, address: bool, metrics: bool) -> No
     assert (address, metrics) == (found.address is not None, found.metrics is not None)
 
 
-async def page(_accept: str) -> tuple[bytes, str]:
-    return b"", "text/plain"
-
-
-async def is_ready() -> bool:
-    return True
-
-
 async def test_a_used_default_metrics_port_is_logged() -> None:
     """The log line has the other address of the page; an explicit port fails."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -96,7 +90,7 @@ async def test_a_used_default_metrics_port_is_logged() -> None:
         free, used = Address("127.0.0.1", 0), Address("127.0.0.1", port)
         default = AdminConfig.model_construct(set(), address=free, metrics=used)
         with capture_logs() as logs:
-            started = await start_pages(default, page, is_ready)
+            started = await start_pages(default, RunningGateway(Process()))
         address = started["admin"].address
         await started["admin"].stop()
         assert ["admin"] == [*started]
@@ -110,7 +104,7 @@ async def test_a_used_default_metrics_port_is_logged() -> None:
         ] == [line for line in logs if "metrics" in line["event"]]
         explicit = AdminConfig(address=free, metrics=used)
         with pytest.raises(OSError, match=f"metrics: .*{port}"):
-            await start_pages(explicit, page, is_ready)
+            await start_pages(explicit, RunningGateway(Process()))
 
 
 async def test_the_log_has_the_reason_of_missing_models() -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.server_identity import ServerIdentity
 from gateway.ir.calls import InferRequest, InferResponse, ServerReadyRequest
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Unavailable, Unsupported
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
@@ -177,11 +177,11 @@ async def test_a_removed_address_finishes_its_sequences() -> None:
     names = Names()
     names.set("10.0.0.1")
     await names.discovery.update()
-    await names.endpoints(CALL.changed(sequence=Sequence(7, start=True)))
+    await names.endpoints(CALL.changed(sequence=CallSequence(7, start=True)))
     names.set("10.0.0.2")
     await names.discovery.update()
-    await names.endpoints(CALL.changed(sequence=Sequence(7)))
-    await names.endpoints(CALL.changed(sequence=Sequence(7, end=True)))
+    await names.endpoints(CALL.changed(sequence=CallSequence(7)))
+    await names.endpoints(CALL.changed(sequence=CallSequence(7, end=True)))
     assert names.servers["10.0.0.1"].calls == 3
     assert names.removed == []
     await settle()

@@ -12,7 +12,7 @@ from gateway.backends.base import Job
 from gateway.backends.examples import SequenceSum
 from gateway.backends.python import PythonBackend
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, UpstreamError
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
@@ -148,20 +148,20 @@ async def test_sequence_sum_keeps_each_sequence_until_its_end() -> None:
     model = PythonBackend("m", "gateway.backends.examples:SequenceSum")
     await model.start()
 
-    async def add(value: int, sequence: Sequence | None) -> Any:
+    async def add(value: int, sequence: CallSequence | None) -> Any:
         tensor = array_tensor("INPUT", np.array([[value]], np.int32))
         call = InferRequest(model=ModelRef("m"), inputs=(tensor,), sequence=sequence)
         return values(await model(call))[0][0][0]
 
-    assert 5 == await add(5, Sequence(1, start=True))
-    assert 2 == await add(2, Sequence("1", start=True))
-    assert 8 == await add(3, Sequence(1))
-    assert 1 == await add(1, Sequence(1, start=True, end=True))
+    assert 5 == await add(5, CallSequence(1, start=True))
+    assert 2 == await add(2, CallSequence("1", start=True))
+    assert 8 == await add(3, CallSequence(1))
+    assert 1 == await add(1, CallSequence(1, start=True, end=True))
     with pytest.raises(
         InvalidRequest, match="sequence 1 does not exist; its first request needs sequence_start"
     ):
-        await add(1, Sequence(1))
-    assert 6 == await add(4, Sequence("1", end=True))
+        await add(1, CallSequence(1))
+    assert 6 == await add(4, CallSequence("1", end=True))
     with pytest.raises(InvalidRequest, match="has no sequence_id"):
         await add(1, None)
     await model.stop()
@@ -172,7 +172,7 @@ async def test_sequence_sum_drops_the_oldest_sequence() -> None:
     total = SequenceSum()
     one = {"INPUT": np.array([[1]], np.int32)}
     for number in range(1, 1002):
-        total(one, Job(ModelRef("m"), sequence=Sequence(number, start=True)))
+        total(one, Job(ModelRef("m"), sequence=CallSequence(number, start=True)))
     with pytest.raises(InvalidRequest):
-        total(one, Job(ModelRef("m"), sequence=Sequence(1)))
-    assert [[2]] == total(one, Job(ModelRef("m"), sequence=Sequence(2)))["OUTPUT"].tolist()
+        total(one, Job(ModelRef("m"), sequence=CallSequence(1)))
+    assert [[2]] == total(one, Job(ModelRef("m"), sequence=CallSequence(2)))["OUTPUT"].tolist()

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.backends.instance_pool import InstancePool, instance_of
 from gateway.concurrency.limiter import CLIENT_MEMORY, Share
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Overloaded, QueueTimeout
 from tests.fakes import settle
 
@@ -135,10 +135,10 @@ async def test_a_cancelled_waiter_passes_its_instance_on(at_once: bool) -> None:
 async def test_a_sequence_uses_one_instance() -> None:
     """Its requests wait for that instance while others are free."""
     pool = pool_of(4)
-    sequence = Sequence("chat", start=True)
+    sequence = CallSequence("chat", start=True)
     own = await pool.acquire(sequence)
     assert instance_of(sequence, 4) == own
-    second = asyncio.ensure_future(pool.acquire(Sequence("chat")))
+    second = asyncio.ensure_future(pool.acquire(CallSequence("chat")))
     await settle()
     other = await pool.acquire()
     assert (False, True) == (second.done(), other != own)
@@ -151,8 +151,8 @@ async def test_a_sequence_uses_one_instance() -> None:
 
 def test_sequences_are_spread_over_the_instances() -> None:
     """Numeric and text ids reach every instance."""
-    assert {0, 1, 2} == {instance_of(Sequence(number), 3) for number in range(1, 30)}
-    assert {0, 1, 2} == {instance_of(Sequence(f"s{number}"), 3) for number in range(30)}
+    assert {0, 1, 2} == {instance_of(CallSequence(number), 3) for number in range(1, 30)}
+    assert {0, 1, 2} == {instance_of(CallSequence(f"s{number}"), 3) for number in range(30)}
 
 
 async def test_acquire_all_waits_for_running_callers() -> None:

@@ -15,7 +15,7 @@ from gateway.backends.base import Backend, LoadError
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
 from gateway.backends.python import PythonBackend
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import array_tensor
@@ -29,7 +29,7 @@ X = (TensorMetadata("X", Datatype.FP32, (-1,)),)
 Y = (TensorMetadata("Y", Datatype.FP32, (-1,)),)
 ONE = array_tensor("X", np.ones(1, np.float32))
 CALL = InferRequest(model=ModelRef("m"), inputs=(ONE,))
-SEQUENCE = InferRequest(model=ModelRef("m"), inputs=(ONE,), sequence=Sequence(7))
+SEQUENCE = InferRequest(model=ModelRef("m"), inputs=(ONE,), sequence=CallSequence(7))
 
 
 class Meeting:

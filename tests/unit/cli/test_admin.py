@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import typer
 
-from gateway.cli.admin import get_metrics, get_status
+from gateway.cli.admin import get_metrics, get_status, get_traffic
 
-PAGES = [get_status, get_metrics]
+PAGES = [get_status, get_metrics, get_traffic]
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from gateway.cli.readiness import ask_ready
 from gateway.cli.server_flags import ServerFlags
 from gateway.ir.errors import ConnectFailure, DeadlineExceeded
 from gateway.settings.units import Url
-from gateway.transports.grpc.headers import RESPONSE_HEAD, TRAILERS_OK, only_block
-from gateway.transports.http2 import frames as h2
+from gateway.transports.grpc.headers import RESPONSE_HEAD, TRAILERS_OK, trailers_only_block
+from gateway.transports.http2 import frames
 from gateway.wire.grpc import GrpcStatus
 
 WAIT_S = 20.0
@@ -32,20 +32,20 @@ def grpc(message: bytes, trailers: bytes = TRAILERS_OK) -> list[bytes]:
     """Return a response in several frames, after those of the connection."""
     data = b"\0" + len(message).to_bytes(4, "big") + message
     return [
-        h2.settings(()),
-        h2.frame(h2.PING, 0, 0, bytes(8)),
-        h2.frame(h2.HEADERS, h2.END_HEADERS, 1, RESPONSE_HEAD),
-        h2.frame(h2.DATA, 0, 1, data[:3]),
-        h2.frame(h2.DATA, 0, 1, data[3:]),
-        h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, 1, trailers),
+        frames.settings(()),
+        frames.frame(frames.PING, 0, 0, bytes(8)),
+        frames.frame(frames.HEADERS, frames.END_HEADERS, 1, RESPONSE_HEAD),
+        frames.frame(frames.DATA, 0, 1, data[:3]),
+        frames.frame(frames.DATA, 0, 1, data[3:]),
+        frames.frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, trailers),
     ]
 
 
-FAILED = h2.frame(
-    h2.HEADERS,
-    h2.END_HEADERS | h2.END_STREAM,
+FAILED = frames.frame(
+    frames.HEADERS,
+    frames.END_HEADERS | frames.END_STREAM,
     1,
-    only_block(GrpcStatus.UNAVAILABLE, "no", ()),
+    trailers_only_block(GrpcStatus.UNAVAILABLE, "no", ()),
 )
 
 
@@ -97,19 +97,21 @@ def result_of(
         ("http", http("503 Service Unavailable"), False),
         ("http", http("400 Bad Request"), False),
         ("http", http("500 Internal Server Error"), None),
-        ("http", [h2.settings(()) + b"\r\n"], None),
+        ("http", [frames.settings(()) + b"\r\n"], None),
         ("http", [], None),
         ("grpc", grpc(b"\x08\x01"), True),
         ("grpc", [b"".join(grpc(b"\x08\x01"))], True),
         ("grpc", grpc(b""), False),
         (
             "grpc",
-            grpc(b"\x08\x01", only_block(GrpcStatus.INTERNAL, "", ())[len(RESPONSE_HEAD) :]),
+            grpc(
+                b"\x08\x01", trailers_only_block(GrpcStatus.INTERNAL, "", ())[len(RESPONSE_HEAD) :]
+            ),
             None,
         ),
         ("grpc", grpc(b"something else"), None),
-        ("grpc", [h2.settings(()), FAILED], None),
-        ("grpc", [h2.settings(()), h2.reset(1, h2.REFUSED_STREAM)], None),
+        ("grpc", [frames.settings(()), FAILED], None),
+        ("grpc", [frames.settings(()), frames.reset(1, frames.REFUSED_STREAM)], None),
         ("grpc", http("200 OK"), None),
         ("grpc", [], None),
     ],

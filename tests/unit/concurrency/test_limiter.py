@@ -10,7 +10,7 @@ import pytest
 
 from gateway.backends.instance_pool import InstancePool
 from gateway.concurrency.limiter import LENT_AT_ONCE, ControlledDelay, Limiter, LimiterFull
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Overloaded
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.transports.admission import MemoryBudget, Reservation
@@ -414,11 +414,11 @@ async def test_a_stalled_body_is_ended_for_a_waiting_one() -> None:
     refusals: list[Overloaded] = []
     still = Reservation(budget, 0.1, budget.share("still"))
     assert still.try_grow(60)
-    still.move_with(lambda: 7, refusals.append)
+    still.watch_progress(lambda: 7, refusals.append)
     moves = iter(range(1000))
     moving = Reservation(budget, 0.1, budget.share("moving"))
     assert moving.try_grow(40)
-    moving.move_with(lambda: next(moves), refusals.append)
+    moving.watch_progress(lambda: next(moves), refusals.append)
     waiting = Reservation(budget, 1, budget.share("waiting"))
     await waiting.grow(50)
     assert ([0, 40, 50], ["in_flight_bytes"]) == (
@@ -502,7 +502,7 @@ async def _run_random_operations(operations: int, seed: int) -> list[tuple[int, 
                     finally:
                         route.release()
                 else:
-                    sequence = Sequence(choice.randrange(9)) if kind == 3 else None
+                    sequence = CallSequence(choice.randrange(9)) if kind == 3 else None
                     async with asyncio.timeout(0.002):
                         instance = await pool.acquire(sequence)
                     try:

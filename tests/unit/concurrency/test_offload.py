@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gateway.concurrency.offload import inline, off_loop, wherever
+from gateway.concurrency.offload import off_loop, run_bounded, run_bounded_on_loop
 from gateway.ir.work import LongWork, charge
 
 LOOP = threading.main_thread().ident
@@ -20,15 +20,15 @@ def work(items: float, steps: int = 1) -> int | None:
 
 def test_short_work_runs_inline() -> None:
     """Work expected to take at most 20 ms stays on the event loop."""
-    assert LOOP == inline(work, 40_000)
+    assert LOOP == run_bounded_on_loop(work, 40_000)
 
 
 @pytest.mark.parametrize(("items", "steps"), [(40_001, 1), (10_001, 4)])
 def test_long_work_does_not_run_inline(items: float, steps: int) -> None:
     """The steps of one piece of work count together; the next piece starts at zero."""
     with pytest.raises(LongWork):
-        inline(work, items, steps)
-    assert LOOP == inline(work, 40_000)
+        run_bounded_on_loop(work, items, steps)
+    assert LOOP == run_bounded_on_loop(work, 40_000)
 
 
 async def test_long_work_runs_on_one_thread() -> None:
@@ -41,15 +41,15 @@ async def test_long_work_runs_on_one_thread() -> None:
 
 async def test_wherever_chooses_the_thread_by_the_cost() -> None:
     """Short work runs at once, long work on the thread; errors of the work are raised."""
-    assert LOOP == await wherever(work, 1)
-    assert LOOP != await wherever(work, 1e12)
+    assert LOOP == await run_bounded(work, 1)
+    assert LOOP != await run_bounded(work, 1e12)
 
     def fail() -> None:
         charge(1e12)
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await wherever(fail)
+        await run_bounded(fail)
 
 
 def test_other_threads_have_no_limit() -> None:
@@ -61,7 +61,7 @@ def test_other_threads_have_no_limit() -> None:
         thread.start()
         thread.join()
 
-    inline(step)
+    run_bounded_on_loop(step)
     assert 1 == len(done)
 
 

@@ -6,9 +6,9 @@ from gateway.ir.context import ModelRef
 from gateway.ir.expected_inputs import (
     UncheckedInputs,
     compare_inputs,
-    comparing,
     find_mismatch,
     is_comparing,
+    with_expected_inputs,
 )
 
 M = ModelRef("m")
@@ -27,9 +27,9 @@ def test_inputs_that_are_not_accepted_raise() -> None:
         compare_inputs(M, iter(["x", "a"]))
         return is_comparing()
 
-    assert comparing(lambda model, names: (model, names) == (M, ("x", "a")), read)
+    assert with_expected_inputs(lambda model, names: (model, names) == (M, ("x", "a")), read)
     with pytest.raises(UncheckedInputs) as raised:
-        comparing(lambda _model, _names: False, read)
+        with_expected_inputs(lambda _model, _names: False, read)
     assert (M, ("x", "a")) == (raised.value.model, raised.value.names)
     assert not is_comparing()
 

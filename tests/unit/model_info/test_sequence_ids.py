@@ -12,7 +12,7 @@ from gateway.ir.calls import (
     ModelConfigRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import InvalidRequest, ModelNotFound, NotFound, Unavailable, UpstreamError
 from gateway.ir.metadata import ModelConfiguration
 from gateway.model_info.sequence_ids import SequenceIdTypes
@@ -60,7 +60,7 @@ class Server:
 
 def sequence_request(sequence_id: int | str) -> InferRequest:
     """Return a request of a sequence."""
-    return InferRequest(model=M, sequence=Sequence(sequence_id, start=True))
+    return InferRequest(model=M, sequence=CallSequence(sequence_id, start=True))
 
 
 @pytest.mark.parametrize(

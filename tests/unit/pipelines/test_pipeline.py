@@ -20,7 +20,7 @@ from gateway.ir.calls import (
     ModelUnloadRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef, Need, Origin, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
@@ -459,7 +459,7 @@ async def test_sequences_are_rejected() -> None:
     """Steps may run on any server, and the state of a sequence is on one."""
     inner = ScriptedService(always=echo)
     with pytest.raises(Unsupported, match="pipeline 'p' does not support sequences"):
-        await pipeline(inner)(call(sequence=Sequence(1, start=True)))
+        await pipeline(inner)(call(sequence=CallSequence(1, start=True)))
     assert [] == inner.calls
 
 

@@ -17,7 +17,7 @@ from gateway.ir.calls import (
     ModelUnloadRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef, Origin, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef, Origin
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError, Unavailable, UpstreamError
@@ -182,7 +182,7 @@ async def test_errors_are_not_stored() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        request(1, sequence=Sequence(7)),
+        request(1, sequence=CallSequence(7)),
         request(1, batch_size=1),
         request(1).changed(
             inputs=(Tensor("x", Datatype.INT32, (1,), SharedMemoryData("r", 0, 4)),)

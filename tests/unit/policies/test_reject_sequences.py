@@ -13,13 +13,13 @@ from gateway.ir.calls import (
     ModelReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Unsupported
 from gateway.policies.reject_sequences import RejectSequences
 from tests.fakes import ScriptedService
 
 M = ModelRef("m")
-IN_SEQUENCE = InferRequest(model=M, sequence=Sequence(7, start=True))
+IN_SEQUENCE = InferRequest(model=M, sequence=CallSequence(7, start=True))
 
 
 @pytest.mark.parametrize("call", [IN_SEQUENCE, StreamInferRequest(model=M, request=IN_SEQUENCE)])

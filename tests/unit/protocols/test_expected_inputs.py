@@ -9,7 +9,7 @@ import pytest
 
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError
-from gateway.ir.expected_inputs import UncheckedInputs, comparing
+from gateway.ir.expected_inputs import UncheckedInputs, with_expected_inputs
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.registry import protocol
 from gateway.schema import grps_pb2, open_inference_pb2
@@ -88,11 +88,11 @@ def test_inputs_are_compared_before_elements_are_read(case: Case) -> None:
     """Invalid elements raise an error only if the inputs are accepted."""
     codec = case.codec.codec(DEFAULT_LIMITS, {})
     with pytest.raises(UncheckedInputs) as raised:
-        comparing(lambda _model, _names: False, codec.decode_call, case.wire)
+        with_expected_inputs(lambda _model, _names: False, codec.decode_call, case.wire)
     assert (ModelRef("m"), case.names) == (raised.value.model, raised.value.names)
     for found in (
         codec.decode_call,
-        lambda wire: comparing(lambda *_: True, codec.decode_call, wire),
+        lambda wire: with_expected_inputs(lambda *_: True, codec.decode_call, wire),
     ):
         with pytest.raises(GatewayError):
             found(case.wire)

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import InferRequest, InferResponse, ModelReadyRequest
-from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.errors import ModelNotFound, Unavailable
 from gateway.routing.balance import (
     Balance,
@@ -102,11 +102,11 @@ async def test_new_sequences_start_at_the_first_rank() -> None:
     ready = False
     first = Target("first", ScriptedService(always=REPLY), 1, lambda: ready)
     balance = Balance("r", [first, Target("last", ScriptedService(always=REPLY), 9, priority=1)])
-    old, new = (CALL.changed(sequence=Sequence(n, start=True)) for n in (1, 2))
+    old, new = (CALL.changed(sequence=CallSequence(n, start=True)) for n in (1, 2))
     assert ["last"] == await names(balance, 1, old)
     ready = True
     assert ["first"] == await names(balance, 1, new)
-    assert ["last"] == await names(balance, 1, CALL.changed(sequence=Sequence(1)))
+    assert ["last"] == await names(balance, 1, CALL.changed(sequence=CallSequence(1)))
 
 
 async def test_a_key_keeps_its_target() -> None:
@@ -207,7 +207,7 @@ async def test_a_sequence_stays_at_one_target() -> None:
     balance = Balance("r", [Target(name, service) for name, service in services.items()])
     for number in range(1, 41):
         for start in (True, False):
-            await balance(CALL.changed(sequence=Sequence(number, start=start)))
+            await balance(CALL.changed(sequence=CallSequence(number, start=start)))
     for service in services.values():
         seen = Counter(
             c.sequence.id for c in service.calls if isinstance(c, InferRequest) and c.sequence

@@ -15,7 +15,7 @@ from gateway.ir.calls import (
     ModelMetadataRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Origin, Sequence
+from gateway.ir.context import CallSequence, ModelRef, Origin
 from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
@@ -628,13 +628,13 @@ async def test_new_sequences_start_at_the_first_rank() -> None:
     """A sequence that started at a later rank stays there."""
     endpoints, services, _ = ranked(1, 0)
     endpoints.endpoints[1].probed(ready=False)
-    first = InferRequest(model=ModelRef("m"), sequence=Sequence(1, start=True))
+    first = InferRequest(model=ModelRef("m"), sequence=CallSequence(1, start=True))
     await endpoints(first)
     endpoints.endpoints[1].probed(ready=True)
-    await endpoints(first.changed(sequence=Sequence(1)))
+    await endpoints(first.changed(sequence=CallSequence(1)))
     assert [2, 0] == counts(services)
     for number in range(2, 20):
-        await endpoints(first.changed(sequence=Sequence(number, start=True)))
+        await endpoints(first.changed(sequence=CallSequence(number, start=True)))
     assert [2, 18] == counts(services)
 
 
@@ -646,7 +646,9 @@ async def test_calls_and_sequences_follow_weights() -> None:
     await send_calls(endpoints, 400)
     assert [300, 100] == counts(services)
     for number in range(400):
-        await endpoints(InferRequest(model=ModelRef("m"), sequence=Sequence(number, start=True)))
+        await endpoints(
+            InferRequest(model=ModelRef("m"), sequence=CallSequence(number, start=True))
+        )
     assert 560 < counts(services)[0] < 640
 
 
@@ -654,12 +656,12 @@ async def test_a_sequence_stays_at_one_endpoint() -> None:
     """All its requests reach the endpoint of the first one."""
     endpoints, services, _ = several(3)
     for number in range(6):
-        await endpoints(CALL.changed(sequence=Sequence(7, start=number == 0)))
+        await endpoints(CALL.changed(sequence=CallSequence(7, start=number == 0)))
     assert [0, 0, 6] == sorted(counts(services))
 
 
 def in_sequence(*, start: bool = False) -> InferRequest:
-    return CALL.changed(sequence=Sequence(7, start=start))
+    return CALL.changed(sequence=CallSequence(7, start=start))
 
 
 def _holder(services: list[ScriptedService]) -> ScriptedService:
@@ -849,7 +851,7 @@ async def test_a_refusal_does_not_end_a_sequence() -> None:
             await endpoints(in_sequence())
     others = [service for service in services if service is not holder]
     for number in range(20):
-        await endpoints(in_sequence().changed(sequence=Sequence(f"s{number}", start=True)))
+        await endpoints(in_sequence().changed(sequence=CallSequence(f"s{number}", start=True)))
     assert 20 == sum(counts(others))
     fail(holder, REPLY)
     assert REPLY == await endpoints(in_sequence())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.routing.finish_sequences import FinishSequences
 from tests.fakes import ScriptedService
 
 REPLY = InferResponse(model=ModelRef("m"), outputs=())
 
 
-def request(sequence: Sequence | None, model: str = "m") -> InferRequest:
+def request(sequence: CallSequence | None, model: str = "m") -> InferRequest:
     return InferRequest(model=ModelRef(model), sequence=sequence)
 
 
@@ -18,9 +18,9 @@ async def test_earlier_sequences_finish_at_the_previous_service() -> None:
     """New sequences and calls outside of sequences use the new service."""
     inner, previous = ScriptedService(*[REPLY] * 4), ScriptedService(*[REPLY] * 2)
     service = FinishSequences(inner, previous)
-    plain, start = request(None), request(Sequence(2, start=True))
-    continued, end = request(Sequence(2)), request(Sequence(2, end=True))
-    earlier, other = request(Sequence(1)), request(Sequence(2), "other")
+    plain, start = request(None), request(CallSequence(2, start=True))
+    continued, end = request(CallSequence(2)), request(CallSequence(2, end=True))
+    earlier, other = request(CallSequence(1)), request(CallSequence(2), "other")
     for call in (plain, start, earlier, continued, other, end):
         await service(call)
     assert inner.calls == [plain, start, continued, end]
@@ -32,6 +32,6 @@ async def test_all_calls_use_the_new_service_after_the_end() -> None:
     inner, previous = ScriptedService(REPLY), ScriptedService()
     service = FinishSequences(inner, previous)
     service.end()
-    earlier = request(Sequence(1))
+    earlier = request(CallSequence(1))
     await service(earlier)
     assert inner.calls == [earlier]

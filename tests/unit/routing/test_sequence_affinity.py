@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from gateway.ir.calls import InferRequest, ServerLiveRequest, StreamInferRequest, sequence_of
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Unavailable
 from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
 from tests.fakes import FakeClock
@@ -38,30 +38,30 @@ def test_a_sequence_stays_when_endpoints_are_added() -> None:
     moved = [n for n in range(1, 50) if rendezvous(f"m|{n}", ENDPOINTS) != "a"]
     assert moved
     for number in moved:
-        affinity.assign(M, Sequence(number, start=True), {"a": 1.0})
-        assert "a" == affinity.assign(M, Sequence(number), ENDPOINTS)
+        affinity.assign(M, CallSequence(number, start=True), {"a": 1.0})
+        assert "a" == affinity.assign(M, CallSequence(number), ENDPOINTS)
 
 
 def test_a_lost_endpoint_ends_the_sequence_with_an_error() -> None:
     """The sequence fails, even when the endpoint returns, until the client restarts it."""
     affinity = SequenceAffinity("endpoint")
-    endpoint = affinity.assign(M, Sequence("s", start=True), ENDPOINTS)
+    endpoint = affinity.assign(M, CallSequence("s", start=True), ENDPOINTS)
     remaining = {name: 1.0 for name in ENDPOINTS if name != endpoint}
     for available in (remaining, remaining, ENDPOINTS):
         with pytest.raises(Unavailable) as caught:
-            affinity.assign(M, Sequence("s"), available)
+            affinity.assign(M, CallSequence("s"), available)
         assert caught.value.message == (
             f"sequence 's' is lost: its endpoint '{endpoint}' is not available; restart the sequence"
         )
-    assert affinity.assign(M, Sequence("s", start=True), remaining) in remaining
+    assert affinity.assign(M, CallSequence("s", start=True), remaining) in remaining
 
 
 def test_the_end_of_a_sequence_frees_its_id() -> None:
     """After its last request the same id is a new sequence."""
     affinity = SequenceAffinity("endpoint")
-    affinity.assign(M, Sequence(1, start=True), {"a": 1.0})
-    affinity.assign(M, Sequence(1, end=True), {"a": 1.0})
-    assert "b" == affinity.assign(M, Sequence(1), {"b": 1.0})
+    affinity.assign(M, CallSequence(1, start=True), {"a": 1.0})
+    affinity.assign(M, CallSequence(1, end=True), {"a": 1.0})
+    assert "b" == affinity.assign(M, CallSequence(1), {"b": 1.0})
 
 
 def test_the_least_recently_used_sequence_is_evicted() -> None:
@@ -69,13 +69,13 @@ def test_the_least_recently_used_sequence_is_evicted() -> None:
     affinity = SequenceAffinity("endpoint", capacity=2)
     only_a = {"a": 1.0}
     for number in (1, 2, 1, 3):
-        affinity.assign(None, Sequence(number), only_a)
+        affinity.assign(None, CallSequence(number), only_a)
     assert {("", 1), ("", 3)} == set(affinity._assignments)
 
 
 def test_only_inferences_and_streams_have_sequences() -> None:
     """Other calls have no sequence."""
-    sequence = Sequence(5)
+    sequence = CallSequence(5)
     request = InferRequest(sequence=sequence)
     assert (sequence, sequence, None) == (
         sequence_of(request),
@@ -89,50 +89,50 @@ def test_an_idle_sequence_expires() -> None:
     clock = FakeClock()
     affinity = SequenceAffinity("endpoint", idle_s=10.0, clock=clock)
     for number in (1, 2):
-        affinity.assign(M, Sequence(number, start=True), {"a": 1.0})
+        affinity.assign(M, CallSequence(number, start=True), {"a": 1.0})
     clock.advance(9.0)
-    assert "a" == affinity.assign(M, Sequence(2), ENDPOINTS)
+    assert "a" == affinity.assign(M, CallSequence(2), ENDPOINTS)
     clock.advance(1.0)
-    assert "b" == affinity.assign(M, Sequence(1), {"b": 1.0})
+    assert "b" == affinity.assign(M, CallSequence(1), {"b": 1.0})
     with pytest.raises(Unavailable):
-        affinity.assign(M, Sequence(2), {"b": 1.0})
+        affinity.assign(M, CallSequence(2), {"b": 1.0})
 
 
 def test_a_lost_sequence_must_be_restarted() -> None:
     """The restart uses another endpoint, if possible, although the first one is back."""
     affinity = SequenceAffinity("endpoint")
-    endpoint = affinity.assign(M, Sequence(1, start=True), ENDPOINTS)
-    affinity.mark_lost(M, Sequence(1), endpoint)
+    endpoint = affinity.assign(M, CallSequence(1, start=True), ENDPOINTS)
+    affinity.mark_lost(M, CallSequence(1), endpoint)
     for _ in range(2):
         with pytest.raises(
             Unavailable, match=f"sequence 1 is lost: its endpoint '{endpoint}' .* restart"
         ):
-            affinity.assign(M, Sequence(1), ENDPOINTS)
-    other = affinity.assign(M, Sequence(1, start=True), ENDPOINTS)
+            affinity.assign(M, CallSequence(1), ENDPOINTS)
+    other = affinity.assign(M, CallSequence(1, start=True), ENDPOINTS)
     assert endpoint != other
-    assert other == affinity.assign(M, Sequence(1), ENDPOINTS)
+    assert other == affinity.assign(M, CallSequence(1), ENDPOINTS)
 
 
 def test_a_lost_sequence_may_restart_at_the_only_endpoint() -> None:
     """A failed endpoint is better than none."""
     affinity = SequenceAffinity("endpoint")
-    affinity.assign(M, Sequence(1, start=True), {"a": 1.0})
-    affinity.mark_lost(M, Sequence(1), "a")
-    assert "a" == affinity.assign(M, Sequence(1, start=True), {"a": 1.0})
+    affinity.assign(M, CallSequence(1, start=True), {"a": 1.0})
+    affinity.mark_lost(M, CallSequence(1), "a")
+    assert "a" == affinity.assign(M, CallSequence(1, start=True), {"a": 1.0})
 
 
 def test_a_late_failure_does_not_affect_ended_sequences() -> None:
     """A sequence that has ended or moved is not lost."""
     affinity = SequenceAffinity("endpoint")
-    affinity.assign(M, Sequence(1, start=True), {"a": 1.0})
-    affinity.mark_lost(M, Sequence(1), "b")
-    assert "a" == affinity.assign(M, Sequence(1, end=True), {"a": 1.0})
-    affinity.mark_lost(M, Sequence(1), "a")
-    assert "b" == affinity.assign(M, Sequence(1), {"b": 1.0})
+    affinity.assign(M, CallSequence(1, start=True), {"a": 1.0})
+    affinity.mark_lost(M, CallSequence(1), "b")
+    assert "a" == affinity.assign(M, CallSequence(1, end=True), {"a": 1.0})
+    affinity.mark_lost(M, CallSequence(1), "a")
+    assert "b" == affinity.assign(M, CallSequence(1), {"b": 1.0})
 
 
 def test_text_and_number_ids_are_different() -> None:
     """The id "1" is not the id 1."""
     affinity = SequenceAffinity("endpoint")
-    affinity.assign(M, Sequence(1, start=True), {"a": 1.0})
-    assert "b" == affinity.assign(M, Sequence("1"), {"b": 1.0})
+    affinity.assign(M, CallSequence(1, start=True), {"a": 1.0})
+    assert "b" == affinity.assign(M, CallSequence("1"), {"b": 1.0})

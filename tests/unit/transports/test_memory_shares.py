@@ -54,7 +54,7 @@ def test_bodies_of_a_greedy_client_give_way() -> None:
         for _ in range(10):
             drip = Reservation(budget, None, greedy)
             await drip.grow(100)
-            drip.move_with(lambda: int(10 * loop.time()), refusals.append)
+            drip.watch_progress(lambda: int(10 * loop.time()), refusals.append)
         began = loop.time()
         await Reservation(budget, None, budget.share("other")).grow(200)
         return loop.time() - began, len(refusals), greedy.used

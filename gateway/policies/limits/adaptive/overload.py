@@ -114,7 +114,7 @@ class _Group:
     Attributes:
         limiter: Counts those in flight, and holds others.
         state: Whether it holds or refuses any.
-        baseline: Of their latencies without load.
+        baseline: The baseline of their latencies without load.
         turn: Counts calls, of which some are measured.
         is_quiet: Whether one call of eight is enough to count.
         empty_at: When nobody waited last.
@@ -165,7 +165,7 @@ class _Group:
         limit = self._limit
         if self.state is not _State.OPEN and limit is None:
             self._measure_rate(now)
-            self.relax(now)
+            self.lower_state(now)
             return
         if limit is None:
             if not timed_out:
@@ -180,7 +180,7 @@ class _Group:
             limit.record(latency_s, self.limiter.used, timed_out=timed_out)
             if limit.limit != self.limiter.limit:
                 self.limiter.resize(limit.limit)
-        self.relax(now)
+        self.lower_state(now)
 
     def _watch(self, latency_s: float, now: float) -> None:
         """Hold calls if those in flight have become more in some windows of time in a row."""
@@ -262,7 +262,7 @@ class _Group:
         is_late = now - self.empty_at > wait_s or now - self.refused_at < _LATE_REFUSAL_S
         return LATE_WAIT_S if is_late else wait_s
 
-    def relax(self, now: float) -> None:
+    def lower_state(self, now: float) -> None:
         """Stop refusing and holding calls when it is time."""
         if not self.limiter.queued:
             self.empty_at = now
@@ -367,7 +367,7 @@ class OverloadLimit:
     async def _wait(self, group: _Group, call: InferRequest) -> None:
         """Wait for the upstream to have room for another call."""
         limiter, began = group.limiter, self._clock()
-        group.relax(began)
+        group.lower_state(began)
         is_refusing = group.state is _State.REFUSING
         if limiter.queued >= (limiter.limit if is_refusing else _MAX_WAITING):
             self._refuse(group, began)

@@ -17,7 +17,7 @@ from gateway.ir.calls import Call, StreamInferRequest
 from gateway.ir.context import Context, Origin
 from gateway.ir.limits import MessageLimits
 from gateway.ir.work import inflated
-from gateway.protocols.grps import methods as calls
+from gateway.protocols.grps import methods
 from gateway.protocols.grps.brpc.compression import (
     NAMES,
     NONE,
@@ -52,7 +52,9 @@ NAME: Final = "grps.brpc"
 SERVICE: Final = "grps.protos.v1.GrpsBrpcService"
 SHORT_SERVICE: Final = "GrpsBrpcService"
 
-METHODS: Final = tuple([method for method in calls.METHODS if method != calls.PREDICT_STREAMING])
+METHODS: Final = tuple(
+    [method for method in methods.METHODS if method != methods.PREDICT_STREAMING]
+)
 
 _SHOWN: Final = 128
 
@@ -70,14 +72,14 @@ class BrpcCodec(Codec[Frame, Frame]):
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.grps.options.GrpsOptions`.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.
     """
 
     name = NAME
-    needs = calls.NEEDS
+    needs = methods.NEEDS
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
@@ -100,9 +102,16 @@ class BrpcCodec(Codec[Frame, Frame]):
         origin = Origin(NAME, wire, ReplyFormat(message.form))
         metadata = trace_headers(meta.request) if meta.request.trace_id else ()
         context = Context(
-            NAME, metadata, request_id, wire.deadline, None, calls.REPLY_NEEDS, origin, wire.client
+            NAME,
+            metadata,
+            request_id,
+            wire.deadline,
+            None,
+            methods.REPLY_NEEDS,
+            origin,
+            wire.client,
         )
-        return calls.decode_method(method, message, context, self._settings, self._limits)
+        return methods.decode_method(method, message, context, self._settings, self._limits)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> Frame:
         """Write the response to *call*; the data of large float tensors are not copied.
@@ -111,7 +120,7 @@ class BrpcCodec(Codec[Frame, Frame]):
             Unsupported: grps cannot carry the reply.
         """
         return _response(
-            calls.encode_method_reply(call, reply, _reply_format(call)), _correlation(call)
+            methods.encode_method_reply(call, reply, _reply_format(call)), _correlation(call)
         )
 
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> Frame:
@@ -127,7 +136,7 @@ class BrpcCodec(Codec[Frame, Frame]):
         # with another server.
         stopping = call is None and error.code is errors.ErrorCode.UNAVAILABLE
         if not (stopping or ends_call(error, unread=call is None)):
-            return _response(calls.failure_of(error, self._limits), correlation)
+            return _response(methods.failure_of(error, self._limits), correlation)
         code = brpc_code_of(error)
         text = clip(f"[E{code}]{error.message}", self._limits.error_text_bytes)
         return _refusal(UpstreamErrorText(code, text), correlation)
@@ -140,7 +149,7 @@ class BrpcCodec(Codec[Frame, Frame]):
         """
         if isinstance(call, StreamInferRequest):
             raise unsupported(call, NAME)
-        method, message = calls.encode_question(call, self._settings)
+        method, message = methods.encode_question(call, self._settings)
         request = RpcRequestMeta(service_name=SERVICE, method_name=method)
         if call.context.request_id:
             request.request_id = call.context.request_id
@@ -171,7 +180,7 @@ class BrpcCodec(Codec[Frame, Frame]):
         origin = Origin(NAME, wire)
         try:
             message = self._message(meta, rest)
-            reply = calls.decode_method_reply(call, message, origin, self._settings, self._limits)
+            reply = methods.decode_method_reply(call, message, origin, self._settings, self._limits)
         except errors.InvalidRequest as error:
             if (
                 isinstance(error, errors.MalformedMessage | errors.InvalidTensor)

@@ -42,7 +42,7 @@ def decompress(number: int, data: memoryview, most: int) -> memoryview:
 
     Args:
         number: One of `NAMES`.
-        data: As received.
+        data: The compressed bytes.
         most: The limit on its size.
 
     Raises:
@@ -106,7 +106,7 @@ def _inflated(data: memoryview, most: int, bits: int = zlib.MAX_WBITS) -> memory
     return memoryview(found)
 
 
-def _unsnapped(data: memoryview, most: int) -> memoryview:
+def _decompress_snappy(data: memoryview, most: int) -> memoryview:
     try:
         size = cramjam.snappy.decompress_raw_len(data)
         if size > most:
@@ -120,7 +120,7 @@ def _unsnapped(data: memoryview, most: int) -> memoryview:
         raise Unreadable(f"snappy data is damaged: {error}") from error
 
 
-def _said_by_snappy(data: memoryview, _most: int) -> int:
+def _declared_snappy_size(data: memoryview, _most: int) -> int:
     try:
         return int(cramjam.snappy.decompress_raw_len(data))
     except (cramjam.DecompressionError, ValueError, OverflowError):
@@ -150,13 +150,13 @@ def _too_large(most: int) -> Unreadable:
 
 
 _SIZES: Final[dict[int, Callable[[memoryview, int], int]]] = {
-    SNAPPY: _said_by_snappy,
+    SNAPPY: _declared_snappy_size,
     GZIP: _gzip_size,
     ZLIB: _counted,
 }
 _UNPACK: Final[dict[int, Callable[[memoryview, int], memoryview]]] = {
     NONE: _plain,
-    SNAPPY: _unsnapped,
+    SNAPPY: _decompress_snappy,
     GZIP: _ungzipped,
     ZLIB: _inflated,
 }

@@ -21,7 +21,7 @@ class Streaming:
     Attributes:
         mode: Its place: in the query, in a header, or in the JSON body.
         key: Its name.
-        content_type: Of the response.
+        content_type: The content type of the response.
     """
 
     mode: str = QUERY

@@ -14,7 +14,7 @@ from gateway.ir import errors
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Origin
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.grps import methods as calls
+from gateway.protocols.grps import methods
 from gateway.protocols.grps.content import ReplyFormat, has_only_text
 from gateway.protocols.grps.custom.streaming import BODY, HEADER
 from gateway.protocols.grps.http import responses
@@ -31,11 +31,11 @@ from gateway.wire.metadata import http_headers
 
 R = TypeVar("R")
 
-_WITH_BODY: Final = frozenset({calls.PREDICT, calls.PREDICT_STREAMING, calls.MODEL_METADATA})
+_WITH_BODY: Final = frozenset({methods.PREDICT, methods.PREDICT_STREAMING, methods.MODEL_METADATA})
 _OK: Final = range(200, 300)
 _BRACE: Final = b"{"
 _READ_BYTES: Final = 64 * 1024
-_UNREAD_BRPC: Final = GrpsRoute(Surface.BRPC, calls.PREDICT)
+_UNREAD_BRPC: Final = GrpsRoute(Surface.BRPC, methods.PREDICT)
 
 
 class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest, HttpResponse]):
@@ -43,14 +43,14 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.grps.options.GrpsOptions`.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.
     """
 
     name = NAME
-    needs = calls.NEEDS
+    needs = methods.NEEDS
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
@@ -155,13 +155,13 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         Raises:
             Unsupported: grps cannot carry it, or has no such request.
         """
-        method, message = calls.encode_question(call, self._settings)
+        method, message = methods.encode_question(call, self._settings)
         path, deadline = METHOD_PATHS[method], call.context.deadline
         headers = http_headers(call.context)
         if method not in _WITH_BODY:
             return HttpRequest("GET", path, "", Headers(headers), (), deadline)
         query = []
-        streaming = method == calls.PREDICT_STREAMING
+        streaming = method == methods.PREDICT_STREAMING
         switch = self._settings.streaming
         if message.form is ContentFormat.BIN_DATA:
             if streaming and switch.mode == BODY:
@@ -209,7 +209,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         origin = Origin(NAME, wire)
         try:
             message = self._message(wire, sniff=sniff)
-            return calls.decode_method_reply(call, message, origin, self._settings, self._limits)
+            return methods.decode_method_reply(call, message, origin, self._settings, self._limits)
         except errors.InvalidRequest as error:
             if (
                 isinstance(error, errors.MalformedMessage | errors.InvalidTensor)

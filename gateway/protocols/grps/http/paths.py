@@ -15,35 +15,35 @@ from typing import Final
 from urllib.parse import parse_qsl
 
 from gateway.ir.errors import MalformedMessage, NotFound
-from gateway.protocols.grps import methods as calls
-from gateway.protocols.grps.brpc import codec as brpc
+from gateway.protocols.grps import methods
+from gateway.protocols.grps.brpc import codec
 from gateway.protocols.grps.custom.routes import CustomRoute
 from gateway.protocols.grps.errors import NoMethod
 from gateway.wire.errors import MethodNotAllowed, clip
 
 PREFIX: Final = "/grps"
-BRPC_PREFIXES: Final = (f"/{brpc.SHORT_SERVICE}", f"/{brpc.SERVICE}")
+BRPC_PREFIXES: Final = (f"/{codec.SHORT_SERVICE}", f"/{codec.SERVICE}")
 
 _V1: Final = f"{PREFIX}/v1"
 METHOD_PATHS: Final[Mapping[str, str]] = {
-    calls.PREDICT: f"{_V1}/infer/predict",
-    calls.PREDICT_STREAMING: f"{_V1}/infer/predict",
-    calls.ONLINE: f"{_V1}/health/online",
-    calls.OFFLINE: f"{_V1}/health/offline",
-    calls.LIVENESS: f"{_V1}/health/live",
-    calls.READINESS: f"{_V1}/health/ready",
-    calls.SERVER_METADATA: f"{_V1}/metadata/server",
-    calls.MODEL_METADATA: f"{_V1}/metadata/model",
+    methods.PREDICT: f"{_V1}/infer/predict",
+    methods.PREDICT_STREAMING: f"{_V1}/infer/predict",
+    methods.ONLINE: f"{_V1}/health/online",
+    methods.OFFLINE: f"{_V1}/health/offline",
+    methods.LIVENESS: f"{_V1}/health/live",
+    methods.READINESS: f"{_V1}/health/ready",
+    methods.SERVER_METADATA: f"{_V1}/metadata/server",
+    methods.MODEL_METADATA: f"{_V1}/metadata/model",
 }
 _METHODS: Final = {
-    path: method for method, path in METHOD_PATHS.items() if method != calls.PREDICT_STREAMING
+    path: method for method, path in METHOD_PATHS.items() if method != methods.PREDICT_STREAMING
 }
 _PAGES: Final = frozenset({"/", f"{_V1}/monitor/metrics"})
 _SERIES: Final = f"{_V1}/monitor/series"
 
 _POST: Final = ("POST",)
 _EITHER: Final = ("GET", "POST")
-_ONLY_POST: Final = frozenset({calls.PREDICT, calls.MODEL_METADATA})
+_ONLY_POST: Final = frozenset({methods.PREDICT, methods.MODEL_METADATA})
 _MOST_FIELDS: Final = 64
 _SHOWN: Final = 200
 
@@ -77,7 +77,7 @@ class GrpsRoute:
 
     def streamed(self) -> GrpsRoute:
         """Return the same route with a stream as response."""
-        return GrpsRoute(self.surface, calls.PREDICT_STREAMING, self.custom, self.is_binary)
+        return GrpsRoute(self.surface, methods.PREDICT_STREAMING, self.custom, self.is_binary)
 
     def called(self, name: str) -> GrpsRoute:
         """Return the same route for the metric *name*."""
@@ -100,20 +100,20 @@ def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) ->
     if custom is not None:
         _check(method, path, _EITHER)
         surface = Surface.CUSTOM if custom.inputs else Surface.GRPS
-        return GrpsRoute(surface, calls.PREDICT, custom)
+        return GrpsRoute(surface, methods.PREDICT, custom)
     name = _METHODS.get(path)
     if name is not None:
         _check(method, path, _POST if name in _ONLY_POST else _EITHER)
         return GrpsRoute(Surface.GRPS, name)
     if path in _PAGES:
         _check(method, path, ("GET", "HEAD"))
-        return GrpsRoute(Surface.PAGE, calls.SERVER_METADATA)
+        return GrpsRoute(Surface.PAGE, methods.SERVER_METADATA)
     if path == _SERIES:
         _check(method, path, ("GET",))
-        return GrpsRoute(Surface.SERIES, calls.SERVER_METADATA)
+        return GrpsRoute(Surface.SERIES, methods.SERVER_METADATA)
     service, _, name = path.rpartition("/")
     if service in BRPC_PREFIXES:
-        if name not in brpc.METHODS:
+        if name not in codec.METHODS:
             raise NoMethod(f"Fail to find method on `{clip(path, _SHOWN)}'")
         return GrpsRoute(Surface.BRPC, name)
     raise NotFound(f"path {clip(path, _SHOWN)!r} does not exist in grps")

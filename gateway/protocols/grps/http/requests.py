@@ -16,7 +16,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.grps import methods as calls
+from gateway.protocols.grps import methods
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.custom.routes import FORM_BODY, QUERY_BODY, CustomRoute, route_content
 from gateway.protocols.grps.errors import Unreadable
@@ -64,12 +64,12 @@ class Reader:
             return self._customized(route, route.custom, wire)
         if route.surface is Surface.BRPC:
             return self._brpc(route, wire)
-        if route.method == calls.PREDICT:
+        if route.method == methods.PREDICT:
             return self._predict(route, wire)
         if route.surface in (Surface.PAGE, Surface.SERIES):
             return self._shown(route, wire)
         message = GrpsMessage()
-        if route.method == calls.MODEL_METADATA:
+        if route.method == methods.MODEL_METADATA:
             message = read_request(self._document(wire), self.limits)
         return self._call(route, message, wire)
 
@@ -116,8 +116,8 @@ class Reader:
             return message
         key = query.get("model", "")
         if not key and route.custom is not None and route.custom.model is not None:
-            key = calls.model_key(route.custom.model, GrpsOptions())
-        return calls.keyed(message, key) if key else message
+            key = methods.model_key(route.custom.model, GrpsOptions())
+        return methods.keyed(message, key) if key else message
 
     def _brpc(self, route: GrpsRoute, wire: HttpRequest) -> Call[Any]:
         """Read a message as brpc's HTTP layer does; empty without a body.
@@ -139,7 +139,7 @@ class Reader:
             except MalformedMessage as error:
                 raise Unreadable(error.message) from error
             # Only two methods need data; the others accept any object.
-            if route.method in (calls.PREDICT, calls.MODEL_METADATA):
+            if route.method in (methods.PREDICT, methods.MODEL_METADATA):
                 message = read_request(document, self.limits)
         return self._call(route, message, wire)
 
@@ -147,9 +147,9 @@ class Reader:
         self, route: GrpsRoute, message: GrpsMessage, wire: HttpRequest, *, ndarray: bool = False
     ) -> Call[Any]:
         context = http_context(
-            wire, NAME, calls.REPLY_NEEDS, ReplyFormat(message.form, ndarray, route)
+            wire, NAME, methods.REPLY_NEEDS, ReplyFormat(message.form, ndarray, route)
         )
-        return calls.decode_method(route.method, message, context, self.settings, self.limits)
+        return methods.decode_method(route.method, message, context, self.settings, self.limits)
 
     def _document(self, wire: HttpRequest) -> dict[str, Any]:
         kind = _content_type(wire)
@@ -164,10 +164,10 @@ class Reader:
         stream = custom.stream
         streaming = stream is not None and stream.switch.is_requested(query, wire.headers, document)
         route = route.streamed() if streaming else route
-        context = http_context(wire, NAME, calls.REPLY_NEEDS, ReplyFormat(None, route=route))
+        context = http_context(wire, NAME, methods.REPLY_NEEDS, ReplyFormat(None, route=route))
         model = custom.model
         if model is None:
-            model = calls.model_of(query.get("model", ""), self.settings, self.limits)
+            model = methods.model_of(query.get("model", ""), self.settings, self.limits)
         request = InferRequest(model=model, context=context, inputs=inputs, parameters=parameters)
         if streaming:
             return StreamInferRequest(model=model, context=context, request=request)

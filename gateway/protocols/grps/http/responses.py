@@ -13,7 +13,7 @@ from gateway.ir.calls import Call, InferResponse, ServerStatusRequest
 from gateway.ir.errors import GatewayError, NotFound, RateExceeded, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import Trend
-from gateway.protocols.grps import methods as calls
+from gateway.protocols.grps import methods
 from gateway.protocols.grps.content import ReplyFormat, reply_message
 from gateway.protocols.grps.custom.json_path import json_value, render
 from gateway.protocols.grps.custom.routes import CustomRoute
@@ -56,7 +56,7 @@ def encode_response(
     if route is not None and route.custom is not None and surface is Surface.CUSTOM:
         document = render(route.custom.answer, _values(reply))
         return HttpResponse(OK, JSON_HEADERS, (_dumped(document),), is_compressible=True)
-    message = calls.encode_method_reply(call, reply, reply_format)
+    message = methods.encode_method_reply(call, reply, reply_format)
     if surface is Surface.BRPC and route is not None:
         return _of_brpc(message, binary=route.is_binary)
     if message.form is ContentFormat.BIN_DATA and len(message.data):
@@ -99,7 +99,7 @@ def encode_end(route: GrpsRoute | None, content_type: str, *, empty: bool) -> Ht
 
     Args:
         route: The path's rules; None for those of grps itself.
-        content_type: Of streams of grps itself.
+        content_type: The content type that grps itself streams.
         empty: The stream had no items, so this part is the complete response.
     """
     end = b""
@@ -131,7 +131,7 @@ def encode_failure(
         late: The stream has already begun.
         always_200: HTTP status 200, as the C++ server has it.
     """
-    message = calls.failure_of(error, limits)
+    message = methods.failure_of(error, limits)
     if route is not None and route.surface is Surface.BRPC:
         if ends_call(error, unread=unread):
             return _brpc_error(error, limits)

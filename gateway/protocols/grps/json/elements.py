@@ -51,10 +51,10 @@ def read_data(
     """Read the elements of one tensor.
 
     Args:
-        name: Of the tensor, for errors.
+        name: The name of the tensor, for errors.
         kind: Its datatype.
         shape: Its shape; *flat* has as many elements.
-        flat: As in the JSON document.
+        flat: The elements that the JSON document has.
         limits: For the size of text.
 
     Raises:

@@ -84,7 +84,7 @@ _NAME, _DTYPE, _SHAPE, _DIM = tag(1, LEN), tag(2, VARINT), tag(3, LEN), tag(3, V
 _FIRST_FLAT, _LAST_FLAT = min(BY_FIELD), max(BY_FIELD)
 _STRINGS = 12
 _VARINT_BYTES = 10
-_BESIDE_ELEMENTS = 64
+_MAX_OTHER_FIELDS = 64
 _KIND = 7
 _MANY_BYTES = 1 << 16
 # Work of one byte of packed integers, in items.
@@ -206,7 +206,7 @@ def _by_library(view: memoryview) -> memoryview:
 def _read_status(view: memoryview, counter: FieldCounter) -> GrpsStatus:
     code = flag = 0
     words = ""
-    for key, value in fields(view, _BESIDE_ELEMENTS, counter):
+    for key, value in fields(view, _MAX_OTHER_FIELDS, counter):
         if key == tag(1, VARINT):
             code = int32(value)
         elif key == tag(2, LEN):
@@ -272,7 +272,7 @@ def _read_tensor(view: memoryview, limits: MessageLimits, counter: FieldCounter)
 
 def _tensor_fields(view: memoryview, limits: MessageLimits, counter: FieldCounter) -> list[Field]:
     """Find the fields of a tensor: few, except for its strings and unpacked numbers."""
-    few = limits.rank + _BESIDE_ELEMENTS
+    few = limits.rank + _MAX_OTHER_FIELDS
     try:
         return fields(view, few, counter)
     except TooManyFields:
@@ -378,7 +378,7 @@ def _read_map(
     check_count("entries of gmap", len(parts), limits.parameters + limits.tensors, "parameters")
     for key, entry in parts:
         if key & _KIND == LEN:
-            fields(entry, _BESIDE_ELEMENTS, counter)
+            fields(entry, _MAX_OTHER_FIELDS, counter)
     try:
         found = pb.GenericMapData.FromString(bytes(view))
     except DecodeError as error:

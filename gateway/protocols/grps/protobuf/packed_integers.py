@@ -17,7 +17,7 @@ from gateway.wire.protobuf import varint
 from gateway.wire.protobuf_packed import packed_varints
 
 _MORE: Final = 0x80
-_FEW: Final = 64
+_FEW_INTEGERS: Final = 64
 
 
 def unpacked(values: Sequence[Any], datatype: Datatype) -> npt.NDArray[Any] | None:
@@ -38,7 +38,7 @@ def unpacked(values: Sequence[Any], datatype: Datatype) -> npt.NDArray[Any] | No
 
 def packed(flat: npt.NDArray[Any]) -> memoryview:
     """Encode an integer array of one dimension as packed varints."""
-    if flat.size <= _FEW:
+    if flat.size <= _FEW_INTEGERS:
         few = flat.tolist()
         if few and min(few) >= 0 and max(few) < _MORE:
             return memoryview(bytes(few))

@@ -43,7 +43,7 @@ from gateway.protocols.oip.extension_policy import (
     check_asked,
     require_enabled,
 )
-from gateway.protocols.oip.grpc import management as messages
+from gateway.protocols.oip.grpc import management
 from gateway.protocols.oip.grpc.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc.dialects import DIALECTS, READERS, check_version
 from gateway.protocols.oip.grpc.encode import between
@@ -138,16 +138,16 @@ class GrpcCodec(
         if found is not None:
             kind, read = found
             require_enabled(kind, self._extensions)
-            messages.check_size(wire.method, view, self._limits)
+            management.check_size(wire.method, view, self._limits)
             return apply_policy(
                 read(view, context_of(wire), self._limits), self._extensions, self._limits
             )
-        plain = messages.CALL_READERS.get(wire.method)
+        plain = management.CALL_READERS.get(wire.method)
         if plain is None:
             raise errors.Unsupported(
                 f"method {clip(wire.method, 128)!r} is not supported by this gateway"
             )
-        messages.check_size(wire.method, view, self._limits)
+        management.check_size(wire.method, view, self._limits)
         return apply_policy(
             plain(view, context_of(wire), self._limits), self._extensions, self._limits
         )
@@ -185,7 +185,7 @@ class GrpcCodec(
         extension = EXTENSIONS.get(type(call))
         if extension is not None:
             return GrpcResponse((_written(partial(extension.write_reply, call), reply, call),))
-        write = messages.REPLY_WRITERS.get(type(call))
+        write = management.REPLY_WRITERS.get(type(call))
         if write is None:
             raise unsupported(call, NAME)
         if isinstance(reply, ServerMetadata):
@@ -255,7 +255,7 @@ class GrpcCodec(
         extension = EXTENSIONS.get(type(call))
         if extension is not None:
             return self._encode_extension(call, extension)
-        found = messages.CALL_WRITERS.get(type(call))
+        found = management.CALL_WRITERS.get(type(call))
         if found is None:
             raise unsupported(call, NAME)
         if isinstance(call, RepositoryIndexRequest) and not self._dialect.has_index:
@@ -295,7 +295,7 @@ class GrpcCodec(
             extension = EXTENSIONS.get(type(call))
             if extension is not None:
                 return cast("R", extension.read_reply(call, wire.view, self._limits))
-            read = messages.REPLY_READERS.get(type(call))
+            read = management.REPLY_READERS.get(type(call))
             if read is None:
                 raise unsupported(call, NAME)
             return cast("R", read(wire.view, self._limits))

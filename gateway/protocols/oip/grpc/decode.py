@@ -42,7 +42,7 @@ Read = tuple[InferMessage, str, tuple[Tensor, ...]]
 """A parsed message, its id, and its tensors with their data."""
 M = TypeVar("M", bound=Message)
 
-_NOTHING = memoryview(b"")
+EMPTY = memoryview(b"")
 # A library that keeps the interpreter's lock reads what the scan does not.
 _LIBRARY_BYTES = 8 << 20
 _FEW_TENSORS = 64
@@ -147,7 +147,7 @@ class InferReader:
         remaining = iter(raws)
         tensors = []
         for one in found:
-            tensor = located(_tensor(one, RawData(_NOTHING)), self._limits)
+            tensor = located(_tensor(one, RawData(EMPTY)), self._limits)
             if tensor is not None:
                 if len(one.contents):
                     raise InvalidTensor(
@@ -176,7 +176,7 @@ class InferReader:
                 f"tensor {one.name!r} has neither contents nor raw contents: "
                 f"expected {one.count} elements for shape {list(one.shape)}"
             )
-        return _tensor(one, RawData(_NOTHING))
+        return _tensor(one, RawData(EMPTY))
 
     def _check_raw_input(self, one: TensorDescription, raws: int, counter: FieldCounter) -> None:
         if len(one.contents) and _data(one, self._limits, counter) is not None:
@@ -208,7 +208,7 @@ class InferReader:
             [
                 _shared_tensor(one, places[one.name])
                 if one.name in places
-                else _raw(one, raw_of.get(one.name, _NOTHING), limits)
+                else _raw(one, raw_of.get(one.name, EMPTY), limits)
                 if data is None
                 else _tensor(one, data)
                 for one, data in found
@@ -226,8 +226,8 @@ def plain_reader(cached: CachedMessages, id_bytes: int) -> PlainReader:
     It returns None for another message, and for an id that must be checked.
 
     Args:
-        cached: As of `InferMessageScanner`.
-        id_bytes: Of an id.
+        cached: The function that `InferMessageScanner` has.
+        id_bytes: The largest size of an id.
     """
 
     def read(view: memoryview, /) -> Read | None:

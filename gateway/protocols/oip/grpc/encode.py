@@ -43,7 +43,7 @@ from gateway.wire.protobuf import (
 )
 
 _CACHE_ENTRIES = 512
-_NOTHING = memoryview(b"")
+EMPTY = memoryview(b"")
 
 
 def _key(number: int, kind: int = LEN) -> bytes:
@@ -112,7 +112,7 @@ class InferEncoder:
         except WireError as error:
             raise Unsupported(f"reply cannot be written: {error}", model=model) from error
         # Clients count raw contents by outputs: an output in shared memory has empty ones.
-        return _with_data(head, RAW_OUTPUTS, outputs, _NOTHING)
+        return _with_data(head, RAW_OUTPUTS, outputs, EMPTY)
 
     def _head(
         self, model: ModelRef, request_id: str, parameters: Parameters, tensors: Iterable[Tensor]

@@ -24,7 +24,7 @@ class GrpcExtension:
     Attributes:
         write_reply: To a client.
         write_call: To an upstream.
-        read_reply: Of an upstream.
+        read_reply: Reads the reply that an upstream sent.
     """
 
     write_reply: Callable[[Any, Any], Message]

@@ -27,7 +27,7 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip import control, model_config, statistics
-from gateway.protocols.oip.grpc import shared_memory as grpc_shared
+from gateway.protocols.oip.grpc import shared_memory
 from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.protocols.oip.grpc.extension import CallReader, ExtensionRequest, GrpcExtension
@@ -264,7 +264,7 @@ _READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
     "RepositoryModelUnload": (ModelUnloadRequest, _read_unload),
     "TraceSetting": (TraceSettingRequest, _read_trace),
     "LogSettings": (LogSettingsRequest, _read_log),
-    **grpc_shared.CALL_READERS,
+    **shared_memory.CALL_READERS,
 }
 
 # The call of each method, and the reader of its request.
@@ -291,5 +291,5 @@ EXTENSIONS: Mapping[type[Call[Any]], GrpcExtension] = {
     ModelUnloadRequest: GrpcExtension(_unloaded, _unload_call, _read_unloaded),
     TraceSettingRequest: GrpcExtension(_write_trace, _trace_call, _read_trace_reply),
     LogSettingsRequest: GrpcExtension(_write_log, _log_call, _read_log_reply),
-    **grpc_shared.EXTENSIONS,
+    **shared_memory.EXTENSIONS,
 }

@@ -44,7 +44,7 @@ class Inferences:
 
     Args:
         limits: The limits of a message.
-        dialect: Of the upstream server.
+        dialect: The dialect of the upstream server.
 
     Attributes:
         writer: Of responses that are parts of larger messages.

@@ -67,7 +67,7 @@ _REMEMBERED_BYTES = 256
 # Messages without their id and their raw contents.
 _OUTLINES = 256
 _OUTLINE_BYTES = 1024
-_NOTHING = memoryview(b"")
+EMPTY = memoryview(b"")
 # Of a message: single fields, and unknown ones of newer clients.
 _OTHER_FIELDS = 1024
 # Of a tensor, an output or an entry of a map: fields that a newer client may add.
@@ -131,7 +131,7 @@ class InferMessageScanner:
     descriptions of tensors, some hundred of each.
 
     Args:
-        limits: Of names and counts.
+        limits: The limits of names and counts.
     """
 
     def __init__(self, limits: MessageLimits) -> None:
@@ -368,7 +368,7 @@ def _describe(view: memoryview, limits: MessageLimits, counter: FieldCounter) ->
         count,
         count * datatype.size_bytes if plain else -1,
         parameters,
-        _NOTHING if contents is None else contents,
+        EMPTY if contents is None else contents,
     )
 
 

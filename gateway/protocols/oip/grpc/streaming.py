@@ -92,7 +92,7 @@ class StreamReplyEncoder:
     """Writes the messages of a server's stream.
 
     Args:
-        writer: Of the responses inside.
+        writer: Writes the responses inside.
         error_text_bytes: Longest text of an error.
     """
 

@@ -78,11 +78,11 @@ def typed_data(
 
     Args:
         name: For errors.
-        datatype: Of the tensor.
+        datatype: The datatype of the tensor.
         count: Number of elements of its shape.
         contents: One InferTensorContents message.
         limits: Bounds the size of BYTES elements.
-        counter: Of the whole message's fields.
+        counter: Counts the fields of the whole message.
 
     Raises:
         InvalidTensor: The field does not fit the datatype, there are two fields, the number of

@@ -40,7 +40,7 @@ from gateway.protocols.oip.extension_policy import (
     check_asked,
     require_enabled,
 )
-from gateway.protocols.oip.http import management as answers
+from gateway.protocols.oip.http import management
 from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.http.errors import error_of_status, error_response
 from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension
@@ -185,9 +185,9 @@ class HttpCodec(
             return decode_inference(route, model, wire, self._requests, request_id)
         if path == INDEX_PATH:
             require_enabled(route.call, self._extensions)
-            ready_only = answers.decode_index_request(wire, self._limits)
+            ready_only = management.decode_index_request(wire, self._limits)
             call: Call[Any] = RepositoryIndexRequest(
-                ready_only=ready_only, context=context_of(wire, answers.WHOLE_INDEX)
+                ready_only=ready_only, context=context_of(wire, management.WHOLE_INDEX)
             )
         elif route.call in EXTENSIONS:
             require_enabled(route.call, self._extensions)
@@ -257,22 +257,24 @@ class HttpCodec(
             form = origin.form if origin is not None and origin.codec == NAME else None
             if type(form) is not InferReplyFormat:
                 if form == GENERATED:
-                    return answers.json_response(HTTP_OK, generated(call, reply, self._targets))
+                    return management.json_response(HTTP_OK, generated(call, reply, self._targets))
                 form = ALL_BINARY
             return encode_response(call, reply, form, self._targets)
         answer: Any = reply
         key = _HEALTH.get(type(call))
         if key is not None:
             status = HTTP_STATUS[errors.ErrorCode.NOT_READY] if key == _LIVE else self._not_ready
-            return answers.encode_health(
+            return management.encode_health(
                 key, healthy=answer, unhealthy_status=status, model=call.model
             )
         if isinstance(call, ServerMetadataRequest):
-            return answers.encode_server_metadata(advertised_extensions(answer, self._extensions))
+            return management.encode_server_metadata(
+                advertised_extensions(answer, self._extensions)
+            )
         if isinstance(call, ModelMetadataRequest):
-            return answers.encode_model_metadata(answer)
+            return management.encode_model_metadata(answer)
         if isinstance(call, RepositoryIndexRequest):
-            return answers.encode_index(answer, whole=_wants_whole_index(call))
+            return management.encode_index(answer, whole=_wants_whole_index(call))
         return self._extension_answer(call, answer)
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
@@ -442,7 +444,7 @@ class HttpCodec(
         extension = EXTENSIONS.get(type(call))
         if extension is None:
             raise unsupported(call, NAME)
-        return answers.optional_json(extension.write_reply(call, answer))
+        return management.optional_json(extension.write_reply(call, answer))
 
     def _encode_extension(
         self, call: Call[Any], extension: HttpExtension, passed: tuple[tuple[str, str], ...]
@@ -470,18 +472,18 @@ class HttpCodec(
     def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
         """Read the response to a call that is not an inference."""
         if isinstance(call, ServerMetadataRequest):
-            return answers.decode_server_metadata(wire, self._limits)
+            return management.decode_server_metadata(wire, self._limits)
         if isinstance(call, ModelMetadataRequest):
-            return answers.decode_model_metadata(call.model or ModelRef(""), wire, self._limits)
+            return management.decode_model_metadata(call.model or ModelRef(""), wire, self._limits)
         if isinstance(call, RepositoryIndexRequest):
-            return answers.decode_index(wire, self._limits)
+            return management.decode_index(wire, self._limits)
         extension = EXTENSIONS.get(type(call))
         if extension is not None:
             return extension.read_reply(call, wire, self._limits)
         key = _HEALTH.get(type(call))
         if key is None:
             raise unsupported(call, NAME)
-        return answers.decode_health(key, wire, self._limits)
+        return management.decode_health(key, wire, self._limits)
 
     def _stream_id(self, call: StreamInferRequest) -> str:
         """Return the id of a stream's request on the wire."""
@@ -515,4 +517,4 @@ class HttpCodec(
 
 def _wants_whole_index(call: Call[Any]) -> bool:
     origin = call.context.origin
-    return origin is None or origin.form == answers.WHOLE_INDEX
+    return origin is None or origin.form == management.WHOLE_INDEX

@@ -66,7 +66,7 @@ class HttpExtension:
         read_call: Of a client's request of a route.
         write_reply: The response's body.
         write_call: To an upstream.
-        read_reply: Of an upstream's response.
+        read_reply: Reads the response that an upstream sent.
     """
 
     read_call: Callable[[OipRoute, HttpRequest, Context, MessageLimits], Call[Any]]

@@ -140,7 +140,7 @@ def decode_request(
     Args:
         model: From the path.
         wire: The request.
-        templates: Of earlier requests.
+        templates: The templates that earlier requests left.
         request_id: For a request without an id of the client.
         dialect: Read what a server of this dialect reads; None to read strictly.
 
@@ -221,7 +221,7 @@ def _context(
         fields: Its own.
         form: Kept for the response.
         request_id: For a request without an id of the client.
-        has_bytes: As in `Origin`.
+        has_bytes: Whether the origin has the bytes of the message.
     """
     metadata, found, _ = fields
     origin = Origin(NAME, wire, form, has_bytes)

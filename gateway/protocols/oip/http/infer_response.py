@@ -162,7 +162,7 @@ def response_writer(
 
     Args:
         model_text: Returns the members about a model.
-        integers: As `few_integers`, for an output.
+        integers: Writes few integers of an output.
     """
 
     def write(model: ModelRef, request_id: str, outputs: tuple[Tensor, ...], /) -> bytes | None:
@@ -218,8 +218,8 @@ def decode_response(
         sent_id: Its id on the wire.
         wire: A response of status 200.
         templates: Templates of responses; the limits for requests apply.
-        dialect: Of the server.
-        echoes_id: As in the dialect.
+        dialect: The dialect of the server.
+        echoes_id: Whether the server returns the id of requests.
 
     Raises:
         MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.

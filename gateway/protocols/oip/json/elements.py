@@ -85,7 +85,7 @@ class ElementReader:
 
         Args:
             name: The tensor's.
-            datatype: Of the elements.
+            datatype: The datatype that the elements have.
             shape: Already checked by `check_shape`.
             data: A list, a simdjson Array, or converted elements.
 
@@ -143,7 +143,7 @@ class ElementReader:
         if not _KINDS[datatype].issuperset(map(type, flat)):
             if datatype is Datatype.BYTES and self._is_lenient:
                 return self._json_items(name, flat)
-            flat = self._forgiven(name, datatype, flat)
+            flat = self._coerced(name, datatype, flat)
         if datatype is Datatype.BYTES:
             return ItemsData(self._encoded(name, flat))
         try:
@@ -165,7 +165,7 @@ class ElementReader:
             f"{self._kind} {name!r} has a list at index {index}: expected a string for BYTES"
         )
 
-    def _forgiven(self, name: str, datatype: Datatype, flat: list[Any]) -> list[Any]:
+    def _coerced(self, name: str, datatype: Datatype, flat: list[Any]) -> list[Any]:
         """Return *flat* with null as NaN where that is allowed; raises for the first wrong one."""
         allowed = _KINDS[datatype]
         if self._is_lenient and datatype.is_float:
@@ -268,8 +268,8 @@ def number_packer(code: str, count: int) -> Callable[[bytes], bytes]:
     It raises ValueError, struct.error or OverflowError for another list.
 
     Args:
-        code: Of the numbers, one of `CODES`.
-        count: Of the numbers.
+        code: The code of the numbers, one of `CODES`.
+        count: How many numbers there are.
     """
     # struct counts the numbers and checks their range; it accepts no text and no list.
     pack = struct.Struct(f"<{count}{code}").pack

@@ -50,7 +50,7 @@ def with_dimension(name: str, shape: list[int], count: int) -> Shape:
     """Return *shape* with the dimension that -1 stands for.
 
     Args:
-        name: Of the tensor.
+        name: The name of the tensor.
         shape: With one -1.
         count: Number of elements.
 
@@ -71,8 +71,8 @@ def convert_elements(
     """Return the elements in *data*, and their shape.
 
     Args:
-        name: Of the tensor.
-        datatype: Of the elements.
+        name: The name of the tensor.
+        datatype: The datatype of the elements.
         shape: With at most one -1.
         data: A value of JSON, or a simdjson Array.
         limits: `bytes_element_size` is enforced.

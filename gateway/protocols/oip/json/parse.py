@@ -394,8 +394,8 @@ def read_with_words(
     Args:
         view: The whole text.
         what: Names the document in errors.
-        limits: As in `read_document`.
-        words: Those of its server.
+        limits: The limits of the document.
+        words: The words that its server reads.
 
     Raises:
         MalformedMessage: It cannot be read like this either.

@@ -27,10 +27,10 @@ def check_inputs(
     """Refuse more elements than a server of one process can read in time.
 
     Args:
-        inputs: Of the request.
-        dialect: Of the server.
+        inputs: The inputs that the request has.
+        dialect: The dialect of the server.
         numbers: Its default of `json_numbers`.
-        limits: Of the upstream.
+        limits: The limits that the upstream has.
 
     Raises:
         TooLarge: All inputs together have more than `json_strings` or `json_numbers` elements, or

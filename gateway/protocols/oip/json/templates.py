@@ -44,7 +44,7 @@ _HOLES: Final = slice(1, None, 2)
 # Replaces a key and its hole. It is in no JSON: two texts with the same number of holes and the
 # same text around them have them at the same positions.
 _GAP: Final = b"\0"
-_NOTHING: Final = memoryview(b"")
+EMPTY: Final = memoryview(b"")
 _NO_HOLES: Final[Sequence[bytes]] = ()
 # Not in any id or list of numbers.
 _MARK: Final = rb'"\u0000%d"'
@@ -96,7 +96,7 @@ class JsonTemplateCache(Generic[T]):
 
     Args:
         kind: "input" or "output": its tensors.
-        limits: As for messages without a template.
+        limits: The limits of messages, with a template or without.
 
     Attributes:
         parse: Parses a message by its template; see `template_parser`.
@@ -121,7 +121,7 @@ class JsonTemplateCache(Generic[T]):
             cut: The message.
             rest: The parsed message without id and tensors; depends on the text alone.
             request_id: Its id.
-            tensors: As parsed.
+            tensors: The tensors that were parsed.
         """
         key, holes, tail = cut
         if not self._kept.should_admit(key):
@@ -157,8 +157,8 @@ def template_parser(
 
     Args:
         template_of: Returns the template for the text around the holes, if there is one.
-        most_bytes: Of the JSON.
-        id_bytes: Of an id.
+        most_bytes: The largest size of the JSON.
+        id_bytes: The largest size of an id.
     """
 
     def parse(body: memoryview, end: int, /) -> tuple[Read[T] | None, Cut | None]:
@@ -169,7 +169,7 @@ def template_parser(
             whole = body.obj
             if type(whole) is not bytes or len(whole) != end:
                 whole = bytes(body)
-            key, tail = whole, _NOTHING
+            key, tail = whole, EMPTY
         else:
             key, tail = bytes(body[:end]), body[end:]
             template = template_of(key)  # exists if all elements are after the JSON

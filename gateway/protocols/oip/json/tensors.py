@@ -139,7 +139,7 @@ class TensorReader:
                 )
             return self._from_binary(name, datatype, shape, count, parameters)
         if data is None:
-            return self._elsewhere(Tensor(name, datatype, shape, NOTHING, parameters))
+            return self._with_shared_memory(Tensor(name, datatype, shape, NOTHING, parameters))
         return Tensor(
             name, datatype, shape, self._elements.read(name, datatype, shape, data), parameters
         )
@@ -211,7 +211,7 @@ class TensorReader:
             )
         return Tensor(name, datatype, shape, RawData(view), parameters)
 
-    def _elsewhere(self, tensor: Tensor) -> Tensor:
+    def _with_shared_memory(self, tensor: Tensor) -> Tensor:
         """Return a tensor without data as one in shared memory, if it is there."""
         name = tensor.name
         place = self._places.get(name)

@@ -83,9 +83,9 @@ def tensor_prefix(
 
     Args:
         kind: "input" or "output", whose members have their own order.
-        name: Of the tensor.
-        datatype: Of its elements.
-        shape: As sent.
+        name: The name of the tensor.
+        datatype: The datatype of its elements.
+        shape: The shape that is sent.
         parameters: All that are sent.
     """
     text = _described(kind, name, datatype, shape)
@@ -170,7 +170,7 @@ def binary_writer(
     It returns None for other tensors, and for none at all.
 
     Args:
-        part_of: As `binary_part`, for one kind.
+        part_of: Writes the binary part of one tensor.
     """
 
     def write(tensors: tuple[Tensor, ...], /) -> tuple[bytes, list[memoryview]] | None:
@@ -210,7 +210,7 @@ class JsonTargets:
     """How the outputs of replies are written: as their server itself does.
 
     Args:
-        hint: As in `JsonTarget`.
+        hint: What an error suggests that the user sets.
         nonfinite: What is written for NaN and infinities, whatever the server does; None for that.
     """
 
@@ -366,8 +366,8 @@ def integer_writer(code: str, count: int) -> Callable[[bytes | memoryview], byte
     It raises struct.error for data of another size.
 
     Args:
-        code: Of the integers, one of `CODES`.
-        count: Of the integers.
+        code: The code of the integers, one of `CODES`.
+        count: How many integers there are.
     """
     unpack = struct.Struct(f"<{count}{code}").unpack
     return lambda view: orjson.dumps(unpack(view))

@@ -38,7 +38,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.limits import MessageLimits, check_management_size
-from gateway.protocols.trtis import management as messages
+from gateway.protocols.trtis import management
 from gateway.protocols.trtis.errors import error_class_of_grpc, status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
 from gateway.protocols.trtis.grpc.scan import InferMessage, scan_request, scan_response
@@ -104,7 +104,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
 
     Args:
         limits: The limits of a message.
-        options: See options.py.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.
@@ -131,7 +131,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         """
         if wire.method in (_INFER, _STREAM):
             return self._decode_infer(wire)
-        read = messages.CALL_READERS.get(wire.method)
+        read = management.CALL_READERS.get(wire.method)
         if read is None:
             raise errors.Unsupported(
                 f"method {clip(wire.method, 128)!r} is not supported by this gateway"
@@ -161,7 +161,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             for view in views:
                 put_tail(parts, _RAW_OUTPUT, view)
             return GrpcResponse(parts)
-        write = messages.REPLY_WRITERS.get(type(call))
+        write = management.REPLY_WRITERS.get(type(call))
         if write is None:
             raise unsupported(call, NAME)
         body = write(reply, call, self._options).SerializeToString()
@@ -288,13 +288,13 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         if isinstance(call, StreamInferRequest):
             request = call.request
             return _STREAM, self._written_infer(request, number_of(request.id) or _ALONE)
-        found = messages.CALL_WRITERS.get(type(call))
+        found = management.CALL_WRITERS.get(type(call))
         if found is None:
             raise unsupported(call, NAME)
         method, write = found
         if type(call) in _ABOUT_A_MODEL:
             required_model(call)
-            messages.check_control(call)
+            management.check_control(call)
         return method, (write(call).SerializeToString(),)
 
     def _written_infer(self, call: InferRequest, stream_id: int = 0) -> Parts:
@@ -314,23 +314,23 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             return self._infer_reply(call, wire)
         read = STATUS_READERS.get(type(call))
         if read is not None:
-            message = messages.parse(wire.view, pb.StatusResponse)
+            message = management.parse(wire.view, pb.StatusResponse)
             if isinstance(call, ModelReadyRequest) and message.request_status.code in _NO_MODEL:
                 return False
             self._check(call, message.request_status, wire)
             return read(call, message.server_status, self._limits)
         if isinstance(call, _HEALTH):
-            health = messages.parse(wire.view, pb.HealthResponse)
+            health = management.parse(wire.view, pb.HealthResponse)
             return health.health and health.request_status.code == pb.SUCCESS
         if isinstance(call, SharedStatusRequest):
-            shared = messages.parse(wire.view, pb.SharedMemoryControlResponse)
+            shared = management.parse(wire.view, pb.SharedMemoryControlResponse)
             self._check(call, shared.request_status, wire)
             found = shared.shared_memory_status
             regions = found.shared_memory_region or found.declared_region
-            return messages.read_shared_status(regions, self._limits)
+            return management.read_shared_status(regions, self._limits)
         if type(call) not in MODEL_CONTROL_CALLS:
             raise unsupported(call, NAME)
-        control = messages.parse(wire.view, pb.ModelControlResponse)
+        control = management.parse(wire.view, pb.ModelControlResponse)
         self._check(call, control.request_status, wire)
         return None
 

@@ -40,8 +40,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
 from gateway.protocols.trtis.errors import HTTP_ERROR, HTTP_OK, HeaderMissing, NoSuchPath, status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
-from gateway.protocols.trtis.http import paths
-from gateway.protocols.trtis.http import upstream as remote
+from gateway.protocols.trtis.http import paths, upstream
 from gateway.protocols.trtis.http.context import NAME, NEEDS, REQUEST, RESPONSE, STATUS, context_of
 from gateway.protocols.trtis.infer_request import request_of, tensors_of_body
 from gateway.protocols.trtis.infer_request_header import HeaderReader, id_of_text, number_of
@@ -92,7 +91,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
 
     Args:
         limits: The limits of a message.
-        options: See options.py.
+        options: The checked options of its listener or upstream.
 
     Raises:
         ValueError: An option is wrong.
@@ -185,7 +184,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         Raises:
             Unsupported: TensorRT v1 cannot carry it, or has no such request.
         """
-        return remote.encode_call(call, self._options)
+        return upstream.encode_call(call, self._options)
 
     def encode_cut_through(self, call: Call[Any], /) -> HttpRequest | None:
         """Write a request whose last inputs have not arrived; None where it cannot."""
@@ -203,7 +202,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         """
         # The type of a call determines that of its reply, which mypy cannot follow.
         try:
-            return cast("R", remote.decode_reply(call, wire, self._limits))
+            return cast("R", upstream.decode_reply(call, wire, self._limits))
         except InvalidRequest as error:
             if error.origin is not None or isinstance(error, MalformedMessage | InvalidTensor):
                 raise

@@ -45,9 +45,9 @@ class ParsedPath:
     """The parts of a request that its path refers to.
 
     Attributes:
-        match: Of the path's pattern.
+        match: The match of the path's pattern.
         query: Parameters, the first value of each.
-        body: Of the request.
+        body: The body of the request.
     """
 
     match: re.Match[str]

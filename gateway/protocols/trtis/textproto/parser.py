@@ -75,7 +75,7 @@ def parse_text(text: str, kind: type[M], *, allow_unknown: bool = False) -> M:
     """Read *text* as a message of *kind*.
 
     Args:
-        text: Of one line.
+        text: The text of one line.
         kind: One of the three that headers contain.
         allow_unknown: Skip fields that the message does not have.
 

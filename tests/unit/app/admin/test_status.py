@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from gateway.app.admin.status import route_entries
+from gateway.app.admin.status.document import route_entries
 from gateway.app.route_rules import RuledRoute
 from gateway.app.routes import BuiltRoute
 from gateway.app.upstreams import BuiltUpstream

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import Context, ModelRef, Need, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef, Need
 from gateway.ir.tensor import RequestedOutput, array_tensor, items_tensor
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.recorder import CaptureRecorder
@@ -42,7 +42,7 @@ def request(number: int = 0) -> InferRequest:
         ),
         outputs=(RequestedOutput("y", 2),),
         id="own",
-        sequence=Sequence(9, start=True),
+        sequence=CallSequence(9, start=True),
         priority=1,
         parameters={"prompt": text},
     )

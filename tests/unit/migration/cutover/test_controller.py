@@ -135,7 +135,7 @@ class Leader:
             self.keeper.compared += calls
             self.processes.calls(calls)
             self.report(verdict)
-            await self.controller._look(self.processes)
+            await self.controller._check(self.processes)
 
     def report(self, verdict: str, **more: Any) -> None:
         guards = [
@@ -293,7 +293,7 @@ async def test_evidence_of_an_earlier_attempt_is_ignored(leader: Leader) -> None
     leader.wall.advance(1)
     leader.clock.advance(1)
     leader.report("trips", since_us=1)
-    await leader.controller._look(leader.processes)
+    await leader.controller._check(leader.processes)
     assert (("mirroring", 0, 0.0), ["m"]) == (leader.at, leader.keeper.resets)
     await leader.seconds(1, verdict="trips")
     assert "rolling_back" == leader.at[0]
@@ -308,7 +308,7 @@ async def test_a_model_change_resets_the_evidence(leader: Leader) -> None:
         leader.clock.advance(1)
         leader.report("holds", models={"m": {"new": {"versions": versions, "signature": "1f"}}})
         assert [] == leader.keeper.resets
-        await leader.controller._look(leader.processes)
+        await leader.controller._check(leader.processes)
     assert ("baking", 2, 100.0) == leader.at
     await leader.seconds()
     assert ["m"] == leader.keeper.resets
@@ -325,7 +325,7 @@ async def test_stale_evidence_leaves_guards_undecided(leader: Leader) -> None:
     for _ in range(20):
         leader.clock.advance(1)
         leader.wall.advance(1)
-        await leader.controller._look(leader.processes)
+        await leader.controller._check(leader.processes)
     assert ("mirroring", 0, 0.0) == leader.at
     standing, document = leader.controller.verdict("m")  # type: ignore[misc]
     assert (Standing.UNDECIDED, "undecided") == (standing, document["verdict"])
@@ -350,12 +350,12 @@ async def test_a_restart_resumes_the_evidence(leader: Leader) -> None:
     counts = {"since_us": 5, "guards": {"mismatch.below": [900, 1, 0.5]}}
     leader.wall.advance(1)
     leader.report("undecided", resume=counts)
-    await leader.controller._look(leader.processes)
+    await leader.controller._check(leader.processes)
     again = await leader.restart()
     assert {"m": counts} == again.keeper.earlier
     again.report("trips")
-    await again.controller._look(again.processes)
-    await again.controller._look(again.processes)
+    await again.controller._check(again.processes)
+    await again.controller._check(again.processes)
     await again.do("resume")
     last = await again.restart()
     assert {} == last.keeper.earlier
@@ -506,7 +506,7 @@ async def test_the_reason_of_a_rollback_has_the_reasons_of_failures(leader: Lead
     ]
     leader.report("trips", reasons=reasons)
     leader.wall.advance(1)
-    await leader.controller._look(leader.processes)
+    await leader.controller._check(leader.processes)
     document = leader.controller.document("m")
     assert document is not None
     assert (

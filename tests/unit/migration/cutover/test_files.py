@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.migration.cutover.files import CutoverFiles, UnusableState
-from gateway.migration.cutover.steps import CutoverEvent, CutoverState, Phase
+from gateway.migration.cutover.states import Phase
+from gateway.migration.cutover.steps import CutoverEvent, CutoverState
 
 DIGEST = "ab" * 32
 STATE = CutoverState(

@@ -25,7 +25,8 @@ from gateway.migration.cutover.kubernetes_replicas import (
     ApiUnreachable,
     ClusterReplicas,
 )
-from gateway.migration.cutover.steps import CommandRefused, CutoverEvent, CutoverState, Phase
+from gateway.migration.cutover.states import Phase
+from gateway.migration.cutover.steps import CommandRefused, CutoverEvent, CutoverState
 from tests.fakes import FakeClock
 from tests.unit.migration.cutover.fake_api_server import FakeApiServer
 from tests.unit.migration.cutover.test_controller import TEXT, Leader, second, start_and_pause

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.errors import Unavailable
 from gateway.migration.cutover.shift import CutoverShift
 from gateway.routing.balance import Balance, Readiness, Target
@@ -24,7 +24,7 @@ def of_user(number: int) -> InferRequest:
 
 
 def in_sequence(number: int, **options: bool) -> InferRequest:
-    return InferRequest(model=M, sequence=Sequence(number, **options))
+    return InferRequest(model=M, sequence=CallSequence(number, **options))
 
 
 class Route:

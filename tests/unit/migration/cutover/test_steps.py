@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from gateway.migration.compare.replies import Result
 from gateway.migration.compare.tensors import Outcome
+from gateway.migration.cutover.states import Phase
 from gateway.migration.cutover.steps import (
     COMMANDS,
     CommandRefused,
     CutoverEvidence,
     CutoverPlan,
     CutoverState,
-    Phase,
     command,
     decide,
     distrusted,

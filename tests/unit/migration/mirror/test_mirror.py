@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from gateway.config.load import load_text
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import Context, ModelRef, Origin, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef, Origin
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unavailable
@@ -120,7 +120,7 @@ class Setting:
 def record(
     target: str = "a",
     *,
-    sequence: Sequence | None = None,
+    sequence: CallSequence | None = None,
     value: float = 1.0,
     **fields: Any,
 ) -> RecordedCall:
@@ -262,17 +262,17 @@ async def test_calls_of_a_sequence_run_in_order() -> None:
     """A call waits for the one before it, and the end releases the id."""
     setting = Setting("sequences: whole")
     setting.new.gate = asyncio.Event()
-    setting.put(record(sequence=Sequence(5, start=True)))
-    setting.put(record(sequence=Sequence(5)))
-    setting.put(record(sequence=Sequence(5, end=True)))
+    setting.put(record(sequence=CallSequence(5, start=True)))
+    setting.put(record(sequence=CallSequence(5)))
+    setting.put(record(sequence=CallSequence(5, end=True)))
     await settle()
     assert len(setting.new.calls) == 1
     setting.new.gate.set()
     await setting.done()
     sequences = [call.sequence for call in setting.new.calls if isinstance(call, InferRequest)]
-    expected = [Sequence(5, start=True), Sequence(5), Sequence(5, end=True)]
+    expected = [CallSequence(5, start=True), CallSequence(5), CallSequence(5, end=True)]
     assert sequences == expected
-    setting.put(record(sequence=Sequence(5)))
+    setting.put(record(sequence=CallSequence(5)))
     await setting.done()
     assert setting.skipped == {"sequence": 1}
 
@@ -281,13 +281,13 @@ async def test_a_failed_call_ends_the_comparison_of_its_sequence() -> None:
     """Later calls are skipped until the sequence starts again, as are calls without a start."""
     setting = Setting("sequences: whole")
     setting.new.error = Unavailable("down")
-    for sequence in (Sequence(5, start=True), Sequence(5), Sequence(6)):
+    for sequence in (CallSequence(5, start=True), CallSequence(5), CallSequence(6)):
         setting.put(record(sequence=sequence))
     await setting.done()
     setting.new.error = None
-    setting.put(record(sequence=Sequence(5)))
-    setting.put(record("b", sequence=Sequence(5, start=True)))
-    setting.put(record("a", sequence=Sequence(5)))
+    setting.put(record(sequence=CallSequence(5)))
+    setting.put(record("b", sequence=CallSequence(5, start=True)))
+    setting.put(record("a", sequence=CallSequence(5)))
     await setting.done()
     assert setting.outcomes == {"new_error": 1, "match": 1}
     assert setting.skipped == {"sequence": 4}
@@ -297,7 +297,12 @@ async def test_a_reused_sequence_id_loses_no_waiting_call() -> None:
     """All calls run in order, although the id starts again before its end has run."""
     setting = Setting("sequences: whole")
     setting.new.gate = asyncio.Event()
-    parts = [Sequence(5, start=True), Sequence(5), Sequence(5, start=True), Sequence(5, end=True)]
+    parts = [
+        CallSequence(5, start=True),
+        CallSequence(5),
+        CallSequence(5, start=True),
+        CallSequence(5, end=True),
+    ]
     for sequence in parts:
         setting.put(record(sequence=sequence))
     await settle()
@@ -314,7 +319,7 @@ async def test_a_sequence_start_behind_a_failed_call_runs() -> None:
     setting = Setting("sequences: whole")
     setting.new.gate = asyncio.Event()
     setting.new.error = Unavailable("down")
-    for sequence in (Sequence(5, start=True), Sequence(5), Sequence(5, start=True)):
+    for sequence in (CallSequence(5, start=True), CallSequence(5), CallSequence(5, start=True)):
         setting.put(record(sequence=sequence))
     await settle()
     setting.new.gate.set()

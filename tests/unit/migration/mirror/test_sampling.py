@@ -8,9 +8,9 @@ import numpy as np
 
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import Client, Context, ModelRef, Sequence
+from gateway.ir.context import CallSequence, Client, Context, ModelRef
 from gateway.ir.tensor import array_tensor
-from gateway.migration.mirror.sampling import SHADOW_HEADER, Choice, MigrationSampler
+from gateway.migration.mirror.sampling import SHADOW_HEADER, MigrationSampler, SamplingDecision
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
 from tests.fakes import FakeClock
 
@@ -26,7 +26,7 @@ def config(keys: str) -> MigrationConfig:
     return MIGRATIONS.of(load_text(FILE.format(keys=keys)).config)["m"]
 
 
-def call(number: int, sequence: Sequence | None = None, **context: Any) -> InferRequest:
+def call(number: int, sequence: CallSequence | None = None, **context: Any) -> InferRequest:
     return InferRequest(
         model=ModelRef("m"),
         context=Context(request_id=f"r{number}", **context),
@@ -35,7 +35,7 @@ def call(number: int, sequence: Sequence | None = None, **context: Any) -> Infer
     )
 
 
-def choices(sampler: MigrationSampler, calls: list[InferRequest]) -> list[Choice]:
+def choices(sampler: MigrationSampler, calls: list[InferRequest]) -> list[SamplingDecision]:
     return [sampler.choose(each, each.context) for each in calls]
 
 
@@ -46,15 +46,15 @@ def test_the_same_calls_are_sampled_everywhere() -> None:
     one = choices(MigrationSampler("m", config(keys)), calls)
     assert one == choices(MigrationSampler("m", config(keys)), calls)
     assert one != choices(MigrationSampler("other", config(keys)), calls)
-    assert 400 < one.count(Choice.YES) < 600
+    assert 400 < one.count(SamplingDecision.YES) < 600
 
 
 def test_a_part_of_the_sampled_calls_measures_noise() -> None:
     """Noise shares the draw, so its calls are always sampled."""
     keys = "sample: {percent: 50, first: 0, per_second: 1000000}, noise: {percent: 20}"
     found = choices(MigrationSampler("m", config(keys)), [call(number) for number in range(5000)])
-    assert 400 < found.count(Choice.NOISE) < 600
-    assert 1800 < found.count(Choice.YES) < 2200
+    assert 400 < found.count(SamplingDecision.NOISE) < 600
+    assert 1800 < found.count(SamplingDecision.YES) < 2200
 
 
 def test_the_first_calls_of_each_caller_are_sampled() -> None:
@@ -62,7 +62,7 @@ def test_the_first_calls_of_each_caller_are_sampled() -> None:
     sampler = MigrationSampler("m", config("sample: {percent: 0.0001, first: 3}"))
     for client in ("10.0.0.1", "10.0.0.2"):
         calls = [call(number, client=Client(client)) for number in range(10)]
-        assert choices(sampler, calls) == [Choice.YES] * 3 + [Choice.NO] * 7
+        assert choices(sampler, calls) == [SamplingDecision.YES] * 3 + [SamplingDecision.NO] * 7
     assert sampler.counts.sampled == 6
 
 
@@ -71,9 +71,9 @@ def test_calls_above_the_rate_are_dropped() -> None:
     clock = FakeClock()
     sampler = MigrationSampler("m", config("sample: {percent: 100, per_second: 5}"), clock=clock)
     calls = [call(number) for number in range(8)]
-    assert choices(sampler, calls) == [Choice.YES] * 5 + [Choice.RATE] * 3
+    assert choices(sampler, calls) == [SamplingDecision.YES] * 5 + [SamplingDecision.RATE] * 3
     clock.advance(0.5)
-    assert choices(sampler, calls[:3]) == [Choice.YES] * 2 + [Choice.RATE]
+    assert choices(sampler, calls[:3]) == [SamplingDecision.YES] * 2 + [SamplingDecision.RATE]
     assert sampler.counts.sampled == 11
 
 
@@ -81,24 +81,24 @@ def test_shadow_calls_are_never_sampled() -> None:
     """A call with the header of shadow calls is not even counted."""
     sampler = MigrationSampler("m", config("sample: {percent: 100}"))
     shadow = call(1, metadata=((SHADOW_HEADER, "1"),))
-    assert choices(sampler, [shadow]) == [Choice.NO]
+    assert choices(sampler, [shadow]) == [SamplingDecision.NO]
     assert sampler.counts.sampled == 0
 
 
 def test_sequences_are_skipped_without_whole() -> None:
     """`whole` samples a sequence until one of its calls is lost, and from its next start."""
     steps = [
-        call(1, Sequence(7, start=True)),
-        call(2, Sequence(7)),
-        call(3, Sequence(7)),
-        call(4, Sequence(7, start=True)),
+        call(1, CallSequence(7, start=True)),
+        call(2, CallSequence(7)),
+        call(3, CallSequence(7)),
+        call(4, CallSequence(7, start=True)),
     ]
     skipping = MigrationSampler("m", config("sample: {percent: 100}"))
-    assert choices(skipping, steps) == [Choice.SEQUENCE] * 4
+    assert choices(skipping, steps) == [SamplingDecision.SEQUENCE] * 4
     taking = MigrationSampler("m", config("sample: {percent: 100}, mirror: {sequences: whole}"))
-    assert choices(taking, steps[:2]) == [Choice.YES] * 2
+    assert choices(taking, steps[:2]) == [SamplingDecision.YES] * 2
     taking.lost(steps[1])
-    assert choices(taking, steps[2:]) == [Choice.SEQUENCE, Choice.YES]
+    assert choices(taking, steps[2:]) == [SamplingDecision.SEQUENCE, SamplingDecision.YES]
 
 
 def test_a_sequence_is_sampled_completely_or_not_at_all() -> None:
@@ -107,8 +107,10 @@ def test_a_sequence_is_sampled_completely_or_not_at_all() -> None:
     sampler = MigrationSampler("m", config(keys))
     kinds = set()
     for number in range(1, 50):
-        calls = [call(100 * number + step, Sequence(number, start=not step)) for step in range(5)]
+        calls = [
+            call(100 * number + step, CallSequence(number, start=not step)) for step in range(5)
+        ]
         found = set(choices(sampler, calls))
         assert len(found) == 1
         kinds |= found
-    assert kinds == {Choice.YES, Choice.NO}
+    assert kinds == {SamplingDecision.YES, SamplingDecision.NO}

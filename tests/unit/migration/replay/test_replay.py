@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, InvalidRequest, NotFound, NotSent
@@ -37,7 +37,7 @@ def reply(value: float) -> InferResponse:
     )
 
 
-def request(number: int, sequence: Sequence | None = None) -> InferRequest:
+def request(number: int, sequence: CallSequence | None = None) -> InferRequest:
     return InferRequest(
         model=ModelRef("m"),
         context=Context(protocol="oip.http", request_id=f"r{number}"),
@@ -129,7 +129,7 @@ async def test_calls_without_payload_are_omitted(tmp_path: Path) -> None:
 
 async def test_a_sequence_keeps_its_order(tmp_path: Path) -> None:
     """The next call of a sequence waits for the one before; other calls do not."""
-    first, second = Sequence(5, start=True), Sequence(5, end=True)
+    first, second = CallSequence(5, start=True), CallSequence(5, end=True)
     calls = calls_of(tmp_path, request(0, first), request(1, second), request(2))
     service = ScriptedService()
     task = asyncio.ensure_future(replayed(service, calls))
@@ -147,7 +147,7 @@ async def test_a_sequence_keeps_its_order(tmp_path: Path) -> None:
 
 async def test_a_failed_call_skips_the_rest_of_its_sequence(tmp_path: Path) -> None:
     """A failed call loses the state of its sequence."""
-    calls = calls_of(tmp_path, *(request(number, Sequence(5)) for number in range(3)))
+    calls = calls_of(tmp_path, *(request(number, CallSequence(5)) for number in range(3)))
     report = await replayed(ScriptedService(NotFound("gone")), calls)
     assert report.sent == 1
     assert report.left_out == {"an earlier call of its sequence failed": 2}
@@ -155,7 +155,12 @@ async def test_a_failed_call_skips_the_rest_of_its_sequence(tmp_path: Path) -> N
 
 async def test_a_sequence_with_the_id_of_a_failed_one_is_sent(tmp_path: Path) -> None:
     """Only the rest of the failed sequence is skipped, not the next one with its id."""
-    parts = [Sequence(5, start=True), Sequence(5), Sequence(5, start=True), Sequence(5, end=True)]
+    parts = [
+        CallSequence(5, start=True),
+        CallSequence(5),
+        CallSequence(5, start=True),
+        CallSequence(5, end=True),
+    ]
     calls = calls_of(tmp_path, *(request(number, each) for number, each in enumerate(parts)))
     report = await replayed(ScriptedService(NotFound("gone"), reply(2), reply(3)), calls)
     assert report.sent == 3

@@ -14,12 +14,13 @@ import pytest
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.ir.texts import utc_text, visible
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.replay.differences import compare_captures
-from gateway.migration.report.blocks import html_page, markdown_page, visible
-from gateway.migration.report.report import ReportEvidence, ReportFacts, report_sections, utc_text
+from gateway.migration.report.blocks import html_page, markdown_page
+from gateway.migration.report.report import ReportEvidence, ReportFacts, report_sections
 from tests.unit.migration.captures.kit import recordable, recorder
 
 HOSTILE = "<script>alert(1)</script>|`x`](javascript:alert(1))\n# \u202ehttp://evil www.evil @all"

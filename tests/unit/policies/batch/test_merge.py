@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, SlicedData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, UpstreamProtocolError
@@ -77,7 +77,7 @@ def input_with(data: TensorData) -> Tensor:
         request(Tensor("x", Datatype.INT32, None, RawData(memoryview(b"1234")))),
         request(input_with(SlicedData(memoryview(b"12345678"), 0))),
         request(input_with(SharedMemoryData("region", 0, 8))),
-        request(ints(1), sequence=Sequence(7)),
+        request(ints(1), sequence=CallSequence(7)),
         request(ints(1), batch_size=1),
         request(ints(1), outputs=(RequestedOutput("y", shared=SharedMemoryData("region", 0, 8)),)),
     ],

@@ -19,8 +19,7 @@ from gateway.ir.calls import (
     ModelUnloadRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef, Need, Origin
-from gateway.ir.context import Sequence as Place
+from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     Cancelled,
@@ -351,7 +350,7 @@ async def test_request_that_fills_a_batch_is_sent_at_once() -> None:
 async def test_sequence_requests_are_never_merged() -> None:
     """Each request of a sequence is sent on its own."""
     bench = Bench(always=tenfold)
-    sequence = Place(7)
+    sequence = CallSequence(7)
     tasks = await bench.start(request(1, sequence=sequence), request(2, sequence=sequence))
     assert [[10], [20]] == await outcomes(tasks)
     assert 2 == len(bench.target.calls)

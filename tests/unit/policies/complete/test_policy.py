@@ -16,7 +16,7 @@ from gateway.ir.calls import (
     StreamInferRequest,
     inference_of,
 )
-from gateway.ir.context import Context, ModelRef, Need, Origin, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
@@ -193,7 +193,7 @@ async def test_servers_text_about_an_unknown_model_is_unchanged() -> None:
     assert text == caught.value.message
 
 
-LARGE = Sequence(1 << 63, start=True)
+LARGE = CallSequence(1 << 63, start=True)
 ID_TOO_LARGE = SequenceIdTooLarge("the id is too large")
 
 

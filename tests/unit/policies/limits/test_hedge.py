@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import GatewayError, Unavailable
 from gateway.policies.limits.hedge import Hedge, HedgeRules
 from gateway.policies.limits.policy import CallLimits
@@ -123,7 +123,7 @@ async def test_second_attempt_avoids_the_first_endpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [StreamInferRequest(model=M, request=CALL), CALL.changed(sequence=Sequence(1))]
+    "call", [StreamInferRequest(model=M, request=CALL), CALL.changed(sequence=CallSequence(1))]
 )
 async def test_streams_and_sequences_have_one_attempt(call: Any) -> None:
     """Only a stateless call with one reply can be sent twice."""

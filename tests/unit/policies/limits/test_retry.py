@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import InferRequest, InferResponse, ModelLoadRequest, StreamInferRequest
-from gateway.ir.context import Context, ModelRef, Origin, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef, Origin
 from gateway.ir.errors import (
     ConnectFailure,
     DeadlineExceeded,
@@ -249,7 +249,7 @@ async def test_call_that_may_have_run_is_not_retried(error: GatewayError) -> Non
 
 async def test_sequence_requests_are_not_retried() -> None:
     """No request of a sequence is sent twice, neither unary nor as a stream."""
-    call = CALL.changed(sequence=Sequence(1))
+    call = CALL.changed(sequence=CallSequence(1))
     service = ScriptedService(UNSENT, FakeStream([UNSENT]))
     retry, _ = retrying(service)
     with pytest.raises(NotSent):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import Context, ModelRef, Origin, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef, Origin
 from gateway.ir.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -54,7 +54,7 @@ def request(
 ) -> InferRequest:
     return InferRequest(
         model=ModelRef(model),
-        sequence=Sequence(number, **members),
+        sequence=CallSequence(number, **members),
         context=Context(metadata=(header,)),
     )
 

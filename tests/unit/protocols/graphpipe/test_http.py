@@ -22,7 +22,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
@@ -525,7 +525,7 @@ def test_calls_unsupported_by_graphpipe_are_rejected() -> None:
     classes = NAMED.changed(outputs=(RequestedOutput("y", 3),))
     stream = StreamInferRequest(request=NAMED)
     unknown: Call[Any] = stream
-    for call in (NAMED.changed(sequence=Sequence(1)), classes, stream):
+    for call in (NAMED.changed(sequence=CallSequence(1)), classes, stream):
         with pytest.raises(Unsupported):
             CODEC.encode_call(call)
     for name in (".", ".."):

@@ -14,7 +14,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import Context, ModelRef, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     ErrorCode,
@@ -220,7 +220,7 @@ def test_unusable_response_is_rejected(message: pb.GrpsMessage) -> None:
 def test_call_that_grps_cannot_represent_is_unsupported() -> None:
     """Sequences, dimensions over 32 bits and bytes that are not UTF-8 have no wire form."""
     calls = [
-        InferRequest(model=ModelRef("m"), sequence=Sequence(1)),
+        InferRequest(model=ModelRef("m"), sequence=CallSequence(1)),
         InferRequest(model=ModelRef("m"), inputs=(array_tensor("x", np.empty((0, 1 << 33))),)),
         InferRequest(model=ModelRef("m"), inputs=(items_tensor("x", (2,), [b"", b"\xff"]),)),
     ]

@@ -14,7 +14,7 @@ from gateway.ir.calls import (
     ModelReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import InvalidRequest, SequenceIdTooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.protocols.oip.grpc.codec import GrpcCodec
@@ -61,7 +61,7 @@ def test_other_versions_are_sent(
 def test_large_sequence_id_has_its_own_error_class(dialect: str) -> None:
     """After this error, `Complete` omits the id if the model has no sequences."""
     codec = GrpcCodec(DEFAULT_LIMITS, {"dialect": dialect})
-    request = InferRequest(model=ModelRef("m"), sequence=Sequence(1 << 63))
+    request = InferRequest(model=ModelRef("m"), sequence=CallSequence(1 << 63))
     for call in (request, StreamInferRequest(model=ModelRef("m"), request=request)):
         with pytest.raises(SequenceIdTooLarge, match=f"sequence_id.* is {1 << 63}"):
             codec.encode_call(call)

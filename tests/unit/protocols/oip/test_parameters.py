@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.ir.context import Sequence
+from gateway.ir.context import CallSequence
 from gateway.ir.errors import InvalidRequest, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.parameters import split_parameters
@@ -14,7 +14,7 @@ LIMITS = MessageLimits(name_bytes=8)
 
 def test_long_sequence_id_is_rejected() -> None:
     """Thousands of sequence ids are held in memory, so they have the length limit of names."""
-    assert Sequence("x" * 8) == split_parameters({"sequence_id": "x" * 8}, LIMITS).sequence
+    assert CallSequence("x" * 8) == split_parameters({"sequence_id": "x" * 8}, LIMITS).sequence
     with pytest.raises(TooLarge, match="'sequence_id' has 9 bytes, at most 8 are allowed"):
         split_parameters({"sequence_id": "x" * 9}, LIMITS)
 

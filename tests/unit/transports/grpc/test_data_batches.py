@@ -12,7 +12,7 @@ from gateway.ir.errors import GatewayError
 from gateway.transports.contract import GrpcFrontend, GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.grpc.server_connection import GrpcServerConnection
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.hpack import literal
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 
@@ -79,15 +79,15 @@ async def send_call(
     transport = RecordingTransport()
     connection.connection_made(transport)
     length_header = b"" if length is None else literal(b"content-length", b"%d" % length)
-    head = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, HEAD + length_header)
-    connection.data_received(h2.PREFACE + h2.settings([]) + head)
+    head = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, HEAD + length_header)
+    connection.data_received(frames.PREFACE + frames.settings([]) + head)
     granted, at, room = 0, 0, 65_535
     while at < len(body) and room > 0:
         sent = b""
         while at < len(body) and room >= min(FRAME, len(body) - at):
             piece = body[at : at + FRAME]
             at, room = at + len(piece), room - len(piece)
-            sent += h2.frame(h2.DATA, h2.END_STREAM if at == len(body) else 0, 1, piece)
+            sent += frames.frame(frames.DATA, frames.END_STREAM if at == len(body) else 0, 1, piece)
         seen = len(transport.written)
         for begin in range(0, len(sent), read):
             connection.data_received(sent[begin : begin + read])
@@ -107,7 +107,7 @@ def grants(data: bytes) -> int:
     total = at = 0
     while at < len(data):
         size, kind = int.from_bytes(data[at : at + 3], "big"), data[at + 3]
-        if kind == h2.WINDOW_UPDATE and data[at + 8] == 1:
+        if kind == frames.WINDOW_UPDATE and data[at + 8] == 1:
             total += int.from_bytes(data[at + 9 : at + 13], "big")
         at += 9 + size
     return total
@@ -141,4 +141,4 @@ async def test_a_body_unlike_its_content_length_resets_the_stream(wrong: int, re
     body = b"\0" + size.to_bytes(4, "big") + bytes(size)
     sizes, _, written = await send_call(body, read, len(body) + wrong)
     assert ([] if wrong else [size]) == sizes
-    assert (h2.reset(1, h2.PROTOCOL_ERROR) in written) == (wrong != 0)
+    assert (frames.reset(1, frames.PROTOCOL_ERROR) in written) == (wrong != 0)

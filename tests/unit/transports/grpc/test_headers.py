@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from gateway.transports.grpc.headers import (
     GrpcRequestHead,
     GrpcResponseHead,
-    only_block,
     read_request_head,
     read_response_head,
     request_block,
     status_of_http,
     trailers_block,
+    trailers_only_block,
     with_metadata,
 )
 from gateway.transports.http2.frames import Http2StreamError, MissingPseudoHeaders
@@ -67,7 +67,7 @@ def test_response_status_round_trip(status: GrpcStatus, details: str, metadata: 
     details = details.encode("utf-8", "replace").decode()
     expected = GrpcResponseHead(None, False, status, details, metadata, "identity")
     assert expected == read_response_head(fields(trailers_block(status, details, metadata)))
-    alone = read_response_head(fields(only_block(status, details, metadata)))
+    alone = read_response_head(fields(trailers_only_block(status, details, metadata)))
     assert isinstance(alone, GrpcResponseHead)
     assert (200, True, status, details) == (
         alone.http_status,

@@ -97,9 +97,9 @@ class Connected:
             slots=request_slots(
                 ServerLimits(requests_in_flight=16, requests_queued=4), self.budget
             ),
-            find=PathRouter([HttpMount(("/v2",), self.frontend)], None).find,
-            refused=lambda _error: None,
-            early=cut_through_limiter(server_limits),
+            handler_of=PathRouter([HttpMount(("/v2",), self.frontend)], None).find,
+            on_reject=lambda _error: None,
+            cut_through_limiter=cut_through_limiter(server_limits),
         )
         self.protocol = Http1ServerProtocol(listener, ConnectionCount(2, 2), reserve=False)
         self.socket = Socket()

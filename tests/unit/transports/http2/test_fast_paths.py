@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.transports.http2 import frames as h2
+from gateway.transports.http2 import frames
 from gateway.transports.http2.frames import Http2ConnectionError, frame
 from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.receiver import STREAM_WINDOW
@@ -16,20 +16,20 @@ from tests.unit.transports.http2.test_connection import ANSWER, BLOCK, PREFACE, 
 pytestmark = pytest.mark.usefixtures("build")
 
 BAD = literal(b"bad", b"1")
-END = h2.END_HEADERS | h2.END_STREAM
+END = frames.END_HEADERS | frames.END_STREAM
 
 
-def head(number: int, block: bytes, flags: int = h2.END_HEADERS) -> bytes:
-    return frame(h2.HEADERS, flags, number, block)
+def head(number: int, block: bytes, flags: int = frames.END_HEADERS) -> bytes:
+    return frame(frames.HEADERS, flags, number, block)
 
 
 def data(number: int, size: int, flags: int = 0) -> bytes:
-    return frame(h2.DATA, flags, number, b"x" * size)
+    return frame(frames.DATA, flags, number, b"x" * size)
 
 
 def call(number: int, block: bytes = BLOCK, size: int = 9) -> bytes:
     """Return a whole call."""
-    return head(number, block) + data(number, size, h2.END_STREAM)
+    return head(number, block) + data(number, size, frames.END_STREAM)
 
 
 def response(number: int, begin: bytes = ANSWER, size: int = 9, end: bytes = TRAILERS) -> bytes:
@@ -48,13 +48,14 @@ CALLS = {
     "larger than the window": call(1, size=STREAM_WINDOW + 1),
     "too many streams": call(1) + call(3) + call(5) + call(7) + call(9),
     "more than the connection's window": b"".join(call(n, size=60_000) for n in range(1, 5, 2)) * 9,
-    "in long frames": head(1, BLOCK) + data(1, 9000) * 4 + data(1, 9, h2.END_STREAM) + call(3),
+    "in long frames": head(1, BLOCK) + data(1, 9000) * 4 + data(1, 9, frames.END_STREAM) + call(3),
     "two in long frames": head(1, BLOCK) + head(3, BLOCK) + (data(1, 9000) + data(3, 9000) * 2) * 3,
     "long frames beyond the window": head(1, BLOCK) + data(1, 9000) * 8,
     "long frames after the end": call(1) + data(1, 9000) * 3,
-    "half": head(1, BLOCK) + data(1, 9) + data(1, 0, h2.END_STREAM),
-    "of two": head(1, BLOCK) + data(3, 9, h2.END_STREAM) + data(1, 9, h2.END_STREAM),
-    "padded": head(1, BLOCK) + frame(h2.DATA, h2.END_STREAM | h2.PADDED, 1, b"\2abc\0\0"),
+    "half": head(1, BLOCK) + data(1, 9) + data(1, 0, frames.END_STREAM),
+    "of two": head(1, BLOCK) + data(3, 9, frames.END_STREAM) + data(1, 9, frames.END_STREAM),
+    "padded": head(1, BLOCK)
+    + frame(frames.DATA, frames.END_STREAM | frames.PADDED, 1, b"\2abc\0\0"),
     "table": call(1, BLOCK + b"\x40\1a\1b") + call(3, BLOCK + b"\xbe"),
 }
 ANSWERS = {
@@ -68,7 +69,7 @@ ANSWERS = {
     "larger than the window": response(1, size=STREAM_WINDOW + 1),
     "two messages": head(1, ANSWER) + data(1, 9) + data(1, 9) + head(1, TRAILERS, END),
     "in long frames": head(1, ANSWER) + data(1, 9000) * 4 + head(1, TRAILERS, END) + response(3),
-    "no trailers": head(1, ANSWER) + data(1, 9, h2.END_STREAM),
+    "no trailers": head(1, ANSWER) + data(1, 9, frames.END_STREAM),
     "of two": head(1, ANSWER) + data(3, 9) + head(1, TRAILERS, END),
     "not the last": head(1, ANSWER) + data(1, 9) + head(1, TRAILERS) + head(1, TRAILERS, END),
     "table": response(1, begin=ANSWER + b"\x40\1a\1b") + response(3, end=TRAILERS + b"\xbe"),
@@ -83,7 +84,7 @@ def replay(sent: bytes, size: int, *, client: bool) -> Any:
 def replay_pieces(pieces: Iterable[bytes], *, client: bool) -> Any:
     """Feed *pieces*; return the events, state, output and error."""
     seen = Seen(client=client, streams=4)
-    seen.core.feed(h2.settings([]) if client else PREFACE)
+    seen.core.feed(frames.settings([]) if client else PREFACE)
     if client:
         for _ in range(3):
             seen.core.writer.send(seen.core.open(None), BLOCK, [b"hi"], None)
@@ -114,10 +115,10 @@ def test_a_response_in_one_read_equals_one_in_pieces(name: str) -> None:
 def test_a_response_with_malformed_trailers_is_reset() -> None:
     """In one read, the reset is the only event of the stream."""
     log, of, streams, output, fault = replay(ANSWERS["bad trailers"], 1000, client=True)
-    assert ("reset", 1, h2.PROTOCOL_ERROR) == log[1]
+    assert ("reset", 1, frames.PROTOCOL_ERROR) == log[1]
     assert {3: b"x" * 9} == of
     assert [5] == streams
-    assert h2.reset(1, h2.PROTOCOL_ERROR) == output
+    assert frames.reset(1, frames.PROTOCOL_ERROR) == output
     assert fault is None
 
 
@@ -125,7 +126,7 @@ def test_a_message_in_one_read_is_a_single_event() -> None:
     """Whole calls and responses are delivered complete, also with cached headers."""
     for client, sent in ((False, CALLS["several"]), (True, ANSWERS["several"])):
         seen = Seen(client=client)
-        seen.core.feed(h2.settings([]) if client else PREFACE)
+        seen.core.feed(frames.settings([]) if client else PREFACE)
         if client:
             for _ in range(3):
                 seen.core.writer.send(seen.core.open(None), BLOCK, [b"hi"], None)

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.ir.calls import InferRequest, InferResponse, ServerReadyRequest, StreamInferRequest
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Overloaded, QueueTimeout
 from gateway.policies.limits.adaptive import overload as overload_limit
 from gateway.policies.limits.adaptive.overload import OverloadLimit
@@ -118,7 +118,7 @@ async def test_streams_sequences_and_health_calls_are_not_limited() -> None:
     overload = Overload()
     await overload.grow(until=80)
     limited, sent = overload.limited, len(overload.service.waiting)
-    sequence = await overload.start(CALL.changed(sequence=Sequence(1, start=True)))
+    sequence = await overload.start(CALL.changed(sequence=CallSequence(1, start=True)))
     assert sent + 1 == len(overload.service.waiting)
     readiness = asyncio.ensure_future(limited(ServerReadyRequest()))
     stream = asyncio.ensure_future(limited(StreamInferRequest(model=M, request=CALL)))

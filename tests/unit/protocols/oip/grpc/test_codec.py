@@ -12,7 +12,7 @@ from gateway.ir.calls import (
     InferResponse,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Origin, Sequence
+from gateway.ir.context import CallSequence, ModelRef, Origin
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import (
     ERROR_CLASSES,
@@ -110,7 +110,7 @@ def test_reserved_parameters_become_fields_of_the_call() -> None:
     found = read(infer(pb.ModelInferRequest(model_name="m", parameters=parameters)))
     assert InferRequest(
         model=M,
-        sequence=Sequence("s-1", start=True),
+        sequence=CallSequence("s-1", start=True),
         priority=2,
         timeout_us=7,
         parameters={"k": 2**64 - 1},

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import ModelRef, Sequence
+from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, MalformedMessage
 from gateway.ir.limits import DEFAULT_LIMITS
@@ -40,7 +40,7 @@ def encoded(write: Any, call: InferRequest) -> Any:
         {"id": "abc"},
         {"outputs": (RequestedOutput("Y"),)},
         {"outputs": (RequestedOutput("Y", classes=2),)},
-        {"sequence": Sequence("s", start=True)},
+        {"sequence": CallSequence("s", start=True)},
         {"priority": 2},
         {"timeout_us": 5},
         {"parameters": {"k": 0.5}},

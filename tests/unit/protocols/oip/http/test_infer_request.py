@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.context import Sequence
+from gateway.ir.context import CallSequence
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidRequest, TooLarge
@@ -362,7 +362,7 @@ def test_parameters_of_every_type() -> None:
         "s": "é",
     }
     call = decode(post({"inputs": [X_JSON], "parameters": parameters}))
-    assert Sequence(2**64 - 1, end=True) == call.sequence
+    assert CallSequence(2**64 - 1, end=True) == call.sequence
     assert (1, 5) == (call.priority, call.timeout_us)
     assert {"i": -(2**63), "f": 1.0, "b": False, "s": "é"} == call.parameters
     assert isinstance(call.parameters["f"], float)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import Context, ModelRef, Origin, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef, Origin
 from gateway.ir.data import RawData, SharedMemoryData
 from gateway.ir.errors import (
     Decoupled,
@@ -96,7 +96,7 @@ def test_members_of_parameters_become_flat_members() -> None:
     )
     assert {"text": "t", "list": (1, 2.5, True), "stop": "x"} == call.flat_members
     assert ("9", 3, 5) == (call.id, call.priority, call.timeout_us)
-    assert Sequence("s", end=True) == call.sequence
+    assert CallSequence("s", end=True) == call.sequence
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import orjson
 import pytest
 
-from gateway.concurrency.offload import inline
+from gateway.concurrency.offload import run_bounded_on_loop
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Parameters
 from gateway.ir.data import RawData, SharedMemoryData
@@ -276,7 +276,7 @@ def test_long_texts_are_not_written_on_the_event_loop() -> None:
     )
     for tensor in (raw, items_tensor("x", (1,), [bytes(4 << 20)])):
         with pytest.raises(LongWork):
-            inline(elements_text, "output", tensor, "")
+            run_bounded_on_loop(elements_text, "output", tensor, "")
 
 
 def test_long_pieces_are_not_copied() -> None:

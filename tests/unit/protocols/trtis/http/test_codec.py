@@ -22,7 +22,7 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Need, Origin, Sequence
+from gateway.ir.context import CallSequence, ModelRef, Need, Origin
 from gateway.ir.data import RawData, SharedMemoryData, SlicedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
@@ -539,7 +539,7 @@ def test_sequence_and_schedule_are_decoded() -> None:
     """Correlation id, flags, priority and timeout reach the call; flags alone do nothing."""
     header = "batch_size: 1 correlation_id: 9223372036854775813 flags: 1 priority: 2 timeout_microseconds: 7"
     found = CODEC.decode_call(post(header))
-    assert found.sequence == Sequence(2**63 + 5, start=True, end=False)
+    assert found.sequence == CallSequence(2**63 + 5, start=True, end=False)
     assert (found.priority, found.timeout_us) == (2, 7)
     assert CODEC.decode_call(post("batch_size: 1 flags: 3")).sequence is None
 

@@ -21,7 +21,7 @@ from gateway.ir.calls import (
     SharedRegisterRequest,
     SharedUnregisterRequest,
 )
-from gateway.ir.context import Context, ModelRef, Need, Sequence
+from gateway.ir.context import CallSequence, Context, ModelRef, Need
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
@@ -108,7 +108,7 @@ def test_text_sequences_become_numbers() -> None:
     """A text becomes the same number every time, and another text another number."""
     ids = []
     for text in ("a", "a", "b", "\ud800"):
-        wire = CODEC.encode_call(CALL.changed(sequence=Sequence(text)))
+        wire = CODEC.encode_call(CALL.changed(sequence=CallSequence(text)))
         ids.append((wire.headers.get("nv-inferrequest") or "").split("correlation_id: ")[1])
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
@@ -139,7 +139,7 @@ def test_only_decimal_ids_are_sent(text: str, sent: bool) -> None:
         (CALL.changed(inputs=(Tensor("x", None, (2,), X.data),)), "no name, datatype or shape"),
         (CALL.changed(inputs=(raw("x", Datatype.BF16, (4,), X_RAW),)), "BF16"),
         (CALL.changed(inputs=(raw("\ud800", Datatype.INT32, (2,), X_RAW),)), "cannot be written"),
-        (CALL.changed(sequence=Sequence(2**64)), "sequence"),
+        (CALL.changed(sequence=CallSequence(2**64)), "sequence"),
         (ModelReadyRequest(), "names no model"),
         (ModelLoadRequest(), "names no model"),
         (ModelLoadRequest(model=M, parameters={"config": "{}"}), "has the parameter 'config'"),

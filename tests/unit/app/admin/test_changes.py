@@ -6,53 +6,48 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.admin.access import AdminAccess
-from gateway.app.admin.control import Control, control_of
+from gateway.app.admin.router import AdminRouter
 from gateway.app.reload import Reloader
 from gateway.config.load import LoadedConfig, load_text
-from gateway.ir.context import Client
-from gateway.wire.http import Headers, HttpRequest
+from tests.admin_kit import Reply, ask, router_of
 
-LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nupstreams: {a: {url: 'http://b:1'}}\n")
 HERE = "127.0.0.1"
 
 
-def control(*, token: str | None = None, remote_changes: bool = False) -> Control:
-    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
-        return {}
-
-    reloader = Reloader(lambda: LOADED, LOADED, apply, clock=lambda: 5.0)
-    return Control(reloader, AdminAccess(token, remote_changes=remote_changes))
+def served(admin: str = "{}") -> AdminRouter:
+    text = "version: 1\nlisteners: [{http: 8000}]\nupstreams: {a: {url: 'http://b:1'}}\n"
+    return router_of(f"{text}admin: {admin}\n")
 
 
-def post(path: str, body: str = "", address: str = HERE, origin: str = "") -> HttpRequest:
-    headers = Headers([("Origin", origin)] if origin else [])
-    return HttpRequest("POST", path, "", headers, (body.encode(),), client=Client(address))
+async def post(
+    router: AdminRouter, path: str, body: str = "", address: str = HERE, **headers: str
+) -> Reply:
+    return await ask(router, path, "POST", body.encode(), address=address, headers=headers)
 
 
 @pytest.mark.parametrize(
     ("address", "remote_changes", "expected"),
     [
-        ("127.0.0.1", False, 200),
-        ("::1", False, 200),
-        ("::ffff:127.0.0.1", False, 200),
-        ("10.0.0.1", False, 403),
-        ("::ffff:10.0.0.1", False, 403),
-        ("", False, 403),
-        ("10.0.0.1", True, 200),
+        ("127.0.0.1", "false", 200),
+        ("::1", "false", 200),
+        ("::ffff:127.0.0.1", "false", 200),
+        ("10.0.0.1", "false", 403),
+        ("::ffff:10.0.0.1", "false", 403),
+        ("", "false", 403),
+        ("10.0.0.1", "true", 200),
     ],
 )
 async def test_remote_changes_are_forbidden_by_default(
-    address: str, remote_changes: bool, expected: int
+    address: str, remote_changes: str, expected: int
 ) -> None:
     """`remote_changes` permits them."""
-    page = control(remote_changes=remote_changes)
-    assert (await page(post("/reload", address=address)))[0] == expected
+    router = served(f"{{remote_changes: {remote_changes}}}")
+    assert expected == (await post(router, "/reload", address=address)).status
 
 
 async def test_cross_origin_requests_are_forbidden() -> None:
     """A browser sends the origin of the page with a request."""
-    assert (await control()(post("/reload", origin="http://example.com")))[0] == 403
+    assert 403 == (await post(served(), "/reload", origin="http://example.com")).status
 
 
 @pytest.mark.parametrize(
@@ -74,26 +69,25 @@ async def test_change_requests_return_the_result_or_an_error(
     path: str, body: str, expected: int, text: str | None
 ) -> None:
     """The response has the changes in force, or an error with its cause."""
-    status, document = await control()(post(path, body))
-    assert status == expected
+    reply = await post(served(), path, body)
+    assert expected == reply.status
     if text is None:
-        assert document["changes"]["drained"] == ["a/b:1"]
+        assert ["a/b:1"] == reply.document["changes"]["drained"]
     else:
-        assert text in document["error"]
+        assert text in reply.document["error"]
 
 
 @pytest.mark.parametrize("path", ["/config", "/stock", "/capture"])
 async def test_gateway_pages_check_host_and_token(path: str) -> None:
     """They show the data of `/api/v1/`, and need the same host and token."""
-    service = control(token="t")
+    router = served("{token: 0123456789abcdef}")
 
     async def status(host: str, address: str, **headers: str) -> int:
-        fields = Headers([("Host", host), *headers.items()])
-        wire = HttpRequest("GET", path, "", fields, (), client=Client(address))
-        return (await service(wire))[0]
+        return (await ask(router, path, address=address, headers={"Host": host, **headers})).status
 
+    right = {"authorization": "Bearer 0123456789abcdef"}
     assert await status("localhost", HERE) in {200, 404}
-    assert await status("10.0.0.2:9901", "10.0.0.1", authorization="Bearer t") in {200, 404}
+    assert await status("10.0.0.2:9901", "10.0.0.1", **right) in {200, 404}
     assert await status("10.0.0.2:9901", "10.0.0.1") == 401
     assert await status("evil.example", HERE) == 403
 
@@ -110,12 +104,11 @@ async def test_a_reload_reads_the_file_of_the_token_again(tmp_path: Path) -> Non
     def load() -> LoadedConfig:
         return load_text(text, directory=tmp_path)
 
-    page = control_of(load().config, Reloader(load, load(), apply))
+    router = router_of(load(), reloader=Reloader(load, load(), apply))
 
     async def status(token: str) -> int:
-        headers = Headers([("authorization", f"Bearer {token}")])
-        wire = HttpRequest("POST", "/reload", "", headers, (b"",), client=Client("10.0.0.1"))
-        return (await page(wire))[0]
+        headers = {"authorization": f"Bearer {token}"}
+        return (await post(router, "/reload", address="10.0.0.1", **headers)).status
 
     secret.write_text("new-token-0123456789")
     assert 403 == await status("new-token-0123456789")

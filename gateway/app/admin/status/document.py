@@ -1,11 +1,10 @@
-"""The status of the gateway as one document, and as a page for a browser.
+"""The parts of the status document.
 
 It shows what the process knows without asking anybody: routes, upstreams with their endpoints,
 limits in use, and the latest warnings. It holds no payloads and no secrets.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.app.route_rules import target_name
@@ -17,8 +16,6 @@ from gateway.telemetry.gauges import LabelledGauges
 from gateway.telemetry.upstream_metrics import AttemptMetrics
 
 Document = dict[str, Any]
-Status = Callable[[], Awaitable[Document]]
-"""Returns the status."""
 
 _SHOWN: Final = ("gateway_route_in_flight", "gateway_route_queued", "gateway_connections")
 
@@ -141,75 +138,3 @@ def gauge_entries(gauges: LabelledGauges) -> Document:
                 ",".join(sample.labels.values()): sample.value for sample in metric.samples
             }
     return found
-
-
-def readiness_document(status: Document) -> Document:
-    """Return the part of a status that tells why the gateway is ready, or not."""
-    missing = [route for route in status["routes"] if not route["ready"]]
-    return {
-        "ready": status["ready"],
-        "reason": status["reason"],
-        "missing": [
-            {key: route[key] for key in ("name", "required", "reason")} for route in missing
-        ],
-    }
-
-
-def status_page(status: Document) -> str:
-    """Return the status as a page of HTML, without scripts."""
-    head = {key: status[key] for key in ("version", "ready", "reason", "started", "config")}
-    sections = [
-        _table("Gateway", [{"what": key, "value": value} for key, value in head.items()]),
-        _table("Listeners", [{"name": n, "address": a} for n, a in status["listeners"].items()]),
-        _table("Routes", status["routes"]),
-        _table("Endpoints", list(_flat_endpoints(status))),
-        _table(
-            "Limits in use",
-            [{"what": key, "value": value} for key, value in status["limits"].items()],
-        ),
-        _table("Changed at run time", [{"what": each} for each in _runtime_lines(status)]),
-        _table("Latest warnings", list(reversed(status["warnings"]))),
-    ]
-    return (
-        "<!doctype html><html lang=en><head><meta charset=utf-8><title>Tensor Gateway</title>"
-        f"<style>{_STYLE}</style></head><body>{''.join(sections)}</body></html>"
-    )
-
-
-def _runtime_lines(status: Document) -> Sequence[str]:
-    lines: Sequence[str] = status.get("runtime", {}).get("lines", ())
-    return lines
-
-
-_STYLE: Final = (
-    "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse;margin-bottom:2em}"
-    "td,th{border:1px solid #bbb;padding:4px 8px;text-align:left;vertical-align:top}"
-)
-
-
-def _flat_endpoints(status: Document) -> Iterator[Document]:
-    for upstream in status["upstreams"]:
-        for endpoint in upstream["endpoints"]:
-            yield {"upstream": upstream["name"], **endpoint}
-
-
-def _table(title: str, rows: Sequence[Document]) -> str:
-    if not rows:
-        return f"<h2>{escape(title)}</h2><p>none</p>"
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_cell(row.get(column, ''))}</td>" for column in columns) + "</tr>"
-        for row in rows
-    )
-    return f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table>"
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return "<br>".join(escape(str(each)) for each in value)
-    if isinstance(value, dict):
-        return "<br>".join(f"{escape(str(key))}: {escape(str(it))}" for key, it in value.items())
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return escape(str(value))

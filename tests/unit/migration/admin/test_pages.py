@@ -1,18 +1,19 @@
-"""The buttons of the admin pages."""
+"""The buttons and guards on the pages of migrations."""
 
 from __future__ import annotations
 
 import pytest
 
-from gateway.app.admin.api import guards_of
-from gateway.app.admin.pages import _commands
-from gateway.migration.cutover.steps import COMMANDS, Phase
+from gateway.migration.admin.migrations.documents import guards_of
+from gateway.migration.admin.migrations.pages import offered_commands
+from gateway.migration.cutover.states import Phase
+from gateway.migration.cutover.steps import COMMANDS
 
 
 @pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
 def test_buttons_offer_only_accepted_commands(phase: Phase) -> None:
     """Each phase of a cut-over shows buttons only for commands that the phase accepts."""
-    offered = {name for name, _, _ in _commands(phase.value)}
+    offered = {name for name, _, _ in offered_commands(phase.value)}
     assert offered <= {name for name, (phases, _) in COMMANDS.items() if phase in phases}
 
 

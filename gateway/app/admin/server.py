@@ -1,0 +1,121 @@
+"""The servers of the admin port, and of the port that has the metrics alone."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from gateway.app.admin import metrics
+from gateway.app.admin.access import access_of, change_access
+from gateway.app.admin.router import ROUTES, AdminRouter
+from gateway.app.admin.running import RunningGateway
+from gateway.app.errors import reason_of
+from gateway.app.transports import http_alpn
+from gateway.config.models import AdminConfig, Config
+from gateway.settings.units import Address
+from gateway.transports.admission import MemoryBudget
+from gateway.transports.contract import HttpMount, Server, ServerLimits
+from gateway.transports.http1.server import HttpServer
+from gateway.transports.net.tls_files import TlsFiles
+
+log = structlog.get_logger(__name__)
+
+PAGE_DRAIN_S: Final = 1.0
+"""Longest time for the pages that are being read when another gateway takes over."""
+
+_MIB: Final = 1 << 20
+
+
+def admin_routers(admin: AdminConfig, gateway: RunningGateway) -> dict[str, AdminRouter]:
+    """Return what serves the admin port and the port of the metrics: "admin", "metrics".
+
+    A reload changes who has access.
+
+    Raises:
+        ValueError: Two routes have one path and method.
+    """
+    access = access_of(admin)
+    if gateway.is_complete:
+        routes = (*ROUTES, *gateway.routes)
+        gateway.reloader.on_applied = lambda config: change_access(access, _admin_of(config))
+    else:
+        routes = tuple(route for route in ROUTES if route.open in _ALWAYS)
+    return {
+        "admin": AdminRouter(gateway, routes, access),
+        "metrics": AdminRouter(gateway, metrics.ROUTES, access),
+    }
+
+
+# The groups of routes that need no configuration to show.
+_ALWAYS: Final = frozenset({"metrics", "probes", "status"})
+
+
+def _admin_of(config: Config) -> AdminConfig:
+    return config.admin or AdminConfig()
+
+
+async def start_pages(
+    admin: AdminConfig | None,
+    gateway: RunningGateway,
+    *,
+    tls: TlsFiles | None = None,
+    reuse_port: bool = False,
+) -> dict[str, Server]:
+    """Start the admin port and return its servers by name: "admin", "metrics".
+
+    Args:
+        admin: Their addresses. None for the default ones; a default address in use is skipped.
+        gateway: What they show.
+        tls: The TLS files; None for no TLS.
+        reuse_port: Share the addresses with another gateway.
+
+    Raises:
+        OSError: The gateway cannot listen on an address of the configuration.
+        ValueError: Two routes have one path and method.
+    """
+    config = AdminConfig() if admin is None else admin
+    addresses = {"admin": config.address, "metrics": config.metrics}
+    configured = set() if admin is None else admin.model_fields_set
+    started: dict[str, Server] = {}
+    for name, router in admin_routers(config, gateway).items():
+        address = addresses[name]
+        if address is None:
+            continue
+        server = _server(address, router, tls, reuse_port=reuse_port)
+        try:
+            await server.start()
+        except OSError as error:
+            if ("address" if name == "admin" else name) in configured:
+                for other in started.values():
+                    await other.stop()
+                raise OSError(f"{name}: {reason_of(error)}") from error
+            _log_unstarted(name, address, error, started)  # it must not stop the data listeners
+            continue
+        started[name] = server
+    return started
+
+
+def _log_unstarted(
+    name: str, address: Address, error: OSError, started: Mapping[str, Server]
+) -> None:
+    """Log that a default address is in use, as that of the metrics is next to a Triton."""
+    if name == "metrics" and "admin" in started:
+        instead = f"http://{started['admin'].address}/metrics"
+        log.info("port of the metrics is in use", address=str(address), instead=instead)
+        return
+    log.warning("admin page not started", page=name, address=str(address), reason=str(error))
+
+
+def _server(
+    address: Address, router: AdminRouter, tls: TlsFiles | None, *, reuse_port: bool
+) -> Server:
+    return HttpServer(
+        address.host,
+        address.port,
+        tls=None if tls is None else tls.context(*http_alpn("native")),
+        mounts=[HttpMount(("",), router)],
+        limits=ServerLimits(message_bytes=_MIB, connections=64, connections_per_address=64),
+        budget=MemoryBudget(8 * _MIB),
+        reserve=True,
+        reuse_port=reuse_port,
+    )

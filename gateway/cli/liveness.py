@@ -1,0 +1,73 @@
+"""Asks the admin port of a gateway whether it is alive: `gateway health --live [HOST:PORT]`.
+
+A container asks every few seconds, so it imports neither typer nor another module of the gateway.
+A dead model server does not matter: /livez is about the process of the gateway alone.
+"""
+
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+DEFAULT_ADMIN: Final = "127.0.0.1:9901"
+TIMEOUT_S: Final = 5.0
+
+_SCHEME: Final = "http://"
+_OK: Final = b" 200 "
+_STATUS_BYTES: Final = 13  # "HTTP/1.1 200 "
+_LEAST_PORT: Final = 1
+_LAST_PORT: Final = 65_535
+
+
+def live_address(arguments: Sequence[str]) -> str | None:
+    """Return the address that `health --live [HOST:PORT]` asks; None for other arguments."""
+    if arguments[:2] != ["health", "--live"] or len(arguments) > 3:  # noqa: PLR2004  # and the address
+        return None
+    address = arguments[2] if arguments[2:] else DEFAULT_ADMIN
+    return None if address.startswith("-") else address
+
+
+def run_live(address: str, timeout_s: float = TIMEOUT_S) -> int:
+    """Ask, print the result, and return the exit status: 0 live, 1 not live, 2 usage error."""
+    try:
+        host, port = _host_and_port(address)
+    except ValueError:
+        message = f"address of the admin port is {address!r}; expected HOST:PORT"
+        sys.stderr.write(f"gateway: {message}\n")
+        return 2
+    try:
+        is_live = ask_live(host, port, timeout_s)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        sys.stderr.write(f"gateway: no admin port of a gateway at {address}: {reason}\n")
+        return 1
+    sys.stdout.write("live\n" if is_live else "not live\n")
+    return 0 if is_live else 1
+
+
+def ask_live(host: str, port: int, timeout_s: float) -> bool:
+    """Return whether the admin port responds to /livez with status 200.
+
+    Raises:
+        OSError: It cannot be reached, or does not respond in time.
+    """
+    request = f"GET /livez HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+    with socket.create_connection((host, port), timeout_s) as sock:
+        sock.sendall(request.encode())
+        head = b""
+        while len(head) < _STATUS_BYTES:
+            received = sock.recv(_STATUS_BYTES - len(head))
+            if not received:
+                break
+            head += received
+    return head.startswith(b"HTTP/1.") and head.endswith(_OK)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix(_SCHEME).rstrip("/").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdecimal():
+        raise ValueError(address)
+    if not _LEAST_PORT <= int(port) <= _LAST_PORT:
+        raise ValueError(address)
+    return host, int(port)

@@ -1,0 +1,144 @@
+"""The table of routes of the admin port: matching, methods, and routes of extensions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.api.admin import AdminNeed, AdminRequest, AdminResult, AdminRoute, Json, Page, Redirect
+from gateway.api.extension import LeadingPart
+from gateway.app.admin.router import ROUTES, AdminRouter
+from gateway.app.parts import LeadingParts
+from gateway.migration.admin import MigrationPages
+from tests.admin_kit import ask, router_of
+
+CONFIG = "version: 1\nlisteners: [{http: 8000}]\nupstreams: {a: {url: 'http://b:1'}}\n"
+
+
+class Part(LeadingPart):
+    """The leading part of an extension that has routes alone."""
+
+    def __init__(self, *routes: AdminRoute) -> None:
+        self._routes = routes
+
+    @property
+    def routes(self) -> tuple[AdminRoute, ...]:
+        """The routes."""
+        return self._routes
+
+
+def served(*routes: AdminRoute) -> AdminRouter:
+    return router_of(CONFIG, LeadingParts({"own": Part(*routes)}))
+
+
+def route(path: str, handle: Callable[[AdminRequest], Awaitable[AdminResult]]) -> AdminRoute:
+    return AdminRoute(path=path, handle=handle, summary="Of a test.")
+
+
+async def echo(request: AdminRequest) -> Json:
+    return Json([request.method, dict(request.names), dict(request.query), request.headers["x-a"]])
+
+
+async def test_a_route_of_an_extension_gets_its_names_and_query() -> None:
+    """Segments are decoded, and of a repeated field the first counts."""
+    router = served(route("/api/v1/toys/{name}/parts/{part}", echo))
+    headers = {"Host": "localhost", "X-A": "1", "x-a": "2"}
+    reply = await ask(
+        router, "/api/v1/toys/a%2Fb/parts/c", "HEAD", query="as=x&flag", headers=headers
+    )
+    assert ["HEAD", {"name": "a/b", "part": "c"}, {"as": "x", "flag": ""}, "1"] == reply.document
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status", "text"),
+    [
+        ("/nothing", "GET", 404, "expected one of /metrics, /livez, /readyz, /status, /config"),
+        ("/api/v1/nothing", "GET", 404, "/api/v1/status"),
+        ("/api/v1/toys/{name}", "GET", 200, ""),
+        ("/metrics", "POST", 405, "method 'POST' is not allowed; expected GET"),
+        ("/reload", "GET", 405, "method 'GET' is not allowed; expected POST"),
+        ("/ui/", "POST", 405, "expected GET"),
+        ("/api/v1/events", "HEAD", 405, "expected GET"),
+    ],
+)
+async def test_unknown_paths_and_methods_are_refused(
+    path: str, method: str, status: int, text: str
+) -> None:
+    """The text names what is expected; a path that looks like a pattern is a path."""
+
+    async def named(request: AdminRequest) -> Json:
+        assert {"name": "{name}"} == request.names
+        return Json({"error": ""})
+
+    reply = await ask(served(route("/api/v1/toys/{name}", named)), path, method)
+    assert (status, True) == (reply.status, text in reply.document["error"])
+
+
+async def test_a_route_that_raises_costs_its_request_alone() -> None:
+    """The log has the path and the traceback, and the response no text of the exception."""
+
+    async def fail(_request: AdminRequest) -> Json:
+        raise RuntimeError("of the extension")
+
+    with capture_logs() as logs:
+        reply = await ask(served(route("/toys", fail)), "/toys")
+    assert (500, {"error": "internal error: RuntimeError"}) == (reply.status, reply.document)
+    assert [("internal error", "/toys")] == [(each["event"], each["path"]) for each in logs]
+
+
+async def test_an_extension_has_pages_with_the_frame_of_all_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its template stands beside its module, is escaped, and its name is in the menu."""
+    template = "{% extends 'base.html' %}{% block content %}<p>{{ text }}</p>{% endblock %}"
+    (tmp_path / "toys").mkdir()
+    (tmp_path / "toys" / "page.html").write_text(template)
+    module = ModuleType("toys_of_a_package")
+    module.__file__ = str(tmp_path / "toys" / "__init__.py")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    async def show(_request: AdminRequest) -> Page:
+        return Page("toys/page.html", {"text": "<b>"})
+
+    show.__module__ = module.__name__
+    own = AdminRoute(path="/ui/toys", handle=show, summary="Of a test.", menu="Toys")
+    reply = await ask(served(own), "/ui/toys")
+    page = reply.body.decode()
+    assert "<h1>Toys</h1>" in page
+    assert '<li><a href="/ui/toys" aria-current="page">Toys</a></li>' in page
+    assert "<p>&lt;b&gt;</p>" in page
+    assert (reply.headers.get("content-security-policy") or "").startswith("default-src 'none'")
+
+
+async def test_a_redirect_names_the_path() -> None:
+    """The request of the browser is repeated there."""
+
+    async def elsewhere(_request: AdminRequest) -> Redirect:
+        return Redirect("/ui/")
+
+    reply = await ask(served(route("/toys", elsewhere)), "/toys")
+    assert (307, "/ui/") == (reply.status, reply.headers.get("location"))
+
+
+def test_two_routes_of_one_path_and_method_are_an_error() -> None:
+    """An extension cannot replace a route of the gateway."""
+    with pytest.raises(ValueError, match="two admin routes for GET /metrics; expected one"):
+        served(route("/metrics", echo))
+
+
+@pytest.mark.parametrize("each", [*ROUTES, *MigrationPages().routes], ids=lambda it: it.path)
+def test_each_route_needs_the_role_of_what_it_does(each: AdminRoute) -> None:
+    """Changes need `operate`; cut-overs and payloads need `migrate`; all else is `read`."""
+    expected = AdminNeed.READ
+    if each.path.startswith(("/reload", "/upstream/", "/route/", "/capture/")):
+        expected = AdminNeed.OPERATE
+    elif each.path.startswith("/api/v1/migrations/{name}/") and not each.path.endswith("verdict"):
+        expected = AdminNeed.MIGRATE
+    assert expected is each.need
+    assert each.need is AdminNeed.READ or not each.open
+    assert each.method == "GET" or each.need is not AdminNeed.READ or each.open == "verdict"
