@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from gateway.concurrency.offload import wherever
+from gateway.concurrency.offload import run_bounded
 from gateway.ir.calls import InferResponse
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember
@@ -82,7 +82,7 @@ async def embed(run: TaskRun, task: Embed) -> InferResponse:
         part, datatype = _rows_of(model, output_of(model, reply, output.name), len(chosen))
         tokens += count_tokens(model, reply, form.tokens)
         parts.append(part)
-    found = await wherever(_finish, model, task, form, parts, datatype)
+    found = await run_bounded(_finish, model, task, form, parts, datatype)
     return task_reply(run, found, tokens if form.tokens else None)
 
 
@@ -97,7 +97,7 @@ async def _embed_tokens(
     if is_ids(inputs[0]):
         ends = np.cumsum(as_numpy(inputs[1]))[:-1]
         ids = np.split(as_numpy(inputs[0]), ends)
-        rows = await wherever(tokenizer.check_ids, ids, run.ref)
+        rows = await run_bounded(tokenizer.check_ids, ids, run.ref)
     else:
         texts = [prefix + bytes(text).decode() for text in texts_of(inputs[0])]
         rows = await tokenizer.encode(texts, run.ref, "input")
@@ -105,8 +105,8 @@ async def _embed_tokens(
     async with aclosing(run_tokens(run, model, rows, tokens, output)) as calls:
         async for states, kind, places in calls:
             datatype = kind
-            parts.append(await wherever(pool_output, model, states, pooling, places))
-    found = await wherever(_finish, model, task, form, parts, datatype)
+            parts.append(await run_bounded(pool_output, model, states, pooling, places))
+    found = await run_bounded(_finish, model, task, form, parts, datatype)
     return task_reply(run, found, sum(len(row.ids) for row in rows))
 
 
@@ -133,7 +133,7 @@ async def run_tokens(
     fixed = form.fixed_length or fixed
     for piece in pieces(rows, most, form.max_total_tokens):
         length = max([fixed or 0, *(len(row.ids) for row in piece)])
-        padding = await wherever(
+        padding = await run_bounded(
             partial(pad_rows, piece, length, tokenizer.pad_id, left=form.pads_left)
         )
         inputs = [_token_tensor(model, ids, padding.ids)]

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from gateway.concurrency.offload import wherever
+from gateway.concurrency.offload import run_bounded
 from gateway.ir.calls import InferResponse
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember
@@ -58,12 +58,12 @@ async def rerank(run: TaskRun, task: Rerank) -> InferResponse:
     calls = _PairCalls(model, form, bytes(query))
     most = calls.most or len(documents)
     for begin in range(0, len(documents), most):
-        inputs = await wherever(calls.inputs, documents[begin : begin + most])
+        inputs = await run_bounded(calls.inputs, documents[begin : begin + most])
         reply = await run.infer(run.plain(inputs, wanted))
         array, datatype = array_of(output_of(model, reply, output.name))
         tokens += count_tokens(model, reply, form.tokens)
         count = min(most, len(documents) - begin)
-        parts.append(await wherever(_scores, model, form, array, count))
+        parts.append(await run_bounded(_scores, model, form, array, count))
     return _reply(run, form, _join(parts, datatype), tokens if form.tokens else None)
 
 
@@ -148,7 +148,7 @@ async def _rerank_tokens(
     async with aclosing(run_tokens(run, model, rows, declared, output)) as calls:
         async for array, kind, places in calls:
             datatype = kind
-            parts.append(await wherever(_scores, model, form, array, len(places), places))
+            parts.append(await run_bounded(_scores, model, form, array, len(places), places))
     tokens = sum(len(row.ids) for row in rows)
     return _reply(run, form, _join(parts, datatype), tokens)
 

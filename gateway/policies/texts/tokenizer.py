@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gateway.concurrency.offload import off_loop, wherever
+from gateway.concurrency.offload import off_loop, run_bounded
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidMember
 from gateway.ir.text_tasks import TokenizerForm
@@ -95,7 +95,7 @@ class TextTokenizer:
             InvalidMember: One is too long, or all together are.
         """
         if most is not None:
-            documents = await wherever(self._cut_texts, documents, most)
+            documents = await run_bounded(self._cut_texts, documents, most)
         pairs = [(query, document) for document in documents]
         return await self._in_pieces(pairs, model, "documents")
 
@@ -142,7 +142,7 @@ class TextTokenizer:
             while end < len(inputs) and (size < _PIECE or end == begin):
                 size += sum(map(len, inputs[end]))
                 end += 1
-            run = off_loop if end < len(inputs) or begin else wherever
+            run = off_loop if end < len(inputs) or begin else run_bounded
             rows += await run(self._encode, inputs[begin:end], model, member)
             self.check_total(rows, model, member)
             begin = end

@@ -29,8 +29,8 @@ from gateway.ir.errors import GatewayError, InvalidMember, InvalidRequest, NotRe
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_name
 from gateway.protocols.openai.errors import JSON, OK, UnknownPath, error_object, error_response
 from gateway.protocols.openai.http import upstream
-from gateway.protocols.openai.http.completions import MEMBERS as COMPLETIONS_MEMBERS
 from gateway.protocols.openai.http.completions import (
+    COMPLETIONS_MEMBERS,
     encode_completion,
     encode_piece,
     encode_stream_end,
@@ -38,12 +38,14 @@ from gateway.protocols.openai.http.completions import (
     read_completion,
 )
 from gateway.protocols.openai.http.document import Document, read_document, text
-from gateway.protocols.openai.http.embeddings import MEMBERS as EMBEDDINGS_MEMBERS
-from gateway.protocols.openai.http.embeddings import encode_embeddings, read_embeddings
+from gateway.protocols.openai.http.embeddings import (
+    EMBEDDINGS_MEMBERS,
+    encode_embeddings,
+    read_embeddings,
+)
 from gateway.protocols.openai.http.form import NAME, ReplyForm, form_of, stream_form
 from gateway.protocols.openai.http.models import encode_models, model_object
-from gateway.protocols.openai.http.rerank import MEMBERS as RERANK_MEMBERS
-from gateway.protocols.openai.http.rerank import encode_rerank, read_rerank
+from gateway.protocols.openai.http.rerank import RERANK_MEMBERS, encode_rerank, read_rerank
 from gateway.protocols.openai.options import IGNORE, read_options
 from gateway.protocols.openai.paths import PathKind, PathMatch, PathTable
 from gateway.wire.errors import MethodNotAllowed

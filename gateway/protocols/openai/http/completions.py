@@ -32,7 +32,7 @@ from gateway.wire.http import Buffer
 
 _NUMBERS: Final = frozenset({"temperature", "top_p", "frequency_penalty", "presence_penalty"})
 _INTEGERS: Final = frozenset({"max_tokens", "top_k", "seed"})
-MEMBERS: Final = frozenset(
+COMPLETIONS_MEMBERS: Final = frozenset(
     {
         "model",
         "prompt",

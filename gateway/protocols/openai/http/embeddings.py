@@ -31,7 +31,7 @@ from gateway.protocols.openai.http.document import (
 )
 from gateway.wire.http import Buffer
 
-MEMBERS: Final = frozenset(
+EMBEDDINGS_MEMBERS: Final = frozenset(
     {"model", "input", "encoding_format", "dimensions", "user", "input_type"}
 )
 BASE64, FLOAT = "base64", "float"

@@ -31,7 +31,7 @@ from gateway.protocols.openai.http.form import ReplyForm
 from gateway.protocols.openai.paths import PathKind
 from gateway.wire.http import Buffer
 
-MEMBERS: Final = frozenset(
+RERANK_MEMBERS: Final = frozenset(
     {
         "model",
         "query",

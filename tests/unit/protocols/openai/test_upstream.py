@@ -20,7 +20,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import JsonParameter, ModelRef, Sequence
+from gateway.ir.context import CallSequence, JsonParameter, ModelRef
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput, array_tensor, as_items, as_numpy, items_tensor
 from gateway.protocols.openai.http.codec import HttpCodec
@@ -323,7 +323,7 @@ def test_inferences_of_another_task_are_refused(call: InferRequest) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        embeddings_of("a", sequence=Sequence(1)),
+        embeddings_of("a", sequence=CallSequence(1)),
         embeddings_of("a", outputs=(RequestedOutput("x", classes=1),)),
         InferRequest(inputs=(texts("a"),)),
     ],
