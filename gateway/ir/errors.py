@@ -107,7 +107,7 @@ class InvalidMember(InvalidRequest):
     """One member of the request is wrong, or its model does not serve it.
 
     Args:
-        message: As for every `GatewayError`.
+        message: What is wrong, what was found, and what is expected.
         member: Name of the member; "" for the whole request.
         reason: A word for programs, such as "unsupported_model"; "" for none.
         model: The model of the call.

@@ -19,6 +19,12 @@ Ids = npt.NDArray[np.int64]
 CONTEXT_LENGTH: Final = "context_length_exceeded"
 _CHARACTER: Final = 1.0
 """Items of work for one character that is tokenised."""
+_CHARACTERS: Final = 8
+"""Characters of a token, of which more are tried where a text is long."""
+_LEAST: Final = 1024
+_LONGEST: Final = 1 << 18
+"""Characters of a text that is cut: what follows would cost seconds, for a few tokens at most."""
+_SURPLUS: Final = 256
 _PIECE: Final = 200_000
 """Characters that are tokenised before other long work has its turn."""
 
@@ -152,11 +158,12 @@ class TextTokenizer:
         self, inputs: Sequence[tuple[str, ...]], model: ModelRef, member: str
     ) -> list[TokenRow]:
         charge(sum(len(text) * _CHARACTER for each in inputs for text in each) + 40 * len(inputs))
-        batch = [each[0] if len(each) == 1 else each for each in inputs]
+        shortened = [tuple(map(self._shortened, each)) for each in inputs]
+        batch = [each[0] if len(each) == 1 else each for each in shortened]
         encoded = self._tokenizer.encode_batch(batch, add_special_tokens=True)
         most = self.max_tokens
         rows = []
-        for each, found in zip(inputs, encoded, strict=True):
+        for each, found in zip(shortened, encoded, strict=True):
             cut = found
             if most is not None and len(found) > most:
                 if not self._form.truncate:
@@ -165,10 +172,29 @@ class TextTokenizer:
             rows.append(TokenRow(np.array(cut.ids, np.int64), np.array(cut.type_ids, np.int64)))
         return rows
 
+    def _shortened(self, text: str) -> str:
+        """Return the beginning of a text that has far more tokens than are used.
+
+        Tokens of a text depend on what stands near, so the first ones are those of the whole text.
+        """
+        most = self.max_tokens or self._form.max_total_tokens
+        if self.max_tokens is not None and self._form.truncate:
+            text = text[: max(_LONGEST, most * _LEAST)]
+        size = _CHARACTERS * most + _LEAST
+        while len(text) > size:
+            end = text.find(" ", size, size + _LEAST)
+            begin = text[: size if end < 0 else end]
+            (found,) = self._tokenizer.encode_batch([begin], add_special_tokens=False)
+            if len(found) > 2 * most + _SURPLUS:
+                return begin
+            size *= 4
+        return text
+
     def _cut(self, texts: tuple[str, ...], most: int) -> Any:
         """Return the tokens of a text, or of a pair, cut so that special tokens have their room."""
         tokenizer = self._tokenizer
-        parts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        # One text alone would be tokenised with the lock of the interpreter.
+        parts = tokenizer.encode_batch(list(texts), add_special_tokens=False)
         room = max(0, most - tokenizer.num_special_tokens_to_add(len(texts) > 1))
         first = min(len(parts[0]), room)
         parts[0].truncate(first)
@@ -179,8 +205,10 @@ class TextTokenizer:
     def _cut_texts(self, documents: Sequence[str], most: int) -> list[str]:
         charge(sum(len(text) * _CHARACTER for text in documents))
         found = []
-        for text in documents:
-            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        texts = [self._shortened(text) for text in documents]
+        for text, encoded in zip(
+            texts, self._tokenizer.encode_batch(texts, add_special_tokens=False), strict=True
+        ):
             kept = text if len(encoded) <= most else text[: encoded.offsets[most - 1][1]]
             found.append(kept)
         return found

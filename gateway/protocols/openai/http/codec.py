@@ -83,7 +83,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     Args:
         limits: The limits of a message.
-        options: See `gateway.protocols.openai.options`.
+        options: Options of a listener or an upstream, with those of the process.
 
     Raises:
         ValueError: An option is wrong.

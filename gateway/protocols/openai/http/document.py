@@ -37,7 +37,7 @@ def read_document(
     Args:
         wire: The request.
         members: Names of all members that exist.
-        limits: Of a message.
+        limits: The largest body, and the most members.
         lenient: Drop other members.
 
     Raises:

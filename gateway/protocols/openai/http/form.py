@@ -16,7 +16,7 @@ class ReplyForm:
     """What the response to one request depends on.
 
     Attributes:
-        kind: Of the path of the request.
+        kind: What the path of the request is for.
         is_base64: Embeddings are written as base64.
         top_n: Most results of a rerank; None for all.
         returns_documents: Results have their documents; None for the default of the model.

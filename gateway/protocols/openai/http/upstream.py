@@ -245,7 +245,7 @@ class StreamSplitter:
     """Cuts a stream into events, of which the last one must be the end.
 
     Args:
-        limits: Of a message.
+        limits: The largest event.
     """
 
     def __init__(self, limits: MessageLimits) -> None:
