@@ -485,3 +485,6 @@ CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS, *_OPENAI)
 
 # Those of the registry: a codec that is not registered is not tried.
 WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED and way.tensors)
+
+# The protocols whose clients send tensors, by name.
+OF_TENSORS: tuple[str, ...] = tuple(dict.fromkeys(way.codec.partition(".")[0] for way in WAYS))
