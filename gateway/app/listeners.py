@@ -22,6 +22,7 @@ from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
+from gateway.app.path_ownership import owned_paths
 from gateway.app.quotas import telling_grpc, telling_http
 from gateway.app.server_names import inherited_sockets, stream_server_name
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
@@ -349,7 +350,7 @@ def build_listener(
         if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            prefixes = _prefixes(spec.http, config, options)
+            prefixes = _prefixes(name, spec.http, config)
             http.append(HttpMount(prefixes, frontend, spec.http.root))
         if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
@@ -578,9 +579,9 @@ def _cors_rules(config: ListenerConfig) -> CorsRules | None:
     return None if config.cors is None else CorsRules(config.cors.origins, config.cors.max_age)
 
 
-def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:
+def _prefixes(name: str, binding: HttpBinding, config: ListenerConfig) -> Sequence[str]:
     """Return the path prefixes of a protocol; "/" among them if it is the only one here."""
-    prefixes = (*binding.prefixes, *binding.own_paths(options))
+    prefixes = owned_paths(config)[name]
     names = config.protocols or protocol_names()
     is_only = (
         sum(protocol(name).http is not None for name in names) == 1 and config.passthrough is None

@@ -478,6 +478,9 @@ class ModelConfig(Model):
     """Dynamic batching. `{}` switches it on with its defaults. Default: no batching."""
     cache: CacheConfig | None = None
     """Response cache. `{}` switches it on with its defaults. Default: no cache."""
+    protocols: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    """What protocols without tensors must know about the model, by the name of the protocol. The
+    page of the protocol has the keys. Default: none, so the metadata of the model decide."""
 
 
 class ReloadConfig(Model):
