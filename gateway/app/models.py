@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar, cast
 
 from gateway.app.batching import model_parts
 from gateway.app.chain_context import ChainContext, NewContext, no_context
 from gateway.app.chains.tracing import Tracing
+from gateway.app.declarations import Declarations
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
 from gateway.app.routes import RouteTarget
@@ -76,6 +78,7 @@ def build_models(  # noqa: PLR0913  # by name but the first four
     tracing: Tracing | None = None,
     at: NewContext = no_context,
     shared: Sequence[object] = (),
+    declarations: Declarations = MappingProxyType({}),
 ) -> BuiltModels:
     """Build every model that has a backend, without loading it.
 
@@ -88,6 +91,7 @@ def build_models(  # noqa: PLR0913  # by name but the first four
         tracing: Makes spans of runs and merged calls; None for no spans.
         at: Returns what the layers of a model may use.
         shared: Settings of layers that do not belong to one model.
+        declarations: What is declared of the models for protocols.
 
     Raises:
         LookupError: A backend does not exist.
@@ -99,22 +103,29 @@ def build_models(  # noqa: PLR0913  # by name but the first four
     targets: dict[str, RouteTarget] = {}
     for name, model in config.models.items():
         if model.backend is not None:
-            find = partial(versions_of, backend(model.backend), _model_spec(name, model, directory))
-            loaded = parts.get("model", name, model, partial(ReloadableModel, find))
+            spec = _model_spec(name, model, directory)
+            find = partial(versions_of, backend(model.backend), spec)
+            # What a declaration changes needs no other model.
+            source = model.model_copy(update={"protocols": {}})
+            loaded = parts.get("model", name, source, partial(ReloadableModel, find))
             loadable[name] = loaded
+            declared = {name: declarations[name]} if name in declarations else {}
             context = at(name, {"model": model}, parts.keep_of("model target", name))
-            target = partial(_target, name, loaded, model, metrics, workers, tracing, context)
-            targets[name] = parts.get("model target", name, (loaded, *shared), target)
+            target = partial(
+                _target, name, loaded, model, metrics, workers, tracing, declared, context
+            )
+            targets[name] = parts.get("model target", name, (loaded, declared, *shared), target)
     return BuiltModels(loadable, targets)
 
 
-def _target(
+def _target(  # noqa: PLR0913, PLR0917  # one caller
     name: str,
     model: ReloadableModel,
     config: ModelConfig,
     metrics: Metrics,
     workers: int,
     tracing: Tracing | None,
+    declared: Declarations,
     at: ChainContext,
 ) -> RouteTarget:
     signatures = {}
@@ -127,6 +138,7 @@ def _target(
         metrics,
         tracing,
         signatures=signatures,
+        declarations=declared,
         workers=1 if config.backend in STATELESS else workers,
         trace=None if tracing is None else tracing.model,
     )

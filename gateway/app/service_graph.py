@@ -21,6 +21,7 @@ from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.chain_context import ChainContext, Keep, Sections, keep_nothing
 from gateway.app.chains.listener import NO_ACCESS, ClientAccess, ServedModels, SharedRegions
+from gateway.app.declarations import read_declarations
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
@@ -106,6 +107,7 @@ class ServiceGraph:
         self.parts: KeptParts = KeptParts.after(None if previous is None else previous.parts)
         process.metrics.access.allow_clients(config.clients)
         process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
+        self._declarations = read_declarations(config, loaded.directory)
         self._models: BuiltModels = build_models(
             config,
             loaded.directory,
@@ -115,6 +117,7 @@ class ServiceGraph:
             tracing=process.tracing,
             at=self._context,
             shared=self._shared_settings("model"),
+            declarations=self._declarations,
         )
         self._upstreams = self._build_upstreams()
         self._targets = self._build_targets()
@@ -292,6 +295,12 @@ class ServiceGraph:
             if model.backend is None and model.signature is not None
         }
 
+        declarations = {
+            name: declared
+            for name, declared in self._declarations.items()
+            if config.models[name].backend is None
+        }
+
         def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
             longest_call_s = _longest_timeout(config, name)
             text_routes = _text_routes(config, name)
@@ -299,6 +308,7 @@ class ServiceGraph:
             source = (
                 upstream,
                 signatures,
+                declarations,
                 idle_s,
                 longest_call_s,
                 text_routes,
@@ -314,6 +324,7 @@ class ServiceGraph:
                     signatures,
                     process.metrics,
                     self.loaded.directory,
+                    declarations=declarations,
                     sequence_idle_s=idle_s,
                     longest_call_s=longest_call_s,
                     text_routes=text_routes,

@@ -7,6 +7,7 @@ from typing import Final
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.app.chains.rows import always, for_questions, with_part
 from gateway.app.chains.tracing import Wrap
+from gateway.app.declarations import Declarations
 from gateway.app.signatures import Signatures
 from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
@@ -19,7 +20,7 @@ from gateway.policies.buffer_body import BufferBody
 from gateway.policies.cache import Cache, CacheMeter
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
-from gateway.policies.forward_headers import ForwardHeaders
+from gateway.policies.forward_headers import ForwardHeaders, forwarding
 from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.policies.reject_sequences import RejectSequences
 from gateway.service import Service
@@ -32,7 +33,8 @@ class ModelParts:
     """Parameters of the chains of in-process models, and of models with a batch queue or cache."""
 
     signatures: Mapping[str, SignatureConfig] = field(default_factory=dict)
-    forward: tuple[tuple[str, ...], Mapping[str, str]] | None = None
+    declarations: Declarations = field(default_factory=dict)
+    forward: tuple[tuple[str, ...], Mapping[str, str], str | None] | None = None
     workers: int = 1
     rules: BatchRules | None = None
     batch_meter: BatchMeter | None = None
@@ -52,7 +54,7 @@ def _complete(inner: Entries, _at: LayerContext) -> Service:
 
 
 def _forward_headers(inner: Entries, at: ModelParts) -> Service | None:
-    return None if at.forward is None else ForwardHeaders(inner.questions, *at.forward)
+    return None if at.forward is None else forwarding(inner.questions, *at.forward)
 
 
 def _drop_headers(inner: Entries, at: ModelParts) -> Service | None:
@@ -86,7 +88,9 @@ def _reject_sequences(inner: Entries, at: ModelParts) -> Service | None:
 
 
 def _describe(inner: Entries, at: ModelParts) -> Service | None:
-    return Signatures(inner.questions, at.signatures) if at.signatures else None
+    if not (at.signatures or at.declarations):
+        return None
+    return Signatures(inner.questions, at.signatures, at.declarations)
 
 
 def _trace(inner: Entries, at: ModelParts) -> Service | None:

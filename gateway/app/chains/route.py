@@ -130,6 +130,8 @@ def _prioritize(inner: Entries, rules: RouteRules) -> Service | None:
     if route is None:
         return None
     default, by = route.queue_priority, route.queue_priority_by
+    if default.startswith("header:"):
+        default, by = "normal", default
     if by is None and default == "normal":
         return None
     return Prioritize(inner.questions, default, None if by is None else key_of(by))

@@ -1,19 +1,20 @@
 """The layers of an upstream and of its endpoints."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.api.layer import Calls, Entries, Layer
 from gateway.app.chains.rows import for_questions, with_part
 from gateway.app.chains.tracing import Wrap
+from gateway.app.declarations import Declarations
 from gateway.app.signatures import Signatures
 from gateway.config.signatures import SignatureConfig
 from gateway.ir.context import Need
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
 from gateway.policies.confirm_unload import ConfirmUnload
-from gateway.policies.forward_headers import ForwardHeaders
+from gateway.policies.forward_headers import forwarding
 from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.service import Service
 
@@ -31,6 +32,7 @@ class EndpointParts:
 
     Attributes:
         classifies: Whether the server computes classes; None if it depends on the server.
+        client_header: The header with the name of the client; None for none.
         ends_at_empty_classes: Whether the server may end at classes of an empty output.
     """
 
@@ -40,7 +42,9 @@ class EndpointParts:
     forward_headers: tuple[str, ...]
     headers: Mapping[str, str]
     ends_at_empty_classes: Callable[[], bool] = bool
+    client_header: str | None = None
     trace: Wrap | None = None
+    declarations: Declarations = field(default_factory=dict)
 
 
 def _adapt(inner: Entries, at: UpstreamParts) -> Service | None:
@@ -48,8 +52,12 @@ def _adapt(inner: Entries, at: UpstreamParts) -> Service | None:
 
 
 def _forward_headers(inner: Entries, at: EndpointParts) -> Service:
-    return ForwardHeaders(
-        inner.questions, at.forward_headers, at.headers, inference=inner.inference
+    return forwarding(
+        inner.questions,
+        at.forward_headers,
+        at.headers,
+        at.client_header,
+        inference=inner.inference,
     )
 
 
@@ -67,7 +75,7 @@ def _complete(inner: Entries, at: EndpointParts) -> Service:
 
 
 def _describe(inner: Entries, at: EndpointParts) -> Service:
-    return Signatures(inner.questions, at.signatures)
+    return Signatures(inner.questions, at.signatures, at.declarations)
 
 
 def _trace(inner: Entries, at: EndpointParts) -> Service | None:
