@@ -18,6 +18,7 @@ from gateway.api.extension import (
 )
 from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.app.quota_counts import QuotaCounts
+from gateway.app.quota_store import QuotaStore
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.config.permissions import QuotaConfig
@@ -29,6 +30,7 @@ from gateway.policies.access.quotas.layer import (
     QuotaState,
 )
 from gateway.policies.access.quotas.leases import LeasedAccounts, QuotaLeader, Rounds
+from gateway.policies.access.quotas.pools import PoolLeases
 from gateway.policies.access.rules import AccessRule
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 from gateway.wire.http import Headers, HttpResponse
@@ -83,6 +85,15 @@ def limits_of(config: Config) -> dict[str, Limit]:
     return {name: limit_of(quota) for name, quota in config.quotas.items()}
 
 
+def _budgets_of(config: Config) -> tuple[Budgets, QuotaStore | None]:
+    """Return the budgets of a configuration, and the store that replicas share."""
+    limits, settings = limits_of(config), config.quota_store
+    if settings is None:
+        return Budgets(limits), None
+    leases = PoolLeases(settings.replicas)
+    return Budgets(limits, pools=leases), QuotaStore(settings, leases)
+
+
 class ServingQuotas:
     """The accounts of one serving process.
 
@@ -93,12 +104,17 @@ class ServingQuotas:
     """
 
     def __init__(self, process: ServingProcess) -> None:
-        limits = limits_of(LoadedConfig.of(process.config).config)
-        self.accounts: LocalAccounts | LeasedAccounts = (
-            LocalAccounts(Budgets(limits))
-            if process.count == 1
-            else LeasedAccounts(limits, process.notify)
-        )
+        config = LoadedConfig.of(process.config).config
+        limits = limits_of(config)
+        self._store: QuotaStore | None = None
+        if process.count == 1:
+            budgets, self._store = _budgets_of(config)
+            ask = None if self._store is None else self._store.ask
+            self.accounts: LocalAccounts | LeasedAccounts = LocalAccounts(budgets, ask=ask)
+            if self._store is not None:
+                process.metrics.registry.register(self._store)
+        else:
+            self.accounts = LeasedAccounts(limits, process.notify)
         self._counts: QuotaCounts | None = None
         if isinstance(self.accounts, LocalAccounts):
             process.metrics.registry.register(UsedQuotas(self.accounts.budgets))
@@ -126,6 +142,8 @@ class ServingQuotas:
         """Continue with the counts of an earlier process."""
         if self._counts is not None:
             self._counts.start()
+        if self._store is not None:
+            self._store.start()
 
     def change(self, config: ConfigView, /) -> None:
         """Follow a reload."""
@@ -141,6 +159,8 @@ class ServingQuotas:
 
     async def stop(self) -> None:
         """Write the counts; idempotent."""
+        if self._store is not None:
+            await self._store.stop()
         if self._counts is not None:
             await self._counts.stop()
 
@@ -153,20 +173,24 @@ class LeadingQuotas(LeadingPart):
     """
 
     def __init__(self, processes: Processes) -> None:
-        self._limits = limits_of(LoadedConfig.of(processes.config).config)
-        self._budgets = Budgets(self._limits)
+        config = LoadedConfig.of(processes.config).config
+        self._limits = limits_of(config)
+        self._budgets, self._store = _budgets_of(config)
 
         async def exchange(document: Mapping[str, Any]) -> Mapping[str, Any]:
             return await processes.exchange(QUOTAS, document)
 
-        leader = QuotaLeader(self._budgets, exchange, processes.count)
+        ask = None if self._store is None else self._store.ask
+        leader = QuotaLeader(self._budgets, exchange, processes.count, ask)
         self._rounds = Rounds(leader, lambda: None)
         self._used = UsedQuotas(self._budgets)
         self._counts = QuotaCounts(self._budgets, LoadedConfig.of(processes.config))
 
     def collect(self) -> Iterable[Metric]:
         """Return what is used."""
-        return self._used.collect()
+        yield from self._used.collect()
+        if self._store is not None:
+            yield from self._store.collect()
 
     def check_reload(self, config: ConfigView, /) -> None:
         """Have the budgets of the next configuration before a worker asks for them."""
@@ -184,6 +208,8 @@ class LeadingQuotas(LeadingPart):
     async def start(self) -> None:
         """Continue with the counts of an earlier process."""
         self._counts.start()
+        if self._store is not None:
+            self._store.start()
 
     def lead(self) -> None:
         """Begin to make rounds."""
@@ -192,6 +218,8 @@ class LeadingQuotas(LeadingPart):
     async def stop(self) -> None:
         """End; idempotent."""
         await self._rounds.stop()
+        if self._store is not None:
+            await self._store.stop()
         await self._counts.stop()
 
 

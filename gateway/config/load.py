@@ -166,6 +166,8 @@ def _without_secrets(tree: YamlTree, path: KeyPath, value: Any) -> Any:
 
 def _is_secret(path: KeyPath) -> bool:
     is_header = path[:1] == ("upstreams",) and path[2:3] == ("headers",)
+    if path == ("quota_store", "url"):  # it may hold a password
+        return True
     return is_header or (bool(path) and _SECRET_KEY.search(str(path[-1])) is not None)
 
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from gateway.config.access import ClientConfig, ClientName, SecurityConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
-from gateway.config.permissions import QuotaConfig
+from gateway.config.permissions import QuotaConfig, QuotaStoreConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
@@ -582,6 +582,9 @@ class Config(Model):
     """Credentials of clients, and how strict the gateway is with its own configuration."""
     quotas: Mapping[ClientName, QuotaConfig] = Field(default_factory=dict)
     """How much clients may use, by a name of your choice. Default: none."""
+    quota_store: QuotaStoreConfig | None = None
+    """Where several gateways share the budgets of `quotas`. Default: none, so each gateway has
+    budgets of its own."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()
