@@ -14,15 +14,15 @@ from uuid import uuid4
 
 import structlog
 
-from gateway.access.authenticator import ListenerAuthenticator
 from gateway.api.access import Authenticator
-from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
+from gateway.api.protocol import Options, ProtocolSpec
 from gateway.api.tap import Tap
 from gateway.app import passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
+from gateway.app.public_paths import listener_authentication, path_prefixes
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.app.worker_slot import ProcessOptions
@@ -57,7 +57,7 @@ from gateway.transports.contract import (
     Server,
     ServerLimits,
 )
-from gateway.transports.grpc.health import CHECK, Health
+from gateway.transports.grpc.health import Health
 from gateway.transports.grpc.reflection import Reflection
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
@@ -163,7 +163,7 @@ class BuiltListener:
     def authenticate(self, authenticator: Authenticator) -> None:
         """Ask who sends each request from now on, unless the servers do so already."""
         if self.authentication is None:
-            self.authentication = _authentication(authenticator, self._config)
+            self.authentication = listener_authentication(authenticator, self._config)
             for server in self.servers.values():
                 server.authenticate(self.authentication)
 
@@ -274,7 +274,7 @@ def build_listener(
     built.needs_client = partial(shared.needs_client, config.name)
     authenticator = shared.authenticator(config)
     authentication = built.authentication = (
-        None if authenticator is None else _authentication(authenticator, config)
+        None if authenticator is None else listener_authentication(authenticator, config)
     )
     tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
@@ -290,7 +290,7 @@ def build_listener(
         if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            prefixes = _prefixes(spec.http, config, options)
+            prefixes = path_prefixes(spec.http, config, options)
             http.append(HttpMount(prefixes, frontend, spec.http.root))
         if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
@@ -494,44 +494,8 @@ def _shared_port(  # one caller
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
 
 
-def _authentication(authenticator: Authenticator, config: ListenerConfig) -> Authentication:
-    """Return what asks *authenticator* who sends the requests of a listener."""
-    public = public_paths(config)
-    if isinstance(authenticator, ListenerAuthenticator):
-        return Authentication(authenticator, public, authenticator.hidden)
-    return Authentication(authenticator, public)
-
-
-def public_paths(config: ListenerConfig) -> frozenset[str]:
-    """Return the paths and methods of a listener that ask for the health of the server."""
-    found: set[str] = {CHECK}
-    for name in config.protocols or protocol_names():
-        spec = protocol(name)
-        options = config.options.get(name, {})
-        if spec.http is not None:
-            claimed = _prefixes(spec.http, config, options)
-            found.update(path for path in spec.http.public if path.startswith(tuple(claimed)))
-        found.update(() if spec.grpc is None else spec.grpc.public)
-    for stream in config.streams:
-        spec = protocol(stream.protocol)
-        found.update(() if spec.stream is None else spec.stream.public)
-        found.update(() if spec.http is None else spec.http.public)
-        found.update(() if spec.grpc is None else spec.grpc.public)
-    return frozenset(found)
-
-
 def _cors_rules(config: ListenerConfig) -> CorsRules | None:
     return None if config.cors is None else CorsRules(config.cors.origins, config.cors.max_age)
-
-
-def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:
-    """Return the path prefixes of a protocol; "/" among them if it is the only one here."""
-    prefixes = (*binding.prefixes, *binding.own_paths(options))
-    names = config.protocols or protocol_names()
-    is_only = (
-        sum(protocol(name).http is not None for name in names) == 1 and config.passthrough is None
-    )
-    return (*prefixes, "/") if is_only and binding.any_path else prefixes
 
 
 def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources) -> Options:

@@ -79,6 +79,10 @@ class LoadedConfig:
         """Return a problem at the position of *path*."""
         return Problem(self._tree.position(path), path_text(path), message)
 
+    def references(self) -> Iterator[tuple[KeyPath, str]]:
+        """Yield the values that contain `${...}` as written, each with its key."""
+        yield from self._tree.references.items()
+
     def literal_references(self) -> Iterator[tuple[KeyPath, str]]:
         """Yield what looks like `${...}` in a value, and is no reference, with its key."""
         for path, text in self._tree.literals.items():

@@ -335,7 +335,8 @@ class UpstreamConfig(Model):
     each option has its own default."""
     headers: Mapping[Name, Scalar] = Field(default_factory=dict, repr=False)
     """Headers or gRPC metadata that the gateway adds to every request, such as an API key. Secrets
-    come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
+    come from `${env:NAME}`, or from `${file:PATH}`, whose changes are used within 2 s.
+    Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
     `x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values of

@@ -160,3 +160,34 @@ async def test_no_credential_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     shown.append(str(capsys.readouterr()))
     for value in (KEY, secret, digest, salt):
         assert [value in text for text in shown] == [False] * len(shown)
+
+
+async def test_headers_of_files_are_read_again(tmp_path: Path) -> None:
+    """Without a reload; a file that is missing meanwhile leaves the value in force."""
+    key_file(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text("one\n")
+    server = Noting()
+    upstream = {
+        "headers": {"authorization": "Bearer ${file:secret}"},
+        "probe": {"headers": {"x-probe": "${file:secret}"}},
+    }
+    async with (
+        served(server) as url,
+        running(configured(url, upstream=upstream), tmp_path) as gateway,
+    ):
+        assert (await infer(gateway)).status == 200
+        secret.write_text("two\n")
+        await gateway.renew_headers()
+        assert (await infer(gateway)).status == 200
+        secret.unlink()
+        with pytest.raises(OSError, match="No such file"):
+            await gateway.renew_headers()
+        assert (await infer(gateway)).status == 200
+        config = gateway._graph.config.upstreams["server"]
+        assert config.probe.headers == {"x-probe": "two"}
+    assert [each["authorization"] for each in server.headers] == [
+        "Bearer one",
+        "Bearer two",
+        "Bearer two",
+    ]
