@@ -20,6 +20,7 @@ from gateway.api.tap import Tap
 from gateway.app import passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
+from gateway.app.grpc_services import server_services
 from gateway.app.layers import Tracing
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.public_paths import listener_authentication, path_prefixes
@@ -57,8 +58,6 @@ from gateway.transports.contract import (
     Server,
     ServerLimits,
 )
-from gateway.transports.grpc.health import Health
-from gateway.transports.grpc.reflection import Reflection
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.http2.frames import may_be_http2
@@ -324,7 +323,7 @@ def build_listener(
             authentication=authentication,
             grpc=grpc if is_both else (),
             extras=(
-                _extras(_services(grpc), descriptors, ready, built.model_status) if is_both else ()
+                server_services(grpc, descriptors, ready, built.model_status) if is_both else ()
             ),
             grpc_on_reject=partial(built.rejections.rejected, "grpc"),
         )
@@ -334,7 +333,7 @@ def build_listener(
             config.transport,
             _grpc_address(config.grpc),
             mounts=grpc,
-            extras=_extras(_services(grpc), descriptors, ready, built.model_status),
+            extras=server_services(grpc, descriptors, ready, built.model_status),
             limits=limits,
             budget=shared.budget,
             tls=tls,
@@ -509,24 +508,6 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
 def _unique_name(name: str, used: Mapping[str, object]) -> str:
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(each for each in itertools.chain([name], numbered) if each not in used)
-
-
-def _services(mounts: Sequence[GrpcMount]) -> list[str]:
-    paths = [path for mount in mounts for path in mount.methods]
-    return list(dict.fromkeys(path.split("/")[1] for path in paths))
-
-
-def _extras(
-    services: list[str],
-    descriptors: list[tuple[bytes, ...]],
-    ready: Ready,
-    model_status: Callable[[str, Client], Awaitable[bool | None]],
-) -> tuple[GrpcMount, ...]:
-    async def status(service: str, client: Client) -> bool | None:
-        return await ready() if service in names else await model_status(service, client)
-
-    names = frozenset(["", *services])
-    return Health(status).mount, Reflection(services, descriptors).mount
 
 
 def _grpc_address(address: Address) -> str:
