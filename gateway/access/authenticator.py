@@ -16,16 +16,12 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, Final, Literal, Protocol
 
-import structlog
-
 from gateway.access.clients import Clients, DisabledClient, Patterns
-from gateway.access.key_file import KeyFile
+from gateway.access.key_file import ApiKey, KeyFile
 from gateway.api.access import Credentials, Fields, Peer
 from gateway.config.access import ProxyConfig
 from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import ANONYMOUS, Identity
-
-log = structlog.get_logger(__name__)
 
 Mode = Literal["required", "optional", "off"]
 OnFailure = Callable[[str, str, str], object]
@@ -99,6 +95,7 @@ class AccessRules:
         unlisted_certificates: Whether certificates of no client have a name of their own.
         public_health: Whether the health of the server needs no credential.
         keeps_authorization: Whether an upstream gets the header `authorization`.
+        key_identities: The clients of keys that were used, by the id of the key.
     """
 
     clients: Clients
@@ -109,9 +106,11 @@ class AccessRules:
     unlisted_certificates: bool = False
     public_health: bool = True
     keeps_authorization: bool = False
+    key_identities: dict[str, Identity] = field(default_factory=dict)
     _names: frozenset[str] = field(init=False)
     _hidden: frozenset[str] = field(init=False)
     _untrusted: frozenset[str] = field(init=False)
+    _sizes: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         names = {self.key_header} if self.keys is not None else set()
@@ -123,6 +122,7 @@ class AccessRules:
         headers.update(proxy.config.groups_header or "" for proxy in self.proxies)
         object.__setattr__(self, "_untrusted", frozenset(hidden | headers))
         object.__setattr__(self, "_names", frozenset(names | headers))
+        object.__setattr__(self, "_sizes", frozenset(map(len, names | headers)))
 
     def hidden(self, peer: Peer) -> frozenset[str]:
         """Return the headers that nothing behind the authenticator sees of a peer."""
@@ -132,11 +132,11 @@ class AccessRules:
 
     def sent(self, fields: Fields) -> list[tuple[str, str]]:
         """Return the fields that may be credentials, names in lower case."""
-        names = self._names
+        names, sizes = self._names, self._sizes
         return [
             (key, value)
             for name, value in fields
-            if (key := name.lower()) in names and isinstance(value, str)
+            if len(name) in sizes and (key := name.lower()) in names and isinstance(value, str)
         ]
 
 
@@ -204,7 +204,7 @@ class ListenerAuthenticator:
         except GatewayError as error:
             if credentials.is_public and rules.public_health:
                 return ANONYMOUS
-            self._report(error, peer)
+            self._report(error)
             raise
         expires = float("inf") if identity.expires is None else identity.expires
         peer.data = _Memory(fields, credentials.data, rules, identity, expires)
@@ -214,36 +214,29 @@ class ListenerAuthenticator:
         """Return the headers that nothing behind it sees of a peer: credentials."""
         return frozenset() if self.mode == "off" else self.rules.hidden(peer)
 
-    def _report(self, error: GatewayError, peer: Peer) -> None:
+    def _report(self, error: GatewayError) -> None:
         kind, reason = "none", "missing"
         if isinstance(error, InvalidCredential):
             kind, reason = error.kind, error.reason
-            if error.credential:
-                log.info(
-                    "credential refused",
-                    listener=self._listener,
-                    kind=kind,
-                    reason=reason,
-                    credential=error.credential,
-                    client_address=peer.address,
-                )
         elif not isinstance(error, Unauthenticated):
             kind, reason = "jwt", error.code.value
         self._on_failure(self._listener, kind, reason)
 
     def _identity(self, credentials: Credentials, rules: AccessRules) -> Identity:
-        found = [
-            each
-            for each in (
-                self._keys_and_tokens(credentials, rules),
-                self._proxied(credentials, rules),
-                self._certificate(credentials.peer, rules),
-                self._unix_user(credentials.peer, rules),
-            )
-            if each is not None
-        ]
-        if found:
-            return found[0]
+        peer = credentials.peer
+        # All of them are asked, because each credential must be right.
+        found = self._keys_and_tokens(credentials, rules)
+        if rules.proxies:
+            other = self._proxied(credentials, rules)
+            found = found or other
+        if peer.names:
+            other = self._certificate(peer, rules)
+            found = found or other
+        if peer.user_id is not None:
+            other = self._unix_user(peer, rules)
+            found = found or other
+        if found is not None:
+            return found
         if self.mode == "optional" or (credentials.is_public and rules.public_health):
             return ANONYMOUS
         raise Unauthenticated(f"a credential is missing: expected {_expected(rules)}")
@@ -263,6 +256,12 @@ class ListenerAuthenticator:
         entry = None if rules.keys is None else rules.keys.find(value)
         if entry is None:
             raise InvalidCredential("the API key is unknown", "key", "unknown")
+        identity = rules.key_identities.get(entry.id)
+        if identity is None or (identity.expires is not None and self._now() >= identity.expires):
+            identity = rules.key_identities[entry.id] = self._of_entry(entry, rules)
+        return identity
+
+    def _of_entry(self, entry: ApiKey, rules: AccessRules) -> Identity:
         state = entry.state(datetime.fromtimestamp(self._now(), UTC))
         if state != "active":
             raise InvalidCredential(f"the API key is {state}", "key", state, entry.id)

@@ -235,6 +235,10 @@ class GrpcBinding:
     public: tuple[str, ...] = ()
 
 
+def _unchanged(frame: Frame, /) -> Frame:
+    return frame
+
+
 def _no_credentials(_frame: Frame, /) -> tuple[str, str]:
     return "", ""
 
@@ -254,6 +258,7 @@ class StreamBinding:
         http_prefixes: Paths of its HTTP form that the same port serves.
         grpc_methods: Methods of its gRPC form that the same port serves.
         credentials: Returns the credentials that a frame carries, and the method that it calls.
+        without_credentials: Returns a frame without the credentials that it carries.
         closes_denied: A connection ends after a frame whose credentials are missing or wrong.
         public: Methods that ask for the health of the server.
     """
@@ -268,6 +273,7 @@ class StreamBinding:
     http_prefixes: tuple[str, ...] = ()
     grpc_methods: Mapping[str, MethodKind] = field(default_factory=dict)
     credentials: Callable[[Frame], tuple[str, str]] = _no_credentials
+    without_credentials: Callable[[Frame], Frame] = _unchanged
     closes_denied: bool = False
     public: tuple[str, ...] = ()
 

@@ -84,7 +84,11 @@ def share_upstream_calls(
     The upstream may read forwarded headers, so `ForwardHeaders` runs before the batch and the
     cache: only calls with equal forwarded headers share a batch or a cached reply.
     """
-    forward: tuple[tuple[str, ...], Mapping[str, str]] = (tuple(config.forward_headers), {})
+    forward: tuple[tuple[str, ...], Mapping[str, str], str | None] = (
+        tuple(config.forward_headers),
+        {},
+        config.client_header,
+    )
     services = {
         name: build_chain(
             "upstream model", service, model_parts(name, model, metrics, tracing, forward=forward)

@@ -30,7 +30,7 @@ from gateway.policies.cache import Cache, CacheMeter
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
 from gateway.policies.confirm_unload import ConfirmUnload
-from gateway.policies.forward_headers import ForwardHeaders
+from gateway.policies.forward_headers import ForwardHeaders, forwarding
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.deadline import RouteTimeout
 from gateway.policies.limits.fair_share import FairShare
@@ -169,7 +169,7 @@ class ModelParts:
     """Parameters of the chains of in-process models, and of models with a batch queue or cache."""
 
     signatures: Mapping[str, SignatureConfig] = field(default_factory=dict)
-    forward: tuple[tuple[str, ...], Mapping[str, str]] | None = None
+    forward: tuple[tuple[str, ...], Mapping[str, str], str | None] | None = None
     workers: int = 1
     rules: BatchRules | None = None
     batch_meter: BatchMeter | None = None
@@ -197,6 +197,7 @@ class EndpointParts:
 
     Attributes:
         classifies: Whether the server computes classes; None if it depends on the server.
+        client_header: The header with the name of the client; None for none.
         ends_at_empty_classes: Whether the server may end at classes of an empty output.
     """
 
@@ -205,6 +206,7 @@ class EndpointParts:
     classifies: bool | None
     forward_headers: tuple[str, ...]
     headers: Mapping[str, str]
+    client_header: str | None = None
     ends_at_empty_classes: Callable[[], bool] = bool
     trace: Wrap | None = None
 
@@ -302,7 +304,7 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     ),
     "upstream model": (
         Layer("ForwardHeaders", "drops the headers that are not forwarded",
-              lambda inner, at: ForwardHeaders(inner.calls, *at.forward)),
+              lambda inner, at: forwarding(inner.calls, *at.forward)),
         Layer("BufferBody", "waits for the whole body of a request",
               lambda inner, _: BufferBody(inner.calls, inference=inner.inference)),
         Layer("Complete", "adds missing names, datatypes and shapes of tensors",
@@ -317,8 +319,9 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     ),
     "endpoint": (
         Layer("ForwardHeaders", "drops the headers that are not forwarded, adds configured ones",
-              lambda inner, at: ForwardHeaders(
-                  inner.calls, at.forward_headers, at.headers, inference=inner.inference)),
+              lambda inner, at: forwarding(
+                  inner.calls, at.forward_headers, at.headers, at.client_header,
+                  inference=inner.inference)),
         Layer("Classify", "refuses classes of text, computes classes if the server does not",
               lambda inner, at: Classify(
                   inner.calls, by_target=at.classifies, inference=inner.inference,

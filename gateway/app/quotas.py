@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -20,13 +21,18 @@ from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.app.quota_counts import QuotaCounts
 from gateway.app.quota_store import QuotaStore
 from gateway.config.load import LoadedConfig
-from gateway.config.models import Config
+from gateway.config.models import Config, ListenerConfig
 from gateway.config.permissions import QuotaConfig
+from gateway.ir.calls import Call
 from gateway.policies.access.quotas.budgets import Budgets, Limit, LocalAccounts
 from gateway.policies.access.quotas.layer import (
     QUOTA_NOTES,
+    Accounts,
+    ApplyQuotas,
+    OnRefused,
     QuotaNotes,
     QuotaRule,
+    QuotasOfCalls,
     QuotaState,
 )
 from gateway.policies.access.quotas.leases import LeasedAccounts, QuotaLeader, Rounds
@@ -68,6 +74,30 @@ def _quota(name: str, quota: QuotaConfig) -> QuotaRule:
         is_shadow=quota.mode == "shadow",
         is_told=quota.headers,
     )
+
+
+def quota_layers(
+    config: Config,
+    route_of: Callable[[Call[Any]], str],
+    accounts: Accounts,
+    on_refused: OnRefused,
+) -> dict[str, Callable[..., ApplyQuotas]]:
+    """Return what builds the layer that applies quotas, by listener; empty without quotas.
+
+    Args:
+        config: The configuration.
+        route_of: Returns the route of a call; "" for none.
+        accounts: Charges the budgets.
+        on_refused: Counts the calls beyond a quota.
+    """
+    rules = quota_rules(config)
+
+    def layer(listener: ListenerConfig) -> Callable[..., ApplyQuotas]:
+        default_model = listener.default_model or ""
+        quotas = QuotasOfCalls(rules, listener.name, default_model=default_model, route_of=route_of)
+        return partial(ApplyQuotas, quotas=quotas, accounts=accounts, on_refused=on_refused)
+
+    return {listener.name: layer(listener) for listener in (config.listeners if rules else ())}
 
 
 def limit_of(quota: QuotaConfig) -> Limit:

@@ -372,6 +372,7 @@ class _EndpointBuilder:
             classifies=protocol(url.protocol).classifies,
             forward_headers=tuple(config.forward_headers),
             headers=config.headers,
+            client_header=config.client_header,
             ends_at_empty_classes=identity.ends_at_empty_classes,
             trace=None if self.tracing is None else partial(self.tracing.attempt, self.name, url),
         )

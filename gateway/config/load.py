@@ -79,6 +79,10 @@ class LoadedConfig:
         """Return a problem at the position of *path*."""
         return Problem(self._tree.position(path), path_text(path), message)
 
+    def references(self) -> Iterator[tuple[KeyPath, str]]:
+        """Yield the values that contain `${...}` as written, each with its key."""
+        yield from self._tree.references.items()
+
     def literal_references(self) -> Iterator[tuple[KeyPath, str]]:
         """Yield what looks like `${...}` in a value, and is no reference, with its key."""
         for path, text in self._tree.literals.items():
@@ -144,7 +148,7 @@ def load_text(
     return LoadedConfig(config, tree, source, directory, sha256)
 
 
-_SECRET_KEY = re.compile("password|secret|token|api_?key|credential", re.IGNORECASE)
+_SECRET_KEY = re.compile("password|secret|token(?!_checks)|api_?key|credential", re.IGNORECASE)
 _SECRET_TEXT = re.compile(f"{_SECRET_KEY.pattern}|authorization|headers", re.IGNORECASE)
 _HIDDEN = "..."
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from gateway.config.access import ClientConfig, ClientName, SecurityConfig
+from gateway.config.access import ClientConfig, ClientName, HeaderName, SecurityConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
 from gateway.config.permissions import QuotaConfig, QuotaStoreConfig
@@ -336,12 +336,17 @@ class UpstreamConfig(Model):
     each option has its own default."""
     headers: Mapping[Name, Scalar] = Field(default_factory=dict, repr=False)
     """Headers or gRPC metadata that the gateway adds to every request, such as an API key. Secrets
-    come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
+    come from `${env:NAME}`, or from `${file:PATH}`, whose changes are used within 2 s.
+    Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Values of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that
-    begin with `triton_` are refused, because they can end a Triton server. Tracing headers are
-    always forwarded, and HTTP servers get the request id. Default: `[]`."""
+    `x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values of
+    names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that begin with
+    `triton_` are refused, because they can end a Triton server. Tracing headers are always
+    forwarded, and HTTP servers get the request id. Default: `[]`."""
+    client_header: HeaderName | None = None
+    """Header with the name of the client, which replaces what the caller sent there. Calls of
+    different clients then share neither batches nor cached responses. Default: none."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
@@ -358,9 +363,9 @@ class UpstreamConfig(Model):
     another name for it. `peak_ewma` multiplies both. `hash` sends calls with the same key to the
     same address. Each worker counts for itself. Default: `least_request`."""
     hash_by: CallKey = "model"
-    """Key for `balance: hash`: `model`, `address` for the IP address of the client, or
-    `header:NAME` for the value of a header. Calls without the header are balanced as with
-    `least_request`. Default: `model`."""
+    """Key for `balance: hash`: `model`, `client` for the name of the client, `address` for its IP
+    address, or `header:NAME` for the value of a header. Calls without the header are balanced as
+    with `least_request`. Default: `model`."""
     slow_start: Duration | None = None
     """Time in which the share of an address that became available again grows from 10 % to its
     whole share. Default: no slow start."""

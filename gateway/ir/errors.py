@@ -174,10 +174,12 @@ class Unauthenticated(GatewayError):
 
     Attributes:
         was_sent: Whether it sent any.
+        credential: The id of what it sent, for the log only; "" if that is unknown.
     """
 
     code = ErrorCode.UNAUTHENTICATED
     was_sent: bool = False
+    credential: str = ""
 
 
 class Forbidden(GatewayError):
@@ -191,11 +193,9 @@ class AccessDenied(Forbidden):
 
     Attributes:
         rule: The rule that denies it, for the log only; None for none.
-        credential: The id of the client's key, for the log only.
     """
 
     rule: str | None = None
-    credential: str = ""
 
 
 class QuotaExceeded(GatewayError):

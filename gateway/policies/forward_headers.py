@@ -97,6 +97,66 @@ class ForwardHeaders:
         return (*forwarded, *self._added)
 
 
+class NamedForwardHeaders(ForwardHeaders):
+    """Does the same, and adds a header with the name of the client.
+
+    Args:
+        inner: The service to call.
+        allowed: Case-insensitive names of headers to forward.
+        added: Headers of every call.
+        client_header: The header, in lower case; what the caller sent there is dropped.
+        inference: Handles each InferRequest; None for *inner*.
+    """
+
+    def __init__(
+        self,
+        inner: Service,
+        allowed: Iterable[str],
+        added: Mapping[str, str],
+        client_header: str,
+        *,
+        inference: Service | None = None,
+    ) -> None:
+        super().__init__(inner, allowed, added, inference=inference)
+        self._own |= {client_header}
+        self._added = tuple(pair for pair in self._added if pair[0] != client_header)
+        self._client_header = client_header
+        self._last_named: tuple[Metadata | None, str, Metadata] = (None, "", ())
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Call *inner* with the metadata for the target."""
+        context = call.context
+        metadata, name = context.metadata, context.client.identity.name
+        last, last_name, forwarded = self._last_named
+        if metadata is not last or name != last_name:
+            forwarded = (*self._forwarded(metadata), (self._client_header, name))
+            self._last_named = metadata, name, forwarded
+        inner = self._inference if type(call) is InferRequest else self._inner
+        return inner(replace(call, context=replace(context, metadata=forwarded)))
+
+
+def forwarding(
+    inner: Service,
+    allowed: Iterable[str],
+    added: Mapping[str, str],
+    client_header: str | None,
+    *,
+    inference: Service | None = None,
+) -> ForwardHeaders:
+    """Return what replaces the metadata of calls by the headers for the target.
+
+    Args:
+        inner: The service to call.
+        allowed: Case-insensitive names of headers to forward.
+        added: Headers of every call.
+        client_header: The header with the name of the client; None for none.
+        inference: Handles each InferRequest; None for *inner*.
+    """
+    if client_header is None:
+        return ForwardHeaders(inner, allowed, added, inference=inference)
+    return NamedForwardHeaders(inner, allowed, added, client_header, inference=inference)
+
+
 class QuestionHeaders:
     """Adds headers to calls about readiness, metadata, configuration and index; others pass.
 

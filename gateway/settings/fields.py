@@ -90,7 +90,7 @@ UpstreamUrl = Annotated[
 ]
 _PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
 _VISIBLE: Final = r"^[!-~]+$"
-_CALL_KEY: Final = r"^(model|address|header:[!-9;-~]+)$"
+_CALL_KEY: Final = r"^(model|address|client|header:[!-9;-~]+)$"
 HEADER_KEY: Final = r"^header:[!-9;-~]+$"
 """A pattern: what calls are grouped by, if it can only be the value of a header."""
 STICKY: Final = r"^(client|none|header:[!-9;-~]+)$"
@@ -118,7 +118,7 @@ FORMS: Final[Mapping[str, str]] = MappingProxyType(
     {
         _PRINTABLE: "text without control characters",
         _VISIBLE: "ASCII characters without spaces",
-        _CALL_KEY: "'model', 'address' or 'header:NAME'",
+        _CALL_KEY: "'model', 'address', 'client' or 'header:NAME'",
         HEADER_KEY: "'header:NAME'",
         STICKY: "'client', 'none' or 'header:NAME'",
         HEDGE_AFTER: "a percentile or a duration, as in p95 or 30ms",
@@ -144,7 +144,7 @@ AdminToken = Annotated[
 ]
 """A token that nobody guesses: at least 16 characters of ASCII, without spaces."""
 CallKey = Annotated[Text, Field(pattern=_CALL_KEY)]
-"""What calls are grouped by: their model, the address of the client, or the value of a header."""
+"""What calls are grouped by: their model, their client or its address, or the value of a header."""
 
 
 class OrText:

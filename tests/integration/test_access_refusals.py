@@ -7,12 +7,16 @@ import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.access.key_file import load_key_file, save_key_file
 from gateway.app import Gateway
+from gateway.ir.calls import Call
+from gateway.protocols.grps.brpc.codec import BrpcCodec
 from gateway.schema import tensorrt_v1_pb2
+from gateway.wire.stream import Frame
 from tests.integration.access_kit import (
     KEY,
     NOW,
@@ -232,3 +236,27 @@ async def test_trtis_grpc_health_is_public(tmp_path: Path) -> None:
         status, _, reply = await call(gateway.addresses["main.grpc"], f"{TRTIS}Health", request)
         assert status.name == "OK"
         assert tensorrt_v1_pb2.HealthResponse.FromString(reply).health
+
+
+async def test_brpc_authentication_data_is_hidden_from_codecs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no capture of messages has it; frames in one piece and in several."""
+    seen: list[bytes] = []
+    decode = BrpcCodec.decode_call
+
+    def noted(codec: BrpcCodec, wire: Frame, request_id: str = "", /) -> Call[Any]:
+        seen.append(bytes(wire.payload[0]))
+        return decode(codec, wire, request_id)
+
+    monkeypatch.setattr(BrpcCodec, "decode_call", noted)
+    async with guarded(tmp_path) as gateway:
+        host, port = gateway.addresses["main.grps.brpc"].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for size in (0, 200_000):
+            writer.write(brpc_frame("Predict", 9, f"Bearer {KEY}", size=size))
+            meta, _ = await read_brpc(reader)
+            assert (meta.correlation_id, meta.response.error_code) == (9, 0)
+        writer.close()
+    assert [KEY.encode() in each for each in seen] == [False, False]
+    assert len(seen[1]) > 200_000

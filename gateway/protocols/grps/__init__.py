@@ -15,7 +15,13 @@ from gateway.api.protocol import (
     StreamBinding,
 )
 from gateway.protocols.grps.brpc.codec import SERVICE, SHORT_SERVICE, BrpcCodec
-from gateway.protocols.grps.brpc.framing import BaiduFramer, credentials, looks_like, server_framer
+from gateway.protocols.grps.brpc.framing import (
+    BaiduFramer,
+    credentials,
+    looks_like,
+    server_framer,
+    without_credentials,
+)
 from gateway.protocols.grps.grpc import BRPC_METHODS, METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.grps.http.codec import HttpCodec
 from gateway.protocols.grps.http.paths import BRPC_PREFIXES, PREFIX, PUBLIC_PATHS
@@ -51,6 +57,7 @@ SPEC = ProtocolSpec(
         http_prefixes=BRPC_PREFIXES,
         grpc_methods=BRPC_METHODS,
         credentials=credentials,
+        without_credentials=without_credentials,
         closes_denied=True,
         public=tuple(
             f"{service}.{method}" for service in (SERVICE, SHORT_SERVICE) for method in HEALTH

@@ -24,6 +24,7 @@ class AuthenticatedStreamConnection(StreamConnection):
     def __init__(self, listener: StreamListenerState, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(listener, loop)
         self._data = ""
+        self._has_data = False  # whether the frame that was asked about last brought data
         self._results: dict[Reservation, Client | GatewayError] = {}
 
     # -- frames under way
@@ -74,7 +75,10 @@ class AuthenticatedStreamConnection(StreamConnection):
 
     async def _admit_and_ask(self, pending: PendingFrame) -> None:
         try:
-            found = self._results.pop(pending.reservation, None) or self._identified(pending.frame)
+            known = self._results.pop(pending.reservation, None)
+            self._has_data = known is not None  # of a frame in pieces that is not known any more
+            found = self._identified(pending.frame) if known is None else known
+            has_data = self._has_data
             if isinstance(found, GatewayError):
                 raise found
             client = found if isinstance(found, Client) else await found
@@ -84,7 +88,10 @@ class AuthenticatedStreamConnection(StreamConnection):
             if self._listener.closes_denied:
                 self._end_reading(None)
             return
-        pending.frame = replace(pending.frame, client=client)
+        frame = pending.frame
+        if has_data:
+            frame = self._listener.without_credentials(frame)
+        pending.frame = replace(frame, client=client)
         await super()._admit_and_ask(pending)
 
     def _identified(self, frame: Frame) -> Client | Awaitable[Client]:
@@ -95,5 +102,6 @@ class AuthenticatedStreamConnection(StreamConnection):
         assert authentication is not None  # noqa: S101
         data, method = listener.credentials(frame)
         # What one frame brings holds until another frame brings something else.
+        self._has_data = bool(data)
         self._data = data or self._data
         return authentication.client(caller, (), method, self._data)

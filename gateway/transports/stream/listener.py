@@ -51,6 +51,11 @@ def no_credentials(_frame: Frame) -> tuple[str, str]:
     return "", ""
 
 
+def unchanged(frame: Frame) -> Frame:
+    """Return *frame*, for protocols whose frames carry no credentials."""
+    return frame
+
+
 @dataclass(slots=True)
 class StreamListenerState:
     """What every connection of a listener shares.
@@ -61,6 +66,7 @@ class StreamListenerState:
         on_reject: Called for connections and frames that are rejected before the frontend.
         authentication: Asks who sends each frame; None if nobody asks.
         credentials: Returns the credentials that a frame carries, and the method that it calls.
+        without_credentials: Returns a frame without the credentials that it carries.
         closes_denied: A connection ends after a frame whose credentials are missing or wrong.
         is_open: Whether connections are accepted.
         connections: Those open now; `emptied` is set while there are none.
@@ -77,6 +83,7 @@ class StreamListenerState:
     on_reject: Callable[[GatewayError], str | None]
     authentication: Authentication | None = None
     credentials: ReadCredentials = no_credentials
+    without_credentials: Callable[[Frame], Frame] = unchanged
     closes_denied: bool = False
     is_open: bool = True
     connections: set[FramedConnection] = field(default_factory=set)

@@ -28,10 +28,11 @@ from gateway.transports.stream.listener import (
     ReadCredentials,
     StreamListenerState,
     no_credentials,
+    unchanged,
 )
 from gateway.transports.stream.protocol_sniffing import ProtocolSniffer, SharedPortProtocols
 from gateway.transports.stream.server_connection import StreamConnection
-from gateway.wire.stream import Framer
+from gateway.wire.stream import Frame, Framer
 
 _CLOSE_GRACE_S = 1.0
 
@@ -63,6 +64,7 @@ class StreamServer:
         replaces: Whether the unix socket replaces that of a server that listens there.
         authentication: Asks who sends each frame; None if nobody asks.
         credentials: Returns the credentials that a frame carries, and the method that it calls.
+        without_credentials: Returns a frame without the credentials that it carries.
         closes_denied: A connection ends after a frame whose credentials are missing or wrong.
     """
 
@@ -85,6 +87,7 @@ class StreamServer:
         replaces: bool = False,
         authentication: Authentication | None = None,
         credentials: ReadCredentials = no_credentials,
+        without_credentials: Callable[[Frame], Frame] = unchanged,
         closes_denied: bool = False,
     ) -> None:
         self._where = address
@@ -109,6 +112,7 @@ class StreamServer:
             on_reject=on_reject,
             authentication=authentication,
             credentials=credentials,
+            without_credentials=without_credentials,
             closes_denied=closes_denied,
         )
         self._file: UnixSocket | None = None

@@ -265,6 +265,16 @@ def credentials(frame: Frame) -> tuple[str, str]:
     return words(meta.authentication_data), method
 
 
+def without_credentials(frame: Frame) -> Frame:
+    """Return a copy of a complete request frame without its authentication data."""
+    meta, message = split_frame(view_of(frame.payload))
+    meta.ClearField("authentication_data")
+    payload = b"".join(frame_bytes(meta.SerializeToString(), [message]))
+    return Frame(
+        (memoryview(payload),), frame.correlation, frame.deadline, frame.extra_bytes, frame.client
+    )
+
+
 def _timed(meta: bytes, left_s: float) -> bytes:
     """Return the metadata of a request with the time its caller has left, in whole ms."""
     if not meta.startswith(_REQUEST):
