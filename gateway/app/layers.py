@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.api.protocol import Codec
 from gateway.api.tap import CountCall, RouteTap
+from gateway.app.declarations import Declarations
 from gateway.app.signatures import Signatures
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.config.models import CacheConfig
@@ -169,6 +170,7 @@ class ModelParts:
     """Parameters of the chains of in-process models, and of models with a batch queue or cache."""
 
     signatures: Mapping[str, SignatureConfig] = field(default_factory=dict)
+    declarations: Declarations = field(default_factory=dict)
     forward: tuple[tuple[str, ...], Mapping[str, str], str | None] | None = None
     workers: int = 1
     rules: BatchRules | None = None
@@ -208,6 +210,7 @@ class EndpointParts:
     headers: Mapping[str, str]
     client_header: str | None = None
     ends_at_empty_classes: Callable[[], bool] = bool
+    declarations: Declarations = field(default_factory=dict)
     trace: Wrap | None = None
 
 
@@ -331,7 +334,8 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",
               lambda inner, _: ModelConfigurationLayer(inner.calls), inference=False),
         Layer("Signatures", "replies to metadata calls from the configuration's signatures",
-              lambda inner, at: Signatures(inner.calls, at.signatures), inference=False),
+              lambda inner, at: Signatures(inner.calls, at.signatures, at.declarations),
+              inference=False),
         Layer("ConfirmUnload", "replies to an unload when the model is no longer ready",
               lambda inner, _: ConfirmUnload(inner.calls), inference=False),
         Layer("TraceAttempt", "makes the span of each request, if `telemetry.otlp` has traces",
@@ -349,7 +353,8 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",
               lambda inner, _: ModelConfigurationLayer(inner.calls), inference=False),
         Layer("Signatures", "adds labels and batch sizes from the configuration",
-              lambda inner, at: Signatures(inner.calls, at.signatures) if at.signatures else None,
+              lambda inner, at: Signatures(inner.calls, at.signatures, at.declarations)
+              if at.signatures or at.declarations else None,
               inference=False),
         Layer("TraceInside", "makes the span of each run, if `telemetry.otlp` has traces",
               lambda inner, at: None if at.trace is None else at.trace(inner.calls)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.public_paths import listener_authentication, path_prefixes
 from gateway.app.quotas import telling_grpc, telling_http
 from gateway.app.rejection_log import RejectionLog
+from gateway.app.server_names import inherited_sockets, stream_server_name
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.app.worker_slot import ProcessOptions
@@ -47,7 +47,7 @@ from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
 from gateway.service import Service
-from gateway.settings.units import UNIX, Address, StreamAddress
+from gateway.settings.units import Address, StreamAddress
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.admission import MemoryBudget
@@ -274,7 +274,8 @@ class SharedResources:
         directory: TLS files are relative to it.
         reuse_port: Whether other processes listen on the same addresses.
         should_replace: Whether a unix socket replaces that of another gateway.
-        sockets: Unix sockets that the processes share, by address.
+        sockets: Sockets that the processes share: unix sockets by address, and those of a service
+            manager as `inherited_sockets` finds them.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
         upstream_connections: Largest number of connections to upstreams.
         process_options: Options of protocols that the listeners share.
@@ -336,7 +337,7 @@ def build_listener(
         if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            prefixes = path_prefixes(spec.http, config, options)
+            prefixes = path_prefixes(name, spec.http, config)
             http.append(HttpMount(prefixes, frontend, spec.http.root))
         if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
@@ -370,6 +371,7 @@ def build_listener(
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
             authentication=authentication,
+            inherited=inherited_sockets(name, shared.sockets),
             grpc=grpc if is_both else (),
             extras=server_services(described, ready, built) if is_both else (),
             grpc_on_reject=partial(built.rejections.rejected, "grpc"),
@@ -388,11 +390,14 @@ def build_listener(
             count=_connection_count(f"{config.name}.grpc", limits, shared),
             reuse_port=shared.reuse_port,
             authentication=authentication,
+            inherited=inherited_sockets(f"{config.name}.grpc", shared.sockets),
         )
     for stream in config.streams:
-        name = _unique_name(f"{config.name}.{stream.protocol}.{_carrier(stream)}", servers)
+        name = stream_server_name(config, stream, servers)
         count = _connection_count(name, limits, shared)
-        servers[name] = _stream_server(config, stream, built, (limits, messages), shared, count)
+        servers[name] = _stream_server(
+            name, config, stream, built, (limits, messages), shared, count
+        )
     return built
 
 
@@ -440,20 +445,12 @@ def max_message_bytes(config: ListenerConfig) -> int:
 
 def _limits(config: ListenerConfig, *, can_cut_through: bool = True) -> ServerLimits:
     defaults = ServerLimits() if can_cut_through else ServerLimits(cut_through_bytes=0)
-    limits: ServerLimits = overridden(defaults, config.limits)
+    limits: ServerLimits = overridden(defaults, config.limits.by_side())
     return limits
 
 
-def _carrier(stream: StreamConfig) -> str:
-    """Return the carrier of a stream, by its name in URLs."""
-    if stream.address.tcp is None:
-        return UNIX
-    binding = protocol(stream.protocol).stream
-    carriers = () if binding is None else binding.carriers
-    return next((carrier for carrier in carriers if carrier != UNIX), "tcp")
-
-
 def _stream_server(  # one caller
+    name: str,
     config: ListenerConfig,
     stream: StreamConfig,
     built: BuiltListener,
@@ -482,6 +479,7 @@ def _stream_server(  # one caller
         count=count,
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
+        inherited=inherited_sockets(name, shared.sockets),
         replaces=shared.should_replace,
         authentication=built.authentication,
         credentials=binding.credentials,
@@ -550,11 +548,6 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     if spec.default_model and config.default_model is not None:
         options = {spec.default_model: config.default_model, **options}
     return {**spec.options(options), **shared.process_options.of_protocol(spec)}
-
-
-def _unique_name(name: str, used: Mapping[str, object]) -> str:
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([name], numbered) if each not in used)
 
 
 def _grpc_address(address: Address) -> str:

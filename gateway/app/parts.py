@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from prometheus_client.core import Metric
 
@@ -225,7 +225,7 @@ class LeadingParts:
             StartError: A part cannot be used, for example because of its files.
         """
         found = {name: extension.lead(processes) for name, extension in extensions().items()}
-        parts = {name: part for name, part in found.items() if part is not None}
+        parts = {name: _completed(part) for name, part in found.items() if part is not None}
         if processes.count > 1:
             parts[QUOTAS] = LeadingQuotas(processes)
         return cls(parts)
@@ -311,6 +311,23 @@ class LeadingParts:
         async with AsyncExitStack() as stack:
             for part in self._parts.values():
                 stack.push_async_callback(part.stop)
+
+
+class _CompletedPart:
+    """A part of a package, with the defaults of `LeadingPart` for what it leaves out."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+        self._defaults = LeadingPart()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._own, name, None)
+        return getattr(self._defaults, name) if found is None else found
+
+
+def _completed(part: object) -> LeadingPart:
+    """Return a part that has every member of `LeadingPart`, even if it is no subclass."""
+    return part if isinstance(part, LeadingPart) else cast("LeadingPart", _CompletedPart(part))
 
 
 class OwnProcess:

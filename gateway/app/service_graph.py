@@ -20,6 +20,7 @@ from gateway import __version__
 from gateway.api.extension import TrafficShift
 from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
+from gateway.app.declarations import read_declarations
 from gateway.app.external_access import ExternalAccess
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import ListenerParts, Tracing, build_chain
@@ -147,6 +148,7 @@ class ServiceGraph:
         self.parts: KeptParts = KeptParts({} if previous is None else previous.parts.current)
         process.metrics.access.allow_clients(config.clients)
         process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
+        self._declarations = read_declarations(config, loaded.directory)
         self._models: BuiltModels = build_models(
             config,
             loaded.directory,
@@ -154,6 +156,7 @@ class ServiceGraph:
             self.parts,
             workers=process.slot.count,
             tracing=process.tracing,
+            declarations=self._declarations,
         )
         self._upstreams = self._build_upstreams()
         self._targets = self._build_targets()
@@ -340,11 +343,17 @@ class ServiceGraph:
             if model.backend is None and model.signature is not None
         }
 
+        declarations = {
+            name: declared
+            for name, declared in self._declarations.items()
+            if config.models[name].backend is None
+        }
+
         def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
             longest_call_s = _longest_timeout(config, name)
             text_routes = _text_routes(config, name)
             idle_s = config.policies.sequence_idle
-            source = (upstream, signatures, idle_s, longest_call_s, text_routes)
+            source = (upstream, signatures, declarations, idle_s, longest_call_s, text_routes)
             return self.parts.get(
                 "upstream",
                 name,
@@ -355,6 +364,7 @@ class ServiceGraph:
                     signatures,
                     process.metrics,
                     self.loaded.directory,
+                    declarations=declarations,
                     sequence_idle_s=idle_s,
                     longest_call_s=longest_call_s,
                     text_routes=text_routes,

@@ -104,6 +104,24 @@ class InvalidTensor(InvalidRequest):
     """A tensor's data, datatype and shape do not match."""
 
 
+class InvalidMember(InvalidRequest):
+    """One member of the request is wrong, or its model does not serve it.
+
+    Args:
+        message: What is wrong, what was found, and what is expected.
+        member: Name of the member; "" for the whole request.
+        reason: A word for programs, such as "unsupported_model"; "" for none.
+        model: The model of the call.
+    """
+
+    def __init__(
+        self, message: str, *, member: str = "", reason: str = "", model: ModelRef | None = None
+    ) -> None:
+        super().__init__(message, model=model)
+        self.member = member
+        self.reason = reason
+
+
 class NotFound(GatewayError):
     """The requested object does not exist."""
 
@@ -265,6 +283,10 @@ class UpstreamError(GatewayError):
     """The upstream responded with an error that has no more specific class."""
 
     code = ErrorCode.UPSTREAM
+
+
+class InvalidOutput(UpstreamError):
+    """The output of a model has a value that the caller's request cannot get."""
 
 
 class InternalError(GatewayError):

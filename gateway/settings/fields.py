@@ -93,6 +93,8 @@ _VISIBLE: Final = r"^[!-~]+$"
 _CALL_KEY: Final = r"^(model|address|client|header:[!-9;-~]+)$"
 HEADER_KEY: Final = r"^header:[!-9;-~]+$"
 """A pattern: what calls are grouped by, if it can only be the value of a header."""
+QUEUE_PRIORITY: Final = r"^(high|normal|low|header:[!-9;-~]+)$"
+"""A pattern: the priority of the inferences of a route, or the header that has it."""
 STICKY: Final = r"^(client|none|header:[!-9;-~]+)$"
 """A pattern: whose calls stay at one target during a cut-over."""
 HEDGE_AFTER: Final = r"^(p[0-9]{1,2}(\.[0-9]+)?|[0-9]+(\.[0-9]+)?(us|ms|s))$"
@@ -120,6 +122,7 @@ FORMS: Final[Mapping[str, str]] = MappingProxyType(
         _VISIBLE: "ASCII characters without spaces",
         _CALL_KEY: "'model', 'address', 'client' or 'header:NAME'",
         HEADER_KEY: "'header:NAME'",
+        QUEUE_PRIORITY: "'high', 'normal', 'low' or 'header:NAME'",
         STICKY: "'client', 'none' or 'header:NAME'",
         HEDGE_AFTER: "a percentile or a duration, as in p95 or 30ms",
         MEMORY: "a percentage from 1% to 99%, or a size, as in 90% or 4GiB",

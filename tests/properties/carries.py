@@ -96,6 +96,7 @@ class Carries:
         index_names: The index has names only.
         as_carried: Removes the parts of a reply that are not carried.
         errors: Codes that arrive as another one; the others arrive as themselves.
+        tensors: It carries tensors; otherwise tasks on texts, which have suites of their own.
     """
 
     codec: str
@@ -133,6 +134,7 @@ class Carries:
     index_names: bool = False
     as_carried: Callable[[Any], Any] = same
     errors: Mapping[ErrorCode, ErrorCode] = field(default_factory=dict)
+    tensors: bool = True
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -482,7 +484,14 @@ _GRPS = (
     _grps_widened("brpc", errors=_GRPS_ERRORS),
 )
 
-CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS)
+# OpenAI: texts in, numbers or texts out, and no tensors with names: tests/matrix/test_texts.py.
+
+_OPENAI = (Carries(codec="openai.http", tensors=False),)
+
+CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS, *_OPENAI)
 
 # Those of the registry: a codec that is not registered is not tried.
-WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED)
+WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED and way.tensors)
+
+# The protocols whose clients send tensors, by name.
+OF_TENSORS: tuple[str, ...] = tuple(dict.fromkeys(way.codec.partition(".")[0] for way in WAYS))
