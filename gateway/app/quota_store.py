@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from gateway.concurrency.background import start_background
 from gateway.config.permissions import QuotaStoreConfig
 from gateway.policies.access.quotas.budgets import Key
-from gateway.policies.access.quotas.pools import Answer, PoolLeases, Question
+from gateway.policies.access.quotas.pools import LeaseReply, LeaseRequest, PoolLeases
 
 log = structlog.get_logger(__name__)
 
@@ -183,8 +183,8 @@ class QuotaStore:
                 retry_at = loop.time() + _RETRY_S
             self._wake()
 
-    def _questions(self, now: float) -> list[Question]:
-        questions: list[Question] = []
+    def _questions(self, now: float) -> list[LeaseRequest]:
+        questions: list[LeaseRequest] = []
         if now - self._returned_at >= _RETURN_S:
             self._returned_at = now
             self._leases.refresh()
@@ -197,7 +197,7 @@ class QuotaStore:
         answered, self._answered = self._answered, asyncio.Event()
         answered.set()
 
-    async def _try(self, questions: Sequence[Question]) -> bool:
+    async def _try(self, questions: Sequence[LeaseRequest]) -> bool:
         """Ask the store; return whether it replied."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -214,7 +214,7 @@ class QuotaStore:
             log.info("store of quotas back")
         return True
 
-    async def _exchange(self, questions: Sequence[Question]) -> None:
+    async def _exchange(self, questions: Sequence[LeaseRequest]) -> None:
         if not questions:
             return
         pipeline = self._client.pipeline(transaction=False)
@@ -224,7 +224,7 @@ class QuotaStore:
             granted, left, utc, replicas, wait_s, is_short = reply
             self._leases.receive(
                 question,
-                Answer(
+                LeaseReply(
                     float(granted),
                     float(left),
                     float(utc),
@@ -234,7 +234,7 @@ class QuotaStore:
                 ),
             )
 
-    def _arguments(self, question: Question) -> list[Any]:
+    def _arguments(self, question: LeaseRequest) -> list[Any]:
         limit = question.limit
         name = "|".join(question.key)
         return [

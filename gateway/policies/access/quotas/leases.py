@@ -289,13 +289,15 @@ class QuotaLeader:
         await self._recall([key for key, each in needs.items() if self._is_short(key, each)])
         if self._ask is not None:
             lacking = {key: sum(each.values()) for key, each in needs.items()}
-            await self._ask({key: each for key, each in lacking.items() if self._lacks(key, each)})
+            await self._ask(
+                {key: each for key, each in lacking.items() if self._is_too_small(key, each)}
+            )
         grants: dict[str, list[list[Any]]] = {pid: [] for pid in reports}
         for key in {**wants, **needs}:
             self._divide(key, needs.get(key, {}), wants.get(key, {}), grants)
         await self._exchange({"grants": grants})
 
-    def _lacks(self, key: Key, amount: float) -> bool:
+    def _is_too_small(self, key: Key, amount: float) -> bool:
         budget = self.budgets.find(key)
         return budget is not None and budget.room() < amount
 

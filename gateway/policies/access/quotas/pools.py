@@ -130,7 +130,7 @@ class Pool:
         return max(ahead, 0.0)
 
 
-class Question(NamedTuple):
+class LeaseRequest(NamedTuple):
     """What the store is asked about one budget.
 
     Attributes:
@@ -154,7 +154,7 @@ class Question(NamedTuple):
     is_known: bool
 
 
-class Answer(NamedTuple):
+class LeaseReply(NamedTuple):
     """What the store says about one budget.
 
     Attributes:
@@ -236,12 +236,12 @@ class PoolLeases:
         """Whether a pool wants something."""
         return bool(self._low)
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[LeaseRequest]:
         """Return what to ask the store now; each pool is asked for once."""
         low, self._low = self._low, {}
         return [self._question(key, pool, 0.0) for key, pool in low.items()]
 
-    def returns(self, *, everything: bool = False) -> list[Question]:
+    def returns(self, *, everything: bool = False) -> list[LeaseRequest]:
         """Return what goes back to the store: leases that nobody has used for a while."""
         now = self.monotonic()
         found = []
@@ -251,7 +251,7 @@ class PoolLeases:
                 found.append(self._question(key, pool, pool.left))
         return found
 
-    def _question(self, key: Key, pool: Pool, returned: float) -> Question:
+    def _question(self, key: Key, pool: Pool, returned: float) -> LeaseRequest:
         pool.room()
         if returned:
             pool.left -= returned
@@ -263,9 +263,9 @@ class PoolLeases:
         mine = pool.total
         pool.total -= returned
         limit = pool.limit
-        return Question(key, limit, pool.ends, mine, returned, missing, want, pool.is_known)
+        return LeaseRequest(key, limit, pool.ends, mine, returned, missing, want, pool.is_known)
 
-    def receive(self, question: Question, answer: Answer) -> None:
+    def receive(self, question: LeaseRequest, answer: LeaseReply) -> None:
         """Add what the store granted."""
         self._offset_s = answer.utc - self._clocks.utc()
         self.replicas = max(1, answer.replicas)
@@ -280,13 +280,13 @@ class PoolLeases:
         pool.elsewhere = max(0.0, answer.left)
         pool.is_known = True
         pool.at = self.monotonic()
-        lacks = answer.granted + _TOLERANCE < question.need
-        pool.empty_until = self.monotonic() + answer.wait_s if lacks else 0.0
-        if answer.is_short and not lacks:
+        is_partial = answer.granted + _TOLERANCE < question.need
+        pool.empty_until = self.monotonic() + answer.wait_s if is_partial else 0.0
+        if answer.is_short and not is_partial:
             self._low[question.key] = pool
             pool.used_at = min(pool.used_at, self.monotonic() - 2 * _IDLE_S)
 
-    def fail(self, questions: Iterable[Question]) -> None:
+    def fail(self, questions: Iterable[LeaseRequest]) -> None:
         """Let pools that asked in vain ask again; what they returned is still theirs."""
         for question in questions:
             pool = self._pools.get(question.key)
