@@ -20,7 +20,7 @@ from gateway.api.tap import Tap
 from gateway.app import passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
-from gateway.app.grpc_services import server_services
+from gateway.app.health_services import server_services
 from gateway.app.layers import Tracing
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.public_paths import listener_authentication, path_prefixes
