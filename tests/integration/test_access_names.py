@@ -191,3 +191,35 @@ async def test_headers_of_files_are_read_again(tmp_path: Path) -> None:
         "Bearer two",
         "Bearer two",
     ]
+
+
+async def test_passthrough_forwards_no_credential(tmp_path: Path) -> None:
+    """Even if an upstream gets it for its own calls."""
+    key_file(tmp_path)
+    seen: list[dict[str, str]] = []
+
+    async def page(request: web.Request) -> web.Response:
+        seen.append({name.lower(): value for name, value in request.headers.items()})
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/page", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    document = json.loads(
+        configured(f"oip+http://{host}:{port}", upstream={"forward_headers": ["authorization"]})
+    )
+    document["listeners"][0]["passthrough"] = "server"
+    try:
+        async with running(json.dumps(document), tmp_path) as gateway:
+            address = gateway.addresses["main.http"]
+            assert (await exchange(address, "/page")).status == 401
+            headers = {"authorization": f"Bearer {KEY}", "x-api-key": KEY, "x-other": "1"}
+            assert (await exchange(address, "/page", headers)).status == 200
+    finally:
+        await runner.cleanup()
+    (found,) = seen
+    assert found.keys() & {"authorization", "x-api-key", "x-other"} == {"x-other"}
