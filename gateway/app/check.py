@@ -96,6 +96,8 @@ def _check_requirements(config: Config) -> Iterator[Finding]:
     """Yield the keys that need another key, a package or other values."""
     if config.telemetry.otlp.is_on and find_spec("opentelemetry") is None:
         yield ("telemetry", "otlp"), "needs OpenTelemetry: pip install 'tensor-gateway[otel]'"
+    if config.quota_store is not None and find_spec("redis") is None:
+        yield ("quota_store",), "needs a client of Redis: pip install 'tensor-gateway[quota]'"
 
 
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:

@@ -34,6 +34,8 @@ from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ServiceGraph
 from gateway.app.upstreams import max_connections
 from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
+from gateway.concurrency.background import start_background
+from gateway.config.header_files import has_header_files, with_renewed_headers
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.access.owners import SequenceIds
@@ -59,6 +61,7 @@ log = structlog.get_logger(__name__)
 _MIB = 1 << 20
 _BUDGET_BYTES = 512 * _MIB
 _CGROUP_SHARE = 0.4
+_HEADERS_PERIOD_S = 1.0
 
 
 class Gateway:
@@ -102,6 +105,9 @@ class Gateway:
         )
         self._is_stopping = False
         self._has_started = asyncio.Event()
+        self._reloading = asyncio.Lock()
+        self._drained = drained
+        self._header_watch: asyncio.Task[None] | None = None
         self._leading: LeadingParts | None = None
         self._started = datetime.now(UTC)
         self._retirements = Retirements(self._forget_endpoints)
@@ -277,6 +283,7 @@ class Gateway:
                 await server.start()
             self._certificates.start()
             self._access.start()
+            self._header_watch = start_background(self._watch_headers(), "watch of headers")
             self._trimmer.start()
             self._loop_lag.start()
             if self._export is not None:
@@ -365,6 +372,43 @@ class Gateway:
                 `lifecycle.reload.timeout`. Nothing has changed.
         """
         await self._has_started.wait()
+        async with self._reloading:
+            self._drained = drained
+            return await self._reload(loaded, drained)
+
+    async def _watch_headers(self) -> None:
+        """Use other values of headers of upstreams within 2 s after their files have changed."""
+        reason = ""
+        while True:
+            await asyncio.sleep(_HEADERS_PERIOD_S)
+            try:
+                await self.renew_headers()
+                reason = ""
+            except (StartError, *REASONS) as error:
+                found = str(error) if isinstance(error, StartError) else reason_of(error)
+                if found != reason:
+                    reason = found
+                    log.error("headers not renewed", reason=reason)  # noqa: TRY400
+
+    async def renew_headers(self) -> None:
+        """Read the files of headers of upstreams, and use what has changed.
+
+        Raises:
+            OSError: A file cannot be read.
+            ValueError: A file is not UTF-8.
+            StartError: The new values cannot be applied. Nothing has changed.
+        """
+        async with self._reloading:
+            if not has_header_files(self._graph.loaded):
+                return
+            loaded = await asyncio.to_thread(with_renewed_headers, self._graph.loaded)
+            if loaded is not None:
+                await self._reload(loaded, self._drained)
+                log.info("headers renewed")
+
+    async def _reload(
+        self, loaded: LoadedConfig, drained: AbstractSet[str]
+    ) -> dict[str, list[str]]:
         limit = asyncio.timeout(loaded.config.lifecycle.reload.timeout)
         try:
             change_access = self._access.prepare(loaded)
@@ -452,6 +496,8 @@ class Gateway:
     async def _close(self) -> None:
         await self._certificates.stop()
         await self._access.stop()
+        if self._header_watch is not None:
+            self._header_watch.cancel()
         for server in self._servers.values():
             await server.stop()
         await self._retirements.finish(0)

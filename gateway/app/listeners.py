@@ -7,23 +7,22 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from time import monotonic
-from typing import Any, Final, NamedTuple, TypedDict
-from uuid import uuid4
+from typing import Any, Final
 
 import structlog
 
-from gateway.access.authenticator import ListenerAuthenticator
 from gateway.api.access import Authenticator
-from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
+from gateway.api.protocol import Options, ProtocolSpec
 from gateway.api.tap import Tap
 from gateway.app import passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.chains.tracing import Tracing
 from gateway.app.exposure import exposure_risks
+from gateway.app.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
-from gateway.app.path_ownership import owned_paths
+from gateway.app.public_paths import listener_authentication, path_prefixes
 from gateway.app.quotas import telling_grpc, telling_http
+from gateway.app.rejection_log import RejectionLog
 from gateway.app.server_names import inherited_sockets, stream_server_name
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
@@ -39,7 +38,7 @@ from gateway.frontend.frontend import (
 )
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
-from gateway.ir.errors import GatewayError, Unauthenticated
+from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits
 from gateway.policies.access.authorise import ListenerAccess
@@ -50,12 +49,11 @@ from gateway.routing.server_status import model_status
 from gateway.service import Service
 from gateway.settings.units import Address, StreamAddress
 from gateway.telemetry import names
-from gateway.telemetry.call_log import CallLog, CallRecord
+from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.authentication import Authentication
-from gateway.transports.connection_count import ConnectionCount, TooManyConnections
+from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     GrpcMount,
     HttpFrontend,
@@ -63,8 +61,6 @@ from gateway.transports.contract import (
     Server,
     ServerLimits,
 )
-from gateway.transports.grpc.health import CHECK, Health
-from gateway.transports.grpc.reflection import Reflection, ServiceSchemas
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.http2.frames import may_be_http2
@@ -75,9 +71,6 @@ from gateway.transports.stream.server import StreamServer
 log = structlog.get_logger(__name__)
 
 Ready = Callable[[], Awaitable[bool]]
-
-_HEALTH: Final = "grpc.health"
-"""The protocol of grpc.health.v1, for the log and for rules."""
 
 _HTTP_IDS: Final = {
     "attach_request_id": attach_http_request_id,
@@ -94,14 +87,6 @@ _TELLING: Final[Mapping[Any, Any]] = {
     attach_grpc_request_id: telling_grpc(attach_grpc_request_id),
 }
 """What attaches the request id and what a client is told of quotas."""
-
-
-class Reports(TypedDict):
-    """What a frontend reports to."""
-
-    on_rejected: Callable[[str, GatewayError], object]
-    on_blocked: Callable[[str, str, float], None]
-    message_bytes: ByteCounter
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +168,7 @@ class BuiltListener:
     def authenticate(self, authenticator: Authenticator) -> None:
         """Ask who sends each request from now on, unless the servers do so already."""
         if self.authentication is None:
-            self.authentication = _authentication(authenticator, self._config)
+            self.authentication = listener_authentication(authenticator, self._config)
             for server in self.servers.values():
                 server.authenticate(self.authentication)
 
@@ -233,8 +218,10 @@ class BuiltListener:
         """
         if self.needs_client() and client.identity is ANONYMOUS:
             raise Unauthenticated("a credential is missing: only the server's health is public")
-        self.check(client, HEALTH, _HEALTH, ModelRef(name))
-        return await model_status(self._entry.service, name, protocol=_HEALTH, client=client)
+        self.check(client, HEALTH, HEALTH_PROTOCOL, ModelRef(name))
+        return await model_status(
+            self._entry.service, name, protocol=HEALTH_PROTOCOL, client=client
+        )
 
     def check(
         self, client: Client, operation: str, protocol: str, model: ModelRef | None = None
@@ -335,7 +322,7 @@ def build_listener(
     built.needs_client = partial(shared.needs_client, config.name)
     authenticator = shared.authenticator(config)
     authentication = built.authentication = (
-        None if authenticator is None else _authentication(authenticator, config)
+        None if authenticator is None else listener_authentication(authenticator, config)
     )
     tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
@@ -343,7 +330,7 @@ def build_listener(
     serves_grpc = config.grpc is not None or config.address is not None
     http: list[HttpMount] = []
     grpc: list[GrpcMount] = []
-    described: list[Described] = []
+    described: list[DescribedProtocol] = []
     messages = message_limits(config.messages, limits.message_bytes)
     for name in config.protocols or protocol_names():
         spec = protocol(name)
@@ -351,13 +338,15 @@ def build_listener(
         if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            prefixes = _prefixes(name, spec.http, config)
+            prefixes = path_prefixes(name, spec.http, config)
             http.append(HttpMount(prefixes, frontend, spec.http.root))
         if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
             frontend = built.frontend(spec, codec, **_GRPC_IDS)
             grpc.append(GrpcMount(spec.grpc.methods, frontend))
-            described.append(Described(codec.name, spec.grpc.methods, spec.grpc.file_descriptors()))
+            described.append(
+                DescribedProtocol(codec.name, spec.grpc.methods, spec.grpc.file_descriptors())
+            )
     if config.shared_memory.mode == "forward":
         log.warning(
             "a client that makes a shared-memory segment smaller ends the server",
@@ -385,7 +374,7 @@ def build_listener(
             authentication=authentication,
             inherited=inherited_sockets(name, shared.sockets),
             grpc=grpc if is_both else (),
-            extras=_extras(described, ready, built) if is_both else (),
+            extras=server_services(described, ready, built) if is_both else (),
             grpc_on_reject=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
@@ -394,7 +383,7 @@ def build_listener(
             config.transport,
             _grpc_address(config.grpc),
             mounts=grpc,
-            extras=_extras(described, ready, built),
+            extras=server_services(described, ready, built),
             limits=limits,
             budget=shared.budget,
             tls=tls,
@@ -549,43 +538,8 @@ def _shared_port(  # one caller
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
 
 
-def _authentication(authenticator: Authenticator, config: ListenerConfig) -> Authentication:
-    """Return what asks *authenticator* who sends the requests of a listener."""
-    public = public_paths(config)
-    if isinstance(authenticator, ListenerAuthenticator):
-        return Authentication(authenticator, public, authenticator.hidden)
-    return Authentication(authenticator, public)
-
-
-def public_paths(config: ListenerConfig) -> frozenset[str]:
-    """Return the paths and methods of a listener that ask for the health of the server."""
-    found: set[str] = {CHECK}
-    for name in config.protocols or protocol_names():
-        spec = protocol(name)
-        if spec.http is not None:
-            claimed = _prefixes(name, spec.http, config)
-            found.update(path for path in spec.http.public if path.startswith(tuple(claimed)))
-        found.update(() if spec.grpc is None else spec.grpc.public)
-    for stream in config.streams:
-        spec = protocol(stream.protocol)
-        found.update(() if spec.stream is None else spec.stream.public)
-        found.update(() if spec.http is None else spec.http.public)
-        found.update(() if spec.grpc is None else spec.grpc.public)
-    return frozenset(found)
-
-
 def _cors_rules(config: ListenerConfig) -> CorsRules | None:
     return None if config.cors is None else CorsRules(config.cors.origins, config.cors.max_age)
-
-
-def _prefixes(name: str, binding: HttpBinding, config: ListenerConfig) -> Sequence[str]:
-    """Return the path prefixes of a protocol; "/" among them if it is the only one here."""
-    prefixes = owned_paths(config)[name]
-    names = config.protocols or protocol_names()
-    is_only = (
-        sum(protocol(name).http is not None for name in names) == 1 and config.passthrough is None
-    )
-    return (*prefixes, "/") if is_only and binding.any_path else prefixes
 
 
 def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources) -> Options:
@@ -596,114 +550,9 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     return {**spec.options(options), **shared.process_options.of_protocol(spec)}
 
 
-class Described(NamedTuple):
-    """What reflection tells about the protocol of one codec."""
-
-    protocol: str
-    methods: Iterable[str]
-    descriptors: tuple[bytes, ...]
-
-    @property
-    def services(self) -> list[str]:
-        """The names of its services."""
-        return list(dict.fromkeys(path.split("/")[1] for path in self.methods))
-
-
-def _extras(
-    described: Sequence[Described], ready: Ready, built: BuiltListener
-) -> tuple[GrpcMount, ...]:
-    async def status(service: str, client: Client) -> bool | None:
-        if service not in own:
-            return await built.model_status(service, client)
-        built.check(client, HEALTH, _HEALTH)
-        return await ready()
-
-    own = frozenset(["", *(name for each in described for name in each.services)])
-    protocols = [each.protocol for each in described]
-    # Clients that may use the same protocols share what reflection knows of them.
-    known: dict[frozenset[str], ServiceSchemas] = {}
-
-    def schemas(client: Client) -> ServiceSchemas:
-        usable = built.usable_protocols(client, protocols)
-        if usable not in known:
-            shown = [each for each in described if each.protocol in usable]
-            services = [name for each in shown for name in each.services]
-            known[usable] = ServiceSchemas(services, [each.descriptors for each in shown])
-        return known[usable]
-
-    return Health(status).mount, Reflection(schemas).mount
-
 
 def _grpc_address(address: Address) -> str:
     return str(address) if address.host else f"[::]:{address.port}"
-
-
-class RejectionLog:
-    """Counts and logs the requests of one listener that reach no service.
-
-    Connections that are refused have one line a second at most, with their number.
-
-    Args:
-        listener: Its name, for the log.
-        metrics: Counts them.
-        call_log: Writes the lines.
-        tracing: Makes their spans; None for no spans.
-    """
-
-    def __init__(
-        self, listener: str, metrics: Metrics, call_log: CallLog, tracing: Tracing | None = None
-    ) -> None:
-        self._listener = listener
-        self._tracing = tracing
-        self._codecs: dict[str, Any] = {}
-        self._metrics = metrics
-        self._call_log = call_log
-        self._logged = 0.0
-        self._unlogged = 0
-
-    def reports(self, protocol: str, codec: Any = None) -> Reports:
-        """Return what the frontend of *protocol* reports to.
-
-        Args:
-            protocol: Its name.
-            codec: What encodes its errors; None for no spans with statuses.
-        """
-        self._codecs[protocol] = codec
-        return {
-            "on_rejected": self.rejected,
-            "on_blocked": self._metrics.loop_blocked,
-            "message_bytes": self._metrics.bytes.of(self._listener, protocol),
-        }
-
-    def call(self, record: CallRecord, error: GatewayError | None) -> None:
-        """Count and log a request that was forwarded without a service."""
-        self._metrics.call(record)
-        self._call_log.call(record, error)
-
-    def rejected(self, protocol: str, error: GatewayError) -> str:
-        """Count *error*, log it, and return the request id, which is new if *error* has none."""
-        self._metrics.rejected(protocol, error)
-        if isinstance(error, TooManyConnections):
-            self._connection_refused(error)
-            return ""
-        error.request_id = error.request_id or uuid4().hex
-        self._call_log.rejected(self._listener, protocol, error)
-        if self._tracing is not None:
-            self._tracing.rejected(self._listener, protocol, error, self._codecs.get(protocol))
-        return error.request_id
-
-    def _connection_refused(self, error: TooManyConnections) -> None:
-        now = monotonic()
-        self._unlogged += 1
-        if now - self._logged >= 1.0:
-            log.warning(
-                "connections refused",
-                listener=self._listener,
-                address=error.address,
-                limit=error.limit,
-                count=self._unlogged,
-            )
-            self._logged, self._unlogged = now, 0
 
 
 def _warn_of_exposure(config: ListenerConfig, address: Address | StreamAddress) -> None:

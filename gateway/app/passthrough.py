@@ -12,6 +12,7 @@ from gateway.config.models import PassthroughConfig
 from gateway.frontend.frontend import attach_http_request_id, http_request_id
 from gateway.ir.context import REQUEST_ID, Client, Context, Origin
 from gateway.ir.errors import Cancelled, Forbidden, GatewayError, TooLarge
+from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
@@ -113,7 +114,9 @@ class ObservedPassthrough(Passthrough):
 
 def _with_id(wire: HttpRequest, request_id: str) -> HttpRequest:
     """Return *wire* with the id, which the upstream may return and log."""
-    kept = [pair for pair in wire.headers if pair[0].lower() != REQUEST_ID]
+    # The credential that named the client is for the gateway.
+    own = {REQUEST_ID} if wire.client.identity is ANONYMOUS else {REQUEST_ID, "authorization"}
+    kept = [pair for pair in wire.headers if pair[0].lower() not in own]
     headers = Headers((*kept, (REQUEST_ID, request_id)))
     return HttpRequest(
         wire.method, wire.path, wire.query, headers, wire.body, wire.deadline, client=wire.client

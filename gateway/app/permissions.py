@@ -10,6 +10,7 @@ from gateway.config.models import Config
 from gateway.config.permissions import RuleConfig
 from gateway.config.yaml_tree import Finding
 from gateway.ir.identity import ANONYMOUS, Identity
+from gateway.policies.access.authorise import ListenerAccess, OnDenied
 from gateway.policies.access.operations import HEALTH, INFERENCE, LISTED
 from gateway.policies.access.quotas.layer import QuotasOfCalls
 from gateway.policies.access.rules import AccessDecision, AccessRule, Facts, Permissions, Size
@@ -36,6 +37,27 @@ def _rule(name: str, rule: RuleConfig) -> AccessRule:
         max_bytes=rule.max_bytes,
         **rule.conditions(),
     )
+
+
+def listener_access(config: Config, on_denied: OnDenied) -> dict[str, ListenerAccess]:
+    """Return what clients may do at each listener; empty without rules.
+
+    Args:
+        config: The configuration.
+        on_denied: Counts the calls that are denied.
+    """
+    rules = access_rules(config)
+    permissions = Permissions(rules)
+    return {
+        listener.name: ListenerAccess(
+            permissions,
+            listener.name,
+            default_model=listener.default_model or "",
+            public_health=config.security.public_health,
+            on_denied=on_denied,
+        )
+        for listener in (config.listeners if rules else ())
+    }
 
 
 def names_clients(config: Config) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -18,17 +19,24 @@ from gateway.api.extension import (
 )
 from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.app.quota_counts import QuotaCounts
+from gateway.app.quota_store import QuotaStore
 from gateway.config.load import LoadedConfig
-from gateway.config.models import Config
+from gateway.config.models import Config, ListenerConfig
 from gateway.config.permissions import QuotaConfig
+from gateway.ir.calls import Call
 from gateway.policies.access.quotas.budgets import Budgets, Limit, LocalAccounts
 from gateway.policies.access.quotas.layer import (
     QUOTA_NOTES,
+    Accounts,
+    ApplyQuotas,
+    OnRefused,
     QuotaNotes,
     QuotaRule,
+    QuotasOfCalls,
     QuotaState,
 )
 from gateway.policies.access.quotas.leases import LeasedAccounts, QuotaLeader, Rounds
+from gateway.policies.access.quotas.pools import PoolLeases
 from gateway.policies.access.rules import AccessRule
 from gateway.telemetry import names
 from gateway.telemetry.families import gauge_family
@@ -70,6 +78,30 @@ def _quota(name: str, quota: QuotaConfig) -> QuotaRule:
     )
 
 
+def quota_layers(
+    config: Config,
+    route_of: Callable[[Call[Any]], str],
+    accounts: Accounts,
+    on_refused: OnRefused,
+) -> dict[str, Callable[..., ApplyQuotas]]:
+    """Return what builds the layer that applies quotas, by listener; empty without quotas.
+
+    Args:
+        config: The configuration.
+        route_of: Returns the route of a call; "" for none.
+        accounts: Charges the budgets.
+        on_refused: Counts the calls beyond a quota.
+    """
+    rules = quota_rules(config)
+
+    def layer(listener: ListenerConfig) -> Callable[..., ApplyQuotas]:
+        default_model = listener.default_model or ""
+        quotas = QuotasOfCalls(rules, listener.name, default_model=default_model, route_of=route_of)
+        return partial(ApplyQuotas, quotas=quotas, accounts=accounts, on_refused=on_refused)
+
+    return {listener.name: layer(listener) for listener in (config.listeners if rules else ())}
+
+
 def limit_of(quota: QuotaConfig) -> Limit:
     """Return the limit of a quota."""
     return Limit(
@@ -85,6 +117,15 @@ def limits_of(config: Config) -> dict[str, Limit]:
     return {name: limit_of(quota) for name, quota in config.quotas.items()}
 
 
+def _budgets_of(config: Config) -> tuple[Budgets, QuotaStore | None]:
+    """Return the budgets of a configuration, and the store that replicas share."""
+    limits, settings = limits_of(config), config.quota_store
+    if settings is None:
+        return Budgets(limits), None
+    leases = PoolLeases(settings.replicas)
+    return Budgets(limits, pools=leases), QuotaStore(settings, leases)
+
+
 class ServingQuotas:
     """The accounts of one serving process.
 
@@ -95,12 +136,17 @@ class ServingQuotas:
     """
 
     def __init__(self, process: ServingProcess) -> None:
-        limits = limits_of(LoadedConfig.of(process.config).config)
-        self.accounts: LocalAccounts | LeasedAccounts = (
-            LocalAccounts(Budgets(limits))
-            if process.count == 1
-            else LeasedAccounts(limits, process.notify)
-        )
+        config = LoadedConfig.of(process.config).config
+        limits = limits_of(config)
+        self._store: QuotaStore | None = None
+        if process.count == 1:
+            budgets, self._store = _budgets_of(config)
+            ask = None if self._store is None else self._store.ask
+            self.accounts: LocalAccounts | LeasedAccounts = LocalAccounts(budgets, ask=ask)
+            if self._store is not None:
+                process.metrics.registry.register(self._store)
+        else:
+            self.accounts = LeasedAccounts(limits, process.notify)
         self._counts: QuotaCounts | None = None
         if isinstance(self.accounts, LocalAccounts):
             process.metrics.registry.register(UsedQuotas(self.accounts.budgets))
@@ -128,6 +174,8 @@ class ServingQuotas:
         """Continue with the counts of an earlier process."""
         if self._counts is not None:
             self._counts.start()
+        if self._store is not None:
+            self._store.start()
 
     def change(self, config: ConfigView, /) -> None:
         """Follow a reload."""
@@ -143,6 +191,8 @@ class ServingQuotas:
 
     async def stop(self) -> None:
         """Write the counts; idempotent."""
+        if self._store is not None:
+            await self._store.stop()
         if self._counts is not None:
             await self._counts.stop()
 
@@ -155,20 +205,24 @@ class LeadingQuotas(LeadingPart):
     """
 
     def __init__(self, processes: Processes) -> None:
-        self._limits = limits_of(LoadedConfig.of(processes.config).config)
-        self._budgets = Budgets(self._limits)
+        config = LoadedConfig.of(processes.config).config
+        self._limits = limits_of(config)
+        self._budgets, self._store = _budgets_of(config)
 
         async def exchange(document: Mapping[str, Any]) -> Mapping[str, Any]:
             return await processes.exchange(QUOTAS, document)
 
-        leader = QuotaLeader(self._budgets, exchange, processes.count)
+        ask = None if self._store is None else self._store.ask
+        leader = QuotaLeader(self._budgets, exchange, processes.count, ask)
         self._rounds = Rounds(leader, lambda: None)
         self._used = UsedQuotas(self._budgets)
         self._counts = QuotaCounts(self._budgets, LoadedConfig.of(processes.config))
 
     def collect(self) -> Iterable[Metric]:
         """Return what is used."""
-        return self._used.collect()
+        yield from self._used.collect()
+        if self._store is not None:
+            yield from self._store.collect()
 
     def check_reload(self, config: ConfigView, /) -> None:
         """Have the budgets of the next configuration before a worker asks for them."""
@@ -186,6 +240,8 @@ class LeadingQuotas(LeadingPart):
     async def start(self) -> None:
         """Continue with the counts of an earlier process."""
         self._counts.start()
+        if self._store is not None:
+            self._store.start()
 
     def lead(self) -> None:
         """Begin to make rounds."""
@@ -194,6 +250,8 @@ class LeadingQuotas(LeadingPart):
     async def stop(self) -> None:
         """End; idempotent."""
         await self._rounds.stop()
+        if self._store is not None:
+            await self._store.stop()
         await self._counts.stop()
 
 

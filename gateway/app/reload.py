@@ -50,6 +50,7 @@ _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("lifecycle", "reload"),
     ("in_flight_bytes",),
     ("in_flight_bytes_per_address",),
+    ("quota_store",),
     ("shared_regions",),
 )
 

@@ -27,10 +27,10 @@ from gateway.app.layers import build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.passthrough import known_posts
-from gateway.app.permissions import access_rules, names_clients
+from gateway.app.permissions import listener_access, names_clients
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process_parts import ProcessParts
-from gateway.app.quotas import quota_rules
+from gateway.app.quotas import quota_layers
 from gateway.app.route_rules import RuledRoute, named_models, required_routes, ruled_routes
 from gateway.app.routes import (
     BuiltRoute,
@@ -42,12 +42,10 @@ from gateway.app.routes import (
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
-from gateway.ir.calls import Call
 from gateway.ir.metadata import ServerMetadata
 from gateway.policies.access.authorise import ListenerAccess
 from gateway.policies.access.owners import SequenceIds
-from gateway.policies.access.quotas.layer import ApplyQuotas, QuotasOfCalls
-from gateway.policies.access.rules import Permissions
+from gateway.policies.access.quotas.layer import ApplyQuotas
 from gateway.policies.shared_memory.forwarded import ForwardRegions
 from gateway.policies.shared_memory.policy import (
     CopyRegions,
@@ -56,7 +54,7 @@ from gateway.policies.shared_memory.policy import (
 )
 from gateway.registry import layers, own_layers
 from gateway.routing.balance import Readiness
-from gateway.routing.match import Matcher
+from gateway.routing.match import Matcher, matched_name
 from gateway.routing.model_keys import ModelKeyIndex
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
@@ -137,14 +135,23 @@ class ServiceGraph:
         self.server: ServerInfo = self._server_info(routes, matcher, online=online)
         self.pipelines.step_router.connect(routes, own, self.server)
         model_keys = ModelKeyIndex(self.server, matcher.matches_model)
-        access = self._access()
+        access = listener_access(config, process.metrics.access.denied)
+        route_names = [built.ruled.name for built in routes for _ in built.ruled.rules]
+        quotas = quota_layers(
+            config,
+            lambda call: matched_name(matcher, route_names, call),
+            process.parts.accounts,
+            process.metrics.access.quota_refused,
+        )
         http_clients = {
             name: PassthroughClient(built.http, partial(known_posts, built))
             for name, built in self._upstreams.items()
             if built.http is not None
         }
         services = {
-            listener.name: self._listener_entry(listener, access.get(listener.name), matcher)
+            listener.name: self._listener_entry(
+                listener, access.get(listener.name), quotas.get(listener.name)
+            )
             for listener in config.listeners
         }
         self.entries: Mapping[str, ListenerEntry] = {
@@ -399,12 +406,15 @@ class ServiceGraph:
         )
 
     def _listener_entry(
-        self, listener: ListenerConfig, rules: ListenerAccess | None, matcher: Matcher
+        self,
+        listener: ListenerConfig,
+        rules: ListenerAccess | None,
+        quotas: Callable[..., ApplyQuotas] | None,
     ) -> Service:
         access = ClientAccess(
             rules,
             self._process.external.layer(self.config, listener),
-            self._quotas(listener, matcher),
+            quotas,
             self._sequence_ids(),
         )
         return self._entry(
@@ -466,49 +476,12 @@ class ServiceGraph:
             keep=keep,
         )
 
-    def _quotas(
-        self, listener: ListenerConfig, matcher: Matcher
-    ) -> Callable[..., ApplyQuotas] | None:
-        """Return what builds the layer of a listener that applies quotas; None without any."""
-        rules = quota_rules(self.config)
-        if not rules:
-            return None
-        names = [built.ruled.name for built in self._routes for _ in built.ruled.rules]
-
-        def route_of(call: Call[Any]) -> str:
-            index = matcher.find(call)
-            return "" if index is None else names[index]
-
-        default_model = listener.default_model or ""
-        quotas = QuotasOfCalls(rules, listener.name, default_model=default_model, route_of=route_of)
-        process = self._process
-        refused = process.metrics.access.quota_refused
-        return partial(
-            ApplyQuotas, quotas=quotas, accounts=process.parts.accounts, on_refused=refused
-        )
-
     def _sequence_ids(self) -> SequenceIds | None:
         """Return the ids of sequences at their servers; None if all calls are of one client."""
         process, config = self._process, self.config
         process.sequence_ids.idle_s = config.policies.sequence_idle
         return process.sequence_ids if names_clients(config) else None
 
-    def _access(self) -> dict[str, ListenerAccess]:
-        """Return what clients may do at each listener; empty without rules."""
-        config = self.config
-        rules = access_rules(config)
-        permissions = Permissions(rules)
-        denied = self._process.metrics.access.denied
-        return {
-            listener.name: ListenerAccess(
-                permissions,
-                listener.name,
-                default_model=listener.default_model or "",
-                public_health=config.security.public_health,
-                on_denied=denied,
-            )
-            for listener in (config.listeners if rules else ())
-        }
 
     def _upstream_identity(self) -> ServerMetadata | None:
         """Return the metadata of the first server that has told them; None if none has."""

@@ -87,6 +87,10 @@ class LoadedConfig:
         """Return a problem at the position of *path*."""
         return Problem(self._tree.position(path), path_text(path), message)
 
+    def references(self) -> Iterator[tuple[KeyPath, str]]:
+        """Yield the values that contain `${...}` as written, each with its key."""
+        yield from self._tree.references.items()
+
     def literal_references(self) -> Iterator[tuple[KeyPath, str]]:
         """Yield what looks like `${...}` in a value, and is no reference, with its key."""
         for path, text in self._tree.literals.items():
@@ -196,6 +200,8 @@ def _without_secrets(tree: YamlTree, path: KeyPath, value: Any) -> Any:
 
 def _is_secret(path: KeyPath) -> bool:
     is_header = path[:1] == ("upstreams",) and path[2:3] == ("headers",)
+    if path == ("quota_store", "url"):  # it may hold a password
+        return True
     return is_header or (bool(path) and _SECRET_KEY.search(str(path[-1])) is not None)
 
 

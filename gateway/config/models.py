@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from gateway.config.access import ClientConfig, ClientName, HeaderName, SecurityConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
-from gateway.config.permissions import QuotaConfig
+from gateway.config.permissions import QuotaConfig, QuotaStoreConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
@@ -313,7 +313,8 @@ class UpstreamConfig(Model):
     each option has its own default."""
     headers: Mapping[Name, Scalar] = Field(default_factory=dict, repr=False)
     """Headers or gRPC metadata that the gateway adds to every request, such as an API key. Secrets
-    come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
+    come from `${env:NAME}`, or from `${file:PATH}`, whose changes are used within 2 s.
+    Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
     `x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values of
@@ -567,6 +568,9 @@ class Config(Model):
     """Credentials of clients, and how strict the gateway is with its own configuration."""
     quotas: Mapping[ClientName, QuotaConfig] = Field(default_factory=dict)
     """How much clients may use, by a name of your choice. Default: none."""
+    quota_store: QuotaStoreConfig | None = None
+    """Where several gateways share the budgets of `quotas`. Default: none, so each gateway has
+    budgets of its own."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()

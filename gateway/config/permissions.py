@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from gateway.settings.fields import (
     HOST_PORT,
     QUOTA_LIMIT,
+    STORE_URL,
     Duration,
     Name,
     Names,
@@ -155,6 +156,23 @@ class ExternalConfig(Model):
             if name.lower() in CREDENTIAL_HEADERS:
                 raise ValueError(f"'headers' has {name!r}, which holds credentials; remove it")
         return self
+
+
+class QuotaStoreConfig(Model):
+    """Where several gateways share the budgets of `quotas`: a server of Valkey or Redis.
+
+    No call waits for it. It needs the extra `quota`.
+    """
+
+    url: Annotated[Text, Field(pattern=STORE_URL)] = Field(repr=False)
+    """URL of the server: `redis://`, `rediss://` or `unix://`."""
+    prefix: Name = "tensor-gateway"
+    """What the keys in the store begin with. Default: `tensor-gateway`."""
+    timeout: Duration = Field(0.05, gt=0)
+    """Longest time of a request to the store. Default: `50ms`."""
+    replicas: int = Field(1, ge=1)
+    """Number of gateways, while the store has told nothing. Without the store each of them has an
+    equal part. Default: `1`."""
 
 
 class QuotaMatchConfig(ConditionsConfig):

@@ -139,6 +139,30 @@ def read_tree(text: str, environment: Mapping[str, str], directory: Path) -> Yam
     return tree
 
 
+def resolve_references(text: str, environment: Mapping[str, str], directory: Path) -> str:
+    """Return *text* with what its `${...}` stand for now.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: A file is not UTF-8.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        kind, name = found.groups()
+        if kind == "env":
+            name, _, default = name.partition(":-")
+            return environment.get(name) or default
+        return read_reference(directory, name)
+
+    return _REFERENCE.sub(value, text)
+
+
+def read_reference(directory: Path, name: str) -> str:
+    """Return the content of a file of `${file:PATH}`. Raises OSError, ValueError."""
+    file = directory / Path(name).expanduser()
+    return file.read_text(encoding="utf-8").rstrip("\r\n")
+
+
 def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:
     mark = error.problem_mark or error.context_mark
     position = (1, 1) if mark is None else _position(mark)
@@ -256,12 +280,12 @@ class _YamlReader:
                 self._problem(node, path, message)
                 return ""
             return value
-        file = self._directory / Path(name).expanduser()
         try:
-            return file.read_text(encoding="utf-8").rstrip("\r\n")
+            return read_reference(self._directory, name)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            self._problem(node, path, f"cannot read {str(file)!r}: {reason}")
+            file = str(self._directory / Path(name).expanduser())
+            self._problem(node, path, f"cannot read {file!r}: {reason}")
             return ""
 
     def _problem(self, node: yaml.Node, path: KeyPath, message: str) -> None:

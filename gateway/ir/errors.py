@@ -211,11 +211,9 @@ class AccessDenied(Forbidden):
 
     Attributes:
         rule: The rule that denies it, for the log only; None for none.
-        credential: The id of the client's key, for the log only.
     """
 
     rule: str | None = None
-    credential: str = ""
 
 
 class QuotaExceeded(GatewayError):

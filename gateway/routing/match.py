@@ -110,6 +110,12 @@ class Matcher:
         return candidates
 
 
+def matched_name(matcher: Matcher, names: Sequence[str], call: Call[Any]) -> str:
+    """Return the name at the position of the rule that matches *call*; "" for none."""
+    index = matcher.find(call)
+    return "" if index is None else names[index]
+
+
 class _CompiledRule:
     """A rule with its globs compiled."""
 

@@ -160,3 +160,66 @@ async def test_no_credential_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     shown.append(str(capsys.readouterr()))
     for value in (KEY, secret, digest, salt):
         assert [value in text for text in shown] == [False] * len(shown)
+
+
+async def test_headers_of_files_are_read_again(tmp_path: Path) -> None:
+    """Without a reload; a file that is missing meanwhile leaves the value in force."""
+    key_file(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text("one\n")
+    server = Noting()
+    upstream = {
+        "headers": {"authorization": "Bearer ${file:secret}"},
+        "probe": {"headers": {"x-probe": "${file:secret}"}},
+    }
+    async with (
+        served(server) as url,
+        running(configured(url, upstream=upstream), tmp_path) as gateway,
+    ):
+        assert (await infer(gateway)).status == 200
+        secret.write_text("two\n")
+        await gateway.renew_headers()
+        assert (await infer(gateway)).status == 200
+        secret.unlink()
+        with pytest.raises(OSError, match="No such file"):
+            await gateway.renew_headers()
+        assert (await infer(gateway)).status == 200
+        config = gateway._graph.config.upstreams["server"]
+        assert config.probe.headers == {"x-probe": "two"}
+    assert [each["authorization"] for each in server.headers] == [
+        "Bearer one",
+        "Bearer two",
+        "Bearer two",
+    ]
+
+
+async def test_passthrough_forwards_no_credential(tmp_path: Path) -> None:
+    """Even if an upstream gets it for its own calls."""
+    key_file(tmp_path)
+    seen: list[dict[str, str]] = []
+
+    async def page(request: web.Request) -> web.Response:
+        seen.append({name.lower(): value for name, value in request.headers.items()})
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/page", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    document = json.loads(
+        configured(f"oip+http://{host}:{port}", upstream={"forward_headers": ["authorization"]})
+    )
+    document["listeners"][0]["passthrough"] = "server"
+    try:
+        async with running(json.dumps(document), tmp_path) as gateway:
+            address = gateway.addresses["main.http"]
+            assert (await exchange(address, "/page")).status == 401
+            headers = {"authorization": f"Bearer {KEY}", "x-api-key": KEY, "x-other": "1"}
+            assert (await exchange(address, "/page", headers)).status == 200
+    finally:
+        await runner.cleanup()
+    (found,) = seen
+    assert found.keys() & {"authorization", "x-api-key", "x-other"} == {"x-other"}

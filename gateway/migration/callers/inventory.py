@@ -21,6 +21,7 @@ import structlog
 
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import InferRequest
+from gateway.ir.identity import ANONYMOUS
 from gateway.migration.private_files import make_directory, write_private
 
 log = structlog.get_logger(__name__)
@@ -43,6 +44,7 @@ class StockRow:
 
     Attributes:
         client: Its address, or what the configuration leaves of it.
+        client_name: The name that its credential has; "" without one.
         inputs: Such as "features FP32[30]"; the batch axis is left out.
         first_s: Time of the first call, seconds since 1970.
         last_s: Time of the last call.
@@ -54,6 +56,7 @@ class StockRow:
         "buckets",
         "calls",
         "client",
+        "client_name",
         "errors",
         "first_s",
         "inputs",
@@ -62,8 +65,17 @@ class StockRow:
         "protocol",
     )
 
-    def __init__(self, client: str, agent: str, protocol: str, model: str, inputs: str) -> None:
+    def __init__(
+        self,
+        client: str,
+        agent: str,
+        protocol: str,
+        model: str,
+        inputs: str,
+        client_name: str = "",
+    ) -> None:
         self.client = client
+        self.client_name = client_name
         self.agent = agent
         self.protocol = protocol
         self.model = model
@@ -75,9 +87,16 @@ class StockRow:
         self.buckets: dict[int, int] = {}
 
     @property
-    def name(self) -> tuple[str, str, str, str, str]:
+    def name(self) -> tuple[str, ...]:
         """What distinguishes it from other rows."""
-        return self.client, self.agent, self.protocol, self.model, self.inputs
+        return (
+            self.client,
+            self.agent,
+            self.protocol,
+            self.model,
+            self.inputs,
+            self.client_name,
+        )
 
     @property
     def p99_s(self) -> float:
@@ -107,6 +126,7 @@ class StockRow:
         """Return the row as JSON values."""
         return {
             "client": self.client,
+            "client_name": self.client_name,
             "agent": self.agent,
             "protocol": self.protocol,
             "model": self.model,
@@ -147,6 +167,7 @@ class Stock:
         # A tuple of what is there: its hash costs less than any text of it.
         key: Key = (
             client.address,
+            client.identity.name,
             client.agent,
             context.protocol,
             request.model,
@@ -174,6 +195,7 @@ class Stock:
             context.protocol,
             name,
             signature_of(request),
+            "" if client.identity is ANONYMOUS else client.identity.name[:128],
         )
         row = self._by_name.get(wanted.name)
         if row is None:
@@ -276,6 +298,7 @@ def _read(path: Path) -> Iterable[StockRow]:
         for entry in document["rows"]:
             names = ("client", "agent", "protocol", "model", "inputs")
             row = StockRow(*(str(entry[name]) for name in names))
+            row.client_name = str(entry.get("client_name", ""))
             row.calls, row.errors = int(entry["calls"]), int(entry["errors"])
             row.first_s, row.last_s = float(entry["first_s"]), float(entry["last_s"])
             row.buckets = {int(bucket): int(count) for bucket, count in entry["buckets"]}

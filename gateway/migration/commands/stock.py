@@ -1,6 +1,8 @@
 """The command `stock`: who calls what, as a running gateway or its state directory tells."""
 
+import enum
 import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -35,11 +37,24 @@ _COLUMNS: Final = (
 )
 
 
+class Group(enum.Enum):
+    """What the rows are summed by."""
+
+    CLIENT = "client"
+    AGENT = "agent"
+    PROTOCOL = "protocol"
+    MODEL = "model"
+
+
 @asks_admin("[ADDR|DIR]", "Admin address, or the state directory.")
 def stock(
     admin: str,
     since: Annotated[
         str | None, typer.Option(metavar="30d", help="Only callers seen in this time.")
+    ] = None,
+    by: Annotated[
+        Group | None,
+        typer.Option(help="Sum the rows; a client is its name, or its address without one."),
     ] = None,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
@@ -52,12 +67,15 @@ def stock(
     if since is not None:
         earliest = now - _duration(since)
         rows = [row for row in rows if _seen(row) >= earliest]
+    if by is not None:
+        _show_sums(rows, by, output)
+        return
     if output is OutputFormat.JSON:
         print_json(rows)
         return
     cells = [
         (
-            row["client"] or "-",
+            row.get("client_name") or row["client"] or "-",
             row["agent"] or "-",
             row["protocol"] or "-",
             row["model"] or "-",
@@ -71,6 +89,38 @@ def stock(
         for row in rows
     ]
     print_text(format_table(_COLUMNS, cells, right=(5, 6, 7, 8)))
+
+
+def _show_sums(rows: Sequence[Mapping[str, Any]], by: Group, output: OutputFormat) -> None:
+    """Print the calls of each client, agent, protocol or model; the most calls come first."""
+    sums: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        name = str(row[by.value] or "-")
+        if by is Group.CLIENT:
+            name = str(row.get("client_name") or name)
+        found = sums.setdefault(name, {by.value: name, "calls": 0, "per_min": 0.0, "errors": 0})
+        for key in ("calls", "per_min", "errors"):
+            found[key] = round(found[key] + row[key], 3)
+        found["p99_ms"] = max(found.get("p99_ms", 0.0), row["p99_ms"])
+        found["last_seen"] = max(found.get("last_seen", ""), row["last_seen"])
+    listed = sorted(sums.values(), key=lambda each: -each["calls"])
+    if output is OutputFormat.JSON:
+        print_json(listed)
+        return
+    now = datetime.now(UTC)
+    head = (by.value, "calls", "per_min", "errors", "p99_ms", "last_seen")
+    cells = [
+        (
+            row[by.value],
+            str(row["calls"]),
+            f"{row['per_min']:.1f}",
+            f"{row['errors'] / max(row['calls'], 1):.1%}",
+            f"{row['p99_ms']:.1f}",
+            _ago(now - _seen(row)),
+        )
+        for row in listed
+    ]
+    print_text(format_table(head, cells, right=(1, 2, 3, 4)))
 
 
 def stock_rows(source: str) -> list[dict[str, Any]]:

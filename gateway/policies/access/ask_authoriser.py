@@ -68,5 +68,5 @@ class AskAuthoriser:
             raise InternalError("internal error of the gateway", model=call.model) from error
         if not is_allowed:
             denied = AccessDenied(f"the client {identity.name!r} may not do this", model=call.model)
-            denied.rule, denied.credential = f"authoriser {self._name!r}", identity.credential
+            denied.rule = f"authoriser {self._name!r}"
             raise denied

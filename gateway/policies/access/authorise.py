@@ -115,7 +115,6 @@ class ListenerAccess:
         what = f"this model for {operation}" if of_model else f"{operation} here"
         error = AccessDenied(f"this client may not use {what}")
         error.rule = decision.rule
-        error.credential = identity.credential
         return error
 
     def check(

@@ -88,10 +88,13 @@ class AuthenticatedExchange(Exchange):
         error.__traceback__ = None
         length, waits = head.length, head.has_expectation
         if not incoming.is_complete and not waits and 0 < (length or 0) <= MAX_DRAINED_BYTES:
+            held = Reservation(UNLIMITED, None)  # of a client that may have none of the budget
             try:
-                await incoming.body(length, self._listener.limits, Reservation(UNLIMITED, None))
+                await incoming.body(length, self._listener.limits, held)
             except errors.GatewayError:
                 self._should_close = True  # its framing is broken, and the client is refused anyway
+            finally:
+                held.close()
         try:
             self._frontend, _ = self._listener.handler_of(head.path)
         except HttpError:

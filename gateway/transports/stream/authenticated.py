@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
 
 from gateway.ir.context import Client
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.transports.admission import Reservation
 from gateway.transports.authentication import MAX_DRAINED_BYTES
 from gateway.transports.callers import IdentifiedCaller
@@ -85,7 +85,7 @@ class AuthenticatedStreamConnection(StreamConnection):
         except GatewayError as error:
             pending.reservation.close()
             await self._refuse(pending, error)
-            if self._listener.closes_denied:
+            if self._listener.closes_denied and isinstance(error, Unauthenticated):
                 self._end_reading(None)
             return
         frame = pending.frame

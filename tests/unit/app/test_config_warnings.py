@@ -187,7 +187,11 @@ def test_a_port_used_twice_is_an_error(change: str, path: str) -> None:
             '8000", in_flight: 4}',
             "unknown key; it belongs to upstreams.NAME.limits, routes[] or policies",
         ),
-        ('8000"}', '8000", cache: {}}', "unknown key; it belongs to models.NAME"),
+        (
+            '8000"}',
+            '8000", cache: {}}',
+            "unknown key; it belongs to models.NAME or security.external",
+        ),
     ],
 )
 def test_an_unknown_key_suggests_the_nearest_key(old: str, new: str, hint: str) -> None:

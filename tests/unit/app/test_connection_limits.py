@@ -7,7 +7,7 @@ import resource
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.listeners import RejectionLog
+from gateway.app.rejection_log import RejectionLog
 from gateway.app.upstreams import max_connections
 from gateway.config.models import UpstreamConfig
 from gateway.ir.context import Client

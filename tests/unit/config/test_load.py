@@ -212,7 +212,7 @@ def test_a_malformed_hedge_duration_passed_validation(after: str) -> None:
     ("section", "expected"),
     [
         ("hedge: {after: soon}", "expected a percentile or a duration, as in p95 or 30ms"),
-        ("share: {by: tenant}", "expected 'model', 'address' or 'header:NAME'"),
+        ("share: {by: tenant}", "expected 'model', 'address', 'client' or 'header:NAME'"),
         ("share: {by: model, rate: 5}", "expected a number and /s or /min, as in 200/s"),
         ("name: 'a\tb'", "expected text without control characters"),
         (f"name: {'x' * 256}", "expected at most 255 characters"),

@@ -9,10 +9,10 @@ from __future__ import annotations
 import calendar
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 PERIOD_S: Final = {"s": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
 """The seconds of each period but a month."""
@@ -220,7 +220,60 @@ class Window:
             self._used = max(self._used, used)
 
 
-Budget = Bucket | Window
+class Budget(Protocol):
+    """What is left of a quota for one key: a `Bucket`, a `Window`, or a `Pool` of a store."""
+
+    limit: Limit
+    held: float
+    ends: float
+
+    def room(self) -> float:
+        """Return what is left now."""
+        ...
+
+    def take(self, amount: float, /) -> None:
+        """Take an amount, even if there is no room for it."""
+        ...
+
+    def give(self, amount: float, since: float = ..., /) -> None:
+        """Give back what was taken."""
+        ...
+
+    def change(self, limit: Limit, /) -> None:
+        """Follow another limit for the same period."""
+        ...
+
+    def wait_s(self, amount: float, /) -> float:
+        """Return the seconds until there is room for an amount."""
+        ...
+
+    def reset_s(self) -> float:
+        """Return the seconds until the budget is whole again."""
+        ...
+
+    def used(self) -> float:
+        """Return what is used."""
+        ...
+
+    def is_unused(self) -> bool:
+        """Return whether it is as a new one is."""
+        ...
+
+
+class Pools(Protocol):
+    """The budgets that replicas share in a store; see `pools.PoolLeases`."""
+
+    def open(self, key: Key, limit: Limit, /) -> Budget:
+        """Return a new pool."""
+        ...
+
+    def close(self, key: Key, /) -> None:
+        """Forget a pool."""
+        ...
+
+
+Ask = Callable[[Mapping[Key, float]], Awaitable[None]]
+"""Asks the store for what calls need, and waits for a moment."""
 
 
 class Budgets:
@@ -229,10 +282,17 @@ class Budgets:
     Args:
         limits: By the name of the quota.
         clocks: The clocks.
+        pools: Has the budgets instead, if replicas share them; None for no store.
     """
 
-    def __init__(self, limits: Mapping[str, Limit], clocks: Clocks = REAL_CLOCKS) -> None:
+    def __init__(
+        self,
+        limits: Mapping[str, Limit],
+        clocks: Clocks = REAL_CLOCKS,
+        pools: Pools | None = None,
+    ) -> None:
         self._clocks = clocks
+        self._pools = pools
         self._limits = dict(limits)
         self._budgets: dict[str, dict[Key, Budget]] = {name: {} for name in limits}
 
@@ -270,14 +330,19 @@ class Budgets:
                 key = (key[0], *_OTHERS)
                 found = budgets.get(key)
             if found is None:
-                limit = self._limits[key[0]]
-                kind = Bucket if limit.is_rate else Window
-                found = budgets[key] = kind(limit, self._clocks)
+                found = budgets[key] = self._open(key, self._limits[key[0]])
         return found
+
+    def _open(self, key: Key, limit: Limit) -> Budget:
+        if self._pools is not None:
+            return self._pools.open(key, limit)
+        return Bucket(limit, self._clocks) if limit.is_rate else Window(limit, self._clocks)
 
     def _drop_unused(self, budgets: dict[Key, Budget]) -> None:
         for key in [key for key, budget in budgets.items() if budget.is_unused()]:
             del budgets[key]
+            if self._pools is not None:
+                self._pools.close(key)
 
     def saved(self) -> list[list[Any]]:
         """Return the counts of calendar windows, as JSON values."""
@@ -335,10 +400,13 @@ class LocalAccounts:
 
     Attributes:
         budgets: The budgets.
+        clocks: The clocks.
+        ask: Asks the store of replicas; None for no store.
     """
 
     budgets: Budgets
     clocks: Clocks = REAL_CLOCKS
+    ask: Ask | None = None
 
     def charge(self, charges: Sequence[Charge]) -> list[Shortage]:
         """Take all *charges*, or none of them if one that is enforced has no room.
@@ -369,7 +437,9 @@ class LocalAccounts:
         return short
 
     async def wait(self, charges: Sequence[Charge]) -> list[Shortage]:
-        """Return what `charge` returns: nobody else has a part of the budgets."""
+        """Return what `charge` returns, after asking the store of replicas, if there is one."""
+        if self.ask is not None:
+            await self.ask({each.key: each.amount or _TOLERANCE for each in charges})
         return self.charge(charges)
 
     def take(self, key: Key, amount: float) -> None:

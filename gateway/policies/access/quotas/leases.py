@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from gateway.policies.access.quotas.budgets import (
     REAL_CLOCKS,
+    Ask,
     Budget,
     Budgets,
     BudgetState,
@@ -254,6 +255,7 @@ class QuotaLeader:
         budgets: The budgets.
         exchange: Sends a document to every process, and returns the replies by its pid.
         count: The number of processes.
+        ask: Asks the store of replicas; None for no store.
     """
 
     def __init__(
@@ -261,10 +263,12 @@ class QuotaLeader:
         budgets: Budgets,
         exchange: Callable[[Document], Awaitable[Mapping[str, Document | None]]],
         count: int,
+        ask: Ask | None = None,
     ) -> None:
         self.budgets = budgets
         self._exchange = exchange
         self._count = count
+        self._ask = ask
         self._held: dict[str, dict[Key, float]] = {}
 
     async def make_round(self) -> None:
@@ -283,10 +287,19 @@ class QuotaLeader:
             for key, amount in report.get("wants", ()):
                 wants.setdefault(tuple(key), {})[pid] = amount
         await self._recall([key for key, each in needs.items() if self._is_short(key, each)])
+        if self._ask is not None:
+            lacking = {key: sum(each.values()) for key, each in needs.items()}
+            await self._ask(
+                {key: each for key, each in lacking.items() if self._is_too_small(key, each)}
+            )
         grants: dict[str, list[list[Any]]] = {pid: [] for pid in reports}
         for key in {**wants, **needs}:
             self._divide(key, needs.get(key, {}), wants.get(key, {}), grants)
         await self._exchange({"grants": grants})
+
+    def _is_too_small(self, key: Key, amount: float) -> bool:
+        budget = self.budgets.find(key)
+        return budget is not None and budget.room() < amount
 
     def _is_short(self, key: Key, needs: Mapping[str, float]) -> bool:
         budget = self.budgets.find(key)

@@ -177,7 +177,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         A rate ends a unary call: other calls of a stream go on. A credential that the gateway
         refuses ends every call.
         """
-        in_stream = call is None or call.context.session is not None
+        in_stream = call is not None and call.context.session is not None
         is_denied = call is None and error.code is errors.ErrorCode.UNAUTHENTICATED
         if is_denied or (isinstance(error, TOO_MANY_REQUESTS) and not in_stream):
             details = clip(error.message, self._limits.error_text_bytes)

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.cli.commands import run
 from gateway.ir.calls import InferRequest, InferResponse, ServerLiveRequest, StreamInferRequest
 from gateway.ir.context import Client, Context, ModelRef
 from gateway.ir.errors import Cancelled, NotFound
+from gateway.ir.identity import ANONYMOUS, Identity
 from gateway.ir.tensor import array_tensor
 from gateway.migration.callers.inventory import Stock, merged_rows, stock_path
 from gateway.policies.observe import Observe
@@ -165,3 +167,24 @@ async def test_a_cancelled_inference_is_no_error_of_its_caller() -> None:
         with pytest.raises(kind):
             await layer(request())
     assert [False, False] == seen
+
+
+def test_rows_have_the_names_of_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file keeps them, files without names are read, and the command sums by them."""
+    stock = Stock(stock_path(tmp_path, 1))
+    for name, address in (("fraud", "10.0.0.1"), ("fraud", "10.0.0.2"), ("", "10.0.0.3")):
+        identity = Identity(name) if name else ANONYMOUS
+        call = request(address)
+        client = Client(address, "requests/2.19", identity)
+        stock.count(call.with_context(client=client), 0.001, False)
+    stock.save()
+    path = stock_path(tmp_path, 1)
+    document = json.loads(path.read_text())
+    for row in document["rows"]:
+        row.pop("client_name")
+    stock_path(tmp_path, 2).write_text(json.dumps(document))
+    names = [row.client_name for row in merged_rows(tmp_path)]
+    assert sorted(names) == ["", "", "", "fraud", "fraud"]
+    assert run(["stock", str(tmp_path), "--by", "client", "-o", "json"]) == 0
+    found = {row["client"]: row["calls"] for row in json.loads(capsys.readouterr().out)}
+    assert found == {"fraud": 2, "10.0.0.1": 1, "10.0.0.2": 1, "10.0.0.3": 2}

@@ -18,6 +18,7 @@ from gateway.wire.errors import error_class_of_http
 
 # Codes that share a status are read as the neighbour.
 NEIGHBOURS = {
+    ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
     ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,

@@ -1,0 +1,254 @@
+"""The store of quotas: moves leases of budgets between this gateway and Valkey or Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from gateway.concurrency.background import start_background
+from gateway.config.permissions import QuotaStoreConfig
+from gateway.policies.access.quotas.budgets import Key
+from gateway.policies.access.quotas.pools import LeaseReply, LeaseRequest, PoolLeases
+
+log = structlog.get_logger(__name__)
+
+_ASK_S: Final = 0.005
+"""How long a call that meets an empty lease waits."""
+
+_TICK_S: Final = 0.02
+_RETURN_S: Final = 0.1
+_RETRY_S: Final = 0.5
+_LAST_S: Final = 0.5
+
+# One script, so that each lease is atomic. Windows follow the clock of the store. A gateway sends
+# what it was granted so far (`mine`): where the store has lost it, it counts again.
+SCRIPT: Final = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local id = ARGV[1]
+local ends, mine, returned = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local need, want, amount = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local rate, burst, whole = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] == '1'
+redis.call('ZADD', KEYS[2], now, id)
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - 10)
+redis.call('EXPIRE', KEYS[2], 60)
+local replicas = redis.call('ZCARD', KEYS[2])
+local function get(name) return tonumber(redis.call('HGET', KEYS[1], name) or '0') end
+local function set(name, value) redis.call('HSET', KEYS[1], name, string.format('%.6f', value)) end
+local function cut(value)
+  if value < 0 then return 0 end
+  return whole and math.floor(value + 0.000001) or value
+end
+local grant, left, wait, short = 0, 0, 0, 0
+if rate > 0 then
+  local tokens = redis.call('HGET', KEYS[1], 'tokens')
+  if tokens then
+    tokens = math.min(burst, tonumber(tokens) + (now - get('at')) * rate)
+  else
+    tokens = ARGV[11] == '1' and 0 or burst
+  end
+  tokens = math.min(burst, tokens + returned)
+  grant = cut(math.min(want, tokens))
+  if grant < need then grant = cut(math.min(need, tokens)) end
+  left = tokens - grant
+  set('tokens', left)
+  set('at', now)
+  redis.call('EXPIRE', KEYS[1], math.ceil(2 * burst / rate) + 60)
+  if grant < need then wait = math.max(0, (math.min(need, whole and 1 or need) - left) / rate) end
+elseif now >= ends then
+  left = amount
+else
+  local granted, own = get('granted'), get('r:' .. id)
+  if mine > 0 and redis.call('HEXISTS', KEYS[1], 'granted') == 0 then set('lost', now) end
+  if now - get('lost') < 1.2 then want, need = 0, 0 end
+  if mine > own then
+    granted = granted + mine - own
+    own = mine
+  end
+  granted, own = granted - returned, own - returned
+  grant = cut(math.min(want, amount - granted))
+  granted, own = granted + grant, own + grant
+  left = math.max(0, amount - granted)
+  set('granted', granted)
+  set('r:' .. id, own)
+  if grant < need then
+    redis.call('HSETNX', KEYS[1], 'since', now)
+    set('lacking', now)
+    redis.call('HSET', KEYS[1], 'lacks', id)
+    wait = now - get('since') < 3 and 0.05 or ends - now
+  elseif left > 0 then
+    redis.call('HDEL', KEYS[1], 'since')
+  end
+  if now - get('lacking') < 1 and redis.call('HGET', KEYS[1], 'lacks') ~= id then short = 1 end
+  redis.call('EXPIREAT', KEYS[1], math.ceil(ends) + 3600)
+end
+local time_text = string.format('%.6f', now)
+return {tostring(grant), tostring(left), time_text, replicas, tostring(wait), short}
+"""
+
+
+class QuotaStore:
+    """Keeps the pools of a gateway filled from the store.
+
+    Args:
+        config: Where the store is.
+        leases: The pools.
+        name: The name of this gateway among all that use the store; None for one of its own.
+    """
+
+    def __init__(
+        self, config: QuotaStoreConfig, leases: PoolLeases, name: str | None = None
+    ) -> None:
+        import redis.asyncio  # noqa: PLC0415  # an extra
+
+        self._timeout_s = config.timeout
+        self._prefix = config.prefix
+        self._leases = leases
+        self._name = os.urandom(8).hex() if name is None else name
+        self._client: Any = redis.asyncio.Redis.from_url(
+            config.url,
+            decode_responses=True,
+            socket_timeout=config.timeout,
+            socket_connect_timeout=config.timeout,
+            retry=None,
+        )
+        self._wanted = asyncio.Event()
+        self._answered = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._returned_at = 0.0
+
+    def start(self) -> None:
+        """Begin to ask the store."""
+        self._task = start_background(self._run(), "leases of quotas")
+
+    async def ask(self, needs: Mapping[Key, float]) -> None:
+        """Ask for what calls need, and wait for 5 ms at most."""
+        for key, amount in needs.items():
+            self._leases.need(key, amount)
+        if not self._leases.has_questions:
+            return
+        self._wanted.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ASK_S):
+                await self._answered.wait()
+
+    async def stop(self) -> None:
+        """Return all leases, and close the connections; idempotent."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if self._leases.is_up:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_LAST_S):
+                    await self._exchange(self._leases.returns(everything=True))
+        with contextlib.suppress(Exception):
+            await self._client.aclose()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return whether the store replies."""
+        text = "Whether the store of quotas replies (1) or not (0)."
+        yield GaugeMetricFamily("gateway_quota_store_up", text, float(self._leases.is_up))
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        retry_at = 0.0
+        with contextlib.suppress(Exception):  # the first question meets it again
+            async with asyncio.timeout(self._timeout_s):
+                await self._client.ping()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._wanted.wait()
+            self._wanted.clear()
+            now = loop.time()
+            if not self._leases.is_up:
+                self._leases.go_on_alone()
+                self._wake()
+                if now < retry_at:
+                    await asyncio.sleep(_TICK_S)
+                    continue
+                self._leases.ask_again()
+            questions = self._questions(now)
+            if not questions:
+                continue
+            if not await self._try(questions):
+                retry_at = loop.time() + _RETRY_S
+            self._wake()
+
+    def _questions(self, now: float) -> list[LeaseRequest]:
+        questions: list[LeaseRequest] = []
+        if now - self._returned_at >= _RETURN_S:
+            self._returned_at = now
+            self._leases.refresh()
+            questions = self._leases.returns()
+        keys = {question.key for question in questions}
+        return questions + [each for each in self._leases.questions() if each.key not in keys]
+
+    def _wake(self) -> None:
+        """Let the calls that wait look again."""
+        answered, self._answered = self._answered, asyncio.Event()
+        answered.set()
+
+    async def _try(self, questions: Sequence[LeaseRequest]) -> bool:
+        """Ask the store; return whether it replied."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._exchange(questions)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the store is away
+            self._leases.fail(questions)
+            if self._leases.is_up:
+                self._leases.is_up = False
+                log.warning("store of quotas away", reason=str(error) or type(error).__name__)
+            self._leases.go_on_alone()
+            return False
+        if not self._leases.is_up:
+            self._leases.come_back()
+            log.info("store of quotas back")
+        return True
+
+    async def _exchange(self, questions: Sequence[LeaseRequest]) -> None:
+        if not questions:
+            return
+        pipeline = self._client.pipeline(transaction=False)
+        for question in questions:
+            pipeline.eval(SCRIPT, 2, *self._arguments(question))
+        for question, reply in zip(questions, await pipeline.execute(), strict=True):
+            granted, left, utc, replicas, wait_s, is_short = reply
+            self._leases.receive(
+                question,
+                LeaseReply(
+                    float(granted),
+                    float(left),
+                    float(utc),
+                    int(replicas),
+                    float(wait_s),
+                    bool(int(is_short)),
+                ),
+            )
+
+    def _arguments(self, question: LeaseRequest) -> list[Any]:
+        limit = question.limit
+        name = "|".join(question.key)
+        return [
+            f"{self._prefix}:quota:{name}:{question.ends:.0f}",
+            f"{self._prefix}:replicas",
+            self._name,
+            repr(question.ends),
+            repr(question.mine),
+            repr(question.returned),
+            repr(question.need),
+            repr(max(question.need, question.want)),
+            repr(limit.amount),
+            repr(limit.rate if limit.is_rate else 0.0),
+            repr(limit.capacity),
+            "1" if limit.unit == "calls" else "0",
+            "1" if question.is_known else "0",
+        ]

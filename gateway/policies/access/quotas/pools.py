@@ -1,0 +1,344 @@
+"""Pools: the part of a budget that this gateway holds, where replicas share budgets in a store.
+
+`PoolLeases` decides what to ask of the store, and what replies and failures mean. It does no I/O:
+`gateway.app.quota_store` moves the questions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from gateway.policies.access.quotas.budgets import REAL_CLOCKS, Clocks, Key, Limit, window_end
+
+_AHEAD_S: Final = 0.1
+"""A pool of a rate holds what is used in this time."""
+
+_PARTS: Final = 8
+"""A pool of a window asks for this part of what is left, by the number of replicas."""
+
+_IDLE_S: Final = 1.0
+_IN_USE_S: Final = 60.0
+_QUIET_S: Final = 1.2
+_TOLERANCE: Final = 1e-9
+
+
+class Pool:
+    """What this gateway holds of one budget.
+
+    Attributes:
+        left: Not yet spent.
+        held: What processes hold of it and have not spent.
+        ends: When the window ends on the clock of the store, in seconds since 1970; 0 for rates.
+        total: Everything granted in the window, less what was returned.
+        elsewhere: What the store had left at the last reply.
+        empty_until: Until when the store has nothing, on the monotonic clock.
+        used_at: The time of the last use, on the monotonic clock.
+        needs: What calls need at the moment beyond what is held.
+        is_known: Whether the store has told about it.
+    """
+
+    __slots__ = (
+        "_owner",
+        "at",
+        "elsewhere",
+        "empty_until",
+        "ends",
+        "held",
+        "is_known",
+        "is_shared_out",
+        "left",
+        "limit",
+        "needs",
+        "spent",
+        "total",
+        "used_at",
+    )
+
+    def __init__(self, limit: Limit, owner: PoolLeases) -> None:
+        self._owner = owner
+        self.limit = limit
+        self.left = self.held = self.total = self.spent = self.needs = 0.0
+        self.elsewhere = limit.capacity
+        self.empty_until = 0.0
+        self.ends = 0.0 if limit.is_rate else window_end(limit.period, owner.utc())
+        self.at = self.used_at = owner.monotonic()
+        self.is_known = False
+        self.is_shared_out = False
+
+    def room(self) -> float:
+        """Return what is left here now."""
+        if self.ends and self._owner.utc() >= self.ends:
+            self.ends = window_end(self.limit.period, self._owner.utc())
+            self.left = self.held = self.total = self.spent = 0.0
+            self.elsewhere, self.empty_until = self.limit.amount, 0.0
+            self.is_shared_out = False
+        return self.left
+
+    def take(self, amount: float) -> None:
+        """Take an amount, even if there is no room for it."""
+        self.left -= amount
+        self.spent += amount
+        self.used_at = self._owner.monotonic()
+        self._owner.note_use(self)
+
+    def give(self, amount: float, _since: float = 0.0) -> None:
+        """Give back what was taken."""
+        self.left += amount
+        self.spent -= amount
+
+    def change(self, limit: Limit) -> None:
+        """Follow another limit for the same period."""
+        self.limit = limit
+
+    def wait_s(self, amount: float) -> float:
+        """Return the seconds until there may be room for an amount; 0 if the store may have it."""
+        if self.room() >= amount:
+            return 0.0
+        return max(0.0, self.empty_until - self._owner.monotonic())
+
+    def reset_s(self) -> float:
+        """Return the seconds until the window ends, or until the bucket is full."""
+        if self.ends:
+            return max(0.0, self.ends - self._owner.utc())
+        return max(0.0, self.limit.capacity - self.left - self.elsewhere) / self.limit.rate
+
+    def used(self) -> float:
+        """Return what this gateway has spent in the window."""
+        self.room()
+        return max(0.0, self.spent - self.held)
+
+    def is_unused(self) -> bool:
+        """Return whether nothing of it was used for long."""
+        idle = self._owner.monotonic() - self.used_at > 10 * _IDLE_S
+        return idle and not self.ends and not self.held
+
+    def low(self) -> float:
+        """Return the amount below which it asks for more."""
+        return self.wanted() / 2
+
+    def wanted(self) -> float:
+        """Return how much it wants to hold."""
+        limit, replicas = self.limit, self._owner.replicas
+        if limit.is_rate:
+            ahead = min(limit.capacity, max(1.0, limit.rate * _AHEAD_S))
+        else:
+            ahead = max(0.0, self.elsewhere) / (_PARTS * replicas)
+        if limit.unit == "calls":
+            ahead = float(math.floor(ahead)) if self.elsewhere >= replicas else 0.0
+        return max(ahead, 0.0)
+
+
+class LeaseRequest(NamedTuple):
+    """What the store is asked about one budget.
+
+    Attributes:
+        key: The key of the budget.
+        limit: The limit of the budget.
+        ends: When the window ends; 0 for rates.
+        mine: Everything granted to this gateway in the window, less what it returned.
+        returned: What it returns now.
+        need: What calls need.
+        want: What it asks for, the need included.
+        is_known: Whether the store has told about the budget before.
+    """
+
+    key: Key
+    limit: Limit
+    ends: float
+    mine: float
+    returned: float
+    need: float
+    want: float
+    is_known: bool
+
+
+class LeaseReply(NamedTuple):
+    """What the store says about one budget.
+
+    Attributes:
+        granted: More for this gateway.
+        left: What the store has left.
+        utc: The time of the store, in seconds since 1970.
+        replicas: How many gateways ask it.
+        wait_s: The seconds until it has some again, where it granted less than was needed.
+        is_short: Whether another gateway lacks what this one may hold.
+    """
+
+    granted: float
+    left: float
+    utc: float
+    replicas: int
+    wait_s: float
+    is_short: bool
+
+
+class PoolLeases:
+    """All pools of a gateway.
+
+    Args:
+        replicas: How many gateways there are while the store has told nothing.
+        clocks: The clocks of this machine.
+
+    Attributes:
+        is_up: Whether the store replies.
+    """
+
+    def __init__(self, replicas: int = 1, clocks: Clocks = REAL_CLOCKS) -> None:
+        self.replicas = max(1, replicas)
+        self.is_up = True
+        self._clocks = clocks
+        self._offset_s = 0.0
+        self._quiet_until = 0.0
+        self._low: dict[Key, Pool] = {}
+        self._pools: dict[Key, Pool] = {}
+        self._keys: dict[int, Key] = {}
+
+    def utc(self) -> float:
+        """Return the time of the store."""
+        return self._clocks.utc() + self._offset_s
+
+    def monotonic(self) -> float:
+        """Return the monotonic time of this machine."""
+        return self._clocks.monotonic()
+
+    def open(self, key: Key, limit: Limit) -> Pool:
+        """Return a new pool."""
+        pool = self._pools[key] = Pool(limit, self)
+        self._keys[id(pool)] = key
+        self._low[key] = pool
+        return pool
+
+    def close(self, key: Key) -> None:
+        """Forget a pool."""
+        pool = self._pools.pop(key, None)
+        self._low.pop(key, None)
+        if pool is not None:
+            self._keys.pop(id(pool), None)
+
+    def note_use(self, pool: Pool) -> None:
+        """Note that a pool was used, so that it asks for more in time."""
+        if pool.left < pool.low() or not self.is_up:
+            key = self._keys.get(id(pool))
+            if key is not None:
+                self._low[key] = pool
+
+    def need(self, key: Key, amount: float) -> None:
+        """Note that calls need more of a pool than it has."""
+        pool = self._pools.get(key)
+        if pool is not None and pool.empty_until <= self.monotonic():
+            pool.needs = max(pool.needs, amount)
+            self._low[key] = pool
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether a pool wants something."""
+        return bool(self._low)
+
+    def questions(self) -> list[LeaseRequest]:
+        """Return what to ask the store now; each pool is asked for once."""
+        low, self._low = self._low, {}
+        return [self._question(key, pool, 0.0) for key, pool in low.items()]
+
+    def returns(self, *, everything: bool = False) -> list[LeaseRequest]:
+        """Return what goes back to the store: leases that nobody has used for a while."""
+        now = self.monotonic()
+        found = []
+        for key, pool in self._pools.items():
+            idle = everything or now - pool.used_at > _IDLE_S
+            if idle and pool.room() > _TOLERANCE:
+                found.append(self._question(key, pool, pool.left))
+        return found
+
+    def _question(self, key: Key, pool: Pool, returned: float) -> LeaseRequest:
+        pool.room()
+        if returned:
+            pool.left -= returned
+        need, pool.needs = pool.needs, 0.0
+        missing = max(0.0, need - max(0.0, pool.left))
+        want = max(missing, pool.wanted() - pool.left)
+        if returned or self.monotonic() < self._quiet_until:
+            missing = want = 0.0
+        mine = pool.total
+        pool.total -= returned
+        limit = pool.limit
+        return LeaseRequest(key, limit, pool.ends, mine, returned, missing, want, pool.is_known)
+
+    def receive(self, question: LeaseRequest, answer: LeaseReply) -> None:
+        """Add what the store granted."""
+        self._offset_s = answer.utc - self._clocks.utc()
+        self.replicas = max(1, answer.replicas)
+        pool = self._pools.get(question.key)
+        if pool is None:
+            return
+        pool.room()
+        if pool.ends != question.ends:
+            return
+        pool.left += answer.granted
+        pool.total += answer.granted
+        pool.elsewhere = max(0.0, answer.left)
+        pool.is_known = True
+        pool.at = self.monotonic()
+        is_partial = answer.granted + _TOLERANCE < question.need
+        pool.empty_until = self.monotonic() + answer.wait_s if is_partial else 0.0
+        if answer.is_short and not is_partial:
+            self._low[question.key] = pool
+            pool.used_at = min(pool.used_at, self.monotonic() - 2 * _IDLE_S)
+
+    def fail(self, questions: Iterable[LeaseRequest]) -> None:
+        """Let pools that asked in vain ask again; what they returned is still theirs."""
+        for question in questions:
+            pool = self._pools.get(question.key)
+            if pool is None:
+                continue
+            pool.needs = max(pool.needs, question.need)
+            self._low[question.key] = pool
+            if pool.ends == question.ends:
+                pool.left += question.returned
+                pool.total += question.returned
+
+    def go_on_alone(self) -> None:
+        """Grant the part of this gateway, because the store is away."""
+        now = self.monotonic()
+        for pool in self._pools.values():
+            pool.room()
+            limit = pool.limit
+            pool.empty_until = 0.0
+            if limit.is_rate:
+                most = max(1.0, limit.capacity / self.replicas)
+                more = min(most - pool.left, (now - pool.at) * limit.rate / self.replicas)
+                pool.left += max(0.0, more)
+            elif not pool.is_shared_out:
+                share = pool.elsewhere / self.replicas
+                share = float(math.floor(share)) if limit.unit == "calls" else share
+                pool.left += share
+                pool.total += share
+                pool.elsewhere -= share
+                pool.is_shared_out = True
+            pool.at = now
+
+    def ask_again(self) -> None:
+        """Let every pool ask: the store may be back, and may have lost its data."""
+        self._low.update(self._pools)
+
+    def refresh(self) -> None:
+        """Let the pools in use ask: the store then knows them, and they know what is left."""
+        now = self.monotonic()
+        self._low.update(
+            {key: pool for key, pool in self._pools.items() if now - pool.used_at < _IN_USE_S}
+        )
+
+    def come_back(self) -> None:
+        """Note that the store replies again, and take nothing until all gateways have told it.
+
+        They have spent while it was away.
+        """
+        self.is_up = True
+        self._quiet_until = self.monotonic() + _QUIET_S
+        for pool in self._pools.values():
+            pool.is_shared_out = False
+
+    def __iter__(self) -> Iterator[tuple[Key, Pool]]:
+        """Iterate over all pools with their keys."""
+        yield from self._pools.items()
