@@ -34,6 +34,7 @@ class Codec(abc.ABC, Generic[Q, A]):
         prefers_single_reply: An upstream is first asked for a single reply to a stream request,
             because its streams carry less; a decoupled model is then asked for a stream.
         only_known_models: An upstream gets inferences of models only that it knows.
+        max_rows: Most rows of one inference; larger ones are divided. None for no limit.
         dialect: How the server of an upstream differs from others, for `ModelMetadata`.
     """
 
@@ -41,6 +42,7 @@ class Codec(abc.ABC, Generic[Q, A]):
     needs: frozenset[Need]
     prefers_single_reply: bool = False
     only_known_models: bool = False
+    max_rows: int | None = None
     dialect: str = ""
 
     @abc.abstractmethod
@@ -203,21 +205,26 @@ class HttpBinding:
     """A protocol over HTTP: its codec, and the paths that it serves on a listener.
 
     Attributes:
-        path_option: The option that the path of an upstream's URL sets, where a URL is a model;
-            "" where the path is a prefix of the protocol's own paths.
+        path_option: The option that the path of an upstream's URL sets, where it replaces the
+            protocol's own paths or their beginning; "" where it is a prefix of these paths.
+        sets_root_path: The path "/" sets that option too; otherwise it is no path.
         any_path: It serves every path of a listener without another protocol.
         root: It serves the path "/" where nothing else claims it.
         own_paths: Returns the paths that a listener's options add.
         public: Paths that ask for the health of the server.
+        yielded: Paths among these that another protocol of the listener may own instead, because
+            both write what the clients of either read.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
     prefixes: tuple[str, ...]
     path_option: str = ""
+    sets_root_path: bool = False
     any_path: bool = False
     root: bool = False
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     public: tuple[str, ...] = ()
+    yielded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,6 +413,11 @@ def no_posts(_server: str, /) -> tuple[str, ...]:
     return ()
 
 
+ReadDeclaration = Callable[[Mapping[str, Any], Callable[[str], str]], object]
+"""Returns a declaration in YAML, typed; reads a file by its path in YAML with the second argument,
+which raises ValueError."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolSpec:
     """One protocol, as its package exports it.
@@ -434,6 +446,9 @@ class ProtocolSpec:
         sidecar: What `gateway serve --upstream` sets.
         own_posts: Returns the patterns of paths outside of the protocol that clients of a server
             POST to, by the name of the server.
+        declaration: Checks what the configuration declares of a model for the protocol, and returns
+            it; it is in `ModelMetadata.declarations`.  Raises ValueError, or `OptionError` with
+            the key.  None for a protocol that needs to be told nothing.
     """
 
     name: str
@@ -454,6 +469,7 @@ class ProtocolSpec:
     process_options: Callable[[int, int], Options] = no_options
     sidecar: SidecarDefaults = SidecarDefaults()
     own_posts: Callable[[str], tuple[str, ...]] = no_posts
+    declaration: ReadDeclaration | None = None
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:

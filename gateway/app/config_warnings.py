@@ -33,7 +33,7 @@ def warnings(loaded: LoadedConfig) -> list[Problem]:
     ]
     for extension in extensions().values():
         findings += extension.warnings(loaded)
-    return [loaded.problem(path, message) for path, message in findings]
+    return [*loaded.retired(), *(loaded.problem(path, message) for path, message in findings)]
 
 
 def _nothing_to_serve(config: Config) -> Iterator[Finding]:

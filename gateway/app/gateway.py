@@ -37,6 +37,7 @@ from gateway.concurrency.background import start_background
 from gateway.config.header_files import has_header_files, with_renewed_headers
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
+from gateway.policies.access.owners import SequenceIds
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
@@ -150,6 +151,9 @@ class Gateway:
             forwarded=ForwardedRegions(config.shared_regions, is_shared=not self._slot.is_single),
             load=self._load,
             parts=self.parts,
+            sequence_ids=SequenceIds(
+                config.policies.sequence_idle, is_divided=not self._slot.is_single
+            ),
             new_path=(new_path if tap is None else partial(inherited_path, new_path=new_path)),
             tracing=None if self._export is None else self._export.tracing,
         )
@@ -506,6 +510,7 @@ class Gateway:
         await self._retirements.finish(0)
         await self._graph.close()
         await self.parts.stop()
+        await self._process.external.close()
         if self._leading is not None:
             await self._leading.stop()
         self._regions.close()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 from uuid import uuid4
 
 import structlog
@@ -20,15 +19,17 @@ from gateway.api.tap import Tap
 from gateway.app import passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
-from gateway.app.health_services import server_services
 from gateway.app.layers import Tracing
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.public_paths import listener_authentication, path_prefixes
+from gateway.app.quotas import telling_grpc, telling_http
+from gateway.app.server_names import inherited_sockets, stream_server_name
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.app.worker_slot import ProcessOptions
 from gateway.config.models import ListenerConfig, StreamConfig
 from gateway.frontend.frontend import (
+    CheckInference,
     Frontend,
     attach_grpc_request_id,
     attach_http_request_id,
@@ -36,15 +37,17 @@ from gateway.frontend.frontend import (
     http_request_id,
 )
 from gateway.frontend.tapped import TappedFrontend
-from gateway.ir.context import Client
+from gateway.ir.context import Client, ModelRef
 from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits
+from gateway.policies.access.authorise import ListenerAccess
+from gateway.policies.access.operations import HEALTH, PASSTHROUGH
 from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
 from gateway.service import Service
-from gateway.settings.units import UNIX, Address, StreamAddress
+from gateway.settings.units import Address, StreamAddress
 from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
@@ -58,6 +61,8 @@ from gateway.transports.contract import (
     Server,
     ServerLimits,
 )
+from gateway.transports.grpc.health import Health
+from gateway.transports.grpc.reflection import Reflection, ServiceSchemas
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.http2.frames import may_be_http2
@@ -69,6 +74,9 @@ log = structlog.get_logger(__name__)
 
 Ready = Callable[[], Awaitable[bool]]
 
+_HEALTH: Final = "grpc.health"
+"""The protocol of grpc.health.v1, for the log and for rules."""
+
 _HTTP_IDS: Final = {
     "attach_request_id": attach_http_request_id,
     "read_request_id": http_request_id,
@@ -77,6 +85,13 @@ _GRPC_IDS: Final = {
     "attach_request_id": attach_grpc_request_id,
     "read_request_id": grpc_request_id,
 }
+
+
+_TELLING: Final[Mapping[Any, Any]] = {
+    attach_http_request_id: telling_http(attach_http_request_id),
+    attach_grpc_request_id: telling_grpc(attach_grpc_request_id),
+}
+"""What attaches the request id and what a client is told of quotas."""
 
 
 class Reports(TypedDict):
@@ -95,11 +110,15 @@ class ListenerEntry:
         service: Handles its calls.
         model_keys: Resolves keys of models for protocols that need it.
         http_clients: Clients of HTTP upstreams, by the name of the upstream.
+        access: What its clients may do; None if there are no rules.
+        has_quotas: Whether responses may tell clients of quotas.
     """
 
     service: Service
     model_keys: ModelKeyIndex
     http_clients: Mapping[str, PassthroughClient] = field(default_factory=dict)
+    access: ListenerAccess | None = None
+    has_quotas: bool = False
 
     def of_protocol(self, spec: ProtocolSpec) -> Service:
         """Return what handles the calls of one protocol."""
@@ -143,14 +162,14 @@ class BuiltListener:
         self._config = config
         self._entry = entry
         self._tap = tap
-        self._frontends: list[tuple[ProtocolSpec, Any, Frontend[Any, Any]]] = []
+        self._frontends: list[tuple[ProtocolSpec, Any, Frontend[Any, Any], Any]] = []
         self._passthrough: ObservedPassthrough | None = None
 
     def connect(self, entries: Mapping[str, ListenerEntry]) -> None:
         """Send all calls that begin from now on to the entry of this listener."""
         self._entry = entries[self._config.name]
-        for spec, codec, frontend in self._frontends:
-            frontend.replace_service(self._service_of(spec, codec))
+        for spec, codec, frontend, attach in self._frontends:
+            self._connect_frontend(frontend, spec, codec, attach)
         if self._passthrough is not None:
             self._passthrough.replace_client(self._http_client())
 
@@ -181,22 +200,61 @@ class BuiltListener:
             if self._tap is None
             else TappedFrontend(codec, service, self._tap, **options)
         )
-        self._frontends.append((spec, codec, built))
+        attach = request_ids.get("attach_request_id")
+        self._connect_frontend(built, spec, codec, attach)
+        self._frontends.append((spec, codec, built, attach))
         return built
+
+    def _connect_frontend(
+        self, frontend: Frontend[Any, Any], spec: ProtocolSpec, codec: Any, attach: Any
+    ) -> None:
+        """Send the calls of a frontend to the entry, and let responses tell of its quotas."""
+        if attach is not None and self._entry.has_quotas:
+            attach = _TELLING[attach]
+        frontend.replace_service(self._service_of(spec, codec), self._check_of(codec), attach)
 
     def _service_of(self, spec: ProtocolSpec, codec: Any) -> Service:
         service = self._entry.of_protocol(spec)
         return service if self._tracing is None else self._tracing.with_codec(service, codec)
+
+    def _check_of(self, codec: Any) -> CheckInference | None:
+        """Return what checks an inference before its inputs are read; None without rules."""
+        access = self._entry.access
+        return None if access is None else partial(access.check_inference, protocol=codec.name)
 
     async def model_status(self, name: str, client: Client) -> bool | None:
         """Return whether a model is ready; None if no server has it.
 
         Raises:
             Unauthenticated: The client has no name, which only questions for the server allow.
+            Forbidden: The client may not ask.
         """
         if self.needs_client() and client.identity is ANONYMOUS:
             raise Unauthenticated("a credential is missing: only the server's health is public")
-        return await model_status(self._entry.service, name, protocol="grpc.health", client=client)
+        self.check(client, HEALTH, _HEALTH, ModelRef(name))
+        return await model_status(self._entry.service, name, protocol=_HEALTH, client=client)
+
+    def check(
+        self, client: Client, operation: str, protocol: str, model: ModelRef | None = None
+    ) -> None:
+        """Check a request that is no call.
+
+        Raises:
+            Forbidden: The client may not make it.
+        """
+        if self._entry.access is not None:
+            self._entry.access.check(client, operation, protocol, model)
+
+    def usable_protocols(self, client: Client, protocols: Iterable[str]) -> frozenset[str]:
+        """Return those of *protocols* that reflection shows a client.
+
+        Raises:
+            Forbidden: The client may not ask.
+        """
+        access = self._entry.access
+        return (
+            frozenset(protocols) if access is None else access.usable_protocols(client, protocols)
+        )
 
     def fallback(self, messages: MessageLimits) -> HttpFrontend | None:
         """Return the handler of paths that no protocol claims, if the listener has one."""
@@ -211,6 +269,7 @@ class BuiltListener:
                 report=self.rejections.call,
                 reject=reports["on_rejected"],
                 count_bytes=reports["message_bytes"],
+                check=lambda client: self.check(client, PASSTHROUGH, passthrough.NAME),
             )
         return self._passthrough
 
@@ -227,7 +286,8 @@ class SharedResources:
         directory: TLS files are relative to it.
         reuse_port: Whether other processes listen on the same addresses.
         should_replace: Whether a unix socket replaces that of another gateway.
-        sockets: Unix sockets that the processes share, by address.
+        sockets: Sockets that the processes share: unix sockets by address, and those of a service
+            manager as `inherited_sockets` finds them.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
         upstream_connections: Largest number of connections to upstreams.
         process_options: Options of protocols that the listeners share.
@@ -281,7 +341,7 @@ def build_listener(
     serves_grpc = config.grpc is not None or config.address is not None
     http: list[HttpMount] = []
     grpc: list[GrpcMount] = []
-    descriptors: list[tuple[bytes, ...]] = []
+    described: list[Described] = []
     messages = message_limits(config.messages, limits.message_bytes)
     for name in config.protocols or protocol_names():
         spec = protocol(name)
@@ -289,13 +349,13 @@ def build_listener(
         if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            prefixes = path_prefixes(spec.http, config, options)
+            prefixes = path_prefixes(name, spec.http, config)
             http.append(HttpMount(prefixes, frontend, spec.http.root))
         if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
             frontend = built.frontend(spec, codec, **_GRPC_IDS)
             grpc.append(GrpcMount(spec.grpc.methods, frontend))
-            descriptors.append(spec.grpc.file_descriptors())
+            described.append(Described(codec.name, spec.grpc.methods, spec.grpc.file_descriptors()))
     if config.shared_memory.mode == "forward":
         log.warning(
             "a client that makes a shared-memory segment smaller ends the server",
@@ -321,10 +381,9 @@ def build_listener(
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
             authentication=authentication,
+            inherited=inherited_sockets(name, shared.sockets),
             grpc=grpc if is_both else (),
-            extras=(
-                server_services(grpc, descriptors, ready, built.model_status) if is_both else ()
-            ),
+            extras=_extras(described, ready, built) if is_both else (),
             grpc_on_reject=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
@@ -333,7 +392,7 @@ def build_listener(
             config.transport,
             _grpc_address(config.grpc),
             mounts=grpc,
-            extras=server_services(grpc, descriptors, ready, built.model_status),
+            extras=_extras(described, ready, built),
             limits=limits,
             budget=shared.budget,
             tls=tls,
@@ -341,11 +400,14 @@ def build_listener(
             count=_connection_count(f"{config.name}.grpc", limits, shared),
             reuse_port=shared.reuse_port,
             authentication=authentication,
+            inherited=inherited_sockets(f"{config.name}.grpc", shared.sockets),
         )
     for stream in config.streams:
-        name = _unique_name(f"{config.name}.{stream.protocol}.{_carrier(stream)}", servers)
+        name = stream_server_name(config, stream, servers)
         count = _connection_count(name, limits, shared)
-        servers[name] = _stream_server(config, stream, built, (limits, messages), shared, count)
+        servers[name] = _stream_server(
+            name, config, stream, built, (limits, messages), shared, count
+        )
     return built
 
 
@@ -393,20 +455,12 @@ def max_message_bytes(config: ListenerConfig) -> int:
 
 def _limits(config: ListenerConfig, *, can_cut_through: bool = True) -> ServerLimits:
     defaults = ServerLimits() if can_cut_through else ServerLimits(cut_through_bytes=0)
-    limits: ServerLimits = overridden(defaults, config.limits)
+    limits: ServerLimits = overridden(defaults, config.limits.by_side())
     return limits
 
 
-def _carrier(stream: StreamConfig) -> str:
-    """Return the carrier of a stream, by its name in URLs."""
-    if stream.address.tcp is None:
-        return UNIX
-    binding = protocol(stream.protocol).stream
-    carriers = () if binding is None else binding.carriers
-    return next((carrier for carrier in carriers if carrier != UNIX), "tcp")
-
-
 def _stream_server(  # one caller
+    name: str,
     config: ListenerConfig,
     stream: StreamConfig,
     built: BuiltListener,
@@ -435,6 +489,7 @@ def _stream_server(  # one caller
         count=count,
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
+        inherited=inherited_sockets(name, shared.sockets),
         replaces=shared.should_replace,
         authentication=built.authentication,
         credentials=binding.credentials,
@@ -505,9 +560,42 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     return {**spec.options(options), **shared.process_options.of_protocol(spec)}
 
 
-def _unique_name(name: str, used: Mapping[str, object]) -> str:
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([name], numbered) if each not in used)
+class Described(NamedTuple):
+    """What reflection tells about the protocol of one codec."""
+
+    protocol: str
+    methods: Iterable[str]
+    descriptors: tuple[bytes, ...]
+
+    @property
+    def services(self) -> list[str]:
+        """The names of its services."""
+        return list(dict.fromkeys(path.split("/")[1] for path in self.methods))
+
+
+def _extras(
+    described: Sequence[Described], ready: Ready, built: BuiltListener
+) -> tuple[GrpcMount, ...]:
+    async def status(service: str, client: Client) -> bool | None:
+        if service not in names:
+            return await built.model_status(service, client)
+        built.check(client, HEALTH, _HEALTH)
+        return await ready()
+
+    names = frozenset(["", *(name for each in described for name in each.services)])
+    protocols = [each.protocol for each in described]
+    # Clients that may use the same protocols share what reflection knows of them.
+    known: dict[frozenset[str], ServiceSchemas] = {}
+
+    def schemas(client: Client) -> ServiceSchemas:
+        usable = built.usable_protocols(client, protocols)
+        if usable not in known:
+            shown = [each for each in described if each.protocol in usable]
+            services = [name for each in shown for name in each.services]
+            known[usable] = ServiceSchemas(services, [each.descriptors for each in shown])
+        return known[usable]
+
+    return Health(status).mount, Reflection(schemas).mount
 
 
 def _grpc_address(address: Address) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from gateway.access.authenticator import ListenerAuthenticator
 from gateway.api.access import Authenticator
-from gateway.api.protocol import HttpBinding, Options
+from gateway.api.protocol import HttpBinding
+from gateway.app.path_ownership import owned_paths
 from gateway.config.models import ListenerConfig
 from gateway.registry import protocol, protocol_names
 from gateway.transports.authentication import Authentication
@@ -24,9 +25,8 @@ def public_paths(config: ListenerConfig) -> frozenset[str]:
     found: set[str] = {CHECK}
     for name in config.protocols or protocol_names():
         spec = protocol(name)
-        options = config.options.get(name, {})
         if spec.http is not None:
-            claimed = path_prefixes(spec.http, config, options)
+            claimed = path_prefixes(name, spec.http, config)
             found.update(path for path in spec.http.public if path.startswith(tuple(claimed)))
         found.update(() if spec.grpc is None else spec.grpc.public)
     for stream in config.streams:
@@ -37,9 +37,9 @@ def public_paths(config: ListenerConfig) -> frozenset[str]:
     return frozenset(found)
 
 
-def path_prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:
+def path_prefixes(name: str, binding: HttpBinding, config: ListenerConfig) -> Sequence[str]:
     """Return the path prefixes of a protocol; "/" among them if it is the only one here."""
-    prefixes = (*binding.prefixes, *binding.own_paths(options))
+    prefixes = owned_paths(config)[name]
     names = config.protocols or protocol_names()
     is_only = (
         sum(protocol(name).http is not None for name in names) == 1 and config.passthrough is None

@@ -4,6 +4,7 @@
 So it is imported only where the configuration names it.
 """
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
@@ -59,6 +60,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
     reuse_port: bool = False,
     count: ConnectionCount | None = None,
     authentication: Authentication | None = None,
+    inherited: Sequence[socket.socket] = (),
 ) -> Server:
     """Return a gRPC server.
 
@@ -74,6 +76,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         reuse_port: Share the port with other processes.
         count: Counts the connections; unused by the reference server.
         authentication: Asks who sends each call; None if nobody asks.
+        inherited: Sockets that listen already; none for the reference server.
     """
     if implementation == "native":
         return GrpcServer(
@@ -87,6 +90,7 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
             count=count,
             reuse_port=reuse_port,
             authentication=authentication,
+            inherited=inherited,
         )
     from gateway.transports.reference import grpc_server  # noqa: PLC0415  # slow
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from gateway.config.permissions import ExternalConfig, RuleConfig
 from gateway.config.tls import TlsConfig
 from gateway.settings.fields import (
     CLIENT_NAME,
@@ -163,3 +164,8 @@ class SecurityConfig(Model):
     token_checks: Annotated[Text, Field(pattern=RATE)] = "200/s"  # noqa: S105  # a rate
     """Largest number of signature checks of new tokens of one address, in each worker; four times
     as many of all addresses. Default: `200/s`."""
+    rules: tuple[RuleConfig, ...] = ()
+    """What clients may do. Default: `[]`, and clients may do all that their listener switches
+    on."""
+    external: ExternalConfig | None = None
+    """A program that decides about calls that the rules allow. Default: none."""

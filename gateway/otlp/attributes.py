@@ -34,6 +34,7 @@ CLIENT_FAULTS: Final = frozenset(
         ErrorCode.TOO_LARGE,
         ErrorCode.UNAUTHENTICATED,
         ErrorCode.FORBIDDEN,
+        ErrorCode.QUOTA_EXCEEDED,
         ErrorCode.OVERLOADED,
         ErrorCode.CANCELLED,
     )

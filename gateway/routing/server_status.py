@@ -30,6 +30,7 @@ from gateway.ir.errors import (
     UnknownToServer,
     Unsupported,
 )
+from gateway.ir.identity import GATEWAY
 from gateway.ir.limits import DEFAULT_LIMITS, check_name
 from gateway.ir.metadata import (
     ModelMetadata,
@@ -73,7 +74,10 @@ async def model_status(
     """
     limits = DEFAULT_LIMITS
     model = ModelRef(name)
-    context = Context(protocol=protocol, deadline=time.monotonic() + timeout_s, client=client)
+    deadline = time.monotonic() + timeout_s
+    # The caller has checked what the client may ask.
+    caller = Client(client.address, client.agent, GATEWAY)
+    context = Context(protocol=protocol, deadline=deadline, client=caller)
     try:
         check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
         if await service(ModelReadyRequest(model=model, context=context)):

@@ -2,9 +2,11 @@
 
 from typing import Any, Final
 
+from gateway.accelerator import accelerated
 from gateway.api.access import Fields, Peer
 from gateway.ir.context import Client
 from gateway.ir.identity import Identity
+from gateway.wire.http import Headers
 
 _AGENT: Final = "user-agent"
 _MAX_AGENT: Final = 256
@@ -34,7 +36,11 @@ class Caller:
         """
         if fields is not self.fields:
             self.fields = fields
-            agent = agent_of(fields)
+            # Written out: most requests have fields of their own.
+            if type(fields) is Headers:
+                agent = (fields.get(_AGENT) or "")[:_MAX_AGENT]
+            else:
+                agent = first_value(fields, _AGENT)[:_MAX_AGENT]
             if agent != self.last.agent:
                 self.last = Client(self.last.address, agent)
         return self.last
@@ -76,7 +82,13 @@ class IdentifiedCaller(Caller):
 
 def agent_of(fields: Fields) -> str:
     """Return the first `user-agent` of a request, cut at 256 characters; "" for none."""
+    return first_value(fields, _AGENT)[:_MAX_AGENT]
+
+
+@accelerated
+def first_value(fields: Fields, wanted: str) -> str:
+    """Return the first text in the fields *wanted*, in lower case; "" for none."""
     for name, value in fields:
-        if len(name) == len(_AGENT) and name.lower() == _AGENT and isinstance(value, str):
-            return value[:_MAX_AGENT]
+        if len(name) == len(wanted) and name.lower() == wanted and isinstance(value, str):
+            return value
     return ""

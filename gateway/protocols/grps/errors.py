@@ -44,6 +44,7 @@ BRPC_CODE: Final[dict[ErrorCode, int]] = {
     ErrorCode.TOO_LARGE: EREQUEST,
     ErrorCode.UNAUTHENTICATED: ERPCAUTH,
     ErrorCode.FORBIDDEN: _EPERM,
+    ErrorCode.QUOTA_EXCEEDED: ELIMIT,
     ErrorCode.OVERLOADED: ELIMIT,
     ErrorCode.UNAVAILABLE: ELOGOFF,
     ErrorCode.DEADLINE_EXCEEDED: ERPCTIMEDOUT,
@@ -54,7 +55,7 @@ BRPC_CODE: Final[dict[ErrorCode, int]] = {
 }
 
 # Overload is an error of the server, not of the model: real servers end the call with it.
-_OF_THE_CALL: Final = frozenset({ErrorCode.OVERLOADED})
+_OF_THE_CALL: Final = frozenset({ErrorCode.QUOTA_EXCEEDED, ErrorCode.OVERLOADED})
 
 _CODE_OF_BRPC: Final[dict[int, ErrorCode]] = {
     _EPERM: ErrorCode.FORBIDDEN,

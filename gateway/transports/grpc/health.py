@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from gateway.ir.context import Client
-from gateway.ir.errors import ErrorCode, GatewayError, Unauthenticated
+from gateway.ir.errors import ErrorCode, Forbidden, GatewayError, Unauthenticated
 from gateway.transports.contract import GrpcFrontend, GrpcMount
 from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
@@ -20,7 +20,7 @@ from gateway.wire.protobuf import LEN, VARINT, WireError, fields, put_varint, ta
 
 Status = Callable[[str, Client], Awaitable[bool | None]]
 """Whether a service answers a client; "" asks for the whole server, None means there is no such
-service. Raises Unauthenticated."""
+service. Raises Unauthenticated, or Forbidden if the client may not ask."""
 
 CHECK = "/grpc.health.v1.Health/Check"
 _WATCH = "/grpc.health.v1.Health/Watch"
@@ -34,6 +34,7 @@ _TOLD_CODES = frozenset(
     {
         ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.UNAUTHENTICATED,
+        ErrorCode.FORBIDDEN,
         ErrorCode.OVERLOADED,
         ErrorCode.UNAVAILABLE,
     }
@@ -103,17 +104,21 @@ class Health(GrpcFrontend):
     async def _check(self, service: str, client: Client) -> GrpcResponse:
         try:
             status = await self._status(service, client)
-        except Unauthenticated as error:
+        except (Unauthenticated, Forbidden) as error:
             return refused(error)
         if status is None:
             return _ended(GrpcStatus.NOT_FOUND, "no such service here")
         return _answer(_SERVING if status else _NOT_SERVING)
 
     async def _changes(self, service: str, client: Client) -> AsyncGenerator[GrpcResponse, None]:
-        """Yield the status now and after every change."""
+        """Yield the status now and after every change, until the client may not ask."""
         last = None
         while True:
-            found = await self._status(service, client)
+            try:
+                found = await self._status(service, client)
+            except (Unauthenticated, Forbidden) as error:
+                yield refused(error)
+                return
             status = _SERVICE_UNKNOWN if found is None else _SERVING if found else _NOT_SERVING
             if status != last:
                 last = status

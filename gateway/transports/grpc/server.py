@@ -59,6 +59,7 @@ class GrpcServer:
         reuse_port: Whether other processes listen on the same port too.
         http: Handles requests that are not gRPC calls; None to reject them.
         authentication: Asks who sends each call; None if nobody asks.
+        inherited: Sockets that listen already, instead of binding *address*.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first four
@@ -76,9 +77,11 @@ class GrpcServer:
         reuse_port: bool = False,
         http: ListenerState | None = None,
         authentication: Authentication | None = None,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
         self._address = address
         self._authentication = authentication
+        self._inherited = inherited
         self._http = http
         self._reuse_port = reuse_port
         self._should_listen = listens
@@ -126,7 +129,9 @@ class GrpcServer:
             return
         host, port = host_and_port(self._address)
         every = "" if host == "::" else host  # both families, as grpcio has it
-        self._servers = await listen(every, port, self._serve, reuse_port=self._reuse_port)
+        self._servers = await listen(
+            every, port, self._serve, reuse_port=self._reuse_port, inherited=self._inherited
+        )
         self._address = bound_address(self._address, self._servers[0].sockets[0].getsockname()[1])
 
     async def _serve(

@@ -19,7 +19,12 @@ from gateway.transports.connection_count import (
 )
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.admission import CallAdmission
-from gateway.transports.grpc.headers import GrpcRequestHead, read_request_head, trailers_only_block
+from gateway.transports.grpc.headers import (
+    GrpcRequestHead,
+    read_call_head,
+    read_request_head,
+    trailers_only_block,
+)
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
 from gateway.transports.grpc.server_messages import FINAL, OPEN, ConnectionState
@@ -34,7 +39,6 @@ from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.request_head import (
     HttpStreamHead,
     header_block_bytes,
-    is_grpc,
     read_http_head,
 )
 from gateway.transports.http2.request_stream import HttpStream
@@ -57,23 +61,28 @@ _BLOCK_OVERHEAD: Final = 4
 RequestHead = GrpcRequestHead | HttpStreamHead
 
 
-def _read_any_head(fields: Sequence[Field], limits: ServerLimits) -> RequestHead | Http2StreamError:
+def _read_any_head(fields: list[Field], limits: ServerLimits) -> RequestHead | Http2StreamError:
     """Return the head of a gRPC call or of a plain request."""
-    if is_grpc(fields):
-        return read_request_head(fields, limits.grpc_metadata_bytes)
-    return read_http_head(fields, limits)
+    head = read_call_head(fields, limits.grpc_metadata_bytes)
+    return read_http_head(fields, limits) if head is None else head
+
+
+def _read_call_head(fields: list[Field], limit_bytes: int) -> RequestHead | Http2StreamError:
+    """Return the head of a gRPC call, or of a request that is refused because it is none."""
+    head = read_call_head(fields, limit_bytes)
+    return read_request_head(fields, limit_bytes) if head is None else head
 
 
 @lru_cache(16)  # one for all connections of a listener
 def _head_reader(
     limits: ServerLimits, *, is_http: bool
-) -> tuple[Callable[[Sequence[Field]], RequestHead | Http2StreamError], int]:
+) -> tuple[Callable[[list[Field]], RequestHead | Http2StreamError], int]:
     """Return what reads header blocks, and how many bytes of fields a block may have."""
     header_bytes = _BLOCK_OVERHEAD * limits.grpc_metadata_bytes
     if is_http:
         header_bytes = max(header_bytes, header_block_bytes(limits))
         return partial(_read_any_head, limits=limits), header_bytes
-    return partial(read_request_head, limit_bytes=limits.grpc_metadata_bytes), header_bytes
+    return partial(_read_call_head, limit_bytes=limits.grpc_metadata_bytes), header_bytes
 
 
 class OpenConnections:

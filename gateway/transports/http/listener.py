@@ -104,6 +104,7 @@ class HttpListener(ABC):
         grpc: gRPC methods, which connections of a native server may call over HTTP/2.
         extras: Methods whose calls need no slot and no memory: health, reflection.
         cors: Which web pages may read the responses; None for no such pages.
+        inherited: Sockets that listen already, instead of binding *host* and *port*.
         grpc_on_reject: As *on_reject*, for calls and connections of HTTP/2; *on_reject* by default.
         authentication: Asks who sends each request and call; None if nobody asks.
     """
@@ -129,7 +130,9 @@ class HttpListener(ABC):
         grpc_on_reject: Callable[[GatewayError], str | None] | None = None,
         cors: CorsRules | None = None,
         authentication: Authentication | None = None,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
+        self._inherited = inherited
         self._can_use_reserve = reserve
         self._reuse_port = reuse_port
         self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
@@ -179,7 +182,9 @@ class HttpListener(ABC):
         if not self._should_listen:
             return
         if self._sock is None:
-            self._servers = await listen(*self._where, self._serve, reuse_port=self._reuse_port)
+            self._servers = await listen(
+                *self._where, self._serve, reuse_port=self._reuse_port, inherited=self._inherited
+            )
         else:
             self._servers = [await self._serve(self._sock)]
         self._address = address_of(self._servers[0].sockets[0])

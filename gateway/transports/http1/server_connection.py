@@ -98,7 +98,7 @@ class Http1ServerProtocol:
         self.http2 = http2
         self.is_draining = False
         self.connections: set[Http1ServerConnection] = set()
-        self.head_cache = RequestHeadCache()
+        self.head_cache = RequestHeadCache(listener.limits)
         # Read into and emptied within one call of the loop, so one will do for all.
         self.buffer = memoryview(bytearray(READ_BYTES))
 

@@ -7,7 +7,7 @@ messages: a framer splits the stream, and a frontend handles frames.
 import asyncio
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -66,6 +66,7 @@ class StreamServer:
         credentials: Returns the credentials that a frame carries, and the method that it calls.
         without_credentials: Returns a frame without the credentials that it carries.
         closes_denied: A connection ends after a frame whose credentials are missing or wrong.
+        inherited: TCP sockets that listen already, instead of binding *address*.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first three
@@ -89,7 +90,9 @@ class StreamServer:
         credentials: ReadCredentials = no_credentials,
         without_credentials: Callable[[Frame], Frame] = unchanged,
         closes_denied: bool = False,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
+        self._inherited = inherited
         self._where = address
         self._reuse_port = reuse_port
         self._sock = sock
@@ -164,7 +167,11 @@ class StreamServer:
 
         host, _, port = self._where.rpartition(":")
         self._servers = await listen(
-            host.strip("[]"), int(port), serve, reuse_port=self._reuse_port
+            host.strip("[]"),
+            int(port),
+            serve,
+            reuse_port=self._reuse_port,
+            inherited=self._inherited,
         )
         self._address = address_of(self._servers[0].sockets[0])
 
