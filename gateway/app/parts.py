@@ -197,7 +197,7 @@ class LeadingParts:
     """
 
     def __init__(self, parts: Mapping[str, LeadingPart]) -> None:
-        self._parts = {name: _completed(part) for name, part in parts.items()}
+        self._parts = dict(parts)
 
     @classmethod
     def of(cls, processes: Processes) -> LeadingParts:
@@ -210,7 +210,7 @@ class LeadingParts:
             StartError: A part cannot be used, for example because of its files.
         """
         found = {name: extension.lead(processes) for name, extension in extensions().items()}
-        return cls({name: part for name, part in found.items() if part is not None})
+        return cls({name: _completed(part) for name, part in found.items() if part is not None})
 
     def __getitem__(self, name: str) -> LeadingPart:
         """Return the part of an extension. Raises KeyError."""
