@@ -562,9 +562,8 @@ def public_paths(config: ListenerConfig) -> frozenset[str]:
     found: set[str] = {CHECK}
     for name in config.protocols or protocol_names():
         spec = protocol(name)
-        options = config.options.get(name, {})
         if spec.http is not None:
-            claimed = _prefixes(spec.http, config, options)
+            claimed = _prefixes(name, spec.http, config)
             found.update(path for path in spec.http.public if path.startswith(tuple(claimed)))
         found.update(() if spec.grpc is None else spec.grpc.public)
     for stream in config.streams:
