@@ -39,7 +39,7 @@ version: 1
 listeners: [{{http: "127.0.0.1:0"}}]
 admin: {{address: "off"}}
 lifecycle: {{pre_stop: 0s, drain: 1s}}
-upstreams: {{up: {{url: "oip+http://{address}"}}}}
+upstreams: {{up: {{url: "oip+http://{address}", probe: {{interval: 1h}}}}}}
 routes: [{{name: all, match: {{model: "*"}}, targets: [{{upstream: up}}]}}]
 """
 ROW = {"datatype": "INT32", "shape": [1, 16], "data": [1] * 16}

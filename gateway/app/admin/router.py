@@ -112,7 +112,11 @@ class AdminRouter(HttpFrontend):
                 async for event in received:
                     yield HttpResponse(200, _EVENTS, (event,))
             return
-        response = await self._response(result, route)
+        try:
+            response = await self._response(result, route)
+        except Exception as error:  # a template of an extension, perhaps
+            log.exception("internal error", path=wire.path)
+            response = await self._response(_failed(error), None)
         for part in _parts(response) if isinstance(result, Json) else (response,):
             yield part
 
@@ -132,11 +136,9 @@ class AdminRouter(HttpFrontend):
             return Json({"error": text}, 405, (("Allow", ", ".join(found.routes)),)), None
         try:
             return await route.handle(self._request(wire, found.names)), route
-        except GatewayError:
-            raise
         except Exception as error:  # of an extension, perhaps: it costs this request alone
-            log.exception("internal error", path=route.path)
-            return Json({"error": f"internal error: {type(error).__name__}"}, 500), None
+            log.exception("internal error", path=wire.path)
+            return _failed(error), None
 
     def _request(self, wire: HttpRequest, names: Mapping[str, str]) -> AdminRequest:
         query = dict(parse_qsl(wire.query, keep_blank_values=True))
@@ -189,6 +191,10 @@ def _parts(response: HttpResponse) -> Iterator[HttpResponse]:
         return
     for first in range(0, len(view), _PART_BYTES):
         yield HttpResponse(response.status, response.headers, (view[first : first + _PART_BYTES],))
+
+
+def _failed(error: Exception) -> Json:
+    return Json({"error": f"internal error: {type(error).__name__}"}, 500)
 
 
 def _refused(refusal: Refusal) -> Json:

@@ -81,16 +81,32 @@ async def test_unknown_paths_and_methods_are_refused(
     assert (status, True) == (reply.status, text in reply.document["error"])
 
 
-async def test_a_route_that_raises_costs_its_request_alone() -> None:
+async def fail(_request: AdminRequest) -> Json:
+    raise RuntimeError("of the extension")
+
+
+async def without_template(_request: AdminRequest) -> Page:
+    return Page("missing.html", {})
+
+
+async def no_json(_request: AdminRequest) -> Json:
+    return Json({1: "a key that is no text"})
+
+
+@pytest.mark.parametrize(
+    ("handle", "error"),
+    [(fail, "RuntimeError"), (without_template, "TemplateNotFound"), (no_json, "TypeError")],
+)
+async def test_a_route_that_fails_costs_its_request_alone(
+    handle: Callable[[AdminRequest], Awaitable[AdminResult]], error: str
+) -> None:
     """The log has the path and the traceback, and the response no text of the exception."""
-
-    async def fail(_request: AdminRequest) -> Json:
-        raise RuntimeError("of the extension")
-
+    router = served(route("/toys", handle))
     with capture_logs() as logs:
-        reply = await ask(served(route("/toys", fail)), "/toys")
-    assert (500, {"error": "internal error: RuntimeError"}) == (reply.status, reply.document)
+        reply = await ask(router, "/toys")
+    assert (500, {"error": f"internal error: {error}"}) == (reply.status, reply.document)
     assert [("internal error", "/toys")] == [(each["event"], each["path"]) for each in logs]
+    assert 200 == (await ask(router, "/livez")).status
 
 
 async def test_an_extension_has_pages_with_the_frame_of_all_pages(
