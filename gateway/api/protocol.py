@@ -73,6 +73,15 @@ class Codec(abc.ABC, Generic[Q, A]):
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> A:
         """Write an error in the protocol's form; *call* is None when it could not be read."""
 
+    def note_request(self, _wire: Q, _error: GatewayError, /) -> None:
+        """Note in an error whatever its form depends on, of a request that is not decoded.
+
+        Args:
+            _wire: The request without its body.
+            _error: Why it is refused; its `origin` may be set.
+        """
+        return
+
     @abc.abstractmethod
     def encode_call(self, call: Call[Any], /) -> Q:
         """Write a request to an upstream. Raises `Unsupported` for what the protocol lacks."""
@@ -206,6 +215,7 @@ class HttpBinding:
         any_path: It serves every path of a listener without another protocol.
         root: It serves the path "/" where nothing else claims it.
         own_paths: Returns the paths that a listener's options add.
+        public: Paths that ask for the health of the server.
         yielded: Paths among these that another protocol of the listener may own instead, because
             both write what the clients of either read.
     """
@@ -217,17 +227,31 @@ class HttpBinding:
     any_path: bool = False
     root: bool = False
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
+    public: tuple[str, ...] = ()
     yielded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcBinding:
-    """A protocol over gRPC: its codec, and the methods that it serves, by full path."""
+    """A protocol over gRPC: its codec, and the methods that it serves, by full path.
+
+    Attributes:
+        public: Methods that ask for the health of the server.
+    """
 
     codec: Callable[[MessageLimits, Options], Codec[GrpcRequest, GrpcResponse]]
     methods: Mapping[str, MethodKind]
     file_descriptors: Callable[[], tuple[bytes, ...]] = tuple
     """Serialized FileDescriptorProtos for server reflection, dependencies first."""
+    public: tuple[str, ...] = ()
+
+
+def _unchanged(frame: Frame, /) -> Frame:
+    return frame
+
+
+def _no_credentials(_frame: Frame, /) -> tuple[str, str]:
+    return "", ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +268,10 @@ class StreamBinding:
             protocol.  Required where its port serves HTTP too.
         http_prefixes: Paths of its HTTP form that the same port serves.
         grpc_methods: Methods of its gRPC form that the same port serves.
+        credentials: Returns the credentials that a frame carries, and the method that it calls.
+        without_credentials: Returns a frame without the credentials that it carries.
+        closes_denied: A connection ends after a frame whose credentials are missing or wrong.
+        public: Methods that ask for the health of the server.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[Frame, Frame]]
@@ -255,6 +283,10 @@ class StreamBinding:
     is_frame: Callable[[bytes], bool] | None = None
     http_prefixes: tuple[str, ...] = ()
     grpc_methods: Mapping[str, MethodKind] = field(default_factory=dict)
+    credentials: Callable[[Frame], tuple[str, str]] = _no_credentials
+    without_credentials: Callable[[Frame], Frame] = _unchanged
+    closes_denied: bool = False
+    public: tuple[str, ...] = ()
 
 
 class DefectKind(enum.Enum):

@@ -5,9 +5,11 @@ from importlib.util import find_spec
 from socket import gethostname
 from typing import Any, Final
 
+from gateway.app.access_checks import check_access
 from gateway.app.declarations import check_declarations
 from gateway.app.exposure import forbid_exposure
 from gateway.app.path_ownership import check_option_paths, conflicts
+from gateway.app.permissions import check_rules
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
@@ -65,6 +67,8 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from check_graphs(config)
     yield from check_workers(config)
     yield from check_tls(config)
+    yield from check_rules(config)
+    yield from check_access(config)
 
 
 def _check_requirements(config: Config) -> Iterator[Finding]:

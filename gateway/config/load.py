@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from gateway.config.extended import config_type
 from gateway.config.key_hints import key_hint
 from gateway.config.models import Config
+from gateway.config.retired import retired_keys
 from gateway.config.yaml_tree import (
     KeyPath,
     Problem,
@@ -84,6 +85,10 @@ class LoadedConfig:
         for path, text in self._tree.literals.items():
             yield path, "${...}" if _is_secret(path) else text
 
+    def retired(self) -> list[Problem]:
+        """Return a warning for each retired key of the file."""
+        return [self.problem(path, text) for path, text in retired_keys(self._tree.value)]
+
     def without_secrets(self) -> Any:
         """Return the file as plain values: `${...}` as written, and no value of a secret key."""
         return _without_secrets(self._tree, (), self._tree.value)
@@ -144,7 +149,7 @@ def load_text(
     return LoadedConfig(config, tree, source, directory, sha256)
 
 
-_SECRET_KEY = re.compile("password|secret|token|api_?key|credential", re.IGNORECASE)
+_SECRET_KEY = re.compile("password|secret|token(?!_checks)|api_?key|credential", re.IGNORECASE)
 _SECRET_TEXT = re.compile(f"{_SECRET_KEY.pattern}|authorization|headers", re.IGNORECASE)
 _HIDDEN = "..."
 

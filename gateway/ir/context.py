@@ -14,6 +14,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.ir.identity import ANONYMOUS, GATEWAY, Identity
+
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
 
@@ -175,13 +177,18 @@ class Client(Struct, frozen=True):
     Attributes:
         address: Its IP address; "" for a unix socket, and inside the gateway.
         agent: Its `user-agent`; "" for none.
+        identity: Whom its credentials name.
     """
 
     address: str = ""
     agent: str = ""
+    identity: Identity = ANONYMOUS
 
 
 NO_CLIENT = Client()
+
+GATEWAY_CLIENT = Client(identity=GATEWAY)
+"""The caller of questions that the gateway asks for itself."""
 
 
 class Context(IgnoresOrigin, frozen=True):

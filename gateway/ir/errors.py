@@ -23,6 +23,7 @@ class ErrorCode(enum.Enum):
     TOO_LARGE = "too_large"
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
+    QUOTA_EXCEEDED = "quota_exceeded"
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -187,15 +188,40 @@ class TooLarge(GatewayError):
 
 
 class Unauthenticated(GatewayError):
-    """The caller sent no valid credentials."""
+    """The caller sent no valid credentials.
+
+    Attributes:
+        was_sent: Whether it sent any.
+        credential: The id of what it sent, for the log only; "" if that is unknown.
+    """
 
     code = ErrorCode.UNAUTHENTICATED
+    was_sent: bool = False
+    credential: str = ""
 
 
 class Forbidden(GatewayError):
     """The caller is not allowed to do this."""
 
     code = ErrorCode.FORBIDDEN
+
+
+class AccessDenied(Forbidden):
+    """No rule of the gateway allows the client to do this, or one denies it.
+
+    Attributes:
+        rule: The rule that denies it, for the log only; None for none.
+        credential: The id of the client's key, for the log only.
+    """
+
+    rule: str | None = None
+    credential: str = ""
+
+
+class QuotaExceeded(GatewayError):
+    """The client has used up a quota."""
+
+    code = ErrorCode.QUOTA_EXCEEDED
 
 
 class Overloaded(GatewayError):
@@ -282,6 +308,7 @@ ERROR_CLASSES: dict[ErrorCode, type[GatewayError]] = {
         TooLarge,
         Unauthenticated,
         Forbidden,
+        QuotaExceeded,
         Overloaded,
         Unavailable,
         DeadlineExceeded,

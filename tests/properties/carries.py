@@ -189,10 +189,12 @@ _NOT_JSON = frozenset({Datatype.FP16, Datatype.BF16})
 _OIP_HTTP_ERRORS = {
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,  # both are 503
     ErrorCode.OVERLOADED: ErrorCode.UNAVAILABLE,
+    ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,  # both are 500
     ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,  # the upstream's client is the gateway
 }
 _OIP_GRPC_ERRORS = {
+    ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
     ErrorCode.TOO_LARGE: ErrorCode.OVERLOADED,  # both are RESOURCE_EXHAUSTED
     ErrorCode.BAD_UPSTREAM: ErrorCode.UPSTREAM,  # all three are INTERNAL
@@ -309,6 +311,7 @@ def _graphpipe(carrier: str, way: str = "", **fields: Any) -> Carries:
         ready_only=False,
         as_carried=_graphpipe_as_carried,
         errors={
+            ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
             ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
             ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
             ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
@@ -371,6 +374,9 @@ def _trtis(carrier: str) -> Carries:
         as_carried=_trtis_as_carried,
         errors={
             **dict.fromkeys(_TRTIS_UNAVAILABLE, ErrorCode.NOT_READY),
+            ErrorCode.QUOTA_EXCEEDED: (
+                ErrorCode.OVERLOADED if carrier == "grpc" else ErrorCode.NOT_READY
+            ),
             ErrorCode.TOO_LARGE: ErrorCode.INVALID_ARGUMENT,
             ErrorCode.BAD_UPSTREAM: ErrorCode.UPSTREAM,  # all three are INTERNAL
             ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
@@ -458,6 +464,7 @@ def _grps_widened(carrier: str, **fields: Any) -> Carries:
 
 
 _GRPS_ERRORS = {
+    ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,  # both are 503
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,  # both are 500
     ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
