@@ -446,7 +446,7 @@ def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
     )
 
 
-def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:  # noqa: C901  # one for each
+def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:  # one for each
     request = source.request
     details: dict[str, Any] = {}
     if request is not None:
