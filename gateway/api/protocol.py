@@ -57,6 +57,10 @@ class Codec(abc.ABC, Generic[Q, A]):
     def encode_reply(self, call: Call[R], reply: R, /) -> A:
         """Write the response to *call*, which came from `decode_call`."""
 
+    def for_record(self, wire: Q, /) -> Q:
+        """Return a request as a recording may keep it: without what names a person."""
+        return wire
+
     def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> A:
         """Write one response of a stream. Raises `Unsupported` unless overridden."""
         raise unsupported(call, self.name)

@@ -113,7 +113,8 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
     for name, options in listener.options.items():
         path = (*at, "options", name)
         findings = list(_raised(path, _check_options, name, options))
-        yield from findings or _raised(path, check_option_paths, name, listener)
+        findings = findings or list(_raised(path, check_option_paths, name, listener))
+        yield from findings
         broken = broken or bool(findings)
     for message in () if broken else conflicts(listener):
         yield at, message

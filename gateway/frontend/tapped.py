@@ -59,7 +59,7 @@ class TappedFrontend(Frontend[Q, A]):
 
     def _reject_unread(self, wire: Q, error: GatewayError, request_id: str) -> A:
         response = super()._reject_unread(wire, error, request_id)
-        self._tap.rejected(self._codec.name, wire, error, response)
+        self._tap.rejected(self._codec.name, self._codec.for_record(wire), error, response)
         return response
 
     async def _replies(
@@ -82,7 +82,8 @@ class TappedFrontend(Frontend[Q, A]):
     ) -> AsyncGenerator[SessionReply[A], None]:
         async with aclosing(super()._rejected_only(wire, error)) as replies:
             async for reply in replies:
-                self._tap.rejected(self._codec.name, wire, error, reply.wire)
+                kept = self._codec.for_record(wire)
+                self._tap.rejected(self._codec.name, kept, error, reply.wire)
                 yield reply
 
     async def _observed(self, exchange: TappedCall, call: Call[Any]) -> Any:

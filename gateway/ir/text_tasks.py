@@ -29,7 +29,7 @@ RETURN_DOCUMENTS: Final = "return_documents"
 """The parameter of a reply that is true where the model is declared to return documents."""
 
 
-class Embed(Struct, frozen=True, kw_only=True):
+class Embed(Struct, frozen=True, kw_only=True, tag="embed"):
     """Texts to rows of numbers.
 
     The only input is a BYTES tensor [n].  With token ids there are two INT64 tensors instead: all
@@ -44,7 +44,7 @@ class Embed(Struct, frozen=True, kw_only=True):
     input_type: str = ""
 
 
-class Rerank(Struct, frozen=True, kw_only=True):
+class Rerank(Struct, frozen=True, kw_only=True, tag="rerank"):
     """A query and documents to a score for each document, in the order of the documents.
 
     The inputs are two BYTES tensors: the query [1] and the documents [n].
@@ -56,7 +56,7 @@ class Rerank(Struct, frozen=True, kw_only=True):
     max_tokens_per_document: int | None = None
 
 
-class Generate(Struct, frozen=True, kw_only=True):
+class Generate(Struct, frozen=True, kw_only=True, tag="generate"):
     """Prompts to texts.
 
     The only input is a BYTES tensor [n]; the reply has one, too.
@@ -66,16 +66,17 @@ class Generate(Struct, frozen=True, kw_only=True):
             texts.
         stop: Texts before which the result ends.
         wants_stream: The caller reads a stream.
-        is_chat: The prompt is a list of messages as JSON.
     """
 
     members: Mapping[str, Any] = struct_field(default_factory=dict)
     stop: tuple[str, ...] = ()
     wants_stream: bool = False
-    is_chat: bool = False
 
 
 TextTask = Embed | Rerank | Generate
+
+GENERATE: Final = "generate"
+"""The tag of `Generate` in its JSON form."""
 
 Pooling = Literal["none", "mean", "cls", "last"]
 ScoreFunction = Literal["none", "sigmoid", "softmax"]
@@ -180,8 +181,6 @@ class CompletionsForm:
         sampling: Name of the input that gets all members as a JSON object; "" for none.
         parameters: Members that become parameters of the request.
         ignore: Members that are dropped.
-        chat_template: Template of a prompt from messages; "" for none.
-        template_values: Values that a chat template gets, besides the messages.
     """
 
     input: str = ""
@@ -190,8 +189,6 @@ class CompletionsForm:
     sampling: str = ""
     parameters: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
-    chat_template: str = field(default="", repr=False)
-    template_values: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct, convert, field
 
 from gateway.ir.context import CallSequence, Need, Parameter
+from gateway.ir.text_tasks import TextTask
 
 T = TypeVar("T")
 
@@ -110,6 +111,7 @@ class _Details(Struct):
     has_parameters: bool = False
     flat_members: dict[str, Parameter | list[Parameter]] = field(default_factory=dict)
     headers: list[tuple[str, str]] = field(default_factory=list)
+    texts: TextTask | None = None
 
 
 @_keep_short(256)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias, cast
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field, to_builtins
 from msgspec.structs import (
     astuple,
     replace,  # noqa: TID251  # rows have no wire origin
@@ -28,6 +28,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
 from gateway.ir.identity import ANONYMOUS
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
+from gateway.ir.text_tasks import Generate, TextTask
 from gateway.migration.captures.checksum import checksum
 from gateway.migration.captures.column_texts import (
     check_parameters,
@@ -216,6 +217,7 @@ class RecordedCall(Struct, frozen=True):
             parameters=parse_parameters(self.call.parameters),
             flat_members=_members_of(details.get("flat_members", {})),
             batch_size=details.get("batch_size"),
+            texts=None if "texts" not in details else convert(details["texts"], TextTask),
         )
 
     def outputs(self, side: str = OLD) -> tuple[tuple[Tensor, ...], ...] | None:
@@ -444,7 +446,7 @@ def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
     )
 
 
-def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:
+def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:  # one for each
     request = source.request
     details: dict[str, Any] = {}
     if request is not None:
@@ -458,8 +460,10 @@ def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:
             details["batch_size"] = request.batch_size
         if request.outputs:
             details["outputs"] = [[each.name, each.classes] for each in request.outputs]
-        if request.parameters or request.flat_members:
+        if request.parameters or request.flat_members or _has_members(request.texts):
             details["has_parameters"] = True
+        if request.texts is not None:
+            details |= _text_details(request.texts, privacy)
         if request.flat_members and privacy.payload == "full" and privacy.parameters:
             details["flat_members"] = {
                 name: list(value) if isinstance(value, tuple) else value
@@ -475,6 +479,16 @@ def _sender_details(context: Context, privacy: Privacy) -> dict[str, Any]:
     if privacy.headers:
         details["headers"] = [pair for pair in context.metadata if pair[0] in privacy.headers]
     return details
+
+
+def _has_members(task: TextTask | None) -> bool:
+    return isinstance(task, Generate) and bool(task.members or task.stop)
+
+
+def _text_details(task: TextTask, privacy: Privacy) -> dict[str, Any]:
+    """Return a task on texts, whose members are parameters of the caller."""
+    is_kept = privacy.parameters or not _has_members(task)
+    return {"texts": to_builtins(task)} if is_kept else {}
 
 
 def _check_item(item: ItemRow) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace as changed  # noqa: TID251  # rows have no wire origin
 
+from gateway.ir.text_tasks import GENERATE
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.privacy import Hasher, Payload, least_payload
 from gateway.migration.captures.records import SLICED, RecordedCall, TensorRow
@@ -86,6 +87,8 @@ def _redacted(record: RecordedCall, redaction: Redaction, hasher: Hasher) -> Rec
         details.pop("client_name", None)
     if redaction.parameters or not redaction.keeps_messages:
         details.pop("flat_members", None)  # tensors that are not told from parameters
+        if details.get("texts", {}).get("type") == GENERATE:
+            details.pop("texts")  # its members are parameters
     call = changed(
         call,
         details=json.dumps(details),

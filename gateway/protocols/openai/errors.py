@@ -60,6 +60,7 @@ STATUS: Final[dict[ErrorCode, ErrorRow]] = {
     ErrorCode.TOO_LARGE: ErrorRow(413, REQUEST, "request_too_large"),
     ErrorCode.UNAUTHENTICATED: ErrorRow(401, REQUEST, "invalid_api_key"),
     ErrorCode.FORBIDDEN: ErrorRow(403, REQUEST, "permission_denied"),
+    ErrorCode.QUOTA_EXCEEDED: ErrorRow(429, RATE, "rate_limit_exceeded"),
     ErrorCode.OVERLOADED: ErrorRow(503, SERVER, "server_is_overloaded"),
     ErrorCode.UNAVAILABLE: ErrorRow(503, SERVER, "service_unavailable"),
     ErrorCode.DEADLINE_EXCEEDED: ErrorRow(504, SERVER, "timeout"),

@@ -37,7 +37,7 @@ from gateway.protocols.openai.http.completions import (
     event,
     read_completion,
 )
-from gateway.protocols.openai.http.document import Document, read_document, text
+from gateway.protocols.openai.http.document import USER, Document, read_document, text, without_user
 from gateway.protocols.openai.http.embeddings import (
     EMBEDDINGS_MEMBERS,
     encode_embeddings,
@@ -118,6 +118,10 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             # The form of an error depends on the path.
             error.origin = Origin(NAME, wire, form)
             raise
+
+    def for_record(self, wire: HttpRequest, /) -> HttpRequest:
+        """Return a request without `user`; without its body where it cannot be read."""
+        return without_user(wire)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
         """Write the response to *call*.
@@ -235,6 +239,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     def _decode_embeddings(self, wire: HttpRequest) -> InferRequest:
         document = self._document(wire, EMBEDDINGS_MEMBERS)
+        wire = without_user(wire) if USER in document else wire
         model = self._model(document)
         inputs, task, is_base64 = read_embeddings(document, self._limits)
         form = ReplyForm(kind=PathKind.EMBEDDINGS, is_base64=is_base64)
@@ -244,6 +249,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     def _decode_rerank(self, wire: HttpRequest, kind: PathKind) -> InferRequest:
         document = self._document(wire, RERANK_MEMBERS)
+        wire = without_user(wire) if USER in document else wire
         model = self._model(document)
         inputs, task, form = read_rerank(document, kind, self._limits)
         return InferRequest(
@@ -252,6 +258,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     def _decode_completion(self, wire: HttpRequest) -> Call[Any]:
         document = self._document(wire, COMPLETIONS_MEMBERS)
+        wire = without_user(wire) if USER in document else wire
         model = self._model(document)
         inputs, task, include_usage = read_completion(document, self._limits)
         form = ReplyForm(

@@ -3,7 +3,7 @@
 Source: docs/protocols/openai.md, "3. Embeddings".
 """
 
-from base64 import b64encode
+from binascii import b2a_base64
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Final
@@ -46,6 +46,7 @@ _EXPECTED: Final = "a text, a list of texts, a list of token ids or a list of su
 _NUMBERS: Final = frozenset({Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64})
 _WHOLE: Final = frozenset({Datatype.INT8, Datatype.UINT8})
 _ROWS: Final = 2
+_FIRST: Final = b'{"object":"embedding","index":%d,"embedding":'
 
 
 def read_embeddings(
@@ -82,14 +83,14 @@ def encode_embeddings(
     """
     rows = _rows(call, reply)
     parts = _base64_rows(rows, call.model) if is_base64 else _json_rows(rows, call.model)
-    beginning = b'{"object":"list","data":['
-    entries = [
-        b'{"object":"embedding","index":%d,"embedding":%b}' % (index, part)
-        for index, part in enumerate(parts)
-    ]
+    pieces: list[Buffer] = [b'{"object":"list","data":[']
+    for index, part in enumerate(parts):
+        head = b',{"object":"embedding","index":%d,"embedding":' if index else _FIRST
+        pieces += (head % index, part, b"}")
     name = "" if call.model is None else call.model.name
     end = b'],"model":%b,"usage":%b}' % (orjson.dumps(name), orjson.dumps(usage_of(reply)))
-    return (beginning, b",".join(entries), end)
+    pieces.append(end)
+    return (b"".join(pieces),)
 
 
 def usage_of(reply: InferResponse) -> dict[str, int]:
@@ -182,7 +183,7 @@ def _base64_rows(rows: Any, model: ModelRef | None) -> list[bytes]:
                 model=model,
             )
     floats = np.ascontiguousarray(floats, "<f4")
-    return [b'"%b"' % b64encode(row.data) for row in floats]
+    return [b'"%b"' % b2a_base64(row.data, newline=False) for row in floats]
 
 
 def _json_rows(rows: Any, model: ModelRef | None) -> list[bytes]:

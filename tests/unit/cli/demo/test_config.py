@@ -15,7 +15,8 @@ from gateway.registry import PROTOCOLS, protocol
 def test_serves_every_demo_model_of_the_package() -> None:
     """Each folder of models that the package ships is served, on the usual ports."""
     loaded = load_mapping(demo_config(), "flags")
-    folders = {Path(model.path or "") for model in loaded.config.models.values()}
+    models = loaded.config.models.values()
+    folders = {Path(model.path) for model in models if model.path is not None}
     shipped = {path for path in next(iter(folders)).parent.iterdir() if path.is_dir()}
     assert shipped == folders
     assert {path.name for path in shipped} == set(MODELS)
