@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 import structlog
 
+from gateway.app.announce import log_retired_keys
 from gateway.app.certificates import check_tls_files
 from gateway.app.config_watch import watch_config
 from gateway.app.errors import RELOAD_LATE, StartError
@@ -39,7 +40,7 @@ Apply = Callable[[LoadedConfig, AbstractSet[str]], Awaitable[Changes]]
 
 _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("workers",),
-    ("security",),
+    ("security", "strict"),
     ("state",),
     ("telemetry", "log", "format"),
     ("telemetry", "metrics"),
@@ -170,6 +171,7 @@ class Reloader:
 
     async def __aenter__(self) -> Self:
         """Begin to reload after each request, and after each change of a file that is watched."""
+        log_retired_keys(self._loaded)
         self._tasks = [start_background(self._run(), "reloads")]
         settings, loaded = self._loaded.config.lifecycle.reload, self._loaded
         if settings.watch:
@@ -206,6 +208,7 @@ class Reloader:
                 sha256=result.sha256,
                 **result.changes,
             )
+            log_retired_keys(self._loaded)
             if result.runtime:
                 log.warning("runtime changes hold against the file", **result.runtime)
         else:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import MemoryBudget
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
@@ -105,6 +106,7 @@ class HttpListener(ABC):
         cors: Which web pages may read the responses; None for no such pages.
         inherited: Sockets that listen already, instead of binding *host* and *port*.
         grpc_on_reject: As *on_reject*, for calls and connections of HTTP/2; *on_reject* by default.
+        authentication: Asks who sends each request and call; None if nobody asks.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first
@@ -127,6 +129,7 @@ class HttpListener(ABC):
         extras: Sequence[GrpcMount] = (),
         grpc_on_reject: Callable[[GatewayError], str | None] | None = None,
         cors: CorsRules | None = None,
+        authentication: Authentication | None = None,
         inherited: Sequence[socket.socket] = (),
     ) -> None:
         self._inherited = inherited
@@ -147,6 +150,7 @@ class HttpListener(ABC):
             on_reject=on_reject,
             cut_through_limiter=cut_through_limiter(limits),
             cors=cors,
+            authentication=authentication,
         )
         self._http2 = GrpcServer(
             "",
@@ -158,6 +162,7 @@ class HttpListener(ABC):
             listens=False,
             count=self._count,
             http=self._listener,
+            authentication=authentication,
         )
         self._connections: Connections | None = None
         self._servers: list[Listening] = []
@@ -217,6 +222,13 @@ class HttpListener(ABC):
             if not authorities.verify(connection.transport):
                 connection.drain()
         self._http2.drain_unverified(authorities)
+
+    def authenticate(self, authentication: Authentication) -> None:
+        """Ask *authentication* who sends each request from now on; drain earlier connections."""
+        self._listener.authenticate(authentication)
+        for connection in self.open_connections:
+            connection.drain()
+        self._http2.authenticate(authentication)
 
     def announce_close(self) -> None:
         """Make each response the last of its connection from now on; continue to serve."""
