@@ -188,6 +188,15 @@ image-offline: dist ## Build them with mmdebstrap and buildah, without a daemon 
 charts: $(VENV)/.installed-dev ## Render the chart and the overlays, and validate them for three versions of Kubernetes.
 	$(BIN)/python release/charts.py
 
+.PHONY: docs
+docs: $(VENV)/.installed-dev ## Build the site of the documentation into site/, strict.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python release/site.py
+
+.PHONY: plots
+plots: $(VENV)/.installed-dev ## Run the seeded simulations, and draw the plots of docs/resilience.md and docs/scale-out.md.
+	$(BIN)/python -m tests.simulation.plots
+	$(BIN)/python -m tests.simulation.scale_out
+
 .PHONY: clean
 clean: ## Remove the environment and everything that was built.
-	rm -rf $(VENV) build dist *.egg-info gateway/_accelerated.c gateway/_accelerated.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site *.egg-info gateway/_accelerated.c gateway/_accelerated.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 from gateway.app import check, describe_layers, explain_call
 from gateway.app.config_warnings import warnings
@@ -25,6 +26,7 @@ from gateway.cli.output import (
 )
 from gateway.cli.sidecar import load_mapping
 from gateway.config.load import ConfigError, LoadedConfig, is_secret_text, load_file
+from gateway.config.releases import later_keys
 from gateway.config.yaml_tree import Problem
 from gateway.policies.access.operations import INFERENCE, OPERATIONS
 from gateway.policies.access.rules import Size
@@ -81,6 +83,12 @@ def validate(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail for warnings, too.")] = False,
+    release: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="VERSION", help="Report keys, too, that this release does not have."
+        ),
+    ] = None,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Check a configuration file: print `ok`, or every error and warning with its line and column.
@@ -91,7 +99,9 @@ def validate(
     problems: list[Problem] = []
     advice: list[Problem] = []
     try:
-        advice = warnings(load_checked(path))
+        loaded = load_checked(path)
+        advice = warnings(loaded)
+        problems = _later_keys(loaded, path, release)
     except ConfigError as error:
         problems = error.problems
     ok = not problems and not (strict and advice)
@@ -109,6 +119,21 @@ def validate(
             print_text(in_colour("ok", "green"))
     if not ok:
         raise typer.Exit(FAILED)
+
+
+def _later_keys(loaded: LoadedConfig, path: Path, release: str | None) -> list[Problem]:
+    """Return the keys of a file that a release does not have."""
+    if release is None:
+        return []
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        found = list(later_keys(document, release))
+    except ValueError as error:
+        fail(f"--for: {error}", WRONG_USAGE)
+    return [
+        loaded.problem(at, f"came with version {later}; expected a key of {release}")
+        for at, later in found
+    ]
 
 
 def _of_key(problem: Problem) -> str:

@@ -1,0 +1,314 @@
+"""Builds the site of the documentation; `make docs`.
+
+It copies the pages of the repository to build/docs, turns links to files that are no pages into
+links to the repository, writes the generated reference pages, and runs mkdocs, strict.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import typer.main
+import yaml
+
+ROOT: Final = Path(__file__).parents[1]
+STAGED: Final = ROOT / "build" / "docs"
+REPOSITORY: Final = "https://github.com/tensor-gateway/tensor-gateway/blob/main"
+# Pages outside of docs/, and where they are in the site.
+OTHERS: Final[Mapping[str, str]] = {
+    "ARCHITECTURE.md": "ARCHITECTURE.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "SECURITY.md": "SECURITY.md",
+    "README.md": "README.md",
+    "benchmarks/README.md": "benchmarks/README.md",
+    "benchmarks/RESULTS.md": "benchmarks/RESULTS.md",
+}
+_LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception"})
+_LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]*)((?:#[^)\s]*)?\))")
+_CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def main() -> int:
+    """Build the site."""
+    sys.path.insert(0, str(ROOT))
+    shutil.rmtree(STAGED, ignore_errors=True)
+    places = staged_pages()
+    for source, place in places.items():
+        target = STAGED / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix == ".md":
+            target.write_text(with_site_links(source, places), encoding="utf-8")
+        else:
+            shutil.copyfile(source, target)
+    for name, text in generated_pages().items():
+        target = STAGED / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    built = ROOT / "build" / "mkdocs.yml"
+    text = settings.replace("docs_dir: build/docs", f"docs_dir: {STAGED}")
+    text = text.replace("site_dir: site", f"site_dir: {ROOT / 'site'}")
+    text = text.replace("CONFIGURATION", _entries("reference/configuration"))
+    text = text.replace("PROTOCOLS", _entries("protocols"))
+    built.write_text(text.replace("VERSION", _version()), encoding="utf-8")
+    command = [sys.executable, "-m", "mkdocs", "--quiet", "build", "--strict", "--config-file"]
+    return subprocess.run([*command, str(built)], check=False).returncode
+
+
+def staged_pages() -> dict[Path, str]:
+    """Return the files that the site has, and where."""
+    found = {
+        path: str(path.relative_to(ROOT / "docs"))
+        for path in sorted((ROOT / "docs").rglob("*"))
+        if path.is_file() and path.name != "README.md"
+    }
+    found[ROOT / "docs" / "README.md"] = "pages.md"
+    for path, place in OTHERS.items():
+        found[ROOT / path] = place
+    for path in (ROOT / "benchmarks").glob("*.svg"):
+        found[path] = f"benchmarks/{path.name}"
+    return found
+
+
+def with_site_links(source: Path, places: Mapping[Path, str]) -> str:
+    """Return a page whose links lead to pages of the site, or to the repository."""
+    own = Path(places[source]).parent
+
+    def relinked(found: re.Match[str]) -> str:
+        start, file, end = found.groups()
+        if not file or "://" in file or file.startswith("mailto:"):
+            return found[0]
+        target = (source.parent / file).resolve()
+        if target in places:
+            steps = [".."] * len(own.parts)
+            return f"{start}{'/'.join([*steps, places[target]])}{end}"
+        if not target.exists():
+            raise FileNotFoundError(f"{source}: the link {file} leads nowhere")
+        return f"{start}{REPOSITORY}/{target.relative_to(ROOT)}{end}"
+
+    text = source.read_text("utf-8")
+    parts = _CODE.split(text)
+    blocks = [*_CODE.findall(text), ""]
+    return "".join(
+        _LINK.sub(relinked, part) + block for part, block in zip(parts, blocks, strict=True)
+    )
+
+
+def generated_pages() -> dict[str, str]:
+    """Return the pages that are made from the code, by name."""
+    return {
+        "index.md": _home(),
+        "reference/cli.md": cli_page(),
+        "reference/metrics.md": metrics_page(),
+        "reference/log-events.md": events_page(),
+        "reference/errors.md": errors_page(),
+        **configuration_pages(),
+    }
+
+
+def _version() -> str:
+    from gateway import __version__  # noqa: PLC0415  # found after `main` has set the path
+
+    return __version__
+
+
+def _home() -> str:
+    text = with_site_links(ROOT / "README.md", {**staged_pages(), ROOT / "README.md": "index.md"})
+    return f"{text}\n\n*This site describes version {_version()}.*\n"
+
+
+def cli_page() -> str:
+    """Return the page of the command line, from its help."""
+    from gateway.cli.commands import command_line  # noqa: PLC0415  # slow to import
+
+    group = typer.main.get_command(command_line())
+    lines = ["# Command line", "", "Made from `gateway COMMAND --help`.", ""]
+    for name, command in _commands(group, "gateway"):
+        context = click.Context(command, info_name=name, terminal_width=100)
+        lines += [f"## {name}", "", "```text", command.get_help(context).rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if getattr(command, "hidden", False):
+        return
+    yield name, command
+    for each, inner in getattr(command, "commands", {}).items():
+        yield from _commands(inner, f"{name} {each}")
+
+
+def metrics_page() -> str:
+    """Return the page of the metrics that a gateway with the demo models publishes."""
+    from gateway.app.gateway import Gateway  # noqa: PLC0415  # slow to import
+    from gateway.cli.demo.config import demo_config  # noqa: PLC0415
+    from gateway.cli.sidecar import load_mapping  # noqa: PLC0415
+
+    addresses = dict.fromkeys(("http", "grpc", "brpc"), "127.0.0.1:0")
+    config = demo_config(**addresses, admin="127.0.0.1:0")
+    gateway = Gateway(load_mapping(config, "demo"))
+    rows = [
+        f"| `{family.name}` | {family.type} | {_labels(family)} | {_cell(family.documentation)} |"
+        for family in sorted(gateway.metrics.registry.collect(), key=lambda each: each.name)
+    ]
+    head = ["| name | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    text = (
+        "Counters end in `_total`, and histograms have `_bucket`, `_sum` and `_count`. "
+        "Labels are shown where a series exists at the start; `compat` adds the names of others."
+    )
+    return "\n".join(["# Metrics", "", text, "", *head, *rows, ""])
+
+
+def _labels(family: Any) -> str:
+    names = {name for sample in family.samples for name in sample.labels} - {"le"}
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def events_page() -> str:
+    """Return the page of the log events, from the calls that write them."""
+    events: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    fields: dict[str, set[str]] = defaultdict(set)
+    for path in sorted((ROOT / "gateway").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="log"), attr=level),
+                    args=[ast.Constant(value=str(event)), *_],
+                    keywords=keywords,
+                ) if level in _LEVELS:
+                    shown = "error" if level == "exception" else level
+                    events[event].add((shown, path.relative_to(ROOT).as_posix()))
+                    fields[event] |= {each.arg for each in keywords if each.arg}
+    lines = [
+        "# Log events",
+        "",
+        "Each line is a JSON object with `event`, `level` and `timestamp`.",
+    ]
+    lines += ["", "| event | level | fields | written by |", "| --- | --- | --- | --- |"]
+    for event in sorted(events):
+        levels = ", ".join(sorted({level for level, _ in events[event]}))
+        names = ", ".join(f"`{name}`" for name in sorted(fields[event]))
+        paths = ", ".join(f"`{path}`" for path in sorted({path for _, path in events[event]}))
+        lines.append(f"| {_cell(event)} | {levels} | {names} | {paths} |")
+    return "\n".join([*lines, ""])
+
+
+# What usually leads to an error, and what helps.
+CAUSES: Final[Mapping[str, tuple[str, str]]] = {
+    "invalid_argument": (
+        "The request is malformed, or not what the model wants.",
+        "Correct the request; the text says what was found and what is expected.",
+    ),
+    "not_found": (
+        "No route, model or version has this name.",
+        "`gateway explain CONFIG.yaml --model NAME` shows the routes.",
+    ),
+    "not_ready": (
+        "The model or the server is loading, or the gateway stops.",
+        "Try again; `gateway status` has the reason.",
+    ),
+    "unsupported": (
+        "The other side cannot represent it.",
+        "Use what the text names, or another protocol.",
+    ),
+    "too_large": (
+        "The message is above a limit.",
+        "Raise the limit that the text names, if the memory suffices.",
+    ),
+    "unauthenticated": ("Credentials are missing or wrong.", "Send those of the listener."),
+    "forbidden": ("The client may not do this.", "Ask the operator for the permission."),
+    "overloaded": (
+        "A limit of calls in flight, of rate or of memory is reached.",
+        "Slow down; scale out, or raise the limit that the text names.",
+    ),
+    "unavailable": (
+        "The model server cannot be reached.",
+        "`gateway health URL` from the same machine; see the log line `endpoint not ready`.",
+    ),
+    "deadline_exceeded": (
+        "The server or a queue was slower than the deadline.",
+        "Look at the latencies of `gateway top`; raise the timeout of the route.",
+    ),
+    "cancelled": (
+        "The client has gone.",
+        "Nothing to do; clients may have a timeout that is too short.",
+    ),
+    "bad_upstream": (
+        "The server's response breaks its protocol.",
+        "Look at the server's version and the `dialect` of the upstream.",
+    ),
+    "upstream": ("The model server refused or failed the call.", "The text is that of the server."),
+    "internal": ("A fault of the gateway.", "Report it with the log line `internal error`."),
+}
+
+
+def errors_page() -> str:
+    """Return the page of the errors: code, statuses, cause and cure."""
+    from gateway.ir.errors import ErrorCode  # noqa: PLC0415
+    from gateway.protocols.graphpipe import errors as graphpipe  # noqa: PLC0415
+    from gateway.protocols.grps import errors as grps  # noqa: PLC0415
+    from gateway.protocols.trtis import errors as trtis  # noqa: PLC0415
+    from gateway.wire.errors import GRPC_STATUS, HTTP_STATUS  # noqa: PLC0415
+
+    lines = [
+        "# Errors",
+        "",
+        "The code of an error is in the log and in metrics. Each protocol has its own statuses.",
+    ]
+    lines += ["", "| code | HTTP | gRPC | TensorRT v1 | GraphPipe | grps | cause | cure |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for code in ErrorCode:
+        cause, cure = CAUSES[code.value]
+        statuses = (
+            HTTP_STATUS[code],
+            GRPC_STATUS[code].name,
+            trtis.pb.RequestStatusCode.Name(trtis.STATUS[code]),
+            graphpipe.STATUS[code],
+            grps.STATUS_CODE[code],
+        )
+        shown = " | ".join(str(each) for each in statuses)
+        lines.append(f"| `{code.value}` | {shown} | {cause} | {cure} |")
+    return "\n".join([*lines, ""])
+
+
+def configuration_pages() -> dict[str, str]:
+    """Return a page for each section of the configuration page."""
+    text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
+    places = dict(staged_pages())
+    source = ROOT / "docs" / "configuration.md"
+    linked = with_site_links(source, {**places, source: "reference/configuration/x.md"})
+    linked = re.sub(r"\]\((#[^)]*)\)", r"](../../configuration.md\1)", linked)
+    assert len(text) > len("# ")  # noqa: S101  # it is generated
+    _, *sections = re.split(r"^## ", linked, flags=re.MULTILINE)
+    pages = {}
+    for section in sections:
+        title = section.partition("\n")[0].strip()
+        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+        pages[f"reference/configuration/{name}.md"] = f"# {section}"
+    return pages
+
+
+def _entries(folder: str) -> str:
+    """Return the navigation of all pages of a folder, as YAML on one line."""
+    found = []
+    for path in sorted((STAGED / folder).glob("*.md")):
+        title = path.read_text("utf-8").partition("\n")[0].strip("# `")
+        found.append({title: f"{folder}/{path.name}"})
+    return yaml.safe_dump(found, default_flow_style=True, width=10_000).strip()
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

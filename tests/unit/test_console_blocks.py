@@ -1,0 +1,97 @@
+"""Console blocks of the documentation: commands exist with their flags, and print what pages show."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.commands import all_commands, command_line
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(console|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# (\S+\.yaml)\n")
+FLAG = re.compile(r"^--[a-z][a-z-]*|^-[a-zA-Z]$")
+# They need neither a server nor an address of this machine.
+OFFLINE = frozenset({"validate", "explain", "schema"})
+TUTORIALS = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def commands(page: Path) -> Iterator[tuple[list[str], str]]:
+    """Yield the words of each command of the gateway on a page, and the output below it."""
+    for language, code in BLOCK.findall(page.read_text("utf-8")):
+        if language != "console":
+            continue
+        for part in re.split(r"^\$ ", code.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
+            line, _, output = part.partition("\n")
+            command = re.split(r"\s(?:&|\||>|&&|;|#)(?:\s|$)|&$", line)[0]
+            if command.startswith("gateway "):
+                words = shlex.split(command)[1:]
+                # What follows "--" is the command line of another program.
+                yield words[: words.index("--") if "--" in words else None], output
+
+
+@cache
+def flags_of(verb: str) -> frozenset[str]:
+    """Return the flags of a command, and those of its own commands."""
+    app = command_line([verb])
+    runner = CliRunner(env={"COLUMNS": "200"})
+    text = runner.invoke(app, [verb, "--help"]).stdout
+    for inner in re.findall(r"^  ([a-z][a-z-]+)  ", text.partition("Commands:")[2], re.MULTILINE):
+        text += runner.invoke(app, [verb, inner, "--help"]).stdout
+    return frozenset(re.findall(r"(?<![\w-])--?[a-zA-Z][a-z-]*", text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_exist_with_their_flags(page: Path) -> None:
+    """A command on a page has the verb and the flags that the program has."""
+    wrong = []
+    for words, _ in commands(page):
+        verb = words[0]
+        if verb in {"--version", "--help"}:
+            continue
+        if verb not in all_commands():
+            wrong.append(verb)
+            continue
+        given = [found[0] for word in words[1:] if (found := FLAG.match(word))]
+        wrong += [f"{verb} {flag}" for flag in given if flag not in flags_of(verb)]
+    assert [] == wrong
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Return whether *printed* is what a page shows; `...` stands for anything."""
+    parts = re.split(r"\.\.\.", shown.strip())
+    pattern = ".*".join(re.escape(part) for part in parts)
+    return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
+def test_tutorials_print_what_they_show(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files and offline commands of a tutorial are run in order, in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    for language, code in BLOCK.findall(page.read_text("utf-8")):
+        if language == "yaml" and (named := FILE.match(code)):
+            Path(named[1]).write_text(code, encoding="utf-8")
+    for words, output in commands(page):
+        if words[0] in OFFLINE:
+            result = CliRunner().invoke(command_line(words[:1]), words)
+            assert matches(output, result.stdout), (words, result.output)
+
+
+def test_other_output_is_found() -> None:
+    """An ellipsis matches anything, and nothing else does."""
+    assert matches("a\n...\nb\n", "a\nx\ny\nb\n")
+    assert not matches("a\n", "b\n")
+    assert not matches("a\n...\nb\n", "a\nx\nc\n")

@@ -1,0 +1,71 @@
+"""Workflows and templates: actions are pinned, jobs are bounded, and targets of make exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def jobs(path: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text())["jobs"]
+    return found
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_pinned_by_hash(path: Path) -> None:
+    """A tag can be moved to other code, a hash cannot; jobs end, and may write nothing by default."""
+    document = yaml.safe_load(path.read_text())
+    assert {"contents": "read"} == document["permissions"]
+    for name, job in jobs(path).items():
+        assert job["timeout-minutes"] <= (12 if path.stem == "ci" else 120), name
+        for step in job["steps"]:
+            if "uses" in step:
+                assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), name
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_targets_of_workflows_exist(path: Path) -> None:
+    """What a job makes is a target of the Makefile."""
+    missing = []
+    for job in jobs(path).values():
+        matrix = job.get("strategy", {}).get("matrix", {}).get("command", [])
+        for command in (*matrix, *(step.get("run", "") for step in job["steps"])):
+            for line in command.splitlines():
+                words = shlex.split(line)
+                if words[:1] != ["make"]:
+                    continue
+                names = [each for each in words[1:] if re.fullmatch(r"[a-z-]+", each)]
+                missing += [name for name in names if name not in TARGETS]
+    assert [] == missing
+
+
+def test_a_change_is_checked_in_parallel_jobs() -> None:
+    """No job of a change waits for another one."""
+    found = jobs(ROOT / ".github" / "workflows" / "ci.yml")
+    expected = {"lint", "unit", "integration", "interop", "build", "charts", "docs"}
+    assert expected == found.keys()
+    assert not any("needs" in job for job in found.values())
+
+
+def test_every_owned_path_exists() -> None:
+    """CODEOWNERS names paths that there are."""
+    lines = (ROOT / ".github" / "CODEOWNERS").read_text().splitlines()
+    paths = [line.split()[0] for line in lines if line.startswith("/")]
+    assert paths
+    assert [] == [path for path in paths if not (ROOT / path.strip("/")).exists()]
+
+
+def test_changes_have_a_kind() -> None:
+    """Each file of `changes` has a number and a kind that towncrier knows."""
+    names = [path.name for path in (ROOT / "changes").iterdir() if path.name != "README.md"]
+    pattern = re.compile(r"[0-9+][\w.-]*\.(added|changed|fixed|removed|security)\.md")
+    assert [] == [name for name in names if not pattern.fullmatch(name)]
