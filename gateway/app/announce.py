@@ -6,6 +6,7 @@ from typing import Final
 
 import structlog
 
+from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig
 from gateway.config.routes import PoliciesConfig
 from gateway.ir.calls import RepositoryIndexRequest
@@ -26,6 +27,12 @@ def log_addresses(addresses: Mapping[str, str]) -> None:
     """Log one line for each address that the gateway listens on."""
     for server, address in addresses.items():
         log.info("listening", server=server, address=address)
+
+
+def log_retired_keys(loaded: LoadedConfig) -> None:
+    """Log one warning for each retired key of the file."""
+    for each in loaded.retired():
+        log.warning("retired key", source=loaded.source, **each.entry())
 
 
 def log_default_timeout(policies: PoliciesConfig) -> None:

@@ -15,11 +15,13 @@ from typing import Any, Final, Self
 
 import structlog
 
+from gateway.app.announce import log_retired_keys
 from gateway.app.certificates import check_tls_files
 from gateway.app.config_watch import watch_config
 from gateway.app.errors import RELOAD_LATE, StartError
 from gateway.app.parts import LeadingParts
 from gateway.app.runtime_changes import RuntimeChanges, differences
+from gateway.app.service_manager import ServiceManager
 from gateway.concurrency.background import start_background
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
@@ -38,7 +40,7 @@ Apply = Callable[[LoadedConfig, AbstractSet[str]], Awaitable[Changes]]
 
 _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("workers",),
-    ("security",),
+    ("security", "strict"),
     ("state",),
     ("telemetry", "log", "format"),
     ("telemetry", "metrics"),
@@ -96,6 +98,7 @@ class Reloader:
         apply: Puts another configuration in force.
         clock: Seconds since the epoch.
         leading: The parts of extensions, which may refuse a configuration; None for none.
+        manager: Learns of each reload; None for none.
 
     Attributes:
         metrics: Counts the reloads.
@@ -110,7 +113,9 @@ class Reloader:
         *,
         clock: Callable[[], float] = time.time,  # noqa: TID251  # a time that operators read
         leading: LeadingParts | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
+        self._manager = manager
         self.on_applied: Callable[[Config], None] = lambda _config: None
         self._leading = leading
         self._load = load
@@ -166,6 +171,7 @@ class Reloader:
 
     async def __aenter__(self) -> Self:
         """Begin to reload after each request, and after each change of a file that is watched."""
+        log_retired_keys(self._loaded)
         self._tasks = [start_background(self._run(), "reloads")]
         settings, loaded = self._loaded.config.lifecycle.reload, self._loaded
         if settings.watch:
@@ -189,7 +195,11 @@ class Reloader:
     async def reload(self) -> ReloadResult:
         """Read the configuration and put it in force, if it is correct; raise nothing."""
         async with self._lock:  # one reload at a time
+            if self._manager is not None:
+                self._manager.reloading()
             result = await self._reload()
+            if self._manager is not None:
+                self._manager.reloaded(result.outcome)
         self.metrics.record(result.outcome, self._clock())
         if result.outcome == APPLIED:
             log.info(
@@ -198,6 +208,7 @@ class Reloader:
                 sha256=result.sha256,
                 **result.changes,
             )
+            log_retired_keys(self._loaded)
             if result.runtime:
                 log.warning("runtime changes hold against the file", **result.runtime)
         else:

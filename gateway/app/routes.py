@@ -292,10 +292,12 @@ def _share(
 
 
 def _priority(route: RouteConfig) -> Callable[[Service], Prioritize] | None:
-    by = route.queue_priority_by
-    if by is None and route.queue_priority == "normal":
+    default, by = route.queue_priority, route.queue_priority_by
+    if default.startswith("header:"):
+        default, by = "normal", default
+    if by is None and default == "normal":
         return None
-    return partial(Prioritize, default=route.queue_priority, key=None if by is None else key_of(by))
+    return partial(Prioritize, default=default, key=None if by is None else key_of(by))
 
 
 def retry_rules(config: RetryConfig) -> RetryRules:

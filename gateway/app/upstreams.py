@@ -21,13 +21,13 @@ from gateway.api.protocol import (
     StreamBinding,
 )
 from gateway.app.certificates import upstream_tls
+from gateway.app.declarations import Declarations
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, Wrap, build_chain
 from gateway.app.server_identity import ServerIdentity
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import (
-    AdaptiveConcurrencyConfig,
     OutlierDetectionConfig,
     UpstreamConfig,
 )
@@ -37,9 +37,9 @@ from gateway.ir.context import Need
 from gateway.ir.errors import ErrorCode
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
+from gateway.policies.divide_rows import DivideRows
 from gateway.policies.forward_headers import QuestionHeaders
 from gateway.policies.known_models import KnownModels
-from gateway.policies.limits.adaptive.latency import AdaptiveConcurrency, AdaptiveRules
 from gateway.policies.limits.adaptive.overload import OverloadLimit
 from gateway.registry import carrier_of, protocol
 from gateway.routing.endpoints import Endpoint, Endpoints
@@ -48,7 +48,6 @@ from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, key_of
 from gateway.routing.outlier_detection import OFF, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
-from gateway.settings.model import Model
 from gateway.settings.units import UNIX, Address, Url
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
@@ -71,14 +70,14 @@ _PROBE_CONNECTIONS: Final = 2
 _LOOPBACK_CONNECT_S = 1.0
 
 
-def overridden(defaults: Any, config: Model) -> Any:
-    """Return the dataclass *defaults* with the values that *config* sets.
+def overridden(defaults: Any, values: Mapping[str, Any]) -> Any:
+    """Return the dataclass *defaults* with the values of a section of the file that are set.
 
     Durations have the suffix `_s` in code only: `queue_wait` in YAML is `queue_wait_s` here.
     """
     fields = {field.name for field in dataclasses.fields(defaults)}
     changes = {}
-    for key, value in config.model_dump(exclude_none=True).items():
+    for key, value in values.items():
         changes[key if key in fields else f"{key}_s"] = value
     return type(defaults)(**{**dataclasses.asdict(defaults), **changes})
 
@@ -122,9 +121,13 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     """
     spec, binding = protocol(url.protocol), carrier_of(url)
     name = str(url)
-    if isinstance(binding, HttpBinding) and binding.path_option and url.path:
-        # In this protocol the URL of a model is complete, so the path is an option, not a prefix.
-        options = {binding.path_option: url.path, **(options or {})}
+    if (
+        isinstance(binding, HttpBinding)
+        and binding.path_option
+        and (url.path or (url.is_root and binding.sets_root_path))
+    ):
+        # In this protocol the path of a URL is complete, so it is an option, not a prefix.
+        options = {binding.path_option: url.path or "/", **(options or {})}
         url = dataclasses.replace(url, path="")
     checked = spec.options(options or {})
     limits = message_limits or MessageLimits()
@@ -142,6 +145,8 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
         upstream: Service = Upstream(name, made, client, attempts, brief_errors=brief_errors)
         if question_headers:
             upstream = QuestionHeaders(upstream, question_headers)
+        if made.max_rows is not None:
+            upstream = DivideRows(upstream, made.max_rows)
         return KnownModels(upstream) if made.only_known_models else upstream
 
     service = _with_dialect_detection(spec, checked, build)
@@ -330,6 +335,7 @@ class _EndpointBuilder:
     name: str
     config: UpstreamConfig
     signatures: Mapping[str, SignatureConfig]
+    declarations: Declarations
     metrics: Metrics
     tls: TlsFiles | None
     longest_call_s: float
@@ -369,9 +375,11 @@ class _EndpointBuilder:
         parts = EndpointParts(
             needs=connected.needs,
             signatures=self.signatures,
+            declarations=self.declarations,
             classifies=protocol(url.protocol).classifies,
             forward_headers=tuple(config.forward_headers),
             headers=config.headers,
+            client_header=config.client_header,
             ends_at_empty_classes=identity.ends_at_empty_classes,
             trace=None if self.tracing is None else partial(self.tracing.attempt, self.name, url),
         )
@@ -411,6 +419,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     metrics: Metrics,
     directory: Path,
     *,
+    declarations: Declarations = MappingProxyType({}),
     sequence_idle_s: float = IDLE_S,
     longest_call_s: float = 60.0,
     text_routes: AbstractSet[str] = frozenset(),
@@ -430,6 +439,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         name=name,
         config=config,
         signatures=signatures,
+        declarations=declarations,
         metrics=metrics,
         tls=upstream_tls(name, config.server_tls, directory),
         longest_call_s=longest_call_s,
@@ -488,34 +498,15 @@ def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscove
 
 
 def _adaptive(name: str, config: UpstreamConfig, metrics: Metrics) -> Wrap | None:
-    found = config.adaptive_concurrency
-    if found is False:
+    if config.adaptive_concurrency is False:
         return None
 
     def build(inner: Service) -> Service:
-        if isinstance(found, AdaptiveConcurrencyConfig):
-            layer: OverloadLimit | AdaptiveConcurrency = AdaptiveConcurrency(
-                inner, _adaptive_rules(found, config.limits.pending), name=name
-            )
-        else:
-            layer = OverloadLimit(inner, name=name)
+        layer = OverloadLimit(inner, name=name)
         metrics.concurrency_limit(name, lambda: layer.limit)
         return layer
 
     return build
-
-
-def _adaptive_rules(config: AdaptiveConcurrencyConfig, pending: int | None) -> AdaptiveRules:
-    return AdaptiveRules(
-        algorithm=config.algorithm,
-        least=config.min,
-        most=config.max,
-        percentile=config.latency_percentile,
-        sample_s=config.sample,
-        min_rtt_interval_s=config.min_rtt_interval,
-        jitter=config.jitter,
-        queue=AdaptiveRules().queue if pending is None else pending,
-    )
 
 
 def _balancer(config: UpstreamConfig) -> LoadBalancer:
@@ -527,9 +518,10 @@ def _balancer(config: UpstreamConfig) -> LoadBalancer:
 def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> OutlierDetection:
     if config is False:
         return OFF
+    timeouts = config.consecutive_timeouts
     return OutlierDetection(
         consecutive_failures=config.consecutive_failures,
-        consecutive_timeouts=config.consecutive_timeouts,
+        consecutive_timeouts=config.consecutive_failures if timeouts is None else timeouts,
         base_ejection_s=config.base_ejection_time,
         max_ejection_s=config.max_ejection_time,
         max_ejection_percent=config.max_ejection_percent,
@@ -549,7 +541,7 @@ def max_connections(upstreams: Iterable[UpstreamConfig]) -> int:
 
 def message_limits(config: MessageLimitsConfig, message_bytes: int | None) -> MessageLimits:
     """Return the limits on the content of a message that a listener or upstream configures."""
-    limits: MessageLimits = overridden(MessageLimits(), config)
+    limits: MessageLimits = overridden(MessageLimits(), config.model_dump(exclude_none=True))
     if message_bytes is not None:
         limits = dataclasses.replace(limits, message_bytes=message_bytes)
     return limits
@@ -558,8 +550,8 @@ def message_limits(config: MessageLimitsConfig, message_bytes: int | None) -> Me
 def _client_limits(config: ClientLimitsConfig, *, is_loopback: bool = False) -> ClientLimits:
     defaults = ClientLimits()
     if is_loopback:
-        defaults = overridden(defaults, ClientLimitsConfig(connect_timeout=_LOOPBACK_CONNECT_S))
+        defaults = dataclasses.replace(defaults, connect_timeout_s=_LOOPBACK_CONNECT_S)
     if config.keepalive is not None:
         defaults = dataclasses.replace(defaults, reuse_s=config.keepalive)
-    limits: ClientLimits = overridden(defaults, config)
+    limits: ClientLimits = overridden(defaults, config.model_dump(exclude_none=True))
     return limits

@@ -4,9 +4,10 @@ import asyncio
 import zlib
 from itertools import chain
 
-from gateway.concurrency.limiter import Limiter, LimiterFull, Waiter
+from gateway.concurrency.call_queue import CallQueue
+from gateway.concurrency.limiter import Limiter, Waiter
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.errors import Overloaded, QueueTimeout
+from gateway.ir.errors import Overloaded
 from gateway.telemetry.call_path import queue_turn
 
 
@@ -71,13 +72,15 @@ class InstancePool:
             return instance
         if instances.queued >= self._queue and not instances.make_room():
             raise self._overloaded()
-        try:
-            return await instances.wait(required, None if timeout_us is None else timeout_us / 1e6)
-        except LimiterFull:
-            raise self._overloaded() from None
-        except TimeoutError:
-            queue = f"an instance of model {str(self._model)!r}"
-            raise QueueTimeout.after(timeout_us or 0, queue, self._model) from None
+        what = f"an instance of model {str(self._model)!r}"
+        queue = CallQueue(what, self._model, timeout_us=timeout_us)
+        granted: int = await queue.acquire(
+            instances,
+            full=self._overloaded,
+            too_long=self._overloaded,
+            want=_ANY if required is None else required,
+        )
+        return granted
 
     def _overloaded(self) -> Overloaded:
         instances = self._instances
@@ -97,7 +100,7 @@ class InstancePool:
         instances = self._instances
         for instance in range(instances.limit):
             if instances.pop(instance) is None:
-                await instances.wait(instance)
+                await instances.acquire(want=instance)
 
 
 class _Instances(Limiter):
@@ -132,17 +135,6 @@ class _Instances(Limiter):
         waiter = Waiter(asyncio.get_running_loop().create_future(), 1, None, 0, None)
         waiter.group = queue_turn()
         return self._displace(waiter)
-
-    async def wait(self, required: int | None, timeout_s: float | None = None) -> int:
-        """Return an instance, *required* if given, once it is free.
-
-        Raises:
-            TimeoutError: None became free in time.
-            LimiterFull: It was dropped for another client.
-        """
-        want = _ANY if required is None else required
-        instance: int = await self.acquire(want=want, timeout_s=timeout_s)
-        return instance
 
     def _grant(self) -> None:
         while self._free and self.waiting:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, get_args, get_origin
 
+from gateway.config.retired import RETIRED
 from gateway.settings.model import Model
 
 _NEAR: Final = 0.7
@@ -26,7 +27,8 @@ def key_hint(root: type[Model], loc: tuple[str | int, ...]) -> str:
         if field is not None:
             section, suffix = next(iter(_sections(field.annotation)), (section, ""))
             own = f"{own}.{part}{suffix}".lstrip(".")
-    near = get_close_matches(name, section.model_fields, 1, _NEAR)
+    known = [key for key in section.model_fields if f"{own}.{key}" not in RETIRED]
+    near = get_close_matches(name, known, 1, _NEAR)
     if near:
         return f"; did you mean {near[0]!r}?"
     places = list(_places(root, name, "", ()))
@@ -51,7 +53,7 @@ def _places(
             if below in above:
                 continue
             where = f"{path}.{key}{suffix}" if path else f"{key}{suffix}"
-            if name in below.model_fields:
+            if name in below.model_fields and f"{where}.{name}" not in RETIRED:
                 yield where
             yield from _places(below, name, where, (*above, below))
 

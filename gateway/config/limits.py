@@ -4,7 +4,7 @@ A key that is left out has the default of `gateway.transports.contract` or `gate
 descriptions repeat these defaults, and a test compares the two.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -25,20 +25,14 @@ class ServerLimitsConfig(Model):
     decompressed_ratio: int | None = Field(None, ge=1)
     """Largest ratio of decompressed size to compressed size. It protects against compression bombs.
     Default: `200`."""
-    decompressed_ratio_floor_bytes: Size | None = None
-    """Decompressed size up to which `decompressed_ratio` is not checked. Default: `1MiB`."""
     decompressed_elements: int | None = Field(None, ge=1)
     """Number of elements that a compressed message may have, besides one for each compressed byte.
     Elements are those of BYTES tensors, and texts and nested lists in JSON; 128 bytes of other
     JSON count as one. Default: `4096`."""
-    header_line_bytes: Size | None = None
-    """Largest request target of HTTP/1, path and query together. Default: `8190`."""
     header_field_bytes: Size | None = None
     """Largest HTTP/1 header field, name and value together. Default: `64KiB`."""
     header_total_bytes: Size | None = None
     """Largest HTTP/1 header section, all fields together. Default: `96KiB`."""
-    header_count: int | None = Field(None, ge=1)
-    """Largest number of header fields in an HTTP/1 request. Default: `100`."""
     grpc_metadata_bytes: Size | None = None
     """Largest metadata of a gRPC call. Default: `16KiB`."""
     body_chunks: int | None = Field(None, ge=1)
@@ -75,29 +69,18 @@ class ServerLimitsConfig(Model):
     """Age at which a gRPC connection is closed, after its calls have ended. Clients then connect
     again, which spreads them over replicas. It varies by 10 %. Default: `1h`."""
     header_timeout: Duration | None = None
-    """Longest time to receive the header section of a request, from its first byte.
-    Default: `10s`."""
-    body_idle_timeout: Duration | None = None
-    """Longest time without a byte while a body is being received. Default: `30s`."""
-    body_min_rate_bytes_s: Size | None = None
-    """Smallest average rate, in bytes per second, at which a body must arrive after
-    `body_min_rate_grace`. Default: `1024`."""
-    body_min_rate_grace: Duration | None = None
-    """Time that `body_min_rate_bytes_s` grants to every body. Default: `10s`."""
+    """Longest time to receive the header section of a request, from its first byte, and longest
+    time of a TLS handshake. Default: `10s`."""
+    idle_timeout: Duration | None = None
+    """Longest time without a byte while a body is being received, and longest time that a client
+    may accept no byte of a response. Default: `30s`."""
+    min_rate_bytes_s: Size | None = Field(None, ge=1)
+    """Smallest average rate, in bytes per second, at which a body must arrive, and at which a
+    client must accept a response, after the first 10 s. Default: `1024`."""
     body_timeout: Duration | None = None
     """Longest time to receive a whole body. Default: `5m`."""
-    write_idle_timeout: Duration | None = None
-    """Longest time that a client may accept no byte of a response. The connection is then closed.
-    Default: `30s`."""
-    write_min_rate_bytes_s: Size | None = Field(None, ge=1)
-    """Smallest average rate, in bytes per second, at which a client must accept a response after
-    `write_min_rate_grace`. The response is then given up. Default: `1024`."""
-    write_min_rate_grace: Duration | None = None
-    """Time that `write_min_rate_bytes_s` grants to every response. Default: `10s`."""
     keepalive: Duration | None = None
     """Time after which an idle connection is closed. Default: `75s`."""
-    tls_handshake: Duration | None = None
-    """Longest time of a TLS handshake. Default: `10s`."""
     pipelined_requests: int | None = Field(None, ge=1)
     """Largest number of requests that one HTTP/1 or GraphPipe connection may send ahead of their
     responses. Reading pauses at this number. Default: `16`."""
@@ -107,6 +90,31 @@ class ServerLimitsConfig(Model):
     cut_through_bytes: Size | None = None
     """Size of the missing part from which a body is forwarded while it arrives. It applies to
     binary tensors that need no conversion. `0` receives every body first. Default: `2MiB`."""
+    # Retired keys, see retired.py.
+    decompressed_ratio_floor_bytes: Size | None = None
+    header_line_bytes: Size | None = None
+    header_count: int | None = Field(None, ge=1)
+    body_idle_timeout: Duration | None = None
+    body_min_rate_bytes_s: Size | None = None
+    body_min_rate_grace: Duration | None = None
+    write_idle_timeout: Duration | None = None
+    write_min_rate_bytes_s: Size | None = Field(None, ge=1)
+    write_min_rate_grace: Duration | None = None
+    tls_handshake: Duration | None = None
+
+    def by_side(self) -> dict[str, Any]:
+        """Return the values that are set, by the names of `gateway.transports.contract`.
+
+        A key for requests and responses sets both; a retired key for one of them wins.
+        """
+        values = self.model_dump(exclude_none=True)
+        for key in ("idle_timeout", "min_rate_bytes_s"):
+            both = values.pop(key, None)
+            if both is not None:
+                values = {f"body_{key}": both, f"write_{key}": both} | values
+        if self.header_timeout is not None:
+            values.setdefault("tls_handshake", self.header_timeout)
+        return values
 
 
 class MessageLimitsConfig(Model):
@@ -176,10 +184,6 @@ class ClientLimitsConfig(Model):
     pending: int | None = Field(None, ge=0)
     """Largest number of requests that wait because `in_flight` or `connections` is reached.
     Further requests are refused as overloaded. Default: `1024`."""
-    pending_by: Literal["route", "none"] | None = None
-    """Order of the requests that wait. With `route`, the clients of each route and model in turn
-    send one: a busy one does not delay the others. When all of `pending` wait, the newest request
-    of the busiest is refused. With `none`, the order is that of arrival. Default: `route`."""
     connect_timeout: Duration | None = None
     """Longest time to open a connection, TLS handshake included. HTTP upstreams on a loopback
     address get at most `1s`. Default: `5s`, or `1s` for every upstream on a loopback address."""
@@ -188,12 +192,10 @@ class ClientLimitsConfig(Model):
     be sent twice, such as inferences, use only connections that were idle for at most 1.5s, or 1s
     less than the server says in `Keep-Alive: timeout=`: servers close idle connections, gunicorn
     after 2s. Default: `60s`."""
-    connection_age: Duration | None = None
-    """Age at which a connection is not used for further requests. A new connection follows changes
-    of DNS. Default: `5m`."""
     resolve_floor: Duration | None = None
     """Time for which the addresses of a host name are cached. With `resolve: all`, the shortest
-    time between two look-ups. Default: `5s`."""
+    time between two look-ups; the longest is 30 s. Default: `5s`."""
+    # Retired keys, see retired.py.
+    pending_by: Literal["route", "none"] | None = None
+    connection_age: Duration | None = None
     resolve_cap: Duration | None = None
-    """With `resolve: all`, the longest time between two look-ups. For HTTP upstreams on the
-    `reference` transport, the same as `resolve_floor`. Default: `30s`."""

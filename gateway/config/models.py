@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gateway.config.access import ClientConfig, ClientName, HeaderName, SecurityConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
+from gateway.config.permissions import QuotaConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
@@ -154,6 +156,11 @@ class ListenerConfig(Model):
     grpcio, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
+    authentication: Literal["required", "optional", "off"] | None = None
+    """Whether clients need a credential. `required`: calls without one are refused. `optional`:
+    their client is `anonymous`, and wrong credentials are refused. `off`: no credential is read.
+    Default: `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client
+    has `certificates` or `unix_users`; else `off`."""
     cors: CorsConfig | None = None
     """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
     refuse their requests."""
@@ -194,9 +201,6 @@ class AdminConfig(Model):
     `/upstream/drain`, `/upstream/enable`, `/route/weights`, `/capture/start` and `/capture/stop`.
     `null` switches it off. `off` switches off both addresses.
     Default: `127.0.0.1:9901`, if the port is free."""
-    remote_changes: bool = False
-    """Whether other machines may reload the configuration, drain endpoints and change weights
-    without a token. Default: `false`, so that only requests from this machine may."""
     token: AdminToken | None = Field(default=None, repr=False)
     """What other machines send to read `/ui/`, `/api/v1/`, `/config`, `/stock` and `/capture`, to
     see payloads and to change the gateway: as `authorization: Bearer TOKEN`, or as the password
@@ -211,6 +215,8 @@ class AdminConfig(Model):
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)
     """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
     Default: `127.0.0.1:8002`, if the port is free."""
+    # A retired key, see retired.py.
+    remote_changes: bool = False
 
 
 class ProbeConfig(Model):
@@ -245,30 +251,25 @@ class OutlierDetectionConfig(Model):
 
     consecutive_failures: Annotated[int, Field(ge=0)] = 5
     """Failures in a row that eject an address: failed connections, resets, responses that cannot
-    be decoded, and replies that it is unavailable while it has no other calls. `0` ejects no
-    address for failures. Default: `5`."""
-    consecutive_timeouts: Annotated[int, Field(ge=0)] = 5
-    """Timeouts in a row that eject an address. A timeout counts if the call had five times the
-    usual latency of the address, or 1 s. `0` ejects no address for timeouts. Default: `5`."""
+    be decoded, and replies that it is unavailable while it has no other calls. As many timeouts in
+    a row eject it, too. A timeout counts if the call had five times the usual latency of the
+    address, or 1 s. `0` ejects no address for either. Default: `5`."""
     base_ejection_time: Duration = Field(5.0, gt=0)
-    """Length of the first ejection. Each ejection that follows is longer by as much. Default:
-    `5s`."""
-    max_ejection_time: Duration = 60.0
-    """Longest ejection. Default: `60s`."""
-    max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 50
-    """Largest share of the addresses that may be ejected at a time, rounded up. One address always
-    stays. Default: `50`."""
+    """Length of the first ejection. Each ejection that follows is longer by as much, up to 60 s. At
+    most half of the addresses are ejected at a time. Default: `5s`."""
     failure_codes: tuple[Literal["internal", "upstream", "not_ready", "not_found"], ...] = ()
     """Codes of further errors of the server that count as failures, as they stand in the log and in
     the metrics. Default: `[]`."""
     slow_factor: Annotated[float, Field(gt=1)] | None = None
-    """Multiple of the median latency of the other addresses above which an address is ejected. The
-    latency of a trial decides whether that ends. Default: no such rule."""
+    """Multiple of the median latency of the other addresses above which an address is ejected.
+    Latencies of addresses with 20 calls are compared every 10 s. The latency of a trial decides
+    whether that ends. Default: no such rule."""
+    # Retired keys, see retired.py.
+    consecutive_timeouts: Annotated[int, Field(ge=0)] | None = None
+    max_ejection_time: Duration = 60.0
+    max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 50
     min_requests: Annotated[int, Field(ge=1)] = 20
-    """Number of calls in an `interval` that an address needs for the comparison of latencies.
-    Default: `20`."""
     interval: Duration = Field(10.0, gt=0)
-    """Time between two comparisons of latencies. Default: `10s`."""
 
     @model_validator(mode="after")
     def _check_times(self) -> OutlierDetectionConfig:
@@ -281,33 +282,16 @@ class OutlierDetectionConfig(Model):
 
 
 class AdaptiveConcurrencyConfig(Model):
-    """A limit on the inferences of an upstream that follows its latency. `{}` switches it on.
+    """The long form of `on_overload`, which has no keys of its own any more."""
 
-    Inferences above the limit wait for a moment, and are then refused as overloaded.
-    """
-
-    algorithm: Literal["gradient", "aimd"] = "gradient"
-    """`gradient` changes the limit in proportion to the latency. `aimd` adds 1 while the latency is
-    low, and takes a tenth away when it has doubled. Default: `gradient`."""
-    min: int = Field(3, ge=1)
-    """Smallest limit. It holds while the latency without load is measured. Default: `3`."""
-    max: int = Field(256, ge=1)
-    """Largest limit. Default: `256`."""
-    latency_percentile: float = Field(90, gt=0, lt=100)
-    """Percentile of the latencies that are compared. Default: `90`."""
-    sample: Duration = Field(0.1, gt=0)
-    """Time between two changes of the limit. Default: `100ms`."""
-    min_rtt_interval: Duration = Field(60.0, gt=0)
-    """Time between two measurements of the latency without load. Default: `60s`."""
-    jitter: float = Field(0.15, ge=0, le=1)
-    """Random part of `min_rtt_interval`, so that workers do not measure at the same time.
-    Default: `0.15`."""
-
-    @model_validator(mode="after")
-    def _check_range(self) -> AdaptiveConcurrencyConfig:
-        if self.min > self.max:
-            raise ValueError(f"min is {self.min}: expected at most max, which is {self.max}")
-        return self
+    # Retired keys, which have no effect; see retired.py.
+    algorithm: Any = None
+    min: Any = None
+    max: Any = None
+    latency_percentile: Any = None
+    sample: Any = None
+    min_rtt_interval: Any = None
+    jitter: Any = None
 
 
 class UpstreamConfig(Model):
@@ -332,14 +316,18 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Values of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that
-    begin with `triton_` are refused, because they can end a Triton server. Tracing headers are
-    always forwarded, and HTTP servers get the request id. Default: `[]`."""
+    `x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values of
+    names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that begin with
+    `triton_` are refused, because they can end a Triton server. Tracing headers are always
+    forwarded, and HTTP servers get the request id. Default: `[]`."""
+    client_header: HeaderName | None = None
+    """Header with the name of the client, which replaces what the caller sent there. Calls of
+    different clients then share neither batches nor cached responses. Default: none."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
     itself. Names are looked up again while the gateway runs. With the extra `dns` that is when the
-    time to live has passed, within `limits.resolve_floor` and `limits.resolve_cap`. Without it, it
+    time to live has passed, within `limits.resolve_floor` and 30 s. Without it, it
     is every `resolve_floor`. With the extra, a name that begins with `_` names a service (SRV). Its
     records have ports, weights and priorities. Servers of a later priority get calls only while
     none of an earlier one is available. `all` requires `transport: native`. Default: `first`."""
@@ -351,9 +339,9 @@ class UpstreamConfig(Model):
     another name for it. `peak_ewma` multiplies both. `hash` sends calls with the same key to the
     same address. Each worker counts for itself. Default: `least_request`."""
     hash_by: CallKey = "model"
-    """Key for `balance: hash`: `model`, `address` for the IP address of the client, or
-    `header:NAME` for the value of a header. Calls without the header are balanced as with
-    `least_request`. Default: `model`."""
+    """Key for `balance: hash`: `model`, `client` for the name of the client, `address` for its IP
+    address, or `header:NAME` for the value of a header. Calls without the header are balanced as
+    with `least_request`. Default: `model`."""
     slow_start: Duration | None = None
     """Time in which the share of an address that became available again grows from 10 % to its
     whole share. Default: no slow start."""
@@ -371,12 +359,15 @@ class UpstreamConfig(Model):
     outlier_detection: OutlierDetectionConfig | Off = OutlierDetectionConfig()
     """When an address whose calls fail gets no calls for a while. It concerns upstreams with
     several addresses. `false` switches it off. Default: the values of its keys."""
-    adaptive_concurrency: AdaptiveConcurrencyConfig | Literal["on_overload"] | Off = False
+    adaptive_concurrency: Annotated[
+        AdaptiveConcurrencyConfig | Literal["on_overload"] | Off,
+        WithJsonSchema({"enum": ["on_overload", False]}),
+    ] = False
     """A limit on the inferences in flight that follows the latency of the upstream. It applies to
-    each worker. An object limits from the start. With `on_overload` each route and model has a
-    limit only while its calls in flight grow and do not end faster. At first they wait in the
-    gateway. They are refused when 100 wait. Up to 48 calls in flight, sequences and streams are
-    then never limited. Default: `false`, which is no such limit."""
+    each worker. Each route and model has a limit only while its calls in flight grow and do not end
+    faster. At first they wait in the gateway. They are refused when 100 wait. Up to 48 calls in
+    flight, sequences and streams are never limited. An object means `on_overload`, too.
+    Default: `false`, which is no such limit."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None
@@ -439,6 +430,9 @@ class BatchingConfig(Model):
     in_flight: int | None = Field(None, ge=1)
     """Largest number of batches that the model processes at the same time. Default: the number of
     instances of the model, or 2 for a model of an upstream."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Whose requests are never merged: those of clients of different groups, or of different
+    clients. Default: `none`, which merges those of all clients."""
 
     @model_validator(mode="after")
     def _check_preferred_sizes(self) -> BatchingConfig:
@@ -457,6 +451,10 @@ class CacheConfig(Model):
     are removed first. Default: `64MiB`."""
     max_age: Duration = 60.0
     """Time for which a stored response is used. Default: `60s`."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Who never gets the response to another: clients of different groups, or different clients.
+    `client` also hides by the time of a response what others have sent. Default: `none`, which
+    shares the responses of all clients."""
 
 
 class ModelConfig(Model):
@@ -480,34 +478,27 @@ class ModelConfig(Model):
     """Dynamic batching. `{}` switches it on with its defaults. Default: no batching."""
     cache: CacheConfig | None = None
     """Response cache. `{}` switches it on with its defaults. Default: no cache."""
-
-
-class SecurityConfig(Model):
-    """Checks that the gateway applies to its own configuration."""
-
-    strict: bool = False
-    """Refuse to start if a listener exposes data without TLS, or shared memory, to other machines.
-    Default: `false`, which logs a warning."""
+    protocols: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    """What protocols without tensors must know about the model, by the name of the protocol. The
+    page of the protocol has the keys. Default: none, so the metadata of the model decide."""
 
 
 class ReloadConfig(Model):
     """What lets the gateway read its configuration file again.
 
-    `POST /reload` on the admin port always does. Changes of addresses, `workers` and some other
-    keys need a restart: the gateway refuses them and goes on with the old configuration.
+    SIGHUP and `POST /reload` on the admin port always do. Changes of addresses, `workers` and some
+    other keys need a restart: the gateway refuses them and goes on with the old configuration.
     """
 
-    signal: bool = True
-    """Whether SIGHUP reloads the file. `false` ignores the signal. Default: `true`."""
     watch: bool = False
-    """Whether a change of the file reloads it. Files of `${file:PATH}` are not watched. Default:
-    `false`."""
-    debounce: Duration = 0.5
-    """With `watch`, the time without further changes after which the file is read. Default:
-    `500ms`."""
+    """Whether a change of the file reloads it, 500 ms after the last one. Files of `${file:PATH}`
+    are not watched. Default: `false`."""
     timeout: Duration = 300.0
     """Longest time for reading the file, and for loading its models in a process. The old
     configuration stays in force when it is exceeded. Default: `5m`."""
+    # Retired keys, see retired.py.
+    signal: bool = True
+    debounce: Duration = 0.5
 
 
 class LifecycleConfig(Model):
@@ -570,8 +561,12 @@ class Config(Model):
     model, every pipeline and the models of all upstreams under their own names."""
     policies: PoliciesConfig = PoliciesConfig()
     """Timeouts, retries and concurrency of every route."""
+    clients: Mapping[ClientName, ClientConfig] = Field(default_factory=dict)
+    """Clients, by name. `anonymous` is reserved for those without a credential. Default: none."""
     security: SecurityConfig = SecurityConfig()
-    """How strict the gateway is with its own configuration."""
+    """Credentials of clients, and how strict the gateway is with its own configuration."""
+    quotas: Mapping[ClientName, QuotaConfig] = Field(default_factory=dict)
+    """How much clients may use, by a name of your choice. Default: none."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()

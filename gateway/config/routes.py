@@ -6,15 +6,17 @@ See `gateway.config.models`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.settings.fields import (
+    DURATION,
     HEADER_KEY,
     HEDGE_AFTER,
     MEMORY,
     PART,
+    QUEUE_PRIORITY,
     RATE,
     CallKey,
     Duration,
@@ -22,9 +24,10 @@ from gateway.settings.fields import (
     Names,
     Scalar,
     Text,
+    field_schema,
 )
 from gateway.settings.model import Model
-from gateway.settings.units import parse_size
+from gateway.settings.units import parse_duration, parse_size
 
 
 class MatchConfig(Model):
@@ -40,6 +43,14 @@ class MatchConfig(Model):
     headers: Mapping[Name, Scalar] = Field(default_factory=dict)
     """Names of headers or gRPC metadata, each with the pattern of its value. Default: no
     condition."""
+    clients: Names = ()
+    """Names or patterns of clients, as `clients` defines them; `anonymous` without a credential.
+    Default: `[]`, which means every client."""
+    groups: Names = ()
+    """Groups or patterns of groups; the client must have one of them. Default: `[]`, which means
+    every client."""
+    tiers: Names = ()
+    """Tiers or patterns of tiers of clients. Default: `[]`, which means every client."""
 
 
 class TensorNamesConfig(Model):
@@ -77,20 +88,31 @@ class TargetConfig(Model):
         return self
 
 
-class BackoffConfig(Model):
-    """Pauses before retries. Each pause is a random time up to a bound."""
+_MAX_BACKOFF: Final = 10
+"""The largest bound of a pause, as a multiple of the first one."""
 
+
+class BackoffConfig(Model):
+    """The bounds of the pauses before retries. Each pause is a random time up to its bound."""
+
+    # Retired keys; a file gives the first bound as a duration, see retired.py.
     base: Duration = 0.025
-    """Bound of the pause before the first retry. It doubles with each further retry.
-    Default: `25ms`."""
     max: Duration = 0.25
-    """Largest bound. Default: `250ms`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_base(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        base = parse_duration(value)
+        return {"base": base, "max": _MAX_BACKOFF * base}
 
 
 class RetryConfig(Model):
     """When a failed call is repeated. Calls of sequences are never repeated.
 
-    Without `idempotent`, only calls that the upstream cannot have received are repeated.
+    A retry goes to an address or target that has not failed, if there is one. Without `idempotent`,
+    only calls that the upstream cannot have received are repeated.
     """
 
     on: tuple[
@@ -109,28 +131,26 @@ class RetryConfig(Model):
     `unavailable` and `overloaded`: the server replied so. `timeout`: the attempt took longer than
     `per_try_timeout`, or the server replied so. A server that asks for a pause (`Retry-After` of
     HTTP, `grpc-retry-pushback-ms` of gRPC) gets it: the retry goes to another address, or waits if
-    the pause is at most `backoff.max`. Default: `[unsent]`."""
+    the pause is at most ten times `backoff`. Default: `[unsent]`."""
     attempts: int = Field(2, ge=1, le=5)
     """Largest number of attempts, the first one included. Default: `2`."""
     per_try_timeout: Duration | None = None
     """Longest time of one attempt. The timeout of the route includes all attempts. Default: no
     timeout of attempts."""
-    backoff: BackoffConfig = BackoffConfig()
-    """Pauses before retries."""
-    elsewhere: bool = True
-    """Whether a retry goes to an address or target that has not failed, if there is one.
-    Default: `true`."""
+    backoff: Annotated[BackoffConfig, field_schema(DURATION, "string", "25ms")] = BackoffConfig()
+    """Longest pause before the first retry; each pause is a random time. It doubles with each
+    further retry, up to ten times as much. Default: `25ms`."""
     budget: float = Field(0.2, ge=0, le=1)
     """Largest number of concurrent retries, as a share of the calls in flight. Retries of calls
     that may have run are also at most this share of the calls of the last seconds. Calls that one
-    server refuses and another one serves need no budget. `0` switches retries off.
-    Default: `0.2`."""
-    min_retries: int = Field(3, ge=0)
-    """Number of retries that the budget always allows, however few calls there are.
-    Default: `3`."""
+    server refuses and another one serves need no budget. Three retries are always allowed. `0`
+    switches retries off. Default: `0.2`."""
     idempotent: bool = False
     """Your word that repeated calls of the models of the route have no further effect. Every reason
     but `unsent` and `connect_failure` requires it. Default: `false`."""
+    # Retired keys, see retired.py.
+    elsewhere: bool = True
+    min_retries: int = Field(3, ge=0)
 
     @model_validator(mode="after")
     def _check_reasons(self) -> RetryConfig:
@@ -195,19 +215,20 @@ class ShareConfig(Model):
     """The part of a route's inferences in flight that callers with the same key may have."""
 
     by: CallKey
-    """Key of a caller: `header:NAME`, such as `header:x-tenant`, `address` for its IP address, or
-    `model`. Callers without the header share one part."""
+    """Key of a caller: `client` for the name that its credential has, `header:NAME`, such as
+    `header:x-tenant`, `address` for its IP address, or `model`. Callers without the header share
+    one part."""
     in_flight: Annotated[Text, Field(pattern=PART)] = "25%"
     """Largest number of inferences of one key that are processed at the same time, or a percentage
     of `in_flight` of the route, or of 256 if that is not set. Further ones wait as
     `policies.queue_wait` allows. Default: `25%`."""
     rate: Annotated[Text, Field(pattern=RATE)] | None = None
     """Largest number of inferences of one key in a second or a minute, such as `200/s`, in each
-    worker. Further ones get 429 or RESOURCE_EXHAUSTED, with `Retry-After` over HTTP. Of at most
-    1000 keys at a time each has its own rate; the others share one. Default: no such limit."""
+    worker. As many as it allows in a second may come at once. Further ones get 429 or
+    RESOURCE_EXHAUSTED, with `Retry-After` over HTTP. Of at most 1000 keys at a time each has its
+    own rate; the others share one. Default: no such limit."""
+    # A retired key, see retired.py.
     burst: int | None = Field(None, ge=1)
-    """Largest number of inferences of one key that may come at once. It requires `rate`. Default:
-    as many as `rate` allows in a second, and at least one."""
 
     @model_validator(mode="after")
     def _check_burst(self) -> ShareConfig:
@@ -257,9 +278,8 @@ class PoliciesConfig(Model):
     """Largest number of open sequences that a client may have of one model, in each worker. A
     sequence is open until its last request has a response, or until `sequence_idle`. Default: no
     limit."""
+    # A retired key, see retired.py.
     sequence_client_header: Name | None = None
-    """Header that identifies a client for `sequences_per_client`, such as one that a proxy sets.
-    Default: none, so a client is an address."""
 
 
 class RouteConfig(Model):
@@ -290,24 +310,26 @@ class RouteConfig(Model):
     sequences_per_client: int | None = Field(None, ge=1)
     """Largest number of open sequences that a client may have of one model. Default:
     `policies.sequences_per_client`."""
-    queue_priority: Literal["high", "normal", "low"] = "normal"
+    queue_priority: Annotated[Text, Field(pattern=QUEUE_PRIORITY)] = "normal"
     """Priority of the inferences of this route in the queues of upstreams and of
-    `adaptive_concurrency`, which they share with other routes. Those of a higher priority are
-    served first, and take the place of others in a full queue. Default: `normal`."""
-    queue_priority_by: Annotated[Text, Field(pattern=HEADER_KEY)] | None = None
-    """Header with the priority of an inference, as `header:NAME`: its value is `high`, `normal` or
-    `low`. It also counts in the queue of this route. Other values, and calls without the header,
-    have `queue_priority`. Clients choose it, unless a proxy sets it. Default: no such header."""
+    `adaptive_concurrency`, which they share with other routes: `high`, `normal` or `low`. Those of
+    a higher priority are served first, and take the place of others in a full queue. With
+    `header:NAME` the header of each inference has it, and it also counts in the queue of this
+    route. Other values, and calls without the header, are `normal`. Clients choose it, unless a
+    proxy sets it. Default: `normal`."""
     share: ShareConfig | None = None
     """Fair shares of the callers of this route. Default: no shares."""
     sticky_by: CallKey | None = None
     """Key whose calls always go to the same target, such as `header:x-user` for a canary: the
-    weights then decide about keys. `address` for the IP address of the client, `model`, or
-    `header:NAME`; calls without the header go by weight. Default: each call goes by weight."""
+    weights then decide about keys. `client` for the name of the client, `address` for its IP
+    address, `model`, or `header:NAME`; calls without the header go by weight. Default: each call
+    goes by weight."""
     sequence_ids: Literal["checked", "text"] = "checked"
     """What happens to a sequence id that is a string, if the upstream does not show the
     configuration of the model. `checked` refuses it. `text` forwards it: a client can then end a
     Triton server whose model has its sequence ids as numbers. Default: `checked`."""
+    # A retired key, see retired.py.
+    queue_priority_by: Annotated[Text, Field(pattern=HEADER_KEY)] | None = None
 
     @model_validator(mode="after")
     def _check_weights(self) -> RouteConfig:

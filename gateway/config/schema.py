@@ -16,6 +16,7 @@ from pydantic_core.core_schema import ModelSchema, WithDefaultSchema
 
 from gateway.config import extended
 from gateway.config.extended import config_type
+from gateway.config.retired import without_retired
 from gateway.settings.fields import DURATION, SIZE
 from gateway.settings.units import Address, size_text
 
@@ -52,6 +53,7 @@ class _Schema(GenerateJsonSchema):
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a configuration file."""
     schema = config_type().model_json_schema(schema_generator=_Schema)
+    without_retired(schema)
     _join_lines(schema)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

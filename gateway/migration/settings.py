@@ -44,12 +44,13 @@ class RecordingConfig(Model):
     max_bytes: Size = Field(4096 * _MIB, ge=_MIB)
     """Largest size of all files together. Default: `4GiB`."""
     when_full: Literal["rotate", "stop"] = "rotate"
-    """At `max_bytes`: remove the oldest file, or stop recording. Default: `rotate`."""
-    min_free: float = Field(10.0, ge=0, lt=100)
-    """Percentage of the disk that stays free. Below it recording stops. Default: `10.0`."""
+    """At `max_bytes`: remove the oldest file, or stop recording. It always stops while less than
+    10 % of the disk is free. Default: `rotate`."""
     outbox_bytes: Size = Field(64 * _MIB, ge=1)
     """Bytes of calls that may wait for the disk in each worker. Further calls are not recorded, and
     counted. Default: `64MiB`."""
+    # A retired key, see retired.py.
+    min_free: float = Field(10.0, ge=0, lt=100)
 
 
 class CaptureConfig(RecordingConfig):

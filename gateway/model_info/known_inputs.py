@@ -6,17 +6,19 @@ what is known may be old, or that of another route.
 
 import asyncio
 from collections.abc import Collection
-from time import monotonic
 from typing import Final
 
-from gateway.ir.bounded_dict import BoundedDict
+import structlog
+
+from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.ir.expected_inputs import UncheckedInputs, find_mismatch
 from gateway.service import Service
 
-_MAX_CACHED: Final = 1024
+log = structlog.get_logger(__name__)
+
 _TTL_S: Final = 30.0
 _TIMEOUT_S: Final = 5.0
 
@@ -34,20 +36,17 @@ class KnownInputs:
     def __init__(self, service: Service) -> None:
         self._service = service
         # None is an unknown model, whose inputs are not compared.
-        self._cached: BoundedDict[ModelRef, tuple[float, tuple[str, ...] | None]] = BoundedDict(
-            _MAX_CACHED
-        )
-        self._pending: dict[ModelRef, asyncio.Task[tuple[str, ...] | None]] = {}
+        self._lookup: TtlLookup[ModelRef, tuple[str, ...]] = TtlLookup(self._ask, _TTL_S, _TTL_S)
 
     def accepts(self, model: ModelRef, names: Collection[str]) -> bool:
         """Return whether the inputs are those of *model*, or it has none to compare with.
 
         It may be called on any thread.
         """
-        expires, declared = self._cached.get(model, (0.0, None))
-        if monotonic() >= expires:
-            return False
-        return declared is None or find_mismatch(model, names, declared) is None
+        declared = self._lookup.peek(model)
+        if declared is None:
+            return self._lookup.has(model)
+        return find_mismatch(model, names, declared) is None
 
     async def check(self, found: UncheckedInputs, context: Context) -> None:
         """Compare inputs that `accepts` did not accept.
@@ -60,31 +59,30 @@ class KnownInputs:
             InvalidRequest: The model does not have these inputs.
         """
         model = found.model
-        expires, declared = self._cached.get(model, (0.0, None))
-        if monotonic() < expires:
-            declared = await self._ask(model, context)
-        elif model in self._pending:
+        if self._lookup.has(model):
+            self._lookup.forget(model)
+            declared = await self._lookup.get(model, context)
+        elif self._lookup.is_asked(model):
             return
         else:
-            task = self._pending[model] = asyncio.ensure_future(self._ask(model, context))
-            task.add_done_callback(lambda _: self._pending.pop(model, None))
+            question = self._lookup.ask(model, context)
             await asyncio.sleep(0)  # models in this process reply at once
-            if not task.done():
+            if not question.done():
                 return
-            declared = task.result()
+            declared = question.result()
         mismatch = None if declared is None else find_mismatch(model, found.names, declared)
         if mismatch is not None:
             raise mismatch
 
     async def _ask(self, model: ModelRef, context: Context) -> tuple[str, ...] | None:
-        declared = None
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 metadata = await self._service(ModelMetadataRequest(model=model, context=context))
         except (GatewayError, TimeoutError):
-            pass  # the call itself meets the error
-        else:
-            if metadata.platform and metadata.inputs:
-                declared = tuple([tensor.name for tensor in metadata.inputs])
-        self._cached[model] = (monotonic() + _TTL_S, declared)
-        return declared
+            return None  # the call itself meets the error
+        except Exception:  # as above, but nobody may wait for this
+            log.exception("internal error", model=str(model))
+            return None
+        if not metadata.platform or not metadata.inputs:
+            return None
+        return tuple([tensor.name for tensor in metadata.inputs])

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gateway.ir.bounded_dict import BoundedDict
+from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import ModelConfigRequest
 from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.errors import (
@@ -23,7 +23,6 @@ from gateway.ir.errors import (
 )
 from gateway.service import Service
 
-_MAX_MODELS = 1024
 # An ensemble passes a sequence id to the models of its steps.
 _MAX_STEPS = 64
 _CORRELATION_ID = "CONTROL_SEQUENCE_CORRID"
@@ -60,10 +59,11 @@ class SequenceIdTypes:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._allows_unknown = allows_unknown
-        self._ttl_s = ttl_s
         self._timeout_s = timeout_s
         self._clock = clock
-        self._types: BoundedDict[ModelRef, tuple[float, IdType]] = BoundedDict(_MAX_MODELS)
+        self._lookup: TtlLookup[ModelRef, IdType] = TtlLookup(
+            self._look_up, ttl_s, ttl_s, clock=clock
+        )
 
     async def check(self, model: ModelRef, sequence: CallSequence, upstream: Service) -> None:
         """Reject an id of the wrong type.
@@ -78,11 +78,7 @@ class SequenceIdTypes:
             ModelNotFound: The id is text, and *upstream* does not know the model.
             GatewayError: The upstream is not available.
         """
-        cached = self._types.get(model)
-        if cached is not None and self._clock() < cached[0]:
-            found = cached[1]
-        else:
-            found = await self._look_up(model, upstream)
+        found = await self._lookup.get(model, upstream) or IdType.UNKNOWN
         is_text = isinstance(sequence.id, str)
         if found is (IdType.NUMBER if is_text else IdType.TEXT):
             raise InvalidRequest(
@@ -104,18 +100,16 @@ class SequenceIdTypes:
 
     def forget(self) -> None:
         """Discard all cached types, because a loaded model may be a step of others."""
-        self._types.clear()
+        self._lookup.forget_all()
 
     async def _look_up(self, model: ModelRef, upstream: Service) -> IdType:
         try:
-            found = await self._type_of(model, upstream)
+            return await self._type_of(model, upstream)
         except GatewayError as error:
             if error.is_retryable or isinstance(error, DeadlineExceeded):
                 raise
             # The endpoint asks for the metadata too before it says that there is no such model.
-            found = IdType.NO_MODEL if isinstance(error, NotFound) else IdType.UNKNOWN
-        self._types[model] = (self._clock() + self._ttl_s, found)
-        return found
+            return IdType.NO_MODEL if isinstance(error, NotFound) else IdType.UNKNOWN
 
     async def _type_of(self, model: ModelRef, upstream: Service) -> IdType:
         pending, seen, types = [model], {model}, set[str]()

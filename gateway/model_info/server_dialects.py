@@ -5,16 +5,14 @@ waits for the question which server its model has.
 """
 
 import asyncio
-from time import monotonic
 from typing import Final
 
-from gateway.ir.bounded_dict import BoundedDict
+from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.service import Service
 
-_MAX_CACHED: Final = 1024
 _TTL_S: Final = 30.0
 _TIMEOUT_S: Final = 5.0
 
@@ -28,8 +26,7 @@ class ServerDialects:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._cached: BoundedDict[ModelRef, tuple[float, str]] = BoundedDict(_MAX_CACHED)
-        self._pending: dict[ModelRef, asyncio.Task[str]] = {}
+        self._lookup: TtlLookup[ModelRef, str] = TtlLookup(self._ask, _TTL_S, _TTL_S)
 
     async def find(self, model: ModelRef, context: Context) -> str:
         """Return the dialect of the server of *model*; "" where nothing tells it.
@@ -38,22 +35,12 @@ class ServerDialects:
             model: The model of the request.
             context: Of the caller, for a question that takes the route of its request.
         """
-        expires, found = self._cached.get(model, (0.0, ""))
-        if monotonic() < expires:
-            return found
-        task = self._pending.get(model)
-        if task is None:
-            task = self._pending[model] = asyncio.ensure_future(self._ask(model, context))
-            task.add_done_callback(lambda _: self._pending.pop(model, None))
-        return await asyncio.shield(task)
+        return await self._lookup.get(model, context) or ""
 
-    async def _ask(self, model: ModelRef, context: Context) -> str:
-        found = ""
+    async def _ask(self, model: ModelRef, context: Context) -> str | None:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 question = ModelMetadataRequest(model=model, context=context)
-                found = (await self._service(question)).dialect
+                return (await self._service(question)).dialect
         except (GatewayError, TimeoutError):
-            pass  # the refusal stands
-        self._cached[model] = (monotonic() + _TTL_S, found)
-        return found
+            return None  # the refusal stands

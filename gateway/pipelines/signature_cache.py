@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
+from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import ModelMetadataRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import GatewayError
@@ -26,7 +27,6 @@ log = structlog.get_logger(__name__)
 
 _BATCHING = frozenset({Need.BATCHING})
 _TTL_S = 10.0
-_MIN_AGE_S = 1.0
 
 
 class SignatureCache:
@@ -56,9 +56,10 @@ class SignatureCache:
         self._configured = configured
         self._all_inputs = all_inputs
         self._invalidate = invalidate
-        self._clock = clock
         self._validator = RequestValidator(untyped_signature(graph), graph.version)
-        self._expires = float("-inf")
+        self._lookup: TtlLookup[None, RequestValidator] = TtlLookup(
+            self._validate, _TTL_S, _TTL_S, 1, clock
+        )
 
     async def get(self) -> ModelMetadata:
         """Return the signature for callers.
@@ -94,27 +95,24 @@ class SignatureCache:
         Raises:
             NotReady: The models do not match.
         """
-        now = self._clock()
-        if now < self._expires:
+        if self._lookup.is_asked(None):  # one call refreshes; others use the old validator
             return self._validator
-        self._expires = now + _TTL_S  # one call refreshes; concurrent calls use the old validator
+        self._validator = await self._lookup.get(None) or self._validator
+        return self._validator
+
+    async def _validate(self, _key: None) -> RequestValidator:
         try:
-            self._validator = RequestValidator(await self.get(), self._graph.version)
+            return RequestValidator(await self.get(), self._graph.version)
         except MismatchError as error:
-            self._expires = now
             raise mismatch(self._graph, error) from error
         except GatewayError as error:
             self._log_unchecked(error)
-        except BaseException:
-            self._expires = now  # the caller cancelled
-            raise
-        return self._validator
+            return self._validator
 
     def invalidate_if_stale(self) -> None:
         """Discard the metadata unless they are recent, because a model may have changed."""
-        if self._clock() < self._expires - _TTL_S + _MIN_AGE_S:
+        if self._lookup.has(None) and not self._lookup.forget_if_stale(None):
             return
-        self._expires = float("-inf")
         for step in self._graph.steps:
             if self._invalidate is not None:
                 self._invalidate(step.model)

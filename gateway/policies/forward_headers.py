@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 # Never forwarded, regardless of the configuration: each hop has its own. Codecs write the request
 # id from the context.
+_CREDENTIAL = "authorization"
 _NEVER = HOP_BY_HOP_HEADERS | {REQUEST_ID}
 
 _MAX_NAMES = 1024
@@ -102,22 +103,88 @@ class _Forwarded(dict[str, bool]):
         own: Names that are not.
         exact: Names that are.
         prefixes: What names begin with that are.
+
+    Attributes:
+        own: Names that are not, whatever else is said of them.
     """
 
     def __init__(
         self, own: frozenset[str], exact: frozenset[str], prefixes: tuple[str, ...]
     ) -> None:
         super().__init__()
-        self._own = own
+        self.own = own
         self._exact = exact
         self._prefixes = prefixes
 
     def __missing__(self, name: str) -> bool:
-        is_listed = name in self._exact or name.startswith(self._prefixes)
-        found = is_listed and name not in self._own and not name.startswith(TRITON_PREFIX)
+        # A pattern never forwards the credential of a client; its name in full does.
+        is_meant = name != _CREDENTIAL and name.startswith(self._prefixes)
+        is_listed = name in self._exact or is_meant
+        found = is_listed and name not in self.own and not name.startswith(TRITON_PREFIX)
         if len(self) < _MAX_NAMES and len(name) <= _MAX_NAME_CHARS:  # clients choose the names
             self[name] = found
         return found
+
+
+class NamedForwardHeaders(ForwardHeaders):
+    """Does the same, and adds a header with the name of the client.
+
+    Args:
+        inner: The service to call.
+        allowed: Case-insensitive names of headers to forward.
+        added: Headers of every call.
+        client_header: The header, in lower case; what the caller sent there is dropped.
+        inference: Handles each InferRequest; None for *inner*.
+    """
+
+    def __init__(
+        self,
+        inner: Service,
+        allowed: Iterable[str],
+        added: Mapping[str, str],
+        client_header: str,
+        *,
+        inference: Service | None = None,
+    ) -> None:
+        super().__init__(inner, allowed, added, inference=inference)
+        self._is_forwarded.own |= {client_header}
+        self._added = tuple(pair for pair in self._added if pair[0] != client_header)
+        self._client_header = client_header
+        self._last_named: tuple[Metadata | None, str, Metadata] = (None, "", ())
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Call *inner* with the metadata for the target."""
+        context = call.context
+        metadata, name = context.metadata, context.client.identity.name
+        last, last_name, forwarded = self._last_named
+        if metadata is not last or name != last_name:
+            own = (*self._added, (self._client_header, name))
+            forwarded = pairs_named(metadata, self._is_forwarded) + own
+            self._last_named = metadata, name, forwarded
+        inner = self._inference if type(call) is InferRequest else self._inner
+        return inner(replace(call, context=replace(context, metadata=forwarded)))
+
+
+def forwarding(
+    inner: Service,
+    allowed: Iterable[str],
+    added: Mapping[str, str],
+    client_header: str | None,
+    *,
+    inference: Service | None = None,
+) -> ForwardHeaders:
+    """Return what replaces the metadata of calls by the headers for the target.
+
+    Args:
+        inner: The service to call.
+        allowed: Case-insensitive names of headers to forward.
+        added: Headers of every call.
+        client_header: The header with the name of the client; None for none.
+        inference: Handles each InferRequest; None for *inner*.
+    """
+    if client_header is None:
+        return ForwardHeaders(inner, allowed, added, inference=inference)
+    return NamedForwardHeaders(inner, allowed, added, client_header, inference=inference)
 
 
 class QuestionHeaders:

@@ -7,9 +7,9 @@ model is ready. Names come from clients, so cached results are bounded in number
 import asyncio
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, TypeVar
 
+from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, ModelReadyRequest, RepositoryIndexRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, Unavailable, Unsupported
@@ -38,10 +38,8 @@ class Discover:
         if len(upstreams) == 1:
             name, only = next(iter(upstreams.items()))
             self._only = name, bound_call(only)
-        self._ttl_s = ttl_s
         self._ask_timeout_s = ask_timeout_s
-        self._owners: dict[str, tuple[float, str | None]] = {}
-        self._lookups: dict[str, asyncio.Future[str | None]] = {}
+        self._owners: TtlLookup[str, str] = TtlLookup(self._look_up, ttl_s, ttl_s, _MAX_CACHED)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Send *call* to the model's upstream.
@@ -63,8 +61,8 @@ class Discover:
         if call.model is None:
             raise InvalidRequest("the call names no model")
         if type(call) in MODEL_CONTROL_CALLS:
-            self._owners.pop(call.model.name, None)  # another upstream may have the model now
-        owner = await self._owner(call.model.name)
+            self._owners.forget(call.model.name)  # another upstream may have the model now
+        owner = await self._owners.get(call.model.name)
         if owner is None:
             raise ModelNotFound(
                 f"no upstream serves model {call.model.name!r}; "
@@ -75,35 +73,17 @@ class Discover:
         try:
             return await self._upstreams[owner](call)
         except ModelNotFound:
-            self._owners.pop(call.model.name, None)  # the model moved: look it up next time
+            self._owners.forget(call.model.name)  # the model moved: look it up next time
             raise
 
-    async def _owner(self, model: str) -> str | None:
-        cached = self._owners.get(model)
-        if cached is not None and cached[0] > time.monotonic():
-            return cached[1]
-        lookup = self._lookups.get(model)
-        if lookup is None:
-            with without_recording():  # the first caller has sent one call only
-                lookup = asyncio.ensure_future(self._look_up(model))
-            self._lookups[model] = lookup
-            lookup.add_done_callback(partial(self._looked_up, model))
-        # Shielded: the first caller may be cancelled while others wait for the same lookup.
-        return await asyncio.shield(lookup)
-
-    def _looked_up(self, model: str, lookup: asyncio.Future[str | None]) -> None:
-        del self._lookups[model]
-        if not lookup.cancelled():
-            lookup.exception()  # all callers may have left, so that nobody else looks at it
-
     async def _look_up(self, model: str) -> str | None:
-        results = await asyncio.gather(
-            *(self._serves(upstream, model) for upstream in self._upstreams.values()),
-            return_exceptions=True,
-        )
+        with without_recording():  # the first caller has sent one call only
+            results = await asyncio.gather(
+                *(self._serves(upstream, model) for upstream in self._upstreams.values()),
+                return_exceptions=True,
+            )
         for name, result in zip(self._upstreams, results, strict=True):
             if result is True:
-                self._store(model, name)
                 return name
         for name, result in zip(self._upstreams, results, strict=True):
             if isinstance(result, BaseException):
@@ -111,7 +91,6 @@ class Discover:
                     f"no upstream is known to serve model {model!r}, "
                     f"and {name!r} is unavailable: {result}"
                 ) from result
-        self._store(model, None)
         return None
 
     async def _serves(self, upstream: Service, model: str) -> bool:
@@ -131,8 +110,3 @@ class Discover:
             if error.is_retryable:
                 raise
             return False
-
-    def _store(self, model: str, owner: str | None) -> None:
-        if len(self._owners) >= _MAX_CACHED:
-            self._owners.clear()
-        self._owners[model] = (time.monotonic() + self._ttl_s, owner)

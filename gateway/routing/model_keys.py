@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import Call, InferRequest, RepositoryIndexRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.routing.router import with_model
@@ -19,9 +20,6 @@ from gateway.service import Service
 R = TypeVar("R")
 
 _KEYED = (InferRequest, StreamInferRequest)
-
-# If the table has no entry for a key and is older than this, it is refreshed.
-_REFRESH_S = 1.0
 
 
 class ResolveModelKeys:
@@ -50,10 +48,12 @@ class ResolveModelKeys:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    expires: float = float("-inf")
-    refreshable_from: float = float("-inf")
     models: dict[str, ModelRef] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
+
+    def find(self, key: str) -> ModelRef | None:
+        found = self.models.get(key)
+        return ModelRef(key) if found is None and key in self.names else found
 
 
 class ModelKeyIndex:
@@ -76,9 +76,7 @@ class ModelKeyIndex:
     ) -> None:
         self._index = index
         self._matches_model = matches_model
-        self._ttl_s = ttl_s
-        self._clock = clock
-        self._table = _Table()
+        self._lookup: TtlLookup[None, _Table] = TtlLookup(self._list, ttl_s, ttl_s, 1, clock)
 
     async def find(self, key: str) -> ModelRef:
         """Return the model of *key*.
@@ -90,33 +88,24 @@ class ModelKeyIndex:
         name, dash, version = key.rpartition("-")
         if not dash:
             return ModelRef(key)
-        now = self._clock()
-        if now >= self._table.expires:
-            await self._refresh()
-        found = self._look_up(key)
-        if found is None and now >= self._table.refreshable_from:
-            await self._refresh()
-            found = self._look_up(key)
+        table = await self._lookup.get(None) or _Table()
+        found = table.find(key)
+        if found is None and self._lookup.forget_if_stale(None):
+            table = await self._lookup.get(None) or _Table()
+            found = table.find(key)
         if found is not None:
             return found
-        if name and version and (name in self._table.names or self._may_split(name, version)):
+        if name and version and (name in table.names or self._may_split(name, version)):
             return ModelRef(name, version)
         return ModelRef(key)
-
-    def _look_up(self, key: str) -> ModelRef | None:
-        found = self._table.models.get(key)
-        return ModelRef(key) if found is None and key in self._table.names else found
 
     def _may_split(self, name: str, version: str) -> bool:
         """Return whether the key of an unlisted model probably has a version."""
         return version[0].isdecimal() and self._matches_model(name)
 
-    async def _refresh(self) -> None:
+    async def _list(self, _key: None) -> _Table:
         entries = await self._index(RepositoryIndexRequest())
-        now = self._clock()
-        self._table = _Table(
-            expires=now + self._ttl_s,
-            refreshable_from=now + _REFRESH_S,
+        return _Table(
             models={
                 f"{entry.name}-{entry.version}": ModelRef(entry.name, entry.version)
                 for entry in entries

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import structlog
 
+from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import (
     Call,
     LogSettings,
@@ -206,16 +207,16 @@ class Index:
     ) -> None:
         self._name = name
         self._service = service
-        self._ttl_s = ttl_s
         self._timeout_s = timeout_s
         self._clock = clock
         self._entries: tuple[RepositoryEntry, ...] = ()
-        self._until = float("-inf")
-        self._lock = asyncio.Lock()
+        self._lookup: TtlLookup[None, tuple[RepositoryEntry, ...]] = TtlLookup(
+            self._fetch, ttl_s, ttl_s, 1, clock
+        )
 
     def forget(self) -> None:
         """Discard the cached entries."""
-        self._until = float("-inf")
+        self._lookup.forget(None)
 
     async def entries(self) -> tuple[RepositoryEntry, ...]:
         """Return the entries of the service; never raises.
@@ -223,13 +224,10 @@ class Index:
         The result is empty if the service has no index. If the service fails, the result is its
         last entries, as unavailable.
         """
-        async with self._lock:  # one request at a time
-            if self._clock() >= self._until:
-                self._entries = await self._fetch()
-                self._until = self._clock() + self._ttl_s
-            return self._entries
+        self._entries = await self._lookup.get(None) or ()
+        return self._entries
 
-    async def _fetch(self) -> tuple[RepositoryEntry, ...]:
+    async def _fetch(self, _key: None) -> tuple[RepositoryEntry, ...]:
         deadline = self._clock() + self._timeout_s
         call = RepositoryIndexRequest(context=Context(deadline=deadline))
         try:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, Limiter, LimiterFull, Share
-from gateway.ir.errors import DeadlineExceeded, Overloaded, QueueTimeout
+from gateway.concurrency.call_queue import CallQueue
+from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, Limiter, Share
+from gateway.ir.errors import DeadlineExceeded, Overloaded
 from gateway.telemetry.call_path import queue_priority, queue_turn
 
 if TYPE_CHECKING:
@@ -99,29 +100,32 @@ class ConcurrencyLimiter(Limiter):
             Overloaded: The queue is full, or no slot became free within *timeout_s*.
             DeadlineExceeded: The deadline passed first.
         """
-        timeout_us = QUEUE_TIMEOUT_US.get()
-        queue_s = math.inf if timeout_us is None else timeout_us / 1e6
-        own_s = math.inf if timeout_s is None else timeout_s
         left_s = math.inf
         if deadline is not None:
             left_s = max(0.0, deadline - monotonic() - _EARLY_S)
-        wait_s = min(queue_s, own_s, left_s)
-        try:
-            await self.acquire(1, share, timeout_s=None if wait_s == math.inf else wait_s)
-        except LimiterFull:
-            # Those that get a slot in the next turns of the loop count as in flight.
-            waiting = self.used + self.queued - min(self.limit, self.used + self.queued)
-            raise self._overloaded(f"{waiting} wait") from None
-        except TimeoutError:
-            if timeout_us is not None and queue_s <= wait_s:
-                queue = f"a request in flight ({self._name})"
-                raise QueueTimeout.after(timeout_us, queue, None) from None
-            if own_s <= wait_s:
-                raise self._overloaded(f"none ended within {timeout_s:g} s") from None
-            raise DeadlineExceeded(
-                f"deadline exceeded in a queue: {self._situation()} ({self._keys})",
-                limit=self._name,
-            ) from None
+        queue = CallQueue(
+            f"a request in flight ({self._name})",
+            timeout_us=QUEUE_TIMEOUT_US.get(),
+            longest_s=timeout_s,
+            left_s=left_s,
+        )
+        await queue.acquire(
+            self,
+            share,
+            full=self._full,
+            too_long=lambda: self._overloaded(f"none ended within {timeout_s:g} s"),
+            too_late=self._too_late,
+        )
+
+    def _full(self) -> Overloaded:
+        # Those that get a slot in the next turns of the loop count as in flight.
+        waiting = self.used + self.queued - min(self.limit, self.used + self.queued)
+        return self._overloaded(f"{waiting} wait")
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"deadline exceeded in a queue: {self._situation()} ({self._keys})", limit=self._name
+        )
 
     def _situation(self) -> str:
         where = f" to {self._upstream}" if self._upstream else ""

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from gateway.policies.limits.adaptive.latency import AdaptiveConcurrency, AdaptiveRules
+from gateway.policies.limits.adaptive.overload import OverloadLimit
 from gateway.policies.limits.policy import CallLimits
 from gateway.policies.limits.retry import RetryRules
 from tests.simulation.test_failures import EVERYTHING, Replicas, hang, heal, slow_down
@@ -125,7 +125,7 @@ def overload(*, is_adaptive: bool) -> Traffic:
     async def run() -> Traffic:
         clock = asyncio.get_running_loop().time
         server = ModelServer(workers, service_s, draw)
-        adaptive = AdaptiveConcurrency(server, AdaptiveRules(), clock=clock, draw=draw.random)
+        adaptive = OverloadLimit(server, clock=clock, draw=draw.random)
         inner = adaptive if is_adaptive else server
         traffic = Traffic(CallLimits(inner, 2.0, clock=clock), draw)
         for load, seconds in ((0.5, 6), (3, 9), (0.5, 5)):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gateway.ir.calls import Call
-from gateway.policies.limits.adaptive.latency import AdaptiveConcurrency, AdaptiveRules
 from gateway.policies.limits.adaptive.overload import OverloadLimit
 from gateway.policies.limits.policy import CallLimits
 from gateway.service import Service
@@ -27,37 +26,6 @@ from tests.simulation.virtual_time import (
 
 WORKERS, SERVICE_S = 4, 0.04
 CAPACITY = WORKERS / SERVICE_S
-
-
-@pytest.mark.parametrize("algorithm", ["gradient", "aimd"])
-@pytest.mark.parametrize("seed", [1])
-def test_adaptive_concurrency_at_three_times_the_capacity(algorithm: str, seed: int) -> None:
-    """Goodput and latency of accepted calls hold, others are rejected at once; recovery is quick."""
-    draw = random.Random(seed)  # noqa: S311
-
-    async def run() -> Traffic:
-        server = ModelServer(WORKERS, SERVICE_S, draw)
-        rules = AdaptiveRules(algorithm=algorithm)  # type: ignore[arg-type]  # a parameter
-        clock = asyncio.get_running_loop().time
-        limited = AdaptiveConcurrency(server, rules, clock=clock, draw=draw.random)
-        traffic = Traffic(CallLimits(limited, 2.0, clock=clock), draw)
-        await traffic.run(0.5 * CAPACITY, 6)
-        await traffic.run(3 * CAPACITY, 9)
-        await traffic.run(0.5 * CAPACITY, 5)
-        assert now() >= 20
-        return traffic
-
-    traffic = simulate(run)
-    before, loaded = traffic.between(3, 6), traffic.between(7, 15)
-    served = good(loaded)
-    assert len(served) / 8 > 0.9 * CAPACITY
-    assert percentile(served, 99) < 3 * percentile(good(before), 99)
-    refused = [each for each in loaded if each.error == "overloaded"]
-    assert len(refused) + len(served) == len(loaded)
-    assert percentile(refused, 97) < 0.005
-    after = traffic.between(17, 20)
-    assert len(good(after)) > 0.99 * len(after)
-    assert percentile(good(after), 99) < 2 * percentile(good(before), 99)
 
 
 class BatchServer:

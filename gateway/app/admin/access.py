@@ -98,7 +98,7 @@ class AdminAccess:
         return Refusal(
             403,
             f"requests from {wire.client.address} cannot change the gateway; expected one from "
-            "this machine, or a token (admin: {token: ...} or {remote_changes: true})",
+            "this machine, or a token (admin: {token: ...})",
         )
 
     def _host_refusal(self, headers: Headers) -> Refusal | None:

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar, cast
 
 import structlog
 
+from gateway.concurrency.call_queue import CallQueue
 from gateway.ir import errors
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
@@ -167,6 +168,8 @@ class Batch:
         avoid = () if attempt is None else attempt.avoid
         member = PendingRequest(call, rows, size_bytes, now, now + delay_s, deadline, reply, avoid)
         key = batch_key(call)
+        if self._rules.apart is not None:
+            key = key, self._rules.apart(call)
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = BatchQueue(key, max_rows, self._rules)
@@ -325,10 +328,12 @@ def _is_rejection(error: errors.GatewayError) -> bool:
 
 def _expiry_error(call: InferRequest, now: float) -> errors.GatewayError:
     """Return the error of a call that is no longer in the queue at *now*."""
-    deadline, timeout_us = call.context.deadline, call.timeout_us
-    if timeout_us is not None and (deadline is None or deadline > now):
-        queue = f"a batch of model {str(call.model)!r}"
-        return errors.QueueTimeout.after(timeout_us, queue, call.model)
+    deadline = call.context.deadline
+    if deadline is None or deadline > now:
+        what = f"a batch of model {str(call.model)!r}"
+        expired = CallQueue(what, call.model, timeout_us=call.timeout_us).expired()
+        if expired is not None:
+            return expired
     return errors.DeadlineExceeded(
         f"deadline exceeded while the request waited in the batch queue of model "
         f"{str(call.model)!r}",

@@ -1,13 +1,18 @@
 """Concurrency of a route: a limit on its inferences in flight, and a queue for the rest."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
-from gateway.concurrency.limiter import ControlledDelay, Limiter, LimiterFull, QueueLate
+from gateway.concurrency.call_queue import CallQueue, MakeError
+from gateway.concurrency.limiter import ControlledDelay, Limiter, Share
 from gateway.ir.calls import Call, InferRequest
-from gateway.ir.errors import DeadlineExceeded, Overloaded, QueueTimeout
+from gateway.ir.errors import DeadlineExceeded, Overloaded
 from gateway.policies.limits.deadline import RouteTimeout
 from gateway.telemetry.call_path import queue_priority, queue_turn, record_queue_time
+
+LATE: Final = "queue_target"
+"""The limit of a call that a late queue drops."""
 
 INTERVAL_S = 1.0
 """How long a queue may have callers before it is late, unless they wait for a shorter time."""
@@ -17,8 +22,6 @@ class ConcurrencyLimit(Limiter):
     """The inferences that a route may have in flight and queued.
 
     Models and clients take turns, unless inferences have priorities, which come first.
-
-    On the path of every call, so `CallLimits` counts in `used` itself where nobody waits.
 
     Args:
         name: The name of the route, for errors.
@@ -68,24 +71,19 @@ class ConcurrencyLimit(Limiter):
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        bound = QueueBound(call, request, limit, self._wait_s, now)
-        try:
-            await self.acquire(timeout_s=bound.seconds)
-        except LimiterFull:
-            raise Overloaded(
+        what = f"a slot of route {self._name!r}"
+        bound = QueueBound(what, "policies.in_flight", call, request, limit, self._wait_s, now)
+        await bound.acquire_in_route(
+            self,
+            full=lambda: Overloaded(
                 f"route {self._name!r} is overloaded: {self.limit} requests in flight and "
                 f"{self.queued} queued (policies.in_flight, policies.queued)",
                 model=call.model,
                 limit="queue",
-            ) from None
-        except QueueLate:
-            raise late_queue(self._name, call) from None
-        except TimeoutError:
-            raise bound.error(
-                f"a slot of route {self._name!r}",
-                f"{self.limit} inferences are in flight and {self.queued} wait",
-                "policies.in_flight",
-            ) from None
+            ),
+            late=lambda: late_queue(self._name, call),
+            why=lambda: f"{self.limit} inferences are in flight and {self.queued} wait",
+        )
         seconds = loop.time() - begun
         record_queue_time(seconds)
         limit.note_wait(seconds)
@@ -95,58 +93,73 @@ class ConcurrencyLimit(Limiter):
         self.release()
 
 
-class QueueBound:
-    """How long one call waits in a queue of its route: the shortest of all its times.
+class QueueBound(CallQueue):
+    """The wait of one call in a queue of its route, which the timeout of the route bounds, too.
 
     Args:
+        what: What it waits for, for errors.
+        key: The YAML key that allows more.
         call: The call.
         request: Its inference, which may have a queue timeout.
         timeout: The timeout that the route has.
         wait_s: The longest wait that is configured; None for none.
         now: The time, on the clock of the deadline of *call*.
-
-    Attributes:
-        seconds: How long; None for no limit.
     """
+
+    __slots__ = ("_call", "_key", "_now", "_timeout")
 
     def __init__(
         self,
+        what: str,
+        key: str,
         call: Call[Any],
         request: InferRequest | None,
         timeout: RouteTimeout,
         wait_s: float | None,
         now: float,
     ) -> None:
+        timeout_us = None if request is None else request.timeout_us
+        left_s = timeout.queue_s(call, now)
+        super().__init__(what, call.model, timeout_us=timeout_us, longest_s=wait_s, left_s=left_s)
+        self._key = key
         self._call = call
         self._timeout = timeout
         self._now = now
-        self._wait_s = wait_s
-        self._timeout_us = None if request is None else request.timeout_us
-        left_s = timeout.queue_s(call, now)
-        bounds = [left_s] if wait_s is None else [left_s, wait_s]
-        if self._timeout_us is not None:
-            bounds.append(self._timeout_us / 1e6)
-        least_s = min(bounds)
-        self.seconds = None if least_s == float("inf") else least_s
 
-    def error(self, what: str, why: str, key: str) -> Overloaded | DeadlineExceeded:
-        """Return the error of a call that has waited in vain.
+    async def acquire_in_route(
+        self,
+        limiter: Limiter,
+        share: Share | None = None,
+        *,
+        full: MakeError,
+        late: MakeError,
+        why: Callable[[], str],
+    ) -> None:
+        """Acquire a slot of *limiter*.
 
         Args:
-            what: What it waited for.
-            why: Why there was none.
-            key: The YAML key that allows more.
+            limiter: The limiter of the route.
+            share: The share of the client.
+            full: Returns the error for a full queue.
+            late: Returns the error for a queue that is late.
+            why: Returns why no slot came free.
         """
-        model, timeout_us, wait_s = self._call.model, self._timeout_us, self._wait_s
-        if timeout_us is not None and timeout_us / 1e6 == self.seconds:
-            return QueueTimeout.after(timeout_us, what, model)
-        if wait_s is not None and wait_s == self.seconds:
-            text = f"no {what[2:]} within {wait_s:g} s: {why} ({key}, policies.queue_wait)"
-            return Overloaded(text, model=model, limit="queue_wait")
-        requested = self._call.context.deadline
-        cut = self._timeout.cut(requested, self._now + (self.seconds or 0.0))
-        text = f"no {what[2:]} {cut or 'before the deadline'}: {why} ({key})"
-        return DeadlineExceeded(text, model=model, limit="queue")
+        what, model = self._what[2:], self._call.model
+
+        def too_long() -> Overloaded:
+            text = f"no {what} within {self._longest_s:g} s: {why()} "
+            keys = f"({self._key}, policies.queue_wait)"
+            return Overloaded(text + keys, model=model, limit="queue_wait")
+
+        def too_late() -> DeadlineExceeded:
+            requested = self._call.context.deadline
+            cut = self._timeout.cut(requested, self._now + (self.seconds or 0.0))
+            text = f"no {what} {cut or 'before the deadline'}: {why()} ({self._key})"
+            return DeadlineExceeded(text, model=model, limit="queue")
+
+        await self.acquire(
+            limiter, share, full=full, late=late, too_long=too_long, too_late=too_late
+        )
 
 
 def late_queue(route: str, call: Call[Any]) -> Overloaded:
@@ -154,5 +167,5 @@ def late_queue(route: str, call: Call[Any]) -> Overloaded:
     return Overloaded(
         f"the queue of route {route!r} is late: it accepts no further call (policies.queue_target)",
         model=call.model,
-        limit="queue_target",
+        limit=LATE,
     )

@@ -8,11 +8,11 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from gateway.concurrency.limiter import ControlledDelay, Limiter, LimiterFull, QueueLate, Share
+from gateway.concurrency.limiter import ControlledDelay, Limiter, Share
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
-from gateway.ir.errors import Overloaded, RateExceeded
+from gateway.ir.errors import DeadlineExceeded, Overloaded, RateExceeded
 from gateway.ir.streams import on_stream_end
-from gateway.policies.limits.concurrency import INTERVAL_S, QueueBound, late_queue
+from gateway.policies.limits.concurrency import INTERVAL_S, LATE, QueueBound, late_queue
 from gateway.policies.limits.deadline import RouteTimeout
 from gateway.service import Service
 from gateway.telemetry.call_path import queue_priority, record_queue_time
@@ -159,26 +159,31 @@ class FairShare:
 
     async def _wait(self, call: Call[Any], request: InferRequest, name: str, share: Share) -> None:
         began = self._clock()
-        bound = QueueBound(call, request, self._timeout, self._wait_s, began)
+        what = f"a slot of the share of its caller in route {self._route!r}"
+        bound = QueueBound(what, "share", call, request, self._timeout, self._wait_s, began)
         self._current = name  # `acquire` reads it before it waits
-        try:
-            await self._limiter.acquire(1, share, timeout_s=bound.seconds)
-        except QueueLate:
-            raise late_queue(self._route, call) from None
-        except LimiterFull:
-            self._warn()
-            raise Overloaded(
+
+        def full() -> Overloaded:
+            return Overloaded(
                 f"route {self._route!r} is overloaded: {self._situation(share)}, and "
                 f"{share.queued} wait (share, policies.queued)",
                 model=call.model,
                 limit="share",
-            ) from None
-        except TimeoutError:
-            self._warn()
-            what = f"a slot of the share of its caller in route {self._route!r}"
-            error = bound.error(what, self._situation(share), "share")
-            error.limit = "share"
-            raise error from None
+            )
+
+        try:
+            await bound.acquire_in_route(
+                self._limiter,
+                share,
+                full=full,
+                late=lambda: late_queue(self._route, call),
+                why=lambda: self._situation(share),
+            )
+        except (Overloaded, DeadlineExceeded) as error:
+            if error.limit != LATE:
+                self._warn()
+                error.limit = "share"
+            raise
         seconds = self._clock() - began
         record_queue_time(seconds)
         self._timeout.note_wait(seconds)

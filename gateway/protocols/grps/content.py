@@ -14,9 +14,9 @@ Source: docs/protocols/grps.md, "5. Forms of data".
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from gateway.ir.calls import InferRequest, InferResponse
+from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import Parameter, Parameters
 from gateway.ir.data import ItemsData
 from gateway.ir.datatypes import Datatype
@@ -57,6 +57,14 @@ class ReplyFormat:
     form: ContentFormat | None = None
     is_ndarray: bool = False
     route: object = None
+
+
+def reply_format_of(call: Call[Any]) -> ReplyFormat:
+    """Return the form of the reply to *call*, which the codec of its request has chosen."""
+    origin = call.context.origin
+    if origin is not None and isinstance(origin.form, ReplyFormat):
+        return origin.form
+    return ReplyFormat()
 
 
 def request_content(

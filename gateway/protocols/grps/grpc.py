@@ -16,7 +16,7 @@ from gateway.ir.errors import GatewayError, InvalidRequest, InvalidTensor, Malfo
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods
 from gateway.protocols.grps.brpc import codec
-from gateway.protocols.grps.content import ReplyFormat, has_only_text
+from gateway.protocols.grps.content import ReplyFormat, has_only_text, reply_format_of
 from gateway.protocols.grps.errors import NoMethod, ends_call
 from gateway.protocols.grps.messages import GrpsMessage
 from gateway.protocols.grps.options import read_options
@@ -87,7 +87,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         Raises:
             Unsupported: grps cannot carry the reply.
         """
-        return _response(methods.encode_method_reply(call, reply, _reply_format(call)))
+        return _response(methods.encode_method_reply(call, reply, reply_format_of(call)))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
         """Write one response of a stream.
@@ -95,7 +95,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
         Raises:
             Unsupported: grps cannot carry the reply.
         """
-        return _response(methods.encode_method_reply(call, item, _reply_format(call)))
+        return _response(methods.encode_method_reply(call, item, reply_format_of(call)))
 
     def has_only_text(self, _call: StreamInferRequest, item: InferResponse, /) -> bool:
         """Return whether BYTES of an item can only be text."""
@@ -161,10 +161,3 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse]):
 
 def _response(message: GrpsMessage) -> GrpcResponse:
     return GrpcResponse(write_message(message))
-
-
-def _reply_format(call: Call[Any]) -> ReplyFormat:
-    origin = call.context.origin
-    if origin is not None and isinstance(origin.form, ReplyFormat):
-        return origin.form
-    return ReplyFormat()

@@ -31,7 +31,6 @@ from gateway.ir.errors import (
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.errors import clip
-from gateway.wire.grpc import GrpcStatus
 
 HTTP_OK, HTTP_ERROR = 200, 400
 
@@ -43,6 +42,7 @@ STATUS: dict[ErrorCode, pb.RequestStatusCode] = {
     ErrorCode.TOO_LARGE: pb.INVALID_ARG,
     ErrorCode.UNAUTHENTICATED: pb.UNAVAILABLE,
     ErrorCode.FORBIDDEN: pb.UNAVAILABLE,
+    ErrorCode.QUOTA_EXCEEDED: pb.UNAVAILABLE,
     ErrorCode.OVERLOADED: pb.UNAVAILABLE,
     ErrorCode.UNAVAILABLE: pb.UNAVAILABLE,
     ErrorCode.DEADLINE_EXCEEDED: pb.UNAVAILABLE,
@@ -137,22 +137,3 @@ def error_class_of(call: Call[Any], code: int) -> type[GatewayError]:
     if code == pb.INVALID_ARG and call.model is not None and not isinstance(call, InferRequest):
         return ModelNotFound
     return ERROR_CLASSES[_CODE.get(code, ErrorCode.UPSTREAM)]
-
-
-# A server that follows the protocol sends only these; other errors are in request_status.
-_CODE_OF_GRPC: dict[GrpcStatus, ErrorCode] = {
-    GrpcStatus.CANCELLED: ErrorCode.BAD_UPSTREAM,
-    GrpcStatus.INVALID_ARGUMENT: ErrorCode.INVALID_ARGUMENT,
-    GrpcStatus.DEADLINE_EXCEEDED: ErrorCode.DEADLINE_EXCEEDED,
-    GrpcStatus.NOT_FOUND: ErrorCode.NOT_FOUND,
-    GrpcStatus.PERMISSION_DENIED: ErrorCode.FORBIDDEN,
-    GrpcStatus.RESOURCE_EXHAUSTED: ErrorCode.OVERLOADED,
-    GrpcStatus.UNIMPLEMENTED: ErrorCode.UNSUPPORTED,
-    GrpcStatus.UNAVAILABLE: ErrorCode.UNAVAILABLE,
-    GrpcStatus.UNAUTHENTICATED: ErrorCode.UNAUTHENTICATED,
-}
-
-
-def error_class_of_grpc(status: GrpcStatus) -> type[GatewayError]:
-    """Return the class of error that a gRPC status other than OK means."""
-    return ERROR_CLASSES[_CODE_OF_GRPC.get(status, ErrorCode.UPSTREAM)]

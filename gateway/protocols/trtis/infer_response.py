@@ -5,10 +5,10 @@ Source: docs/protocols/tensorrt-v1.md, "5. Inference response over HTTP" and "13
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import ModelRef, Origin
+from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.data import RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported, UpstreamProtocolError
@@ -20,6 +20,10 @@ from gateway.protocols.trtis.infer_request_header import number_of
 from gateway.protocols.trtis.textproto.writer import float_text
 from gateway.schema import tensorrt_v1_pb2 as pb
 
+REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING})
+"""What a reply needs for this protocol, on both carriers."""
+CALLER_NEEDS: Final = REPLY_NEEDS | {Need.NUMERIC_VERSIONS}
+"""What a caller of this protocol needs."""
 _CLASS = re.compile(rb"([^:]*):([0-9]{1,10})(?::(.*))?", re.DOTALL)
 _INT32_END, _INT64_END = 1 << 31, 1 << 63
 EMPTY = memoryview(b"")

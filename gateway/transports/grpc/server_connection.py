@@ -6,9 +6,11 @@ from functools import lru_cache, partial
 from time import monotonic
 from typing import Final
 
+from gateway.api.access import Peer
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InvalidRequest
 from gateway.transports.admission import NO_CLIENT_SHARES, ClientShares, Reservation, client_shares
+from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
@@ -196,9 +198,14 @@ class GrpcServerConnection(Http2Protocol):
         self._open.members.add(self)
         self._open.active.add(self)
         admission = self._admission
-        self.client = client_shares(address, admission, admission.budget)
+        self.client = client_shares(address, admission, admission.budget, self._peer(transport))
         self._unsent = Reservation(admission.budget, 0, self.client.memory)
         super().connection_made(transport)
+
+    @staticmethod
+    def _peer(_transport: asyncio.BaseTransport) -> Peer | None:
+        """Return the far end of the connection, if its calls name their clients."""
+        return None
 
     def connection_lost(self, _error: BaseException | None) -> None:
         """Cancel the calls in progress."""
@@ -428,6 +435,10 @@ class GrpcServerConnection(Http2Protocol):
             self.core.goaway(final=True, code=frames.ENHANCE_YOUR_CALM, message=FLOOD_TEXT)
         self.close()
 
+    @property
+    def _serves_methods(self) -> bool:
+        return bool(self._methods)
+
     # -- plain requests
 
     @property
@@ -436,7 +447,9 @@ class GrpcServerConnection(Http2Protocol):
         http = self._http
         assert http is not None  # noqa: S101  # there is a plain request
         if self._http_client is None:
-            self._http_client = client_shares(self._address or "", http.slots, http.budget)
+            caller = self.client.caller
+            peer = caller.peer if isinstance(caller, IdentifiedCaller) else None
+            self._http_client = client_shares(self._address or "", http.slots, http.budget, peer)
         return self._http_client
 
     def on_http_begin(self) -> None:
@@ -465,7 +478,7 @@ class GrpcServerConnection(Http2Protocol):
 
     def _turn_away(self, stream: Http2Stream, head: GrpcRequestHead) -> None:
         status, details, http = GrpcStatus.UNIMPLEMENTED, _UNSERVED, 200
-        if not self._methods:
+        if not self._serves_methods:
             details = _NO_GRPC
         if head.http_status != 200:  # noqa: PLR2004  # OK
             status, details, http = GrpcStatus.INTERNAL, _NOT_A_CALL, head.http_status
@@ -479,8 +492,11 @@ class GrpcServerConnection(Http2Protocol):
         error.wire_status = status
         request_id = self._on_reject(error)
         metadata = ((REQUEST_ID, request_id),) if request_id else ()
+        self._end_unserved(stream, trailers_only_block(status, details, metadata, http_status=http))
+
+    def _end_unserved(self, stream: Http2Stream, block: bytes) -> None:
+        """End a call with the trailers in *block*, whatever is left of its request."""
         self.core.flood_budget.charge(UNSERVED_COST)
-        block = trailers_only_block(status, details, metadata, http_status=http)
         self.core.writer.head(stream, block, end=True)
         if not stream.is_remote_closed:
             self.core.reset(stream, frames.NO_ERROR)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.app.errors import StartError
 from gateway.app.kept_parts import KeptParts
@@ -132,6 +133,23 @@ async def test_a_failed_reload_keeps_the_current_configuration(
     result = await reloader.reload()
     assert ("applied", "", new.sha256) == (result.outcome, result.error, result.sha256)
     assert reloader.loaded is new
+
+
+async def test_retired_keys_are_logged_at_start_and_after_a_reload() -> None:
+    """Each has one warning, with the line of the file that is in force now."""
+    text = "policies: {sequence_client_header: x-a}"
+    old, new = (load_text(f"{TEXT}{lines}{text}\n") for lines in ("", "\n\n"))
+
+    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
+        return {}
+
+    with capture_logs() as logs:
+        async with Reloader(lambda: new, old, apply) as reloader:
+            await reloader.reload()
+    found = [(each["path"], each["line"]) for each in logs if each["event"] == "retired key"]
+    line = TEXT.count("\n") + 1
+    key = "policies.sequence_client_header"
+    assert [(key, line), (key, line + 2)] == found
 
 
 async def test_a_file_that_cannot_be_read_in_time_fails_the_reload() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import random
 import time
+from pathlib import Path
 
 import pytest
 
+import gateway
 from gateway.backends.instance_pool import InstancePool
 from gateway.concurrency.limiter import LENT_AT_ONCE, ControlledDelay, Limiter, LimiterFull
 from gateway.ir.context import CallSequence, ModelRef
@@ -534,3 +537,49 @@ async def _run_random_operations(operations: int, seed: int) -> list[tuple[int, 
 async def test_random_operations_leave_nothing_behind(operations: int) -> None:
     """After random acquires, timeouts, cancellations and releases every limiter is at zero."""
     assert [(0, 0)] * 3 == await _run_random_operations(operations, seed=operations)
+
+
+def outside_changes(text: str) -> list[str]:
+    """Return the statements of a module that change counters of what is not `self`."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found += [
+            ast.unparse(node)
+            for target in targets
+            if isinstance(target, ast.Attribute) and target.attr in {"used", "queued"}
+            if ast.unparse(target.value) != "self"
+        ]
+    return found
+
+
+def test_changes_of_counters_are_found() -> None:
+    """A limiter changes its own, in any form of assignment."""
+    text = "self.used += 1\nslots.used += 1\nplaces.queued = 0\nself.x.used -= 1"
+    assert ["slots.used += 1", "places.queued = 0", "self.x.used -= 1"] == outside_changes(text)
+
+
+def test_counters_of_a_limiter_are_changed_by_itself_only() -> None:
+    """A unit that is counted by hand is not given to a caller that waits."""
+    package = Path(gateway.__file__).parent
+    limiters = {"limiter.py", "admission.py", "memory_budget.py"}  # and their clients' shares
+    assert [] == [
+        f"{path.relative_to(package)}: {found}"
+        for path in sorted(package.rglob("*.py"))
+        if path.name not in limiters
+        for found in outside_changes(path.read_text())
+    ]
+
+
+async def test_one_unit_is_acquired_only_if_no_caller_waits() -> None:
+    """The short forms for one unit keep the order of the queue."""
+    places = Limiter(1)
+    assert places.try_acquire_one()
+    waiting = asyncio.ensure_future(places.acquire())
+    await settle()
+    assert not places.try_acquire_one()
+    places.release_one()
+    assert not places.try_acquire_one()
+    await waiting
+    places.release_one()
+    assert (0, True) == (places.used, places.try_acquire_one())

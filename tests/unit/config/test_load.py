@@ -115,7 +115,7 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
         (
             BASE + "upstreams: {a: {url: http://h}}\n"
             "routes: [{targets: [{upstream: a}], queue_priority: urgent}]",
-            "4:53: routes[0].queue_priority: expected 'high', 'normal' or 'low', found 'urgent'",
+            "4:53: routes[0].queue_priority: expected 'high', 'normal', 'low' or 'header:NAME', found 'urgent'",
         ),
         (
             BASE + "upstreams: {a: {url: http://h}}\n"
@@ -262,8 +262,8 @@ def test_error_showed_the_token_of_the_admin_pages(token: str, expected: str) ->
             "probe.interval: expected greater than 0, found 0.0",
         ),
         (
-            "adaptive_concurrency: {min: 9, max: 3}",
-            "adaptive_concurrency: min is 9: expected at most max, which is 3",
+            "adaptive_concurrency: {most: 3}",
+            "adaptive_concurrency.most: unknown key",
         ),
         (
             "adaptive_concurrency: maybe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import ModelNotFound, Unavailable, UpstreamError
 from gateway.policies.known_models import KnownModels
-from tests.fakes import FakeClock, ScriptedService
+from tests.fakes import FakeClock, ScriptedService, settle
 
 M = ModelRef("m")
 CALL = InferRequest(model=M)
@@ -84,7 +85,6 @@ async def test_number_of_unknown_names_is_limited() -> None:
     for number in range(1100):
         with pytest.raises(ModelNotFound):
             await known_models(InferRequest(model=ModelRef(f"m{number}")))
-    assert 1024 == len(known_models._unknown)
     with pytest.raises(ModelNotFound):
         await known_models(InferRequest(model=ModelRef("m0")))
     assert 1101 == len(service.calls)
@@ -108,12 +108,26 @@ async def test_unavailable_server_is_not_cached() -> None:
     assert 3 == len(service.calls)
 
 
-@pytest.mark.parametrize(("deadline", "expected"), [(None, 1005.0), (1001.0, 1001.0)])
-async def test_lookup_has_a_deadline(deadline: float | None, expected: float) -> None:
-    """The lookup has a timeout, and at most the deadline of the caller."""
+@pytest.mark.parametrize("deadline", [None, 1001.0])
+async def test_lookup_has_a_deadline(deadline: float | None) -> None:
+    """The lookup has a timeout of its own, because callers with other deadlines share it."""
     known_models, service, _ = layer(always="reply")
     await known_models(CALL.with_context(deadline=deadline))
-    assert expected == service.calls[0].context.deadline
+    assert 1005.0 == service.calls[0].context.deadline
+
+
+async def test_concurrent_inferences_share_one_lookup() -> None:
+    """The first caller may leave; the others get the result."""
+    known_models, service, _ = layer()
+    callers = [asyncio.ensure_future(known_models(CALL)) for _ in range(3)]
+    await settle()
+    callers[0].cancel()
+    service.waiting[0].set_result("metadata")
+    await settle()
+    assert [ModelMetadataRequest, InferRequest, InferRequest] == types(service)
+    for future in service.waiting[1:]:
+        future.set_result("reply")
+    assert ["reply", "reply"] == await asyncio.gather(*callers[1:])
 
 
 async def test_other_calls_pass_through() -> None:

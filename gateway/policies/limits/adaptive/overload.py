@@ -1,6 +1,6 @@
 """OverloadLimit: limits the inferences of an upstream while, and only while, it is overloaded.
 
-`adaptive_concurrency.py` has the algorithm that finds the limit. Here is when it applies.
+`latency.py` has the algorithm that finds the limit. Here is when it applies.
 """
 
 import enum
@@ -13,10 +13,11 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from gateway.concurrency.limiter import CLIENT_MEMORY, Limiter, LimiterFull
+from gateway.concurrency.call_queue import CallQueue
+from gateway.concurrency.limiter import CLIENT_MEMORY, Limiter
 from gateway.concurrency.timeouts import is_timeout
 from gateway.ir.calls import Call, InferRequest, InferResponse
-from gateway.ir.errors import Overloaded, QueueTimeout
+from gateway.ir.errors import Overloaded
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.policies.limits.adaptive.latency import (
     LATE_WAIT_S,
@@ -67,7 +68,7 @@ _REFUSE_S: Final = 1.0
 _LATE_REFUSAL_S: Final = 0.2
 _MAX_GROUPS: Final = 512
 
-_RULES: Final = AdaptiveRules(least=4, sample_calls=30, keeps_rate=True)
+_RULES: Final = AdaptiveRules()
 
 
 class _State(enum.Enum):
@@ -372,24 +373,18 @@ class OverloadLimit:
         if limiter.queued >= (limiter.limit if is_refusing else _MAX_WAITING):
             self._refuse(group, began)
             raise self._overloaded(group, call)
-        wait_s = math.inf
-        if is_refusing:
-            wait_s = group.longest_wait_s(began)
-        timeout_us = call.timeout_us
-        if timeout_us is not None and timeout_us / 1e6 < wait_s:
-            wait_s = timeout_us / 1e6
-        else:
-            timeout_us = None
-        try:
-            await limiter.acquire(timeout_s=None if wait_s == math.inf else wait_s)
-        except LimiterFull:
-            raise self._overloaded(group, call) from None
-        except TimeoutError:
-            if timeout_us is not None:
-                queue = f"the overloaded upstream {self._name!r}"
-                raise QueueTimeout.after(timeout_us, queue, call.model) from None
+        queue = CallQueue(
+            f"the overloaded upstream {self._name!r}",
+            call.model,
+            timeout_us=call.timeout_us,
+            longest_s=group.longest_wait_s(began) if is_refusing else None,
+        )
+
+        def too_long() -> Overloaded:
             self._refuse(group, self._clock())
-            raise self._overloaded(group, call) from None
+            return self._overloaded(group, call)
+
+        await queue.acquire(limiter, full=lambda: self._overloaded(group, call), too_long=too_long)
         record_queue_time(self._clock() - began)
 
     def _refuse(self, group: _Group, now: float) -> None:

@@ -28,7 +28,7 @@ from gateway.protocols.grps.brpc.compression import (
 )
 from gateway.protocols.grps.brpc.framing import frame_bytes, split_frame, words
 from gateway.protocols.grps.brpc.tracing import trace_headers, write_trace
-from gateway.protocols.grps.content import ReplyFormat
+from gateway.protocols.grps.content import ReplyFormat, reply_format_of
 from gateway.protocols.grps.errors import (
     NoMethod,
     NoService,
@@ -120,7 +120,7 @@ class BrpcCodec(Codec[Frame, Frame]):
             Unsupported: grps cannot carry the reply.
         """
         return _response(
-            methods.encode_method_reply(call, reply, _reply_format(call)), _correlation(call)
+            methods.encode_method_reply(call, reply, reply_format_of(call)), _correlation(call)
         )
 
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> Frame:
@@ -250,13 +250,6 @@ def _correlation(call: Call[Any]) -> int | None:
     if origin is not None and isinstance(origin.wire, Frame):
         return origin.wire.correlation
     return None
-
-
-def _reply_format(call: Call[Any]) -> ReplyFormat:
-    origin = call.context.origin
-    if origin is not None and isinstance(origin.form, ReplyFormat):
-        return origin.form
-    return ReplyFormat()
 
 
 _OK_META: Final = RpcMeta(

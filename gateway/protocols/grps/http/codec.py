@@ -15,7 +15,7 @@ from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import Origin
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps import methods
-from gateway.protocols.grps.content import ReplyFormat, has_only_text
+from gateway.protocols.grps.content import ReplyFormat, has_only_text, reply_format_of
 from gateway.protocols.grps.custom.streaming import BODY, HEADER
 from gateway.protocols.grps.http import responses
 from gateway.protocols.grps.http.json_stream import JsonStreamSplitter
@@ -86,7 +86,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         Raises:
             Unsupported: grps cannot carry the reply in the requested form.
         """
-        reply_format = _reply_format(call)
+        reply_format = reply_format_of(call)
         return responses.encode_response(call, reply, reply_format, _route(reply_format))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
@@ -97,14 +97,14 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """
         if item.error is not None:
             return self.encode_late_error(call, item.error)
-        reply_format = _reply_format(call)
+        reply_format = reply_format_of(call)
         return responses.encode_part(
             item, reply_format, _route(reply_format), self._settings.streaming.content_type
         )
 
     def has_only_text(self, call: StreamInferRequest, item: InferResponse, /) -> bool:
         """Return whether BYTES of an item can only be text, as in the JSON of custom routes."""
-        route = _route(_reply_format(call))
+        route = _route(reply_format_of(call))
         return (route is not None and route.custom is not None) or has_only_text(item)
 
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> HttpResponse:
@@ -114,6 +114,11 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """
         return self._failure(call, error, late=False)
 
+    def note_request(self, wire: HttpRequest, error: errors.GatewayError, /) -> None:
+        """Note in *error* that its path has brpc's form."""
+        if is_brpc(wire.path):
+            error.origin = Origin(NAME, wire, _UNREAD_BRPC)
+
     def is_terminal(self, _call: StreamInferRequest, _error: errors.GatewayError, /) -> bool:
         """Return True: the first error has an HTTP status of its own."""
         return True
@@ -122,7 +127,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         self, call: StreamInferRequest, last: InferResponse | None, /
     ) -> HttpResponse | None:
         """Write the end of a customised route's stream; the headers of a stream without items."""
-        reply_format = _reply_format(call)
+        reply_format = reply_format_of(call)
         content_type = self._settings.streaming.content_type
         return responses.encode_end(_route(reply_format), content_type, empty=last is None)
 
@@ -136,7 +141,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         self, call: Call[Any] | None, error: errors.GatewayError, *, late: bool
     ) -> HttpResponse:
         if call is not None:
-            route = _route(_reply_format(call))
+            route = _route(reply_format_of(call))
         else:
             form = None if error.origin is None else error.origin.form
             route = form if isinstance(form, GrpsRoute) else None
@@ -250,13 +255,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         except errors.GatewayError:
             return None
         return None if message.status is None else message
-
-
-def _reply_format(call: Call[Any]) -> ReplyFormat:
-    origin = call.context.origin
-    if origin is not None and isinstance(origin.form, ReplyFormat):
-        return origin.form
-    return ReplyFormat()
 
 
 def _route(reply_format: ReplyFormat) -> GrpsRoute | None:

@@ -69,7 +69,7 @@ from gateway.protocols.oip.http.infer_routes import (
 )
 from gateway.protocols.oip.http.opaque import read_opaque, write_answer, write_opaque
 from gateway.protocols.oip.http.paths import INDEX_PATH, find_route, model_path, server_path
-from gateway.protocols.oip.http.sse import EVENT_STREAM, EventSplitter
+from gateway.protocols.oip.http.sse import EVENT_STREAM
 from gateway.protocols.oip.json.binary_tensors import (
     JSON_HEADERS,
     LENGTH_KEY,
@@ -81,6 +81,7 @@ from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.write import Nonfinite
 from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.wire.errors import HTTP_STATUS
+from gateway.wire.event_stream import EventSplitter
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 

@@ -39,7 +39,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.limits import MessageLimits, check_management_size
 from gateway.protocols.trtis import management
-from gateway.protocols.trtis.errors import error_class_of_grpc, status_of
+from gateway.protocols.trtis.errors import status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
 from gateway.protocols.trtis.grpc.scan import InferMessage, scan_request, scan_response
 from gateway.protocols.trtis.infer_request import request_of, tensors_of_entries, views_of
@@ -49,7 +49,7 @@ from gateway.protocols.trtis.infer_request_header import (
     number_of,
     write_header,
 )
-from gateway.protocols.trtis.infer_response import read_reply
+from gateway.protocols.trtis.infer_response import CALLER_NEEDS, REPLY_NEEDS, read_reply
 from gateway.protocols.trtis.management import SERVICE
 from gateway.protocols.trtis.model_names import checked_model, checked_version, required_model
 from gateway.protocols.trtis.options import read_options
@@ -60,7 +60,13 @@ from gateway.protocols.trtis.status_replies import (
     error_of,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.wire.errors import GRPC_STATUS, clip, strip_traceback
+from gateway.wire.errors import (
+    GRPC_STATUS,
+    TOO_MANY_REQUESTS,
+    clip,
+    error_class_of_grpc,
+    strip_traceback,
+)
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import LEN, Parts, put_bytes, put_tail, tag, varint
@@ -68,8 +74,6 @@ from gateway.wire.protobuf import LEN, Parts, put_bytes, put_tail, tag, varint
 R = TypeVar("R")
 
 NAME: Final = "trtis.grpc"
-_REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING})
-_CALLER_NEEDS: Final = _REPLY_NEEDS | {Need.NUMERIC_VERSIONS}
 
 _INFER, _STREAM = SERVICE + "Infer", SERVICE + "StreamInfer"
 
@@ -111,7 +115,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
     """
 
     name = NAME
-    needs = _REPLY_NEEDS | {Need.OUTPUTS}
+    needs = REPLY_NEEDS | {Need.OUTPUTS}
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
@@ -138,7 +142,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             )
         view = wire.view
         check_management_size(wire.method.rpartition("/")[2], len(view))
-        call = read(view, grpc_context(wire, NAME, _CALLER_NEEDS), self._limits)
+        call = read(view, grpc_context(wire, NAME, CALLER_NEEDS), self._limits)
         try:
             check_allowed(call, self._options)
         except errors.GatewayError as error:
@@ -170,10 +174,12 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as `request_status`, with the id of an inference; never raises.
 
-        A rate ends a unary call: other calls of a stream go on.
+        A rate ends a unary call: other calls of a stream go on. A credential that the gateway
+        refuses ends every call.
         """
         in_stream = call is None or call.context.session is not None
-        if isinstance(error, errors.RateExceeded) and not in_stream:
+        is_denied = call is None and error.code is errors.ErrorCode.UNAUTHENTICATED
+        if is_denied or (isinstance(error, TOO_MANY_REQUESTS) and not in_stream):
             details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
         status = status_of(call, error, self._limits.error_text_bytes)
@@ -258,7 +264,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         return head
 
     def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
-        context = grpc_context(wire, NAME, _CALLER_NEEDS)
+        context = grpc_context(wire, NAME, CALLER_NEEDS)
         meta_data = b""
         try:
             message = scan_request(wire.view)

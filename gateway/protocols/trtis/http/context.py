@@ -3,13 +3,12 @@
 from typing import Any, Final
 
 from gateway.ir.context import Context, Need
+from gateway.protocols.trtis.infer_response import CALLER_NEEDS, REPLY_NEEDS
 from gateway.wire.http import HttpRequest
 from gateway.wire.metadata import http_context
 
 NAME: Final = "trtis.http"
-REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.BATCHING})
 NEEDS: Final = REPLY_NEEDS | {Need.OUTPUTS}
-CALLERS: Final = REPLY_NEEDS | {Need.NUMERIC_VERSIONS}
 
 REQUEST, RESPONSE, STATUS = "NV-InferRequest", "NV-InferResponse", "NV-Status"
 
@@ -19,4 +18,4 @@ OWN: Final = "nv-"
 
 def context_of(wire: HttpRequest, form: Any) -> Context:
     """Return the context of a client's message; *form* is kept for the response."""
-    return http_context(wire, NAME, CALLERS, form)
+    return http_context(wire, NAME, CALLER_NEEDS, form)

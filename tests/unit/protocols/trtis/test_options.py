@@ -9,10 +9,9 @@ import pytest
 from gateway.ir.calls import InferRequest, ModelMetadataRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode
-from gateway.protocols.trtis.errors import STATUS, error_class_of, error_class_of_grpc, status_of
+from gateway.protocols.trtis.errors import STATUS, error_class_of, status_of
 from gateway.protocols.trtis.options import TrtisOptions, check_options, read_options
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.wire.grpc import GrpcStatus
 
 
 def test_options_are_read() -> None:
@@ -56,12 +55,6 @@ def test_every_request_status_maps_to_an_error(code: int) -> None:
     infer = InferRequest(model=ModelRef("m"))
     for call in (infer, ModelMetadataRequest(model=ModelRef("m"))):
         assert error_class_of(call, code).code in ErrorCode
-
-
-@pytest.mark.parametrize("status", GrpcStatus)
-def test_every_grpc_status_maps_to_an_error(status: GrpcStatus) -> None:
-    """Each gRPC status has an error class."""
-    assert error_class_of_grpc(status).code in ErrorCode
 
 
 def test_scalars_of_yaml_are_read() -> None:
