@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from benchmarks import graphpipe, grps, messages, model_servers, noop, systems, tensorrt
+from benchmarks.applications import KINDS
 from benchmarks.messages import Arrays, Case, Message
 from benchmarks.systems import Running
 
@@ -13,6 +14,7 @@ Start = Callable[[str, int], AbstractContextManager[Running]]
 """Starts a system before an upstream: its carrier and port."""
 
 DIFFERING = "differing forms"
+REPEATED = "repeated"
 TRANSCODED_PATH = "/inference.GRPCInferenceService/ModelInfer"
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 18, 20, 22, 24))
@@ -35,6 +37,7 @@ class Contender:
         path: HTTP path, or gRPC method with "" for Open Inference's.
         read: Reads the outputs of its response.
         others: Further requests, sent in turn with the first.
+        kind: Of requests as applications send them, in place of those; "" for none.
         exact: The outputs must equal the canned ones.
         with_back: The CPU time of its upstream counts as well.
     """
@@ -47,6 +50,7 @@ class Contender:
     path: str
     read: Callable[[Message], Arrays]
     others: tuple[Message, ...] = ()
+    kind: str = ""
     exact: bool = True
     with_back: bool = False
 
@@ -75,6 +79,8 @@ def all_jobs() -> list[Job]:
     """Return every job."""
     small, image, huge = messages.small(), messages.image(), messages.huge()
     return [
+        *(_as_sent(_json_to_grpc("", small, 32), "json-grpc", kind) for kind in KINDS),
+        *(_as_sent(_grpc_to_http("", small, 32), "grpc-http", kind) for kind in KINDS),
         _json_to_grpc("json-grpc small", small, 32),
         _grpc_to_http("grpc-http small", small, 32),
         _binary("binary-grpc small", small, 32, "grpc"),
@@ -269,6 +275,19 @@ def _differing_forms(name: str, case: Case, connections: int) -> Job:
             )
             found += [each, many]
     return replace(job, contenders=tuple(found))
+
+
+def _as_sent(job: Job, name: str, kind: str) -> Job:
+    """Return a job with requests as applications send them, and the gateway with repeated ones."""
+    found = []
+    for each in job.contenders:
+        if each.name in ("gateway", "envoy transcoder", "envoy proxy (nt)"):
+            if (each.front, each.back) == ("http", "http"):
+                continue  # a proxy reads no JSON
+            found.append(replace(each, kind=kind, others=()))
+    repeated = replace(found[0], name=f"gateway, {REPEATED}", kind=REPEATED)
+    contenders = (found[0], repeated, *found[1:])
+    return replace(job, name=f"{name} {kind}", contenders=contenders)
 
 
 def _of_size(nbytes: int) -> Job:

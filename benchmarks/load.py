@@ -1,7 +1,7 @@
 """Load on a number of connections for a number of seconds, and one checked request.
 
 It uses wrk and h2load where they are installed, and pyload.py otherwise, which is slower and says
-so. brpcload.py generates the load of brpc.
+so. brpcload.py generates the load of brpc, and appload.py requests as applications send them.
 """
 
 import http.client
@@ -64,6 +64,7 @@ class Target:
         carrier: "http", "grpc" or "brpc".
         path: HTTP path, or gRPC method with "" for Open Inference's.
         others: Further requests, sent in turn by wrk only.
+        kind: Of requests as applications send them, sent by appload; "" for those above.
     """
 
     carrier: str
@@ -71,6 +72,7 @@ class Target:
     path: str
     message: Message
     others: tuple[Message, ...] = ()
+    kind: str = ""
 
     @property
     def method(self) -> str:
@@ -130,7 +132,7 @@ def run(target: Target, connections: int, seconds: float, core: int) -> Measured
 
 
 def _run(target: Target, connections: int, seconds: float, core: int) -> Measured:
-    tool = tools()[target.carrier]
+    tool = "appload" if target.kind else tools()[target.carrier]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if tool == "wrk":
@@ -251,6 +253,7 @@ def _python(  # the arguments of the others, and the program
         "carrier": target.carrier,
         "port": target.port,
         "path": target.path if target.carrier == "http" else target.method,
+        "kind": target.kind,
         "body": str(body),
         "fields": dict(target.message.fields),
         "connections": connections,

@@ -175,7 +175,8 @@ def _started(
 def _target(contender: Contender, running: Running) -> Target:
     ports = {"http": running.http_port, "grpc": running.grpc_port, "brpc": running.brpc_port}
     front = contender.front
-    return Target(front, ports[front], contender.path, contender.question, contender.others)
+    kind = contender.kind
+    return Target(front, ports[front], contender.path, contender.question, contender.others, kind)
 
 
 def _check(job: Job, contender: Contender, target: Target) -> None:

@@ -29,7 +29,14 @@ from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.transports import callers
-from gateway.transports.grpc import client_call, headers, messages, server_call, server_connection
+from gateway.transports.grpc import (
+    client_call,
+    client_pool,
+    headers,
+    messages,
+    server_call,
+    server_connection,
+)
 from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
 from gateway.transports.http1 import head_reader, head_template, response_reader
@@ -55,6 +62,7 @@ MODULES: Final = (
     messages,
     headers,
     client_call,
+    client_pool,
     server_call,
     frame_reader,
     frames,
@@ -456,6 +464,35 @@ def read_call_head(random: Random) -> tuple[Any, ...]:
     return fields, random.choice((100, 400, 16384))
 
 
+_REPLY_FIELDS: Final = (
+    *((b":status", b"200"), (b":status", b"503"), (b":status", b"099"), (b":status", b"20")),
+    *(
+        (b"grpc-status", b"0"),
+        (b"grpc-status", b"5"),
+        (b"grpc-status", b"16"),
+        (b"grpc-status", b"17"),
+    ),
+    *(
+        (b"grpc-status", b"00"),
+        (b"grpc-status", b"-1"),
+        (b"grpc-status", b""),
+        (b"grpc-message", b"a"),
+    ),
+    *((b"grpc-message", b"a%20b"), (b"grpc-retry-pushback-ms", b"10"), (b"date", b"Thu")),
+)
+
+
+def read_response_head(random: Random) -> tuple[Any, ...]:
+    """Return the fields of a response or its trailers, some of them odd."""
+    fields = [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"x-one", b"a")]
+    if random.random() < 0.5:
+        fields = [(b"grpc-status", b"0"), (b"server-timing", b"infer;dur=1.5")]
+    for _ in range(random.choices((0, 1, 3), (2, 4, 1))[0]):
+        at = random.randrange(len(fields) + 1)
+        fields[at : at + random.randrange(2)] = [random.choice(_REPLY_FIELDS + _ODD_FIELDS)]
+    return (fields if random.random() < 0.9 else tuple(fields),)
+
+
 def decode_block(random: Random) -> tuple[Any, ...]:
     """Return a block of an encoder, damaged now and then, and the table of fields before it."""
     encoder, before, table = Encoder(), b"", hpack.NO_ENTRIES
@@ -515,6 +552,7 @@ PARTS: Final[dict[str, Part]] = {
         first_value,
         texts_and_id,
         read_call_head,
+        read_response_head,
         decode_block,
         pairs_named,
     )

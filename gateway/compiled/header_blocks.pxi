@@ -325,3 +325,85 @@ cdef object _name(bytes raw):
         if len(<dict>_names) < 1024 and PyBytes_GET_SIZE(raw) <= 64:  # clients choose the names
             (<dict>_names)[raw] = text
     return text
+
+
+_grpc_response_head = None
+_statuses = ()
+
+
+def read_response_head(fields not None):
+    """See `gateway.transports.grpc.headers.read_response_head`."""
+    found = _read_response_head(<list>fields) if type(fields) is list else None
+    if found is None:
+        return _python_version("read_response_head")(fields)
+    return found
+
+
+cdef object _read_response_head(list fields):
+    """Return the usual head, or trailers, of a response; None for any other."""
+    global _grpc_response_head, _statuses
+    cdef list metadata = []
+    cdef tuple field
+    cdef bytes raw_name, raw_value
+    cdef Text name
+    cdef Text value
+    cdef Py_ssize_t name_size, value_size, index
+    cdef Py_ssize_t number
+    cdef bint is_call = False
+    cdef object http_status = None
+    cdef object status = None
+    cdef object details = ""
+    cdef object coding = "identity"
+    if _grpc_response_head is None:
+        from gateway.transports.grpc.headers import GrpcResponseHead
+        from gateway.wire.grpc import GrpcStatus
+
+        _grpc_response_head, _statuses = GrpcResponseHead, tuple(GrpcStatus)
+    for index, each in enumerate(fields):
+        field = <tuple?>each
+        raw_name, raw_value = <bytes?>field[0], <bytes?>field[1]
+        name, name_size = <Text>PyBytes_AS_STRING(raw_name), PyBytes_GET_SIZE(raw_name)
+        value, value_size = <Text>PyBytes_AS_STRING(raw_value), PyBytes_GET_SIZE(raw_value)
+        if not name_size or not _is_printable(value, value_size):
+            return None
+        if name[0] == c":":
+            number = _length(value, value_size) if value_size == 3 else -1
+            if index or number < 0 or not _is(name, name_size, b":status", 7):
+                return None
+            http_status = number
+            continue
+        for number in range(name_size):
+            if not _IN_KEY[name[number]]:
+                return None
+        if name_size >= 5 and not memcmp(name, b"grpc-", 5):
+            if _is(name, name_size, b"grpc-status", 11):
+                number = 0 if _is(value, value_size, b"0", 1) else _length(value, value_size)
+                if not value_size or not 0 <= number < len(<tuple>_statuses):
+                    return None
+                status = (<tuple>_statuses)[number]
+            elif _is(name, name_size, b"grpc-message", 12):
+                if memchr(value, c"%", value_size):
+                    return None
+                details = _ascii(value, value_size)
+            elif _is(name, name_size, b"grpc-encoding", 13):
+                coding = _ascii(value, value_size).lower()
+            elif _is(name, name_size, b"grpc-retry-pushback-ms", 22):
+                return None
+            continue
+        if name_size >= 4 and not memcmp(name + name_size - 4, b"-bin", 4):
+            return None
+        if _is_connection_field(name, name_size):
+            return None
+        if _is(name, name_size, b"content-type", 12):
+            is_call = value_size >= 16 and not memcmp(value, b"application/grpc", 16) and (
+                value_size == 16 or value[16] == c"+" or value[16] == c";" or value[16] == c" "
+            )
+            continue
+        if (
+            _is(name, name_size, b"te", 2)
+            or _is(name, name_size, b"host", 4)
+            or _is(name, name_size, b"content-length", 14)
+        ):
+            continue
+        metadata.append((_name(raw_name), _ascii(value, value_size)))
+    return _grpc_response_head(http_status, is_call, status, details, tuple(metadata), coding)

@@ -166,6 +166,7 @@ def _is_grpc(content_type: bytes) -> bool:
     return content_type[:size] == _CONTENT_TYPE and content_type[size : size + 1] in _AFTER_TYPE
 
 
+@accelerated
 def read_response_head(fields: Sequence[Field]) -> GrpcResponseHead | Http2StreamError:
     """Return the head or the trailers of a response; an Http2StreamError as for a request."""
     why = broken_fields(fields, _OF_AN_ANSWER)
