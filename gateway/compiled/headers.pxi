@@ -166,7 +166,7 @@ def first_value(fields not None, str wanted not None):
         return _python_version("first_value")(fields, wanted)
     cdef Py_ssize_t size = PyUnicode_GET_LENGTH(wanted)
     for pair in <tuple>fields:
-        name, value = (<tuple?>pair)
+        name, value = pair
         if PyUnicode_GET_LENGTH(<str?>name) == size and isinstance(value, str):
             if name == wanted or name.lower() == wanted:
                 return value
@@ -176,9 +176,7 @@ def first_value(fields not None, str wanted not None):
 def texts_and_id(tuple metadata not None):
     """See `gateway.wire.metadata.texts_and_id`."""
     cdef str found = ""
-    cdef tuple pair
-    for each in metadata:
-        pair = <tuple?>each
+    for pair in metadata:
         if len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
             return _python_version("texts_and_id")(metadata)
         if PyUnicode_GET_LENGTH(pair[0]) == 12 and pair[0] == "x-request-id":
@@ -192,7 +190,7 @@ def pairs_named(tuple metadata not None, is_wanted not None):
     """See `gateway.policies.forward_headers.pairs_named`."""
     cdef list found = []
     for pair in metadata:
-        if is_wanted[(<tuple?>pair)[0]]:
+        if is_wanted[pair[0]]:
             found.append(pair)
     return tuple(found)
 
