@@ -90,7 +90,7 @@ class CallLimits:
         self._clock = clock
         self._wheel = TimerWheel(clock)
 
-    async def __call__(self, call: Call[R], /) -> R:  # one frame
+    async def __call__(self, call: Call[R], /) -> R:  # noqa: PLR0915  # one frame
         """Call *inner* within the limits.
 
         Raises:
