@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, TypedDict
-from uuid import uuid4
 
 import structlog
 
@@ -25,13 +24,7 @@ from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.app.worker_slot import ProcessOptions
 from gateway.config.models import ListenerConfig, StreamConfig
-from gateway.frontend.frontend import (
-    Frontend,
-    attach_grpc_request_id,
-    attach_http_request_id,
-    grpc_request_id,
-    http_request_id,
-)
+from gateway.frontend.frontend import Frontend
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
@@ -60,6 +53,13 @@ from gateway.transports.http2.frames import may_be_http2
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
+from gateway.wire.request_id import (
+    attach_grpc_request_id,
+    attach_http_request_id,
+    grpc_request_id,
+    http_request_id,
+    new_request_ids,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -515,6 +515,7 @@ class RejectionLog:
     def __init__(
         self, listener: str, metrics: Metrics, call_log: CallLog, tracing: Tracing | None = None
     ) -> None:
+        self._request_ids = new_request_ids()
         self._listener = listener
         self._tracing = tracing
         self._codecs: dict[str, Any] = {}
@@ -548,7 +549,7 @@ class RejectionLog:
         if isinstance(error, TooManyConnections):
             self._connection_refused(error)
             return ""
-        error.request_id = error.request_id or uuid4().hex
+        error.request_id = error.request_id or next(self._request_ids)
         self._call_log.rejected(self._listener, protocol, error)
         if self._tracing is not None:
             self._tracing.rejected(self._listener, protocol, error, self._codecs.get(protocol))

@@ -18,8 +18,8 @@ from typing import Final
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, Context, Need, Origin
 from gateway.wire.grpc import GrpcRequest, Metadata
 from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.request_id import header_request_id, metadata_request_id
 
-_REQUEST_ID_BYTES: Final = 128
 _NAME: Final = re.compile(r"(?!grpc-)[!#$%&'*+.^_`|~0-9a-z-]+")
 # Keys of metadata with text: "-bin" ends those with bytes, "grpc-" begins those of the runtime.
 _KEY: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
@@ -37,7 +37,7 @@ def http_context(
 
 def sender_metadata(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]:
     """Return all of a client's headers as metadata, and its request id."""
-    return headers.lowered, valid_request_id(headers.get(REQUEST_ID) or "")
+    return headers.lowered, header_request_id(headers)
 
 
 def grpc_context(
@@ -67,15 +67,6 @@ def grpc_context(
     return Context(
         codec, texts, found or request_id, wire.deadline, None, needs, origin, wire.client
     )
-
-
-def metadata_request_id(metadata: Metadata) -> str:
-    """Return the last valid request id in gRPC metadata; "" for none."""
-    found = ""
-    for key, value in metadata:
-        if key == REQUEST_ID and isinstance(value, str):
-            found = valid_request_id(value)
-    return found
 
 
 def text_metadata(metadata: Metadata) -> tuple[tuple[str, str], ...]:
@@ -127,14 +118,6 @@ def grpc_metadata(context: Context) -> Metadata:
     if context.request_id and not has_id:
         metadata.append((REQUEST_ID, context.request_id))
     return tuple(metadata)
-
-
-def valid_request_id(text: str) -> str:
-    """Return a request id; "" for one that cannot be logged: the gateway creates its own then."""
-    if not text:
-        return ""
-    valid = len(text) <= _REQUEST_ID_BYTES and text.isascii() and text.isprintable()
-    return text if valid else ""
 
 
 def _decoded(value: str) -> Iterator[bytes]:
