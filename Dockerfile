@@ -1,34 +1,50 @@
 # syntax=docker/dockerfile:1
-# The container image of the gateway. The second stage has no build tools.
-#   docker build --tag tensor-gateway .
-#   docker run --rm -p 8000:8000 -p 8001:8001 tensor-gateway
-# The extra `kubernetes` is for cut-overs with `coordinate: kubernetes`. It is 130 MB, as much as all of
-# `onnx`, so it is not there by default:
-#   docker build --build-arg EXTRAS=onnx,kubernetes --tag tensor-gateway .
-ARG PYTHON=3.11
+# The container image of the gateway. `make image` puts everything that it installs into dist/image:
+# the wheel of the gateway, and the packages of requirements/VARIANT.lock, whose hashes are checked
+# here again. The build needs no network but for its base, and `make image-offline` makes that, too.
+ARG BASE=python:3.11-slim
+ARG BUILD_BASE=${BASE}
 
-FROM python:${PYTHON}-slim AS build
-ARG EXTRAS=onnx
-# For the extension gateway/_accelerated.pyx.
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
-WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
-COPY gateway ./gateway
-RUN python -m venv /opt/gateway \
-    && /opt/gateway/bin/pip install --no-cache-dir ".[${EXTRAS}]"
+FROM ${BUILD_BASE} AS build
+ARG VARIANT=slim
+COPY requirements/${VARIANT}.lock /src/lock
+COPY release/bill_of_materials.py gateway/__init__.py /src/gateway/
+COPY dist/image/${VARIANT} /wheels
+# Neither pip nor tests, headers and debugging symbols of packages stay. Only what a start imports is compiled to bytecode.
+RUN python3 -m venv /tmp/installer \
+    && python3 -m venv --without-pip /opt/gateway \
+    && /tmp/installer/bin/pip --python /opt/gateway/bin/python install --no-compile --no-index --find-links /wheels --require-hashes --requirement /src/lock \
+    && /tmp/installer/bin/pip --python /opt/gateway/bin/python install --no-compile --no-index --no-deps /wheels/tensor_gateway-*.whl \
+    && python3 /src/gateway/bill_of_materials.py environment /opt/gateway/lib/python3*/site-packages \
+        > /opt/gateway/sbom.cdx.json \
+    && find /opt/gateway/lib -type d -name tests -prune -exec rm -r {} + \
+    && find /opt/gateway/lib -type f \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.[ch]' -o -name '*.a' \) -delete \
+    && { command -v strip > /dev/null || { apt-get update && apt-get install --yes --no-install-recommends binutils; }; } \
+    && find /opt/gateway/lib -name '*.so' -not -path '*.libs/*' -exec strip --strip-unneeded {} + \
+    && /opt/gateway/bin/python -c 'import aiohttp, cramjam, grpc, httptools, msgspec, numpy, orjson, simdjson, uvloop, yaml' \
+    && /opt/gateway/bin/gateway serve --help > /dev/null \
+    && /opt/gateway/bin/python -m compileall -q /opt/gateway/lib/python3*/site-packages/gateway
 
-FROM python:${PYTHON}-slim
-RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin gateway
+FROM ${BASE}
+ARG VERSION
+ARG COMMIT
 COPY --from=build /opt/gateway /opt/gateway
+COPY dist/provenance.json /opt/gateway/provenance.json
 COPY config/container.yaml /etc/gateway/gateway.yaml
-ENV PATH=/opt/gateway/bin:$PATH \
+LABEL org.opencontainers.image.title="Tensor Gateway" \
+    org.opencontainers.image.description="Lets any inference client talk to any model server" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="${VERSION}" \
+    org.opencontainers.image.revision="${COMMIT}"
+ENV PATH=/opt/gateway/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
+# It has no name, and needs no shell and no folder of its own.
 USER 10001
 EXPOSE 8000 8001 8002 9901
 STOPSIGNAL SIGTERM
-# The check uses the HTTP listener, as clients do.
+# Liveness of the gateway alone: a dead model server never makes the container unhealthy.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
-    CMD ["gateway", "health", "oip+http://127.0.0.1:8000"]
+    CMD ["gateway", "health", "--live"]
 ENTRYPOINT ["gateway"]
 CMD ["serve", "/etc/gateway/gateway.yaml"]

@@ -156,6 +156,7 @@ lock: $(VENV)/.installed-dev ## Write the locks again: the newest versions that 
 	$(LOCK) --upgrade --output-file requirements/slim.lock
 	$(LOCK) --upgrade --extra onnx --output-file requirements/onnx.lock
 	$(LOCK) --upgrade --extra torch --output-file requirements/torch.lock
+	$(LOCK) --upgrade --extra kubernetes --output-file requirements/kubernetes.lock
 	$(LOCK) --upgrade --extra dev --extra onnx --output-file requirements/dev.lock
 
 .PHONY: audit
@@ -171,9 +172,19 @@ bench: $(VENV)/.installed-dev ## Run the benchmarks. Without ARGS, run all and r
 counts: $(VENV)/.installed-dev ## Count instructions of small requests with valgrind; fail if they grow (ARGS=--record).
 	$(BIN)/python -m benchmarks counts $(ARGS)
 
-.PHONY: image
-image: ## Build the container image tensor-gateway:dev.
-	docker build --tag tensor-gateway:dev .
+# slim has no extra; onnx and torch run models; kubernetes is for cut-overs with `coordinate: kubernetes`.
+VARIANTS ?= slim onnx torch
+
+.PHONY: image image-offline
+image: dist ## Build the container images with docker, podman or buildah (VARIANTS="slim onnx torch").
+	PYTHON=$(BIN)/python release/image.sh $(VARIANTS)
+
+image-offline: dist ## Build them with mmdebstrap and buildah, without a daemon and an image registry.
+	PYTHON=$(BIN)/python release/image.sh --offline $(VARIANTS)
+
+.PHONY: charts
+charts: $(VENV)/.installed-dev ## Render the chart and the overlays, and validate them for three versions of Kubernetes.
+	$(BIN)/python release/charts.py
 
 .PHONY: clean
 clean: ## Remove the environment and everything that was built.

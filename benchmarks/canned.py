@@ -41,13 +41,17 @@ class Http(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
+    def reply(self) -> None:
+        """Write the response."""
+        self._transport.write(self._answer)
+
     def data_received(self, data: bytes) -> None:
         while data:
             if self._remaining:
                 size = min(self._remaining, len(data))
                 self._remaining -= size
                 if not self._remaining:
-                    self._transport.write(self._answer)
+                    self.reply()
                 if size == len(data):
                     return
                 data = data[size:]

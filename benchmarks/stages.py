@@ -15,19 +15,27 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from cProfile import Profile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import StringIO
 from pstats import Stats
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from benchmarks import canned, messages, noop
+from benchmarks import applications, canned, messages, noop
 from benchmarks.messages import GRPC_METHOD, Case, Message
 from benchmarks.path import Calls
 from benchmarks.progress import Say
 from benchmarks.steps import LANES, Echo, Quick, Step, asking, awaited, called, chain, least, tasks
-from benchmarks.traffic import Connect, Load, ends_grpc, ends_http, grpc_requests, http_requests
+from benchmarks.traffic import (
+    Connect,
+    Load,
+    ends_grpc,
+    ends_http,
+    grpc_calls,
+    grpc_requests,
+    http_requests,
+)
 from benchmarks.wires import MemoryLoop
 from gateway.app.gateway import Gateway
 from gateway.app.process import freeze_startup_objects
@@ -95,6 +103,7 @@ class Way:
 
     Attributes:
         back: Carrier of the upstream; None for a model in the gateway.
+        kind: Of requests as applications send them; "" for one that is repeated.
     """
 
     name: str
@@ -102,6 +111,7 @@ class Way:
     back: str | None
     question: Message
     case: Case
+    kind: str = ""
 
 
 def ways() -> list[Way]:
@@ -114,6 +124,16 @@ def ways() -> list[Way]:
         Way("grpc-grpc", "grpc", "grpc", grpc_request, case),
         Way("json-noop", "http", None, json_request, case),
         Way("grpc-noop", "grpc", None, grpc_request, case),
+    ]
+
+
+def application_ways() -> list[Way]:
+    """Return the ways with requests as applications send them."""
+    json_way, grpc_way, *_ = ways()
+    return [
+        replace(way, name=f"{way.name} {kind}", kind=kind)
+        for kind in applications.KINDS
+        for way in (json_way, grpc_way)
     ]
 
 
@@ -176,7 +196,8 @@ async def _run(
     ask: Callable[["Bench"], Coroutine[Any, Any, T]],
     more: Mapping[str, object],
 ) -> T:
-    loop.upstream = lambda: _canned(way.back or "http", way.case)
+    more_fields = applications.reply_fields(way.kind)
+    loop.upstream = lambda: _canned(way.back or "http", way.case, more_fields)
     gateway = Gateway(load_text(json.dumps({**_configuration(way), **more})))
     await gateway.start()
     freeze_startup_objects()
@@ -187,11 +208,25 @@ async def _run(
         await asyncio.sleep(0)  # closed connections are notified in the next turn
 
 
-def _canned(carrier: str, case: Case) -> asyncio.Protocol:
+class _Varying(canned.Http):
+    """A canned server whose responses have fields of their own."""
+
+    def __init__(self, reply: Message, more_fields: Callable[[], bytes]) -> None:
+        super().__init__(reply.body, dict(reply.fields))
+        self._more_fields = more_fields
+        first, _, self._rest = self._answer.partition(b"\r\n")
+        self._first = first + b"\r\n"
+
+    def reply(self) -> None:
+        """Write the next response."""
+        self._transport.write(self._first + self._more_fields() + self._rest)
+
+
+def _canned(carrier: str, case: Case, more_fields: Callable[[], bytes] = bytes) -> asyncio.Protocol:
     if carrier == "grpc":
         return canned.Grpc(messages.grpc_reply(case).body)
     reply = messages.binary_reply(case)
-    return canned.Http(reply.body, dict(reply.fields))
+    return _Varying(reply, more_fields)
 
 
 def _configuration(way: Way) -> dict[str, object]:
@@ -261,7 +296,31 @@ class Bench:
 
     def load(self) -> Step:
         """Return the step that sends requests to the gateway."""
+        if self._way.kind:
+            return self._application_load(self._way.kind)
         return self._load(self._connect, self._way.front)
+
+    def _application_load(self, kind: str) -> Step:
+        """Return the step that sends requests as applications send them."""
+        lanes, cases = itertools.count(), applications.cases(self._way.case, kind)
+        if self._way.front == "grpc":
+            bodies = [messages.grpc_request(case).body for case in cases]
+
+            def calls() -> Iterator[bytes]:
+                lane = next(lanes)
+                blocks = applications.header_blocks(kind, lane, GRPC_METHOD)
+                return grpc_calls(blocks, itertools.islice(itertools.cycle(bodies), lane, None))
+
+            return Load(LANES, self._connect, calls, ends_grpc).run
+        questions = [
+            (f"/v2/models/{case.model}/infer", messages.json_request(case)) for case in cases
+        ]
+        return Load(
+            LANES,
+            self._connect,
+            lambda: applications.http_heads(kind, next(lanes), questions),
+            ends_http,
+        ).run
 
     async def profile(self, requests: int) -> str:
         """Return the profile of the whole."""

@@ -86,15 +86,20 @@ def http_requests(message: Message, path: str) -> Iterator[bytes]:
 
 def grpc_requests(message: Message) -> Iterator[bytes]:
     """Yield calls of ModelInfer, each on the next stream. The first one includes the preface."""
-    window = struct.pack(">HI", _INITIAL_WINDOW, _BIG)
-    greeting = _PREFACE + _frame(_SETTINGS, 0, 0, window)
-    greeting += _frame(_WINDOW, 0, 0, struct.pack(">I", _BIG - _DEFAULT_WINDOW))
     # POST, http, then :path, content-type and te as literals that enter no table.
     block = b"\x83\x86" + b"\x04" + _text(GRPC_METHOD.encode()) + b"\x01" + _text(b"127.0.0.1")
     block += b"\x0f\x10" + _text(b"application/grpc") + b"\x00" + _text(b"te") + _text(b"trailers")
-    body = b"\0" + len(message.body).to_bytes(4, "big") + message.body
-    for stream in itertools.count(1, 2):
+    return grpc_calls(itertools.repeat(block), itertools.repeat(message.body))
+
+
+def grpc_calls(blocks: Iterator[bytes], bodies: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield calls with these header blocks and messages, as `grpc_requests`."""
+    window = struct.pack(">HI", _INITIAL_WINDOW, _BIG)
+    greeting = _PREFACE + _frame(_SETTINGS, 0, 0, window)
+    greeting += _frame(_WINDOW, 0, 0, struct.pack(">I", _BIG - _DEFAULT_WINDOW))
+    for stream, block, message in zip(itertools.count(1, 2), blocks, bodies, strict=False):
         head = _frame(_HEADERS, _END_HEADERS, stream, block)
+        body = b"\0" + len(message).to_bytes(4, "big") + message
         yield greeting + head + _frame(_DATA, _END_STREAM, stream, body)
         greeting = b""
 

@@ -19,6 +19,7 @@ PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",
     "grps": "gateway.protocols.grps:SPEC",
     "oip": "gateway.protocols.oip:SPEC",
+    "openai": "gateway.protocols.openai:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",
 }
 

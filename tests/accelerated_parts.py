@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
+from hpack import Encoder
+from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 
 from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
@@ -20,15 +22,21 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.policies import forward_headers
 from gateway.protocols.oip.grpc import decode, encode, scan
 from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
-from gateway.transports.grpc import client_call, headers, messages, server_call
+from gateway.transports import callers
+from gateway.transports.grpc import client_call, headers, messages, server_call, server_connection
+from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
-from gateway.transports.http2 import frame_reader, frames, streams
-from gateway.wire import message_cache
+from gateway.transports.http1 import head_reader, head_template, response_reader
+from gateway.transports.http1.head_template import HeaderTemplate
+from gateway.transports.http2 import frame_reader, frames, hpack, streams
+from gateway.transports.http2.frames import Http2ConnectionError
+from gateway.wire import message_cache, metadata
 from gateway.wire.http import Headers, HttpRequest
 from gateway.wire.message_cache import MaskedMessageCache
 
@@ -52,6 +60,15 @@ MODULES: Final = (
     frames,
     streams,
     http_response_writer,
+    head_template,
+    head_reader,
+    response_reader,
+    metadata,
+    client_rules,
+    forward_headers,
+    callers,
+    server_connection,
+    hpack,
 )
 """All modules that have such functions."""
 
@@ -203,7 +220,7 @@ _KEYS: Final = (
 
 def with_metadata(random: Random) -> tuple[bytes, Any]:
     """Return a header block, and metadata that is plain text, nearly always."""
-    metadata: list[Any] = []
+    pairs: list[Any] = []
     for _ in range(random.choice((0, 1, 2, 5, 64, 65))):
         key = random.choice(_KEYS) if random.random() < 0.2 else "x-request-id"
         value: object = "v" * random.choice((0, 1, 36, 126))
@@ -221,9 +238,9 @@ def with_metadata(random: Random) -> tuple[bytes, Any]:
                 "\ud800",
             )
             value = random.choice(odd)
-        metadata.append((key, value) if random.random() < 0.99 else (key, value, 1))
+        pairs.append((key, value) if random.random() < 0.99 else (key, value, 1))
     block = random.randbytes(random.randrange(300))
-    return block, metadata if random.random() < 0.1 else tuple(metadata)
+    return block, pairs if random.random() < 0.1 else tuple(pairs)
 
 
 def join_response(random: Random) -> tuple[bytes, bytes, str, bool, int, bytes, Any]:
@@ -250,6 +267,229 @@ def join_response(random: Random) -> tuple[bytes, bytes, str, bool, int, bytes, 
     return next(rest), next(rest), request_id, varies, length, next(rest), tuple(body)
 
 
+_SPLIT_NAMES: Final = (
+    *(b"traceparent", b"X-Request-Id", b"authorization", b"A", b"x" * 63, b"x" * 64, b"x" * 300),
+    *(b"Host", b"host", b"Content-Type", b"Content-Length", b"content-length"),
+    *(
+        b"Transfer-Encoding",
+        b"transfer-encodin",
+        b"transfer-encoding ",
+        b"",
+        b"a b",
+        b"a\tb",
+        b"\xe9",
+    ),
+)
+_SPLIT_VALUES: Final = (
+    *(b"", b" ", b"\t", b" a", b"a \t", b"a\tb", b"0", b"1", b" 12 ", b"012", b"9" * 15, b"9" * 16),
+    *(b"+1", b"1,2", b"v" * 7, b"v" * 8, b"v" * 9, b"v" * 1500, b"\x7f", b"\x1f", b"\x80", b"\xff"),
+    *(b"vvvvvvvv\x7f", b"\0vvvvvvvv", b"\r", b"\n", b"a\rb", b"a\nb: c", b"vvvvvvv\xe9"),
+)
+_FIRST_LINES: Final = (
+    *(
+        b"POST /v2/models/m/infer HTTP/1.1",
+        b"GET / HTTP/1.0",
+        b"GET /?a=b#c HTTP/1.1",
+        b"GET * HTTP/1.1",
+    ),
+    *(
+        b"get / HTTP/1.1",
+        b"GET  / HTTP/1.1",
+        b"GET / x HTTP/1.1",
+        b"GET /",
+        b"",
+        b" ",
+        b"HTTP/1.1 200 OK",
+    ),
+    *(b"GET /" + b"a" * 5000 + b" HTTP/1.1", b"GET http://h/ HTTP/1.1", b"POST /\xe9 HTTP/1.1"),
+)
+
+
+class _FilledFields(NamedTuple):
+    """A template whose heads show what was filled in."""
+
+    headers: HeaderTemplate
+
+    def fill(self, target: str, length: int, headers: Headers, /) -> tuple[object, ...]:
+        return target, length, headers.pairs, headers.lowered, headers.positions
+
+
+def _no_template(_text: bytes) -> None: ...
+
+
+def head_recogniser(random: Random) -> tuple[Any, ...]:
+    """Return the templates of some heads, and heads that have nearly the same texts."""
+    fixed = frozenset((b"host", b"transfer-encoding", b"content-type"))
+    most_target = random.choice((0, 10, 8192))
+    most_bytes = random.choice((0, 100, 16384))
+    templates: dict[bytes, _FilledFields] = {}
+    sent = []
+    for _ in range(random.randrange(1, 5)):
+        lines = [random.choice(_FIRST_LINES)]
+        for _ in range(random.choice((0, 1, 3, 14, 300))):
+            colon = random.choices((b":", b": ", b""), (5, 5, 0.1))[0]
+            odd = random.random() < 0.1
+            name = random.choice(_SPLIT_NAMES if odd else _SPLIT_NAMES[:12])
+            lines.append(name + colon + random.choice(_SPLIT_VALUES if odd else _SPLIT_VALUES[:12]))
+        head = b"\r\n".join([*lines, b"", b""])
+        cut = head_template.head_recogniser(_no_template, fixed, 16384, most_target)(
+            head, 0, len(head)
+        )[1]
+        if cut is not None and random.random() < 0.8:
+            pairs = tuple((f"N{index}", "v") for index in range(len(cut[3])))
+            lowered = pairs if random.random() < 0.5 else tuple((k.lower(), v) for k, v in pairs)
+            places = tuple(random.choice((index, -1)) for index in range(len(cut[3])))
+            fields = HeaderTemplate(pairs, lowered, places, {"n0": 0})
+            templates[cut[0]] = _FilledFields(fields)
+        before = random.randbytes(random.randrange(3))
+        head = damaged(random, head, b"\r\n: \t\0aA\x7f\xff") if random.random() < 0.3 else head
+        if head.endswith(b"\r\n\r\n"):
+            sent.append((before + head + b"body", len(before), len(before) + len(head)))
+    return templates.get, fixed, most_bytes, most_target, sent
+
+
+_TEXT_VALUES: Final = (
+    "",
+    "a",
+    "v" * 8,
+    "v" * 36,
+    "\x7f",
+    "~ ",
+    "a\n",
+    "é",
+    "日本",
+    "\ud800",
+    "v" * 9 + "\t",
+)
+
+
+def is_printable_ascii(random: Random) -> tuple[str]:
+    """Return a text."""
+    return (random.choice(_TEXT_VALUES) + random.choice(_TEXT_VALUES),)
+
+
+def metadata_with_id(random: Random) -> tuple[Any, ...]:
+    """Return metadata, and a request id or none."""
+    keys = (*_KEYS[:2], "traceparent", "x-bin", "connection", "Upper", "grpc-x", "")
+    pairs = [
+        (random.choice(keys), random.choice((*_TEXT_VALUES, "YQ==", "YQ, Yg", "?")))
+        for _ in range(random.randrange(5))
+    ]
+    return tuple(pairs), random.choice(("", "r-1"))
+
+
+def headers_with_id(random: Random) -> tuple[Any, ...]:
+    """Return headers, a request id or none, and a prefix or none."""
+    return *metadata_with_id(random), random.choice(("", "trace", "x-"))
+
+
+def field_lines(random: Random) -> tuple[Any, ...]:
+    """Return header fields, nearly all of which may be sent."""
+    names = ("X-One", "Host", "Accept-Encoding", "accept-encodinG", "te", "a_b", "a b", "", "é")
+    pairs = [
+        (random.choice(names), random.choice(_TEXT_VALUES)) for _ in range(random.randrange(6))
+    ]
+    return (tuple(pairs),)
+
+
+def first_value(random: Random) -> tuple[Any, ...]:
+    """Return header fields or metadata, and the name of one of them, mostly."""
+    names = ("user-agent", "User-Agent", "user-agen", "USER-AGENT", "éééééééééé")
+    values = ("", "a", b"bytes", "é")
+    pairs = [(random.choice(names), random.choice(values)) for _ in range(random.randrange(4))]
+    return pairs if random.random() < 0.2 else tuple(pairs), "user-agent"
+
+
+def texts_and_id(random: Random) -> tuple[Any, ...]:
+    """Return metadata, some of which is bytes."""
+    ids = ("r-1", "", "a\n", "é", "r" * 128, "r" * 129, b"r-1")
+    pairs: list[tuple[str, object]] = []
+    for _ in range(random.randrange(5)):
+        pair = random.choice((("a-bin", b"\0\xff"), ("a", "b"), ("x-request-ie", "z")))
+        pairs.append(pair if random.random() < 0.6 else ("x-request-id", random.choice(ids)))
+    return (tuple(pairs),)
+
+
+_FIELDS: Final = (
+    *((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a.B/C"), (b":authority", b"h")),
+    *((b"content-type", b"application/grpc"), (b"te", b"trailers")),
+    *((b"traceparent", b"00-1-2-01"), (b"user-agent", b"a/1"), (b"x-request-id", b"r" * 36)),
+)
+_ODD_FIELDS: Final = (
+    *((b":method", b"GET"), (b":path", b""), (b":path", b"/\xff"), (b":odd", b""), (b"", b"")),
+    *((b"content-type", b"application/grpc+proto"), (b"content-type", b"application/grpc-web")),
+    *((b"content-type", b"application/json"), (b"content-type", b"application/grpc; a=b")),
+    *((b"content-length", b"5"), (b"content-length", b"x"), (b"te", b"gzip"), (b"host", b"h")),
+    *((b"grpc-timeout", b"5S"), (b"grpc-timeout", b"99999999n"), (b"grpc-timeout", b"999999999m")),
+    *(
+        (b"grpc-timeout", b"12H"),
+        (b"grpc-timeout", b" 5u"),
+        (b"grpc-timeout", b"S"),
+        (b"grpc-", b""),
+    ),
+    *((b"grpc-encoding", b"GZIP"), (b"grpc-accept-encoding", b"gzip"), (b"a-bin", b"YQ, YQ==")),
+    *(
+        (b"-bin", b"?"),
+        (b"Upper", b""),
+        (b"a:b", b""),
+        (b"a!", b"b"),
+        (b"a", b"a\nb"),
+        (b"a", b"\tb"),
+    ),
+    *((b"connection", b"close"), (b"upgrade", b"h2c"), (b"keep-alive", b"a"), (b"a", b"\xc3\xa9")),
+    *((b"proxy-connection", b"a"), (b"transfer-encoding", b"chunked"), (b"a" * 65, b"")),
+)
+
+
+def read_call_head(random: Random) -> tuple[Any, ...]:
+    """Return the fields of a call, some of them odd."""
+    fields = list(_FIELDS)
+    for _ in range(random.choices((0, 1, 3), (2, 4, 1))[0]):
+        change = random.randrange(4)
+        at = random.randrange(len(fields) + 1)
+        if change == 0 and at < len(fields):
+            del fields[at]
+        elif change == 1 and at < len(fields):
+            fields[at] = random.choice(_ODD_FIELDS)
+        else:
+            fields.insert(at, random.choice(_ODD_FIELDS + _FIELDS))
+    return fields, random.choice((100, 400, 16384))
+
+
+def decode_block(random: Random) -> tuple[Any, ...]:
+    """Return a block of an encoder, damaged now and then, and the table of fields before it."""
+    encoder, before, table = Encoder(), b"", hpack.NO_ENTRIES
+    names = ("traceparent", "x-request-id", ":path", "content-type", "a")
+    values = ("", "0", "00-1-2-01", "v" * 40, "w" * 130, "x" * 3000, "\xe9", "application/grpc")
+    for number in range(random.randrange(1, 4)):
+        if number and random.random() < 0.1:
+            encoder.header_table_size = random.choice((0, 100, 4096))
+        fields = [
+            random.choice((HeaderTuple, NeverIndexedHeaderTuple))(
+                random.choice(names), random.choice(values)
+            )
+            for _ in range(random.randrange(12))
+        ]
+        block = encoder.encode(fields, huffman=random.random() < 0.5)
+        if number:
+            with suppress(Http2ConnectionError):
+                _, table = hpack.decode_block(before, table, 1 << 20)
+        before = block
+    if random.random() < 0.5:
+        before = damaged(random, before, b"\0\x20\x3f\x40\x7f\x80\xbe\xff")
+    return before, table, random.choice((1 << 20, 1 << 20, 200))
+
+
+def pairs_named(random: Random) -> tuple[Any, ...]:
+    """Return metadata, and which names are wanted."""
+    keys = ("a", "b", "traceparent", "tracestate", "x-one")
+    pairs = [(random.choice(keys), str(number)) for number in range(random.randrange(8))]
+    wanted = {key: random.random() < 0.5 for key in keys}
+    if random.random() < 0.1:
+        del wanted["a"]
+    return tuple(pairs), wanted
+
+
 PARTS: Final[dict[str, Part]] = {
     each.__name__: each
     for each in (
@@ -267,6 +507,16 @@ PARTS: Final[dict[str, Part]] = {
         whole_message,
         with_metadata,
         join_response,
+        head_recogniser,
+        is_printable_ascii,
+        metadata_with_id,
+        headers_with_id,
+        field_lines,
+        first_value,
+        texts_and_id,
+        read_call_head,
+        decode_block,
+        pairs_named,
     )
 }
 """The inputs of each function, by its name."""
@@ -312,7 +562,8 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
         if name in _FACTORIES:
             written = function(*arguments[:-1])
             return [written(*each) for each in arguments[-1]]
-        return function(*arguments)
+        result = function(*arguments)
+        return (type(result), str(result)) if isinstance(result, Exception) else result
     except Exception as error:  # noqa: BLE001  # any error is to be the same
         return type(error), str(error)
 
@@ -368,6 +619,7 @@ _FACTORIES: Final = (
     "template_parser",
     "layout_finder",
     "plain_reader",
+    "head_recogniser",
 )
 _SHAPES: Final = ((), (0,), (1,), (1, 3), (2, 64), (1, 600), (5000,))
 

@@ -34,6 +34,7 @@ class Codec(abc.ABC, Generic[Q, A]):
         prefers_single_reply: An upstream is first asked for a single reply to a stream request,
             because its streams carry less; a decoupled model is then asked for a stream.
         only_known_models: An upstream gets inferences of models only that it knows.
+        max_rows: Most rows of one inference; larger ones are divided. None for no limit.
         dialect: How the server of an upstream differs from others, for `ModelMetadata`.
     """
 
@@ -41,6 +42,7 @@ class Codec(abc.ABC, Generic[Q, A]):
     needs: frozenset[Need]
     prefers_single_reply: bool = False
     only_known_models: bool = False
+    max_rows: int | None = None
     dialect: str = ""
 
     @abc.abstractmethod
@@ -66,6 +68,15 @@ class Codec(abc.ABC, Generic[Q, A]):
     @abc.abstractmethod
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> A:
         """Write an error in the protocol's form; *call* is None when it could not be read."""
+
+    def note_request(self, _wire: Q, _error: GatewayError, /) -> None:
+        """Note in an error whatever its form depends on, of a request that is not decoded.
+
+        Args:
+            _wire: The request without its body.
+            _error: Why it is refused; its `origin` may be set.
+        """
+        return
 
     @abc.abstractmethod
     def encode_call(self, call: Call[Any], /) -> Q:
@@ -194,29 +205,49 @@ class HttpBinding:
     """A protocol over HTTP: its codec, and the paths that it serves on a listener.
 
     Attributes:
-        path_option: The option that the path of an upstream's URL sets, where a URL is a model;
-            "" where the path is a prefix of the protocol's own paths.
+        path_option: The option that the path of an upstream's URL sets, where it replaces the
+            protocol's own paths or their beginning; "" where it is a prefix of these paths.
+        sets_root_path: The path "/" sets that option too; otherwise it is no path.
         any_path: It serves every path of a listener without another protocol.
         root: It serves the path "/" where nothing else claims it.
         own_paths: Returns the paths that a listener's options add.
+        public: Paths that ask for the health of the server.
+        yielded: Paths among these that another protocol of the listener may own instead, because
+            both write what the clients of either read.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
     prefixes: tuple[str, ...]
     path_option: str = ""
+    sets_root_path: bool = False
     any_path: bool = False
     root: bool = False
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
+    public: tuple[str, ...] = ()
+    yielded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcBinding:
-    """A protocol over gRPC: its codec, and the methods that it serves, by full path."""
+    """A protocol over gRPC: its codec, and the methods that it serves, by full path.
+
+    Attributes:
+        public: Methods that ask for the health of the server.
+    """
 
     codec: Callable[[MessageLimits, Options], Codec[GrpcRequest, GrpcResponse]]
     methods: Mapping[str, MethodKind]
     file_descriptors: Callable[[], tuple[bytes, ...]] = tuple
     """Serialized FileDescriptorProtos for server reflection, dependencies first."""
+    public: tuple[str, ...] = ()
+
+
+def _unchanged(frame: Frame, /) -> Frame:
+    return frame
+
+
+def _no_credentials(_frame: Frame, /) -> tuple[str, str]:
+    return "", ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +264,10 @@ class StreamBinding:
             protocol.  Required where its port serves HTTP too.
         http_prefixes: Paths of its HTTP form that the same port serves.
         grpc_methods: Methods of its gRPC form that the same port serves.
+        credentials: Returns the credentials that a frame carries, and the method that it calls.
+        without_credentials: Returns a frame without the credentials that it carries.
+        closes_denied: A connection ends after a frame whose credentials are missing or wrong.
+        public: Methods that ask for the health of the server.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[Frame, Frame]]
@@ -244,6 +279,10 @@ class StreamBinding:
     is_frame: Callable[[bytes], bool] | None = None
     http_prefixes: tuple[str, ...] = ()
     grpc_methods: Mapping[str, MethodKind] = field(default_factory=dict)
+    credentials: Callable[[Frame], tuple[str, str]] = _no_credentials
+    without_credentials: Callable[[Frame], Frame] = _unchanged
+    closes_denied: bool = False
+    public: tuple[str, ...] = ()
 
 
 class DefectKind(enum.Enum):
@@ -374,6 +413,11 @@ def no_posts(_server: str, /) -> tuple[str, ...]:
     return ()
 
 
+ReadDeclaration = Callable[[Mapping[str, Any], Callable[[str], str]], object]
+"""Returns a declaration in YAML, typed; reads a file by its path in YAML with the second argument,
+which raises ValueError."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolSpec:
     """One protocol, as its package exports it.
@@ -402,6 +446,9 @@ class ProtocolSpec:
         sidecar: What `gateway serve --upstream` sets.
         own_posts: Returns the patterns of paths outside of the protocol that clients of a server
             POST to, by the name of the server.
+        declaration: Checks what the configuration declares of a model for the protocol, and returns
+            it; it is in `ModelMetadata.declarations`.  Raises ValueError, or `OptionError` with
+            the key.  None for a protocol that needs to be told nothing.
     """
 
     name: str
@@ -422,6 +469,7 @@ class ProtocolSpec:
     process_options: Callable[[int, int], Options] = no_options
     sidecar: SidecarDefaults = SidecarDefaults()
     own_posts: Callable[[str], tuple[str, ...]] = no_posts
+    declaration: ReadDeclaration | None = None
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:

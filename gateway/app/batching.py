@@ -12,6 +12,7 @@ from gateway.app.layers import ModelParts, Tracing, build_chain
 from gateway.backends.model_spec import ModelSpec
 from gateway.config.models import ModelConfig, UpstreamConfig
 from gateway.ir.calls import Call
+from gateway.policies.access.apart import apart_by
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
 from gateway.service import ReplyCoroutine, Service
@@ -52,6 +53,7 @@ def model_parts(
             max_bytes=batching.max_bytes,
             preferred_sizes=batching.preferred_sizes,
             in_flight=batching.in_flight or _default_in_flight(name, config),
+            apart=apart_by(batching.apart),
         )
     return ModelParts(
         rules=rules,
@@ -82,7 +84,11 @@ def share_upstream_calls(
     The upstream may read forwarded headers, so `ForwardHeaders` runs before the batch and the
     cache: only calls with equal forwarded headers share a batch or a cached reply.
     """
-    forward: tuple[tuple[str, ...], Mapping[str, str]] = (tuple(config.forward_headers), {})
+    forward: tuple[tuple[str, ...], Mapping[str, str], str | None] = (
+        tuple(config.forward_headers),
+        {},
+        config.client_header,
+    )
     services = {
         name: build_chain(
             "upstream model", service, model_parts(name, model, metrics, tracing, forward=forward)

@@ -5,7 +5,11 @@ from importlib.util import find_spec
 from socket import gethostname
 from typing import Any, Final
 
+from gateway.app.access_checks import check_access
+from gateway.app.declarations import check_declarations
 from gateway.app.exposure import forbid_exposure
+from gateway.app.path_ownership import check_option_paths, conflicts
+from gateway.app.permissions import check_rules
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
@@ -27,7 +31,7 @@ _NOT_ON_ONE_PORT: Final = (
 
 def check(loaded: LoadedConfig) -> list[Problem]:
     """Return every problem of a configuration that matches the schema."""
-    found = [*_findings(loaded.config)]
+    found = [*_findings(loaded.config), *check_declarations(loaded.config, loaded.directory)]
     for extension in extensions().values():
         found += extension.check(loaded)
     return [loaded.problem(path, message) for path, message in found]
@@ -63,6 +67,8 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from check_graphs(config)
     yield from check_workers(config)
     yield from check_tls(config)
+    yield from check_rules(config)
+    yield from check_access(config)
 
 
 def _check_requirements(config: Config) -> Iterator[Finding]:
@@ -79,10 +85,15 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
     for number, stream in enumerate(listener.streams):
         path: KeyPath = (*at, "streams", number, "protocol")
         yield from _raised(path, _check_stream, stream.protocol, listener)
+    names = listener.protocols or protocol_names()
+    broken = any(list(_raised(at, protocol, name)) for name in names)
     for name, options in listener.options.items():
         path = (*at, "options", name)
         findings = list(_raised(path, _check_options, name, options))
-        yield from findings or _raised(path, _check_own_paths, name, listener)
+        yield from findings or _raised(path, check_option_paths, name, listener)
+        broken = broken or bool(findings)
+    for message in () if broken else conflicts(listener):
+        yield at, message
     if listener.address is not None and listener.transport == "reference":
         yield (*at, "address"), _NOT_ON_ONE_PORT
     if listener.passthrough is not None:
@@ -222,22 +233,6 @@ def _overlap(one: str, other: str) -> bool:
 
 
 _EVERY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # compared, not bound
-
-
-def _check_own_paths(name: str, listener: ListenerConfig) -> None:
-    """Raise ValueError if a path in a protocol's options belongs to another protocol."""
-    http = protocol(name).http
-    names = listener.protocols or protocol_names()
-    if http is None or name not in names:
-        return
-    for path in http.own_paths(listener.options[name]):
-        for other in names:
-            binding = protocol(other).http
-            for prefix in () if binding is None or other == name else binding.prefixes:
-                if path == prefix or path.startswith(f"{prefix}/"):
-                    raise ValueError(
-                        f"path {path!r} belongs to {other}, which this listener serves too"
-                    )
 
 
 def _check_batching(batching: BatchingConfig, signature: SignatureConfig) -> None:

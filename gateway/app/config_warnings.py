@@ -82,7 +82,14 @@ def _takes_all(earlier: MatchConfig | None, later: MatchConfig | None) -> bool:
     """Return whether *earlier* certainly matches every call that *later* matches."""
     if earlier is None:
         return True
-    if earlier.version is not None or earlier.protocol is not None or earlier.headers:
+    if (
+        earlier.version is not None
+        or earlier.protocol is not None
+        or earlier.headers
+        or earlier.clients
+        or earlier.groups
+        or earlier.tiers
+    ):
         return False
     patterns = ("*",) if earlier.model is None else earlier.model
     if "*" in patterns:

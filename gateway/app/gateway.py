@@ -15,6 +15,8 @@ import structlog
 from prometheus_client.core import Metric
 
 from gateway import __version__
+from gateway.api.access import Authenticator
+from gateway.app.access import AccessControl
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.status.document import Document, gauge_entries
@@ -33,6 +35,7 @@ from gateway.app.upstreams import max_connections
 from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
+from gateway.policies.access.owners import SequenceIds
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
@@ -142,6 +145,9 @@ class Gateway:
             forwarded=ForwardedRegions(config.shared_regions, is_shared=not self._slot.is_single),
             load=self._load,
             parts=self.parts,
+            sequence_ids=SequenceIds(
+                config.policies.sequence_idle, is_divided=not self._slot.is_single
+            ),
             new_path=(new_path if tap is None else partial(inherited_path, new_path=new_path)),
             tracing=None if self._export is None else self._export.tracing,
         )
@@ -160,6 +166,8 @@ class Gateway:
         )
         self.metrics.watch_config(lambda: {"sha256": self._graph.loaded.sha256})
         self._loop_lag = LoopLag(self._measure_load)
+        self._access = AccessControl(loaded)
+        self.metrics.registry.register(self._access)
         shared = SharedResources(
             metrics=self.metrics,
             call_log=self._call_log,
@@ -173,6 +181,8 @@ class Gateway:
             process_options=ProcessOptions(self._slot),
             tap=tap,
             tracing=self._process.tracing,
+            authenticator=self._access.authenticator,
+            needs_client=self._access.needs_client,
         )
         self._listeners = [
             build_listener(listener, self._entries[listener.name], self.ready, shared)
@@ -192,7 +202,7 @@ class Gateway:
         """Return the TLS files of the listeners and of the upstreams in force."""
         listeners = [each.tls for each in self._listeners if each.tls is not None]
         own = [] if self._admin_tls is None else [self._admin_tls]
-        return [*listeners, *own, *self._graph.tls_files()]
+        return [*listeners, *own, *self._graph.tls_files(), *self._access.tls_files()]
 
     @property
     def service(self) -> Service:
@@ -233,7 +243,10 @@ class Gateway:
                 "in_flight_bytes_limit": self._budget.limit_bytes,
                 **gauge_entries(self.metrics.gauges),
             },
-            "warnings": self._certificates.with_warnings(logs.recent_warnings()),
+            "warnings": [
+                *self._access.status(),
+                *self._certificates.with_warnings(logs.recent_warnings()),
+            ],
         }
 
     def _not_ready_reason(self) -> str:
@@ -270,6 +283,7 @@ class Gateway:
             for server in self._data_servers.values():
                 await server.start()
             self._certificates.start()
+            self._access.start()
             self._trimmer.start()
             self._loop_lag.start()
             if self._export is not None:
@@ -360,6 +374,7 @@ class Gateway:
         await self._has_started.wait()
         limit = asyncio.timeout(loaded.config.lifecycle.reload.timeout)
         try:
+            change_access = self._access.prepare(loaded)
             graph = ServiceGraph(loaded, self._process, self._graph)
             try:
                 async with limit:
@@ -373,9 +388,16 @@ class Gateway:
             late = isinstance(error, TimeoutError) and limit.expired()
             raise StartError(RELOAD_LATE if late else reason_of(error)) from error
         graph.drain_endpoints(drained)
+        self._authenticate(change_access())
         self.parts.change(loaded)
         await self._replace_graph(graph)
         return await self._certificates.renewed(graph.parts.changes())
+
+    def _authenticate(self, asking: Mapping[str, Authenticator]) -> None:
+        """Let the listeners *asking* begin to ask who calls, if they did not before."""
+        for listener in self._listeners:
+            if listener.name in asking:
+                listener.authenticate(asking[listener.name])
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph
@@ -436,11 +458,13 @@ class Gateway:
 
     async def _close(self) -> None:
         await self._certificates.stop()
+        await self._access.stop()
         for server in self._servers.values():
             await server.stop()
         await self._retirements.finish(0)
         await self._graph.close()
         await self.parts.stop()
+        await self._process.external.close()
         if self._leading is not None:
             await self._leading.stop()
         self._regions.close()

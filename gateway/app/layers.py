@@ -11,12 +11,18 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gateway.api.protocol import Codec
 from gateway.api.tap import CountCall, RouteTap
+from gateway.app.declarations import Declarations
 from gateway.app.signatures import Signatures
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.config.models import CacheConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.ir.context import Need
 from gateway.ir.errors import GatewayError
+from gateway.policies.access.apart import apart_by
+from gateway.policies.access.authorise import Authorise, ListenerAccess
+from gateway.policies.access.external import AskExternal
+from gateway.policies.access.owners import OwnRegions, OwnSequences, SequenceIds
+from gateway.policies.access.quotas.layer import ApplyQuotas
 from gateway.policies.batch.normalize import NormalizeOutputs
 from gateway.policies.batch.policy import Batch, BatchMeter
 from gateway.policies.batch.queue import BatchRules
@@ -25,7 +31,7 @@ from gateway.policies.cache import Cache, CacheMeter
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
 from gateway.policies.confirm_unload import ConfirmUnload
-from gateway.policies.forward_headers import ForwardHeaders
+from gateway.policies.forward_headers import ForwardHeaders, forwarding
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.deadline import RouteTimeout
 from gateway.policies.limits.fair_share import FairShare
@@ -135,6 +141,10 @@ class ListenerParts:
     new_path: Callable[..., CallPath] = CallPath
     on_call: CountCall | None = None
     trace: Wrap | None = None
+    access: ListenerAccess | None = None
+    external: Callable[..., AskExternal] | None = None
+    quotas: Callable[..., ApplyQuotas] | None = None
+    sequence_ids: SequenceIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,8 @@ class ModelParts:
     """Parameters of the chains of in-process models, and of models with a batch queue or cache."""
 
     signatures: Mapping[str, SignatureConfig] = field(default_factory=dict)
-    forward: tuple[tuple[str, ...], Mapping[str, str]] | None = None
+    declarations: Declarations = field(default_factory=dict)
+    forward: tuple[tuple[str, ...], Mapping[str, str], str | None] | None = None
     workers: int = 1
     rules: BatchRules | None = None
     batch_meter: BatchMeter | None = None
@@ -188,6 +199,7 @@ class EndpointParts:
 
     Attributes:
         classifies: Whether the server computes classes; None if it depends on the server.
+        client_header: The header with the name of the client; None for none.
         ends_at_empty_classes: Whether the server may end at classes of an empty output.
     """
 
@@ -196,7 +208,9 @@ class EndpointParts:
     classifies: bool | None
     forward_headers: tuple[str, ...]
     headers: Mapping[str, str]
+    client_header: str | None = None
     ends_at_empty_classes: Callable[[], bool] = bool
+    declarations: Declarations = field(default_factory=dict)
     trace: Wrap | None = None
 
 
@@ -221,7 +235,7 @@ _SHARING: Final = (
     Layer("Cache", "replies to a repeated request from memory",
           lambda inner, at: None if at.cache is None else Cache(
               inner.calls, max_bytes=at.cache.max_bytes, max_age_s=at.cache.max_age,
-              meter=at.cache_meter)),
+              meter=at.cache_meter, apart=apart_by(at.cache.apart))),
     Layer("Batch", "merges requests of several callers into one",
           lambda inner, at: None if at.rules is None else at.batch(
               inner.calls, at.rules, meter=at.batch_meter)),
@@ -235,6 +249,15 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
                   new_path=at.new_path, on_call=at.on_call)),
         Layer("TraceCall", "makes the span of each call, if `telemetry.otlp` has traces",
               lambda inner, at: None if at.trace is None else at.trace(inner.calls)),
+        Layer("Authorise", "refuses what the client may not do, if `security.rules` has rules",
+              lambda inner, at: None if at.access is None else Authorise(
+                  inner.calls, at.access, inference=inner.inference)),
+        Layer("AskExternal", "refuses what the program of `security.external` denies",
+              lambda inner, at: None if at.external is None else at.external(
+                  inner.calls, inference=inner.inference)),
+        Layer("ApplyQuotas", "charges calls to `quotas`, and refuses those beyond one",
+              lambda inner, at: None if at.quotas is None else at.quotas(
+                  inner.calls, inference=inner.inference)),
         Layer("ShedLoad", "refuses inferences while the gateway is overloaded, if configured",
               lambda inner, at: None if at.shed is None else at.shed(inner.calls)),
         Layer("ServerStatusLayer", "replies to status calls of TensorRT v1 clients",
@@ -246,6 +269,12 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
                   inner.calls, at.usage, is_counting=at.is_counting)),
         Layer("RefreshModelIndex", "updates the model index after a load or unload",
               lambda inner, at: RefreshModelIndex(inner.calls, at.forget), inference=False),
+        Layer("OwnSequences", "keeps the sequences of clients apart, if there are clients",
+              lambda inner, at: None if at.sequence_ids is None else OwnSequences(
+                  inner.calls, at.sequence_ids)),
+        Layer("OwnRegions", "keeps the shared memory of clients apart, if there are clients",
+              lambda inner, at: None if at.sequence_ids is None else OwnRegions(
+                  inner.calls, inference=inner.inference)),
         Layer("SharedMemory", "rejects, forwards or copies regions of shared memory",
               lambda inner, at: SharedMemory(inner.calls, at.memory, inference=inner.inference)),
         Layer("Router", "chooses the route by model, version and protocol"),
@@ -278,7 +307,7 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     ),
     "upstream model": (
         Layer("ForwardHeaders", "drops the headers that are not forwarded",
-              lambda inner, at: ForwardHeaders(inner.calls, *at.forward)),
+              lambda inner, at: forwarding(inner.calls, *at.forward)),
         Layer("BufferBody", "waits for the whole body of a request",
               lambda inner, _: BufferBody(inner.calls, inference=inner.inference)),
         Layer("Complete", "adds missing names, datatypes and shapes of tensors",
@@ -293,8 +322,9 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
     ),
     "endpoint": (
         Layer("ForwardHeaders", "drops the headers that are not forwarded, adds configured ones",
-              lambda inner, at: ForwardHeaders(
-                  inner.calls, at.forward_headers, at.headers, inference=inner.inference)),
+              lambda inner, at: forwarding(
+                  inner.calls, at.forward_headers, at.headers, at.client_header,
+                  inference=inner.inference)),
         Layer("Classify", "refuses classes of text, computes classes if the server does not",
               lambda inner, at: Classify(
                   inner.calls, by_target=at.classifies, inference=inner.inference,
@@ -304,7 +334,8 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",
               lambda inner, _: ModelConfigurationLayer(inner.calls), inference=False),
         Layer("Signatures", "replies to metadata calls from the configuration's signatures",
-              lambda inner, at: Signatures(inner.calls, at.signatures), inference=False),
+              lambda inner, at: Signatures(inner.calls, at.signatures, at.declarations),
+              inference=False),
         Layer("ConfirmUnload", "replies to an unload when the model is no longer ready",
               lambda inner, _: ConfirmUnload(inner.calls), inference=False),
         Layer("TraceAttempt", "makes the span of each request, if `telemetry.otlp` has traces",
@@ -322,7 +353,8 @@ LAYERS: Final[Mapping[str, tuple[Layer, ...]]] = MappingProxyType({
         Layer("ModelConfigurationLayer", "derives configurations from metadata, and batch sizes",
               lambda inner, _: ModelConfigurationLayer(inner.calls), inference=False),
         Layer("Signatures", "adds labels and batch sizes from the configuration",
-              lambda inner, at: Signatures(inner.calls, at.signatures) if at.signatures else None,
+              lambda inner, at: Signatures(inner.calls, at.signatures, at.declarations)
+              if at.signatures or at.declarations else None,
               inference=False),
         Layer("TraceInside", "makes the span of each run, if `telemetry.otlp` has traces",
               lambda inner, at: None if at.trace is None else at.trace(inner.calls)),

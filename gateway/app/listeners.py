@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 import structlog
 
+from gateway.access.authenticator import ListenerAuthenticator
+from gateway.api.access import Authenticator
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
 from gateway.app import passthrough
@@ -20,23 +21,34 @@ from gateway.app.certificates import listener_tls
 from gateway.app.exposure import exposure_risks
 from gateway.app.layers import Tracing
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
+from gateway.app.path_ownership import owned_paths
+from gateway.app.quotas import telling_grpc, telling_http
+from gateway.app.server_names import inherited_sockets, stream_server_name
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.app.worker_slot import ProcessOptions
 from gateway.config.models import ListenerConfig, StreamConfig
-from gateway.frontend.frontend import Frontend
+from gateway.frontend.frontend import (
+    CheckInference,
+    Frontend,
+)
 from gateway.frontend.tapped import TappedFrontend
-from gateway.ir.errors import GatewayError
+from gateway.ir.context import Client, ModelRef
+from gateway.ir.errors import GatewayError, Unauthenticated
+from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits
+from gateway.policies.access.authorise import ListenerAccess
+from gateway.policies.access.operations import HEALTH, PASSTHROUGH
 from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
 from gateway.service import Service
-from gateway.settings.units import UNIX, Address, StreamAddress
+from gateway.settings.units import Address, StreamAddress
 from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.admission import MemoryBudget
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount, TooManyConnections
 from gateway.transports.contract import (
     GrpcMount,
@@ -45,8 +57,8 @@ from gateway.transports.contract import (
     Server,
     ServerLimits,
 )
-from gateway.transports.grpc.health import Health
-from gateway.transports.grpc.reflection import Reflection
+from gateway.transports.grpc.health import CHECK, Health
+from gateway.transports.grpc.reflection import Reflection, ServiceSchemas
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.http2.frames import may_be_http2
@@ -65,6 +77,9 @@ log = structlog.get_logger(__name__)
 
 Ready = Callable[[], Awaitable[bool]]
 
+_HEALTH: Final = "grpc.health"
+"""The protocol of grpc.health.v1, for the log and for rules."""
+
 _HTTP_IDS: Final = {
     "attach_request_id": attach_http_request_id,
     "read_request_id": http_request_id,
@@ -73,6 +88,13 @@ _GRPC_IDS: Final = {
     "attach_request_id": attach_grpc_request_id,
     "read_request_id": grpc_request_id,
 }
+
+
+_TELLING: Final[Mapping[Any, Any]] = {
+    attach_http_request_id: telling_http(attach_http_request_id),
+    attach_grpc_request_id: telling_grpc(attach_grpc_request_id),
+}
+"""What attaches the request id and what a client is told of quotas."""
 
 
 class Reports(TypedDict):
@@ -91,11 +113,15 @@ class ListenerEntry:
         service: Handles its calls.
         model_keys: Resolves keys of models for protocols that need it.
         http_clients: Clients of HTTP upstreams, by the name of the upstream.
+        access: What its clients may do; None if there are no rules.
+        has_quotas: Whether responses may tell clients of quotas.
     """
 
     service: Service
     model_keys: ModelKeyIndex
     http_clients: Mapping[str, PassthroughClient] = field(default_factory=dict)
+    access: ListenerAccess | None = None
+    has_quotas: bool = False
 
     def of_protocol(self, spec: ProtocolSpec) -> Service:
         """Return what handles the calls of one protocol."""
@@ -118,6 +144,8 @@ class BuiltListener:
         servers: By name ("main.http").
         rejections: Counts and logs the requests that reach no service.
         tls: Its TLS files; None without TLS.
+        authentication: Asks who sends each request; None if nobody asks.
+        needs_client: Returns whether each request needs a credential.
     """
 
     def __init__(
@@ -132,19 +160,33 @@ class BuiltListener:
         self._tracing = tracing
         self.servers: dict[str, Server] = {}
         self.tls: TlsFiles | None = None
+        self.authentication: Authentication | None = None
+        self.needs_client: Callable[[], bool] = lambda: False
         self._config = config
         self._entry = entry
         self._tap = tap
-        self._frontends: list[tuple[ProtocolSpec, Any, Frontend[Any, Any]]] = []
+        self._frontends: list[tuple[ProtocolSpec, Any, Frontend[Any, Any], Any]] = []
         self._passthrough: ObservedPassthrough | None = None
 
     def connect(self, entries: Mapping[str, ListenerEntry]) -> None:
         """Send all calls that begin from now on to the entry of this listener."""
         self._entry = entries[self._config.name]
-        for spec, codec, frontend in self._frontends:
-            frontend.replace_service(self._service_of(spec, codec))
+        for spec, codec, frontend, attach in self._frontends:
+            self._connect_frontend(frontend, spec, codec, attach)
         if self._passthrough is not None:
             self._passthrough.replace_client(self._http_client())
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._config.name
+
+    def authenticate(self, authenticator: Authenticator) -> None:
+        """Ask who sends each request from now on, unless the servers do so already."""
+        if self.authentication is None:
+            self.authentication = _authentication(authenticator, self._config)
+            for server in self.servers.values():
+                server.authenticate(self.authentication)
 
     def frontend(self, spec: ProtocolSpec, codec: Any, **request_ids: Any) -> Any:
         """Return a new frontend of this listener.
@@ -161,16 +203,61 @@ class BuiltListener:
             if self._tap is None
             else TappedFrontend(codec, service, self._tap, **options)
         )
-        self._frontends.append((spec, codec, built))
+        attach = request_ids.get("attach_request_id")
+        self._connect_frontend(built, spec, codec, attach)
+        self._frontends.append((spec, codec, built, attach))
         return built
+
+    def _connect_frontend(
+        self, frontend: Frontend[Any, Any], spec: ProtocolSpec, codec: Any, attach: Any
+    ) -> None:
+        """Send the calls of a frontend to the entry, and let responses tell of its quotas."""
+        if attach is not None and self._entry.has_quotas:
+            attach = _TELLING[attach]
+        frontend.replace_service(self._service_of(spec, codec), self._check_of(codec), attach)
 
     def _service_of(self, spec: ProtocolSpec, codec: Any) -> Service:
         service = self._entry.of_protocol(spec)
         return service if self._tracing is None else self._tracing.with_codec(service, codec)
 
-    async def model_status(self, name: str) -> bool | None:
-        """Return whether a model is ready; None if no server has it."""
-        return await model_status(self._entry.service, name, protocol="grpc.health")
+    def _check_of(self, codec: Any) -> CheckInference | None:
+        """Return what checks an inference before its inputs are read; None without rules."""
+        access = self._entry.access
+        return None if access is None else partial(access.check_inference, protocol=codec.name)
+
+    async def model_status(self, name: str, client: Client) -> bool | None:
+        """Return whether a model is ready; None if no server has it.
+
+        Raises:
+            Unauthenticated: The client has no name, which only questions for the server allow.
+            Forbidden: The client may not ask.
+        """
+        if self.needs_client() and client.identity is ANONYMOUS:
+            raise Unauthenticated("a credential is missing: only the server's health is public")
+        self.check(client, HEALTH, _HEALTH, ModelRef(name))
+        return await model_status(self._entry.service, name, protocol=_HEALTH, client=client)
+
+    def check(
+        self, client: Client, operation: str, protocol: str, model: ModelRef | None = None
+    ) -> None:
+        """Check a request that is no call.
+
+        Raises:
+            Forbidden: The client may not make it.
+        """
+        if self._entry.access is not None:
+            self._entry.access.check(client, operation, protocol, model)
+
+    def usable_protocols(self, client: Client, protocols: Iterable[str]) -> frozenset[str]:
+        """Return those of *protocols* that reflection shows a client.
+
+        Raises:
+            Forbidden: The client may not ask.
+        """
+        access = self._entry.access
+        return (
+            frozenset(protocols) if access is None else access.usable_protocols(client, protocols)
+        )
 
     def fallback(self, messages: MessageLimits) -> HttpFrontend | None:
         """Return the handler of paths that no protocol claims, if the listener has one."""
@@ -185,6 +272,7 @@ class BuiltListener:
                 report=self.rejections.call,
                 reject=reports["on_rejected"],
                 count_bytes=reports["message_bytes"],
+                check=lambda client: self.check(client, PASSTHROUGH, passthrough.NAME),
             )
         return self._passthrough
 
@@ -201,12 +289,15 @@ class SharedResources:
         directory: TLS files are relative to it.
         reuse_port: Whether other processes listen on the same addresses.
         should_replace: Whether a unix socket replaces that of another gateway.
-        sockets: Unix sockets that the processes share, by address.
+        sockets: Sockets that the processes share: unix sockets by address, and those of a service
+            manager as `inherited_sockets` finds them.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
         upstream_connections: Largest number of connections to upstreams.
         process_options: Options of protocols that the listeners share.
         tap: Receives the calls of all frontends; None for no tap.
         tracing: Makes spans; None for no spans.
+        authenticator: Returns what names the clients of a listener; None if nobody asks.
+        needs_client: Returns whether each request of a listener needs a credential.
     """
 
     metrics: Metrics
@@ -221,6 +312,8 @@ class SharedResources:
     process_options: ProcessOptions = field(default_factory=ProcessOptions)
     tap: Tap | None = None
     tracing: Tracing | None = None
+    authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
+    needs_client: Callable[[str], bool] = lambda _listener: False
 
 
 def build_listener(
@@ -240,13 +333,18 @@ def build_listener(
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
     built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
+    built.needs_client = partial(shared.needs_client, config.name)
+    authenticator = shared.authenticator(config)
+    authentication = built.authentication = (
+        None if authenticator is None else _authentication(authenticator, config)
+    )
     tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
     http_address = config.http or config.address
     serves_grpc = config.grpc is not None or config.address is not None
     http: list[HttpMount] = []
     grpc: list[GrpcMount] = []
-    descriptors: list[tuple[bytes, ...]] = []
+    described: list[Described] = []
     messages = message_limits(config.messages, limits.message_bytes)
     for name in config.protocols or protocol_names():
         spec = protocol(name)
@@ -254,13 +352,13 @@ def build_listener(
         if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            prefixes = _prefixes(spec.http, config, options)
+            prefixes = _prefixes(name, spec.http, config)
             http.append(HttpMount(prefixes, frontend, spec.http.root))
         if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
             frontend = built.frontend(spec, codec, **_GRPC_IDS)
             grpc.append(GrpcMount(spec.grpc.methods, frontend))
-            descriptors.append(spec.grpc.file_descriptors())
+            described.append(Described(codec.name, spec.grpc.methods, spec.grpc.file_descriptors()))
     if config.shared_memory.mode == "forward":
         log.warning(
             "a client that makes a shared-memory segment smaller ends the server",
@@ -285,10 +383,10 @@ def build_listener(
             on_reject=partial(built.rejections.rejected, "http"),
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
+            authentication=authentication,
+            inherited=inherited_sockets(name, shared.sockets),
             grpc=grpc if is_both else (),
-            extras=(
-                _extras(_services(grpc), descriptors, ready, built.model_status) if is_both else ()
-            ),
+            extras=_extras(described, ready, built) if is_both else (),
             grpc_on_reject=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
@@ -297,18 +395,22 @@ def build_listener(
             config.transport,
             _grpc_address(config.grpc),
             mounts=grpc,
-            extras=_extras(_services(grpc), descriptors, ready, built.model_status),
+            extras=_extras(described, ready, built),
             limits=limits,
             budget=shared.budget,
             tls=tls,
             on_reject=partial(built.rejections.rejected, "grpc"),
             count=_connection_count(f"{config.name}.grpc", limits, shared),
             reuse_port=shared.reuse_port,
+            authentication=authentication,
+            inherited=inherited_sockets(f"{config.name}.grpc", shared.sockets),
         )
     for stream in config.streams:
-        name = _unique_name(f"{config.name}.{stream.protocol}.{_carrier(stream)}", servers)
+        name = stream_server_name(config, stream, servers)
         count = _connection_count(name, limits, shared)
-        servers[name] = _stream_server(config, stream, built, (limits, messages), shared, count)
+        servers[name] = _stream_server(
+            name, config, stream, built, (limits, messages), shared, count
+        )
     return built
 
 
@@ -360,16 +462,8 @@ def _limits(config: ListenerConfig, *, can_cut_through: bool = True) -> ServerLi
     return limits
 
 
-def _carrier(stream: StreamConfig) -> str:
-    """Return the carrier of a stream, by its name in URLs."""
-    if stream.address.tcp is None:
-        return UNIX
-    binding = protocol(stream.protocol).stream
-    carriers = () if binding is None else binding.carriers
-    return next((carrier for carrier in carriers if carrier != UNIX), "tcp")
-
-
 def _stream_server(  # one caller
+    name: str,
     config: ListenerConfig,
     stream: StreamConfig,
     built: BuiltListener,
@@ -398,7 +492,12 @@ def _stream_server(  # one caller
         count=count,
         reuse_port=shared.reuse_port,
         sock=shared.sockets.get(str(stream.address)),
+        inherited=inherited_sockets(name, shared.sockets),
         replaces=shared.should_replace,
+        authentication=built.authentication,
+        credentials=binding.credentials,
+        without_credentials=binding.without_credentials,
+        closes_denied=binding.closes_denied,
     )
 
 
@@ -446,18 +545,44 @@ def _shared_port(  # one caller
         count=count,
         grpc=grpc,
         grpc_on_reject=partial(built.rejections.rejected, "grpc"),
+        authentication=built.authentication,
     )
     connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
+
+
+def _authentication(authenticator: Authenticator, config: ListenerConfig) -> Authentication:
+    """Return what asks *authenticator* who sends the requests of a listener."""
+    public = public_paths(config)
+    if isinstance(authenticator, ListenerAuthenticator):
+        return Authentication(authenticator, public, authenticator.hidden)
+    return Authentication(authenticator, public)
+
+
+def public_paths(config: ListenerConfig) -> frozenset[str]:
+    """Return the paths and methods of a listener that ask for the health of the server."""
+    found: set[str] = {CHECK}
+    for name in config.protocols or protocol_names():
+        spec = protocol(name)
+        if spec.http is not None:
+            claimed = _prefixes(name, spec.http, config)
+            found.update(path for path in spec.http.public if path.startswith(tuple(claimed)))
+        found.update(() if spec.grpc is None else spec.grpc.public)
+    for stream in config.streams:
+        spec = protocol(stream.protocol)
+        found.update(() if spec.stream is None else spec.stream.public)
+        found.update(() if spec.http is None else spec.http.public)
+        found.update(() if spec.grpc is None else spec.grpc.public)
+    return frozenset(found)
 
 
 def _cors_rules(config: ListenerConfig) -> CorsRules | None:
     return None if config.cors is None else CorsRules(config.cors.origins, config.cors.max_age)
 
 
-def _prefixes(binding: HttpBinding, config: ListenerConfig, options: Options) -> Sequence[str]:
+def _prefixes(name: str, binding: HttpBinding, config: ListenerConfig) -> Sequence[str]:
     """Return the path prefixes of a protocol; "/" among them if it is the only one here."""
-    prefixes = (*binding.prefixes, *binding.own_paths(options))
+    prefixes = owned_paths(config)[name]
     names = config.protocols or protocol_names()
     is_only = (
         sum(protocol(name).http is not None for name in names) == 1 and config.passthrough is None
@@ -473,27 +598,42 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     return {**spec.options(options), **shared.process_options.of_protocol(spec)}
 
 
-def _unique_name(name: str, used: Mapping[str, object]) -> str:
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([name], numbered) if each not in used)
+class Described(NamedTuple):
+    """What reflection tells about the protocol of one codec."""
 
+    protocol: str
+    methods: Iterable[str]
+    descriptors: tuple[bytes, ...]
 
-def _services(mounts: Sequence[GrpcMount]) -> list[str]:
-    paths = [path for mount in mounts for path in mount.methods]
-    return list(dict.fromkeys(path.split("/")[1] for path in paths))
+    @property
+    def services(self) -> list[str]:
+        """The names of its services."""
+        return list(dict.fromkeys(path.split("/")[1] for path in self.methods))
 
 
 def _extras(
-    services: list[str],
-    descriptors: list[tuple[bytes, ...]],
-    ready: Ready,
-    model_status: Callable[[str], Awaitable[bool | None]],
+    described: Sequence[Described], ready: Ready, built: BuiltListener
 ) -> tuple[GrpcMount, ...]:
-    async def status(service: str) -> bool | None:
-        return await ready() if service in names else await model_status(service)
+    async def status(service: str, client: Client) -> bool | None:
+        if service not in names:
+            return await built.model_status(service, client)
+        built.check(client, HEALTH, _HEALTH)
+        return await ready()
 
-    names = frozenset(["", *services])
-    return Health(status).mount, Reflection(services, descriptors).mount
+    names = frozenset(["", *(name for each in described for name in each.services)])
+    protocols = [each.protocol for each in described]
+    # Clients that may use the same protocols share what reflection knows of them.
+    known: dict[frozenset[str], ServiceSchemas] = {}
+
+    def schemas(client: Client) -> ServiceSchemas:
+        usable = built.usable_protocols(client, protocols)
+        if usable not in known:
+            shown = [each for each in described if each.protocol in usable]
+            services = [name for each in shown for name in each.services]
+            known[usable] = ServiceSchemas(services, [each.descriptors for each in shown])
+        return known[usable]
+
+    return Health(status).mount, Reflection(schemas).mount
 
 
 def _grpc_address(address: Address) -> str:

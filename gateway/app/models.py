@@ -5,9 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar, cast
 
 from gateway.app.batching import model_parts
+from gateway.app.declarations import Declarations
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import Tracing, build_chain
 from gateway.app.routes import RouteTarget
@@ -71,6 +73,7 @@ def build_models(
     *,
     workers: int = 1,
     tracing: Tracing | None = None,
+    declarations: Declarations = MappingProxyType({}),
 ) -> BuiltModels:
     """Build every model that has a backend, without loading it.
 
@@ -81,6 +84,7 @@ def build_models(
         parts: Has the models that are loaded already, if there are any.
         workers: The number of processes; each has its own copy of every model.
         tracing: Makes spans of runs and merged calls; None for no spans.
+        declarations: What is declared of the models for protocols.
 
     Raises:
         LookupError: A backend does not exist.
@@ -93,10 +97,13 @@ def build_models(
     for name, model in config.models.items():
         if model.backend is not None:
             find = partial(backend(model.backend), _model_spec(name, model, directory))
-            loaded = parts.get("model", name, model, partial(ReloadableModel, find))
+            # What a declaration changes needs no other model.
+            source = model.model_copy(update={"protocols": {}})
+            loaded = parts.get("model", name, source, partial(ReloadableModel, find))
             loadable[name] = loaded
-            target = partial(_target, name, loaded, model, metrics, workers, tracing)
-            targets[name] = parts.get("model target", name, loaded, target)
+            declared = {name: declarations[name]} if name in declarations else {}
+            target = partial(_target, name, loaded, model, metrics, workers, tracing, declared)
+            targets[name] = parts.get("model target", name, (loaded, declared), target)
     return BuiltModels(loadable, targets)
 
 
@@ -107,6 +114,7 @@ def _target(
     metrics: Metrics,
     workers: int,
     tracing: Tracing | None,
+    declared: Declarations,
 ) -> RouteTarget:
     signatures = {}
     if config.signature is not None:
@@ -118,6 +126,7 @@ def _target(
         metrics,
         tracing,
         signatures=signatures,
+        declarations=declared,
         workers=1 if config.backend in STATELESS else workers,
         trace=None if tracing is None else tracing.model,
     )

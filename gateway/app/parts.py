@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from prometheus_client.core import Metric
 
@@ -25,10 +25,13 @@ from gateway.api.extension import (
     TrafficShift,
 )
 from gateway.api.tap import CountCall, RouteTap, Tap, TappedCall
+from gateway.app.quotas import QUOTAS, LeadingQuotas, ServingQuotas
 from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.errors import GatewayError
+from gateway.policies.access.quotas.budgets import Budgets, LocalAccounts
+from gateway.policies.access.quotas.layer import Accounts
 from gateway.registry import extensions
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
@@ -60,10 +63,19 @@ class ServingParts:
 
     Args:
         parts: By the name of the extension.
+        accounts: Charges the budgets of quotas; None for no budgets.
+
+    Attributes:
+        accounts: Charge the budgets of quotas.
     """
 
-    def __init__(self, parts: Mapping[str, ServingPart] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, ServingPart] = MappingProxyType({}),
+        accounts: Accounts | None = None,
+    ) -> None:
         self._parts = dict(parts)
+        self.accounts = LocalAccounts(Budgets({})) if accounts is None else accounts
 
     @classmethod
     def of(
@@ -99,7 +111,10 @@ class ServingParts:
             part = extension.serve(process)
             if part is not None:
                 parts[name] = part
-        return cls(parts)
+        notify_quotas = partial(notify, QUOTAS)
+        own = _Process(loaded, slot.number, slot.count, None, metrics, new_path, notify_quotas)
+        quotas = parts[QUOTAS] = ServingQuotas(own)
+        return cls(parts, quotas.accounts)
 
     def __getitem__(self, name: str) -> ServingPart:
         """Return the part of an extension. Raises KeyError."""
@@ -210,7 +225,10 @@ class LeadingParts:
             StartError: A part cannot be used, for example because of its files.
         """
         found = {name: extension.lead(processes) for name, extension in extensions().items()}
-        return cls({name: part for name, part in found.items() if part is not None})
+        parts = {name: _completed(part) for name, part in found.items() if part is not None}
+        if processes.count > 1:
+            parts[QUOTAS] = LeadingQuotas(processes)
+        return cls(parts)
 
     def __getitem__(self, name: str) -> LeadingPart:
         """Return the part of an extension. Raises KeyError."""
@@ -293,6 +311,23 @@ class LeadingParts:
         async with AsyncExitStack() as stack:
             for part in self._parts.values():
                 stack.push_async_callback(part.stop)
+
+
+class _CompletedPart:
+    """A part of a package, with the defaults of `LeadingPart` for what it leaves out."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+        self._defaults = LeadingPart()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._own, name, None)
+        return getattr(self._defaults, name) if found is None else found
+
+
+def _completed(part: object) -> LeadingPart:
+    """Return a part that has every member of `LeadingPart`, even if it is no subclass."""
+    return part if isinstance(part, LeadingPart) else cast("LeadingPart", _CompletedPart(part))
 
 
 class OwnProcess:

@@ -8,14 +8,15 @@ from typing import Any, Final
 
 from gateway.app.upstreams import BuiltUpstream
 from gateway.config.models import PassthroughConfig
-from gateway.ir.context import REQUEST_ID, Context, Origin
-from gateway.ir.errors import Cancelled, GatewayError, TooLarge
+from gateway.ir.context import REQUEST_ID, Client, Context, Origin
+from gateway.ir.errors import Cancelled, Forbidden, GatewayError, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.upstream_metrics import ByteCounter
+from gateway.transports.http.faults import text_response
 from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
-from gateway.wire.errors import error_class_of_http
+from gateway.wire.errors import HTTP_STATUS, error_class_of_http
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_values import read_value
 from gateway.wire.request_id import attach_http_request_id, http_request_id, new_request_ids
@@ -39,6 +40,7 @@ class ObservedPassthrough(Passthrough):
         report: Counts and logs a request, with its error if it failed.
         reject: Counts and logs a request that was not read completely.
         count_bytes: Counts the bytes of requests and responses.
+        check: Raises Forbidden if a client may not use the passthrough.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ObservedPassthrough(Passthrough):
         report: Callable[[CallRecord, GatewayError | None], None],
         reject: Callable[[str, GatewayError], object],
         count_bytes: ByteCounter,
+        check: Callable[[Client], None] = lambda _client: None,
     ) -> None:
         super().__init__(client, rules)
         self._upstream = upstream
@@ -57,6 +60,7 @@ class ObservedPassthrough(Passthrough):
         self._reject = reject
         self._bytes = count_bytes
         self._request_ids = new_request_ids()
+        self._check = check
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire* and yield the response, with the id of the request."""
@@ -64,6 +68,7 @@ class ObservedPassthrough(Passthrough):
         self._bytes.count(wire)
         status, error = 0, None
         try:
+            self._check(wire.client)
             async with aclosing(super().__call__(_with_id(wire, request_id))) as answers:
                 async for answer in answers:
                     self._bytes.count(response=answer)
@@ -76,6 +81,10 @@ class ObservedPassthrough(Passthrough):
             if status >= _FIRST_ERROR:
                 text = f"{wire.method} {wire.path}: status {status}"
                 error = error_class_of_http(status)(text)
+        except Forbidden as denied:
+            error = denied
+            response = text_response(HTTP_STATUS[denied.code], denied.message)
+            yield attach_http_request_id(response, request_id)
         except GatewayError as failure:
             error = failure
             raise

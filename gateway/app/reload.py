@@ -21,6 +21,7 @@ from gateway.app.config_watch import watch_config
 from gateway.app.errors import RELOAD_LATE, StartError
 from gateway.app.parts import LeadingParts
 from gateway.app.runtime_changes import RuntimeChanges, differences
+from gateway.app.service_manager import ServiceManager
 from gateway.concurrency.background import start_background
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
@@ -39,7 +40,7 @@ Apply = Callable[[LoadedConfig, AbstractSet[str]], Awaitable[Changes]]
 
 _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("workers",),
-    ("security",),
+    ("security", "strict"),
     ("state",),
     ("telemetry", "log", "format"),
     ("telemetry", "metrics"),
@@ -97,6 +98,7 @@ class Reloader:
         apply: Puts another configuration in force.
         clock: Seconds since the epoch.
         leading: The parts of extensions, which may refuse a configuration; None for none.
+        manager: Learns of each reload; None for none.
 
     Attributes:
         metrics: Counts the reloads.
@@ -111,7 +113,9 @@ class Reloader:
         *,
         clock: Callable[[], float] = time.time,  # noqa: TID251  # a time that operators read
         leading: LeadingParts | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
+        self._manager = manager
         self.on_applied: Callable[[Config], None] = lambda _config: None
         self._leading = leading
         self._load = load
@@ -191,7 +195,11 @@ class Reloader:
     async def reload(self) -> ReloadResult:
         """Read the configuration and put it in force, if it is correct; raise nothing."""
         async with self._lock:  # one reload at a time
+            if self._manager is not None:
+                self._manager.reloading()
             result = await self._reload()
+            if self._manager is not None:
+                self._manager.reloaded(result.outcome)
         self.metrics.record(result.outcome, self._clock())
         if result.outcome == APPLIED:
             log.info(

@@ -85,6 +85,9 @@ def _rules(match: MatchConfig | None) -> tuple[Rule, ...]:
             versions=match.version or (),
             protocols=match.protocol or (),
             headers=match.headers,
+            clients=match.clients,
+            groups=match.groups,
+            tiers=match.tiers,
         )
         for pattern in match.model or ("*",)
     )

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from gateway.app.activation import activated_sockets
 from gateway.app.gateway import Gateway, memory_budget
 from gateway.app.parts import LeadingParts, OwnProcess
 from gateway.app.process import freeze_startup_objects, keep_large_buffers, shorten_switch_interval
 from gateway.app.reload import Load, Reloader
+from gateway.app.service_manager import ServiceManager
 from gateway.app.signals import StopSignal, on_reopen, start_reaping
 from gateway.app.worker_slot import SINGLE_PROCESS
 from gateway.concurrency.background import start_background
@@ -69,12 +71,14 @@ async def _run(
 ) -> int:
     stop = StopSignal(is_final=True)
     reaping = start_reaping()
+    manager = ServiceManager()
+    sockets = activated_sockets(loaded.config.listeners)
     processes = OwnProcess(loaded)
     leading = LeadingParts.of(processes)
     setups = leading.setups(SINGLE_PROCESS.number)
-    gateway = Gateway(loaded, setups=setups, notify=leading.on_notice)
+    gateway = Gateway(loaded, sockets=sockets, setups=setups, notify=leading.on_notice)
     processes.serving = gateway.parts
-    reloader = Reloader(load, loaded, gateway.reload, leading=leading)
+    reloader = Reloader(load, loaded, gateway.reload, leading=leading, manager=manager)
     reloader.handle_signal()
     on_reopen(gateway.reopen_logs)
     gateway.metrics.registry.register(reloader.metrics)
@@ -84,9 +88,11 @@ async def _run(
     freeze_startup_objects()
     if started is not None:
         await started(gateway)
+    manager.started(gateway.addresses)
     announcing = start_background(gateway.announce(), "announcement of the models")
     async with reloader:
         await stop.wait()
+        manager.stopping()
     announcing.cancel()
     await gateway.stop(pre_stop_s=0 if stop.is_interrupt else None)
     reaping.cancel()

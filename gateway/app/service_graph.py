@@ -20,14 +20,18 @@ from gateway import __version__
 from gateway.api.extension import TrafficShift
 from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
+from gateway.app.declarations import read_declarations
+from gateway.app.external_access import ExternalAccess
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import ListenerParts, Tracing, build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
 from gateway.app.parts import ServingParts
 from gateway.app.passthrough import known_posts
+from gateway.app.permissions import access_rules, names_clients
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process import memory_bound
+from gateway.app.quotas import quota_rules
 from gateway.app.route_rules import RuledRoute, named_models, required_routes, ruled_routes
 from gateway.app.routes import (
     BuiltRoute,
@@ -40,7 +44,13 @@ from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
+from gateway.ir.calls import Call
 from gateway.ir.metadata import ServerMetadata, Trend
+from gateway.policies.access.authorise import ListenerAccess
+from gateway.policies.access.external import AskExternal
+from gateway.policies.access.owners import SequenceIds
+from gateway.policies.access.quotas.layer import ApplyQuotas, QuotasOfCalls
+from gateway.policies.access.rules import Permissions
 from gateway.policies.limits.shed_load import ProcessLoad, ShedLoad, ShedRules
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions, ForwardRegions
@@ -54,6 +64,7 @@ from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher
 from gateway.routing.model_keys import ModelKeyIndex
 from gateway.routing.router import Router
+from gateway.routing.sequence_affinity import IDLE_S
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from gateway.routing.upstream_queries import UpstreamQuestions
 from gateway.service import Service
@@ -94,6 +105,8 @@ class ProcessParts:
         new_path: Makes the record of a call's path.
         tracing: Makes spans; None for no spans.
         parts: The parts of extensions.
+        sequence_ids: The ids of clients' sequences at their servers.
+        external: The program that decides about calls.
     """
 
     metrics: Metrics
@@ -108,6 +121,8 @@ class ProcessParts:
     new_path: Callable[..., CallPath] = CallPath
     tracing: Tracing | None = None
     parts: ServingParts = field(default_factory=ServingParts)
+    sequence_ids: SequenceIds = field(default_factory=lambda: SequenceIds(IDLE_S))
+    external: ExternalAccess = field(default_factory=ExternalAccess)
 
 
 class ServiceGraph:
@@ -133,7 +148,9 @@ class ServiceGraph:
         self.config = config = loaded.config
         self._process = process
         self.parts: KeptParts = KeptParts({} if previous is None else previous.parts.current)
+        process.metrics.access.allow_clients(config.clients)
         process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
+        self._declarations = read_declarations(config, loaded.directory)
         self._models: BuiltModels = build_models(
             config,
             loaded.directory,
@@ -141,6 +158,7 @@ class ServiceGraph:
             self.parts,
             workers=process.slot.count,
             tracing=process.tracing,
+            declarations=self._declarations,
         )
         self._upstreams = self._build_upstreams()
         self._targets = self._build_targets()
@@ -155,6 +173,7 @@ class ServiceGraph:
         self.server: ServerInfo = self._server_info(routes, matcher, online=online)
         self.pipelines.step_router.connect(routes, own, self.server)
         model_keys = ModelKeyIndex(self.server, matcher.matches_model)
+        access = self._access()
         http_clients = {
             name: PassthroughClient(built.http, partial(known_posts, built))
             for name, built in self._upstreams.items()
@@ -165,11 +184,16 @@ class ServiceGraph:
                 listener.default_model or "",
                 self._shared_memory_mode(listener),
                 self._upstream_identity if listener.identity == "upstream" else lambda: None,
+                access.get(listener.name),
+                self._quotas(listener, matcher),
+                process.external.layer(config, listener),
             )
             for listener in config.listeners
         }
         self.entries: Mapping[str, ListenerEntry] = {
-            name: ListenerEntry(service, model_keys, http_clients)
+            name: ListenerEntry(
+                service, model_keys, http_clients, access.get(name), bool(config.quotas)
+            )
             for name, service in {"": self._entry("", SharedMemoryOff()), **services}.items()
         }
 
@@ -314,11 +338,17 @@ class ServiceGraph:
             if model.backend is None and model.signature is not None
         }
 
+        declarations = {
+            name: declared
+            for name, declared in self._declarations.items()
+            if config.models[name].backend is None
+        }
+
         def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
             longest_call_s = _longest_timeout(config, name)
             text_routes = _text_routes(config, name)
             idle_s = config.policies.sequence_idle
-            source = (upstream, signatures, idle_s, longest_call_s, text_routes)
+            source = (upstream, signatures, declarations, idle_s, longest_call_s, text_routes)
             return self.parts.get(
                 "upstream",
                 name,
@@ -329,6 +359,7 @@ class ServiceGraph:
                     signatures,
                     process.metrics,
                     self.loaded.directory,
+                    declarations=declarations,
                     sequence_idle_s=idle_s,
                     longest_call_s=longest_call_s,
                     text_routes=text_routes,
@@ -404,6 +435,9 @@ class ServiceGraph:
         default_model: str,
         memory: SharedMemoryMode,
         identity: Callable[[], ServerMetadata | None] = lambda: None,
+        access: ListenerAccess | None = None,
+        quotas: Callable[..., ApplyQuotas] | None = None,
+        external: Callable[..., AskExternal] | None = None,
     ) -> Service:
         process = self._process
         services = {name: target.service for name, target in self._targets.items()}
@@ -421,8 +455,56 @@ class ServiceGraph:
             new_path=process.new_path,
             on_call=process.parts.on_call,
             trace=None if process.tracing is None else process.tracing.call,
+            access=access,
+            external=external,
+            quotas=quotas,
+            sequence_ids=self._sequence_ids(),
         )
         return build_chain("listener", router, parts)
+
+    def _quotas(
+        self, listener: ListenerConfig, matcher: Matcher
+    ) -> Callable[..., ApplyQuotas] | None:
+        """Return what builds the layer of a listener that applies quotas; None without any."""
+        rules = quota_rules(self.config)
+        if not rules:
+            return None
+        names = [built.ruled.name for built in self._routes for _ in built.ruled.rules]
+
+        def route_of(call: Call[Any]) -> str:
+            index = matcher.find(call)
+            return "" if index is None else names[index]
+
+        default_model = listener.default_model or ""
+        quotas = QuotasOfCalls(rules, listener.name, default_model=default_model, route_of=route_of)
+        process = self._process
+        refused = process.metrics.access.quota_refused
+        return partial(
+            ApplyQuotas, quotas=quotas, accounts=process.parts.accounts, on_refused=refused
+        )
+
+    def _sequence_ids(self) -> SequenceIds | None:
+        """Return the ids of sequences at their servers; None if all calls are of one client."""
+        process, config = self._process, self.config
+        process.sequence_ids.idle_s = config.policies.sequence_idle
+        return process.sequence_ids if names_clients(config) else None
+
+    def _access(self) -> dict[str, ListenerAccess]:
+        """Return what clients may do at each listener; empty without rules."""
+        config = self.config
+        rules = access_rules(config)
+        permissions = Permissions(rules)
+        denied = self._process.metrics.access.denied
+        return {
+            listener.name: ListenerAccess(
+                permissions,
+                listener.name,
+                default_model=listener.default_model or "",
+                public_health=config.security.public_health,
+                on_denied=denied,
+            )
+            for listener in (config.listeners if rules else ())
+        }
 
     def _shed(self) -> Callable[[Service], ShedLoad] | None:
         config = self.config.policies.overload

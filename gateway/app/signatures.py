@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
 import structlog
@@ -32,6 +33,7 @@ class Signatures:
     Args:
         inner: The target.
         signatures: By model name at the target.
+        declarations: What the metadata tells of models besides, by model name.
         clock: Monotonic seconds.
 
     Raises:
@@ -42,11 +44,13 @@ class Signatures:
         self,
         inner: Service,
         signatures: Mapping[str, SignatureConfig],
+        declarations: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
         self._clock = clock
+        self._declarations = declarations
         self._complete = {
             name: metadata_of(name, signature)
             for name, signature in signatures.items()
@@ -67,6 +71,13 @@ class Signatures:
 
     async def _metadata(self, call: ModelMetadataRequest) -> ModelMetadata:
         name = "" if call.model is None else call.model.name
+        found = await self._signature(name, call)
+        declared = self._declarations.get(name)
+        if declared is None:
+            return found
+        return found.changed(declarations={**found.declarations, **declared})
+
+    async def _signature(self, name: str, call: ModelMetadataRequest) -> ModelMetadata:
         if name in self._complete:
             return await self._with_target_fields(self._complete[name], call)
         found = await self._inner(call)
@@ -94,6 +105,7 @@ class Signatures:
             stateful=declared.stateful or found.stateful,
             decoupled=found.decoupled,
             dialect=found.dialect,
+            declarations=found.declarations,
         )
 
     def _optional_deadline(self, deadline: float | None) -> float:

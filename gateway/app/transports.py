@@ -4,12 +4,14 @@
 So it is imported only where the configuration names it.
 """
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from gateway.ir.errors import GatewayError
 from gateway.transports import contract
 from gateway.transports.admission import UNLIMITED, MemoryBudget
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     ClientLimits,
@@ -57,6 +59,8 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
     on_reject: Callable[[GatewayError], str | None],
     reuse_port: bool = False,
     count: ConnectionCount | None = None,
+    authentication: Authentication | None = None,
+    inherited: Sequence[socket.socket] = (),
 ) -> Server:
     """Return a gRPC server.
 
@@ -71,6 +75,8 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         on_reject: Called for each call that reaches no frontend; never by the reference server.
         reuse_port: Share the port with other processes.
         count: Counts the connections; unused by the reference server.
+        authentication: Asks who sends each call; None if nobody asks.
+        inherited: Sockets that listen already; none for the reference server.
     """
     if implementation == "native":
         return GrpcServer(
@@ -83,6 +89,8 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
             on_reject=on_reject,
             count=count,
             reuse_port=reuse_port,
+            authentication=authentication,
+            inherited=inherited,
         )
     from gateway.transports.reference import grpc_server  # noqa: PLC0415  # slow
 
@@ -94,6 +102,8 @@ def grpc_server(  # noqa: PLR0913  # all but the first two are keyword-only
         tls=tls,
         extras=extras,
         reuse_port=reuse_port,
+        authentication=authentication,
+        on_reject=on_reject,
     )
 
 

@@ -21,6 +21,7 @@ from gateway.api.protocol import (
     StreamBinding,
 )
 from gateway.app.certificates import upstream_tls
+from gateway.app.declarations import Declarations
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.layers import EndpointParts, Tracing, UpstreamParts, Wrap, build_chain
 from gateway.app.server_identity import ServerIdentity
@@ -36,6 +37,7 @@ from gateway.ir.context import Need
 from gateway.ir.errors import ErrorCode
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
+from gateway.policies.divide_rows import DivideRows
 from gateway.policies.forward_headers import QuestionHeaders
 from gateway.policies.known_models import KnownModels
 from gateway.policies.limits.adaptive.overload import OverloadLimit
@@ -119,9 +121,13 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
     """
     spec, binding = protocol(url.protocol), carrier_of(url)
     name = str(url)
-    if isinstance(binding, HttpBinding) and binding.path_option and url.path:
-        # In this protocol the URL of a model is complete, so the path is an option, not a prefix.
-        options = {binding.path_option: url.path, **(options or {})}
+    if (
+        isinstance(binding, HttpBinding)
+        and binding.path_option
+        and (url.path or (url.is_root and binding.sets_root_path))
+    ):
+        # In this protocol the path of a URL is complete, so it is an option, not a prefix.
+        options = {binding.path_option: url.path or "/", **(options or {})}
         url = dataclasses.replace(url, path="")
     checked = spec.options(options or {})
     limits = message_limits or MessageLimits()
@@ -139,6 +145,8 @@ def connect(  # noqa: PLR0913  # keyword-only, but for the first
         upstream: Service = Upstream(name, made, client, attempts, brief_errors=brief_errors)
         if question_headers:
             upstream = QuestionHeaders(upstream, question_headers)
+        if made.max_rows is not None:
+            upstream = DivideRows(upstream, made.max_rows)
         return KnownModels(upstream) if made.only_known_models else upstream
 
     service = _with_dialect_detection(spec, checked, build)
@@ -327,6 +335,7 @@ class _EndpointBuilder:
     name: str
     config: UpstreamConfig
     signatures: Mapping[str, SignatureConfig]
+    declarations: Declarations
     metrics: Metrics
     tls: TlsFiles | None
     longest_call_s: float
@@ -366,9 +375,11 @@ class _EndpointBuilder:
         parts = EndpointParts(
             needs=connected.needs,
             signatures=self.signatures,
+            declarations=self.declarations,
             classifies=protocol(url.protocol).classifies,
             forward_headers=tuple(config.forward_headers),
             headers=config.headers,
+            client_header=config.client_header,
             ends_at_empty_classes=identity.ends_at_empty_classes,
             trace=None if self.tracing is None else partial(self.tracing.attempt, self.name, url),
         )
@@ -408,6 +419,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     metrics: Metrics,
     directory: Path,
     *,
+    declarations: Declarations = MappingProxyType({}),
     sequence_idle_s: float = IDLE_S,
     longest_call_s: float = 60.0,
     text_routes: AbstractSet[str] = frozenset(),
@@ -427,6 +439,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         name=name,
         config=config,
         signatures=signatures,
+        declarations=declarations,
         metrics=metrics,
         tls=upstream_tls(name, config.server_tls, directory),
         longest_call_s=longest_call_s,

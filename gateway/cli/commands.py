@@ -27,6 +27,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "reload": "gateway.cli.admin:reload",
         "upstream": "gateway.cli.admin:upstream",
         "route": "gateway.cli.admin:route",
+        "keys": "gateway.cli.keys:keys",
     }
 )
 """The functions of the gateway's own commands."""

@@ -9,6 +9,8 @@ import typer
 
 from gateway.app import check, describe_layers, explain_call
 from gateway.app.config_warnings import warnings
+from gateway.app.permissions import ExampleCall, ExplainedAccess, explain_access
+from gateway.app.route_rules import Explanation
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -24,6 +26,9 @@ from gateway.cli.output import (
 from gateway.cli.sidecar import load_mapping
 from gateway.config.load import ConfigError, LoadedConfig, is_secret_text, load_file
 from gateway.config.yaml_tree import Problem
+from gateway.policies.access.operations import INFERENCE, OPERATIONS
+from gateway.policies.access.rules import Size
+from gateway.settings.units import parse_size
 
 ConfigArgument = Annotated[
     Path | None, typer.Argument(metavar="CONFIG.yaml", exists=True, dir_okay=False)
@@ -140,45 +145,111 @@ def explain(  # noqa: PLR0913, PLR0917  # one for each flag
         list[str] | None,
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; repeatable."),
     ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Client of the call, or anonymous: may it make the call?")
+    ] = None,
+    operation: Annotated[
+        str, typer.Option(help="Operation of the call, as in security.rules.")
+    ] = INFERENCE,
+    listener: Annotated[str, typer.Option(help="Listener; the first one by default.")] = "",
+    group: Annotated[
+        list[str] | None, typer.Option(help="Another group of the client; repeatable.")
+    ] = None,
+    claim: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A claim of its token; repeatable."),
+    ] = None,
+    elements: Annotated[int, typer.Option(min=0, help="Elements of all inputs.")] = 0,
+    size: Annotated[str, typer.Option("--bytes", help="Size of all inputs, as in 4MiB.")] = "0",
     layers: Annotated[
         bool, typer.Option("--layers", help="Print the layers that every call passes, in order.")
     ] = False,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Print which route a call would take and why, or the order of the layers.
+    """Print which route a call would take and why, and whether a client may make it.
 
-    Exit status: 0 success, 1 no route matches, 2 usage or configuration error.
+    With --layers, print the order of the layers. Exit status: 0 success, 1 no route matches or the
+    client may not make the call, 2 usage or configuration error.
     """
     if layers:
         print_text("\n".join(describe_layers()))
         return
-    if not model:
-        fail("--model is missing; expected --model NAME, or --layers", WRONG_USAGE)
+    if not model and client is None:
+        fail("--model is missing; expected --model NAME, --client NAME or --layers", WRONG_USAGE)
+    if operation not in OPERATIONS:
+        expected = ", ".join(OPERATIONS)
+        fail(f"--operation is {operation!r}; expected one of {expected}", WRONG_USAGE)
     path = _require(config_path(config, config_option))
-    headers = dict(_pair(text) for text in header or ())
+    headers = dict(_pair("--header", text) for text in header or ())
     try:
-        loaded = load_checked(path)
+        config_of_file = load_checked(path).config
     except ConfigError as error:
         fail(f"the configuration is invalid:\n{error}", WRONG_USAGE)
-    explanation = explain_call(
-        loaded.config, model=model, version=version, protocol=protocol, headers=headers
-    )
+    explanation = access = None
+    if model:
+        explanation = explain_call(
+            config_of_file, model=model, version=version, protocol=protocol, headers=headers
+        )
+    if client is not None:
+        claims: dict[str, list[str]] = {}
+        for name, value in (_split("--claim", text) for text in claim or ()):
+            claims.setdefault(name, []).append(value)
+        try:
+            access = explain_access(
+                config_of_file,
+                ExampleCall(
+                    client=client,
+                    operation=operation,
+                    model=model,
+                    version=version,
+                    protocol=protocol,
+                    listener=listener,
+                    route=explanation.route or "" if explanation is not None else "",
+                    groups=group or (),
+                    claims=claims,
+                    size=Size(elements, parse_size(size)),
+                ),
+            )
+        except (LookupError, ValueError) as error:
+            fail(str(error.args[0]), WRONG_USAGE)
+    _print_explanation(output, f"{model} over {protocol}", explanation, access)
+
+
+def _print_explanation(
+    output: OutputFormat,
+    example: str,
+    explanation: Explanation | None,
+    access: ExplainedAccess | None,
+) -> None:
+    """Print what is known of a call, and exit with 1 if no route or no rule takes it."""
     if output is OutputFormat.JSON:
-        print_json(dataclasses.asdict(explanation))
+        found = {} if explanation is None else dataclasses.asdict(explanation)
+        print_json(found if access is None else {**found, "access": dataclasses.asdict(access)})
     else:
-        rows = [
-            (name, "yes" if matched else "no", reason)
-            for name, matched, reason in explanation.verdicts
-        ]
-        print_text(format_table(("route", "matches", "why"), rows))
-        if explanation.route is not None:
-            print_text(f"\n{model} uses route {explanation.route}, to:")
-            print_text("\n".join(f"  {target}" for target in explanation.targets))
-            print_text("Failed calls are retried:")
-            print_text("\n".join(f"  {line}" for line in explanation.retries))
-    if explanation.route is None:
-        print_note(f"gateway: no route matches {model} over {protocol}")
+        if explanation is not None:
+            _print_route(example, explanation)
+        if access is not None:
+            print_text(f"access: {access}")
+            if access.quotas:
+                print_text(f"quotas: {', '.join(access.quotas)}")
+    if explanation is not None and explanation.route is None:
+        print_note(f"gateway: no route matches {example}")
         raise typer.Exit(FAILED)
+    if access is not None and not access.is_allowed:
+        raise typer.Exit(FAILED)
+
+
+def _print_route(example: str, explanation: Explanation) -> None:
+    rows = [
+        (name, "yes" if matched else "no", reason) for name, matched, reason in explanation.verdicts
+    ]
+    print_text(format_table(("route", "matches", "why"), rows))
+    if explanation.route is not None:
+        model = example.rpartition(" over ")[0]
+        print_text(f"\n{model} uses route {explanation.route}, to:")
+        print_text("\n".join(f"  {target}" for target in explanation.targets))
+        print_text("Failed calls are retried:")
+        print_text("\n".join(f"  {line}" for line in explanation.retries))
 
 
 def _require(path: Path | None) -> Path:
@@ -187,8 +258,13 @@ def _require(path: Path | None) -> Path:
     return path
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(flag: str, text: str) -> tuple[str, str]:
+    name, value = _split(flag, text)
+    return name.lower(), value
+
+
+def _split(flag: str, text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        fail(f"--header is {text!r}; expected NAME=VALUE", WRONG_USAGE)
-    return name.strip().lower(), value.strip()
+        fail(f"{flag} is {text!r}; expected NAME=VALUE", WRONG_USAGE)
+    return name.strip(), value.strip()

@@ -35,14 +35,14 @@ class Row(Struct, frozen=True):
     """One route, target, model or endpoint.
 
     Attributes:
-        names: The names in its first columns.
+        names: What the row is about, by column.
         per_s: Calls per second.
         failed: Share of them that failed; None without calls.
         p50_ms: Median of the duration, interpolated within its bucket; None without calls.
         p99_ms: The 99th percentile of the same.
         mean_ms: Mean time upstream, in queues and in the gateway; of attempts only the first.
         pending: Calls in flight, and calls in the queue.
-        is_ready: Whether the endpoint is ready; None for other rows.
+        is_ready: Whether an endpoint is ready; None for other rows.
     """
 
     names: tuple[str, ...]

@@ -44,10 +44,24 @@ cdef bint _is_plain(text) noexcept:
     return _is_printable(at, size) and not memchr(at, c'"', size) and not memchr(at, c'\\', size)
 
 
+cdef inline Py_ssize_t _printable(Text at, Py_ssize_t size) noexcept:
+    """Return how many of the first bytes of a text are known to be printable ASCII, in eights."""
+    cdef Py_ssize_t index = 0
+    cdef uint64_t eight
+    while index + 8 <= size:
+        memcpy(&eight, at + index, 8)
+        # Each byte below 0x20, of 0x7F or above sets its highest bit in one of the three.
+        eight |= (eight - 0x2020202020202020ULL) | (eight + 0x0101010101010101ULL)
+        if eight & 0x8080808080808080ULL:
+            break
+        index += 8
+    return index
+
+
 cdef bint _is_printable(Text at, Py_ssize_t size) noexcept:
     """Return whether a text is printable ASCII."""
     cdef Py_ssize_t index
-    for index in range(size):
+    for index in range(_printable(at, size), size):
         if not 0x20 <= at[index] < 0x7F:
             return False
     return True

@@ -75,6 +75,128 @@ cdef _with_metadata(bytes block, metadata):
     return _python_version("with_metadata")(block, metadata)
 
 
+cpdef bint is_printable_ascii(str text) except -1:
+    """See `gateway.wire.http.is_printable_ascii`."""
+    return PyUnicode_IS_COMPACT_ASCII(text) and _is_printable(
+        PyUnicode_1BYTE_DATA(text), PyUnicode_GET_LENGTH(text)
+    )
+
+
+_is_key = None
+
+
+def metadata_with_id(tuple pairs not None, str request_id not None):
+    """See `gateway.wire.metadata.metadata_with_id`."""
+    global _is_key
+    cdef list metadata = []
+    cdef bint has_id = False
+    cdef tuple pair
+    if _is_key is None:
+        from gateway.wire.metadata import is_key
+
+        _is_key = is_key
+    for each in pairs:
+        pair = <tuple?>each
+        if len(pair) != 2 or not _is_key(pair[0]) or not is_printable_ascii(pair[1]):
+            return _python_version("metadata_with_id")(pairs, request_id)
+        metadata.append(pair)
+        has_id = has_id or pair[0] == "x-request-id"
+    if request_id and not has_id:
+        metadata.append(("x-request-id", request_id))
+    return tuple(metadata)
+
+
+_is_header = None
+
+
+def headers_with_id(tuple pairs not None, str request_id not None, str without not None):
+    """See `gateway.wire.metadata.headers_with_id`."""
+    global _is_header
+    cdef list headers = []
+    cdef bint has_id = False
+    cdef tuple pair
+    if _is_header is None:
+        from gateway.wire.metadata import is_header
+
+        _is_header = is_header
+    for each in pairs:
+        pair = <tuple?>each
+        if _is_header(pair[0]) and is_printable_ascii(pair[1]):
+            if not without or not pair[0].startswith(without):
+                headers.append(pair)
+                has_id = has_id or pair[0] == "x-request-id"
+    if request_id and not has_id:
+        headers.append(("x-request-id", request_id))
+    return tuple(headers)
+
+
+_begin_of_line = None
+
+
+def field_lines(tuple pairs not None):
+    """See `gateway.transports.http.client_rules.field_lines`."""
+    global _begin_of_line
+    cdef list parts = []
+    cdef tuple pair
+    cdef bint has_coding = False
+    if _begin_of_line is None:
+        from gateway.transports.http.client_rules import begin_of_line
+
+        _begin_of_line = begin_of_line
+    for each in pairs:
+        pair = <tuple?>each
+        begin = _begin_of_line(pair[0])
+        if begin is None:
+            continue
+        if not is_printable_ascii(pair[1]):
+            return _python_version("field_lines")(pairs)
+        parts.append(begin)
+        parts.append(pair[1])
+        parts.append("\r\n")
+        if PyUnicode_GET_LENGTH(pair[0]) == 15 and pair[0].lower() == "accept-encoding":
+            has_coding = True
+    if not has_coding:
+        parts.append("Accept-Encoding: identity\r\n")
+    return "".join(parts)
+
+
+def first_value(fields not None, str wanted not None):
+    """See `gateway.transports.callers.first_value`."""
+    if type(fields) is not tuple:
+        return _python_version("first_value")(fields, wanted)
+    cdef Py_ssize_t size = PyUnicode_GET_LENGTH(wanted)
+    for pair in <tuple>fields:
+        name, value = (<tuple?>pair)
+        if PyUnicode_GET_LENGTH(<str?>name) == size and isinstance(value, str):
+            if name == wanted or name.lower() == wanted:
+                return value
+    return ""
+
+
+def texts_and_id(tuple metadata not None):
+    """See `gateway.wire.metadata.texts_and_id`."""
+    cdef str found = ""
+    cdef tuple pair
+    for each in metadata:
+        pair = <tuple?>each
+        if len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
+            return _python_version("texts_and_id")(metadata)
+        if PyUnicode_GET_LENGTH(pair[0]) == 12 and pair[0] == "x-request-id":
+            found = <str>pair[1]
+            if len(found) > 128 or not is_printable_ascii(found):
+                found = ""
+    return metadata, found
+
+
+def pairs_named(tuple metadata not None, is_wanted not None):
+    """See `gateway.policies.forward_headers.pairs_named`."""
+    cdef list found = []
+    for pair in metadata:
+        if is_wanted[(<tuple?>pair)[0]]:
+            found.append(pair)
+    return tuple(found)
+
+
 cdef bytes _VARIES = b"Vary: Accept-Encoding\r\n"
 cdef bytes _REQUEST_ID = b"x-request-id: "
 cdef bytes _LENGTH = b"Content-Length: "
@@ -129,3 +251,216 @@ def join_response(
         out = _put(out, _LINE_END)
     _put_content(_put(out, end), body, content)
     return joined
+
+
+# Heads that repeat except for some values: transports/http1/head_template.py.
+
+cdef enum:
+    _TEXT_BYTES = 4096  # of the text of a head; a longer one is left to Python
+    _MAX_LINES = 128
+    _MAX_DIGITS = 15
+
+cdef uint8_t _IN_NAME[256]
+cdef uint8_t _IN_TARGET[256]
+for _each in b"-!#$%&'*+.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
+    _IN_NAME[_each] = 1
+for _each in b"-._~%:@!$&'()*+,;=?/0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
+    _IN_TARGET[_each] = 1
+
+cdef extern from "Python.h":
+    object PyUnicode_New(Py_ssize_t size, Py_UCS4 maxchar)
+
+
+cdef inline object _ascii(Text at, Py_ssize_t size):
+    """Return a text of characters that are known to be ASCII."""
+    text = PyUnicode_New(size, 127)
+    if size > 0:
+        memcpy(<void*>PyUnicode_1BYTE_DATA(text), at, size)
+    return text
+
+
+cdef bint _is_value(Text at, Py_ssize_t size) noexcept:
+    """Return whether a text is printable ASCII and tabs."""
+    cdef Py_ssize_t index
+    for index in range(_printable(at, size), size):
+        if not 0x20 <= at[index] < 0x7F and at[index] != c"\t":
+            return False
+    return True
+
+
+cdef inline Text _line_end(Text at, Text stop) noexcept:
+    """Return where the next CR LF begins; *stop* without one."""
+    while True:
+        at = <Text>memchr(at, c"\r", stop - at)
+        if at is NULL or at + 1 >= stop:
+            return stop
+        if at[1] == c"\n":
+            return at
+        at += 1
+
+
+_UNREAD = (None, None)
+
+
+cdef class _HeadRecogniser:
+    """Reads heads by their templates; what is unusual, *python* does."""
+
+    cdef frozenset _fixed
+    cdef uint64_t _lengths[256]  # by the first letter of a fixed name in lower case: its lengths
+    cdef Py_ssize_t _most_bytes, _most_target
+    cdef object _template_of, _python, _headers, _new_headers
+
+    def __cinit__(self, template_of, frozenset fixed, Py_ssize_t most_bytes, Py_ssize_t most_target, python):
+        from gateway.wire.http import Headers
+
+        cdef int index
+        self._template_of, self._headers, self._new_headers = template_of, Headers, Headers.__new__
+        self._fixed, self._most_bytes, self._most_target = fixed, most_bytes, most_target
+        self._python = python(template_of, fixed, most_bytes, most_target)
+        for index in range(256):
+            self._lengths[index] = 0
+        for name in (*fixed, b"content-length"):
+            self._lengths[<int>name[0]] |= <uint64_t>1 << min(len(name), 63)
+
+    def recognise(self, bytes data not None, Py_ssize_t at, Py_ssize_t end):
+        cdef Text start = <Text>PyBytes_AS_STRING(data)
+        cdef tuple cut
+        if end - at > self._most_bytes:
+            return None, None
+        if not 0 <= at <= end - 4 or end > PyBytes_GET_SIZE(data):
+            return self._python(data, at, end)
+        cut = self._split(start + at, start + end - 4)
+        if cut is None:
+            return self._python(data, at, end)
+        template = self._template_of(cut[0])
+        if template is None:
+            return None, cut
+        return template.fill(cut[1], cut[2], self._filled(<tuple>template.headers, <list>cut[3])), None
+
+    cdef object _filled(self, tuple template, list values):
+        """Return the fields of a template with other values."""
+        cdef tuple pairs = <tuple>template[0]
+        cdef tuple lowered = <tuple>template[1]
+        cdef tuple places = <tuple>template[2]
+        cdef Py_ssize_t index, place
+        cdef list filled = list(pairs)
+        cdef list filled_lowered = filled if lowered is pairs else list(lowered)
+        for index in range(len(places)):
+            place = places[index]
+            if place >= 0:
+                value = values[index]
+                filled[place] = ((<tuple>pairs[place])[0], value)
+                if filled_lowered is not filled:
+                    filled_lowered[place] = ((<tuple>lowered[place])[0], value)
+        pairs = tuple(filled)
+        headers = self._new_headers(self._headers)
+        headers.pairs = pairs
+        headers._lowered = pairs if filled_lowered is filled else tuple(filled_lowered)
+        headers._read = _UNREAD
+        headers.positions = template[3]
+        return headers
+
+    cdef tuple _split(self, Text at, Text stop):
+        """Split a head; return None for what Python should read."""
+        cdef char text[_TEXT_BYTES]
+        cdef char* out = text
+        cdef char* full = text + _TEXT_BYTES
+        cdef Text line_end = _line_end(at, stop)
+        cdef Text here = at
+        cdef Text value
+        cdef Text value_end
+        cdef Py_ssize_t size
+        cdef int64_t length = -1
+        cdef int kind
+        cdef list values = []
+        cdef object target = ""
+        if self._most_target:
+            while here < line_end and c"A" <= here[0] <= c"Z":
+                here += 1
+            if here == at or here == line_end or here[0] != c" ":
+                return None
+            here += 1
+            value = here
+            while here < line_end and _IN_TARGET[here[0]]:
+                here += 1
+            if here == line_end or here[0] != c" " or value[0] != c"/" or here - value > self._most_target:
+                return None
+            if line_end - at > full - out:
+                return None
+            out = _put_text(out, <const char*>at, value - at)
+            out = _put_text(out, <const char*>here, line_end - here)
+            target = _ascii(value, here - value)
+        else:
+            if line_end - at > full - out:
+                return None
+            out = _put_text(out, <const char*>at, line_end - at)
+        while line_end < stop:
+            at = line_end + 2
+            line_end = _line_end(at, stop)
+            if full - out < 2:
+                return None
+            out = _put_text(out, b"\r\n", 2)
+            here = at
+            while here < line_end and _IN_NAME[here[0]]:
+                here += 1
+            size = here - at
+            kind = 0
+            if size and size < 64 and self._lengths[at[0] | 0x20] >> size & 1:
+                kind = self._kind(at, size)
+            if kind == 1 or here == line_end or here[0] != c":" or not size:
+                if kind != 1 or (here < line_end and here[0] != c":"):
+                    return None
+                if line_end - at > full - out:
+                    return None
+                out = _put_text(out, <const char*>at, line_end - at)
+                continue
+            value, value_end = here + 1, line_end
+            while value < value_end and (value[0] == c" " or value[0] == c"\t"):
+                value += 1
+            while value < value_end and ((value_end - 1)[0] == c" " or (value_end - 1)[0] == c"\t"):
+                value_end -= 1
+            if not _is_value(value, value_end - value):
+                return None
+            if kind == 2:
+                if value == value_end or length >= 0:
+                    return None
+                length = _length(value, value_end - value)
+                if length < 0:
+                    if line_end - at > full - out:
+                        return None
+                    out = _put_text(out, <const char*>at, line_end - at)
+                    continue
+            if size > full - out:
+                return None
+            out = _put_text(out, <const char*>at, size)
+            values.append(_ascii(value, value_end - value))
+        return PyBytes_FromStringAndSize(text, out - text), target, length, values
+
+    cdef int _kind(self, Text at, Py_ssize_t size) except -1:
+        """Return 1 for a fixed name, 2 for that of the length; 0 for another one."""
+        cdef char lower[64]
+        cdef Py_ssize_t index
+        for index in range(size):
+            lower[index] = <char>(at[index] | 0x20 if c"A" <= at[index] <= c"Z" else at[index])
+        if size == 14 and not memcmp(lower, b"content-length", 14):
+            return 2
+        return PyBytes_FromStringAndSize(lower, size) in self._fixed
+
+
+cdef int64_t _length(Text at, Py_ssize_t size) noexcept:
+    """Return a length of a few digits that does not begin with 0; -1 for anything else."""
+    cdef int64_t length = 0
+    cdef Py_ssize_t index
+    if size > _MAX_DIGITS or at[0] == c"0":
+        return -1
+    for index in range(size):
+        if not c"0" <= at[index] <= c"9":
+            return -1
+        length = length * 10 + (at[index] - c"0")
+    return length
+
+
+def head_recogniser(template_of, fixed, Py_ssize_t most_bytes, Py_ssize_t most_target):
+    """See `gateway.transports.http1.head_template.head_recogniser`."""
+    python = _python_version("head_recogniser")
+    return _HeadRecogniser(template_of, fixed, most_bytes, most_target, python).recognise

@@ -149,7 +149,7 @@ def load_text(
     return LoadedConfig(config, tree, source, directory, sha256)
 
 
-_SECRET_KEY = re.compile("password|secret|token|api_?key|credential", re.IGNORECASE)
+_SECRET_KEY = re.compile("password|secret|token(?!_checks)|api_?key|credential", re.IGNORECASE)
 _SECRET_TEXT = re.compile(f"{_SECRET_KEY.pattern}|authorization|headers", re.IGNORECASE)
 _HIDDEN = "..."
 
@@ -191,7 +191,7 @@ _MESSAGES = {
 }
 _NOT_EMPTY = "expected text that is not empty"
 _PYDANTIC_PREFIX = "Input should be "
-_MODEL_KEYS = {"backend", "signature", "batching", "cache"}
+_MODEL_KEYS = {"backend", "signature", "batching", "cache", "protocols"}
 _MEMBER_TYPES = {"literal_error", "model_type", "value_error"}
 _TYPES_WITHOUT_VALUE = {"missing", "too_short", "value_error"}
 
@@ -334,8 +334,8 @@ def _reference_problems(tree: YamlTree) -> Iterator[Problem]:
     for name, model in models.items():
         if isinstance(model, dict) and not model.keys() & _MODEL_KEYS:
             message = (
-                "a model needs 'backend', or at least one of 'signature', 'batching' and 'cache' "
-                "for a model of an upstream"
+                "a model needs 'backend', or at least one of 'signature', 'batching', 'cache' and "
+                "'protocols' for a model of an upstream"
             )
             yield problem(("models", name), message)
 

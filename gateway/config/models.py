@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gateway.config.access import ClientConfig, ClientName, HeaderName, SecurityConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
+from gateway.config.permissions import QuotaConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
@@ -154,6 +156,11 @@ class ListenerConfig(Model):
     grpcio, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
+    authentication: Literal["required", "optional", "off"] | None = None
+    """Whether clients need a credential. `required`: calls without one are refused. `optional`:
+    their client is `anonymous`, and wrong credentials are refused. `off`: no credential is read.
+    Default: `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client
+    has `certificates` or `unix_users`; else `off`."""
     cors: CorsConfig | None = None
     """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
     refuse their requests."""
@@ -309,9 +316,13 @@ class UpstreamConfig(Model):
     come from `${env:NAME}` or `${file:PATH}`. Default: no headers."""
     forward_headers: Names = ()
     """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Values of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that
-    begin with `triton_` are refused, because they can end a Triton server. Tracing headers are
-    always forwarded, and HTTP servers get the request id. Default: `[]`."""
+    `x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values of
+    names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that begin with
+    `triton_` are refused, because they can end a Triton server. Tracing headers are always
+    forwarded, and HTTP servers get the request id. Default: `[]`."""
+    client_header: HeaderName | None = None
+    """Header with the name of the client, which replaces what the caller sent there. Calls of
+    different clients then share neither batches nor cached responses. Default: none."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
@@ -328,9 +339,9 @@ class UpstreamConfig(Model):
     another name for it. `peak_ewma` multiplies both. `hash` sends calls with the same key to the
     same address. Each worker counts for itself. Default: `least_request`."""
     hash_by: CallKey = "model"
-    """Key for `balance: hash`: `model`, `address` for the IP address of the client, or
-    `header:NAME` for the value of a header. Calls without the header are balanced as with
-    `least_request`. Default: `model`."""
+    """Key for `balance: hash`: `model`, `client` for the name of the client, `address` for its IP
+    address, or `header:NAME` for the value of a header. Calls without the header are balanced as
+    with `least_request`. Default: `model`."""
     slow_start: Duration | None = None
     """Time in which the share of an address that became available again grows from 10 % to its
     whole share. Default: no slow start."""
@@ -419,6 +430,9 @@ class BatchingConfig(Model):
     in_flight: int | None = Field(None, ge=1)
     """Largest number of batches that the model processes at the same time. Default: the number of
     instances of the model, or 2 for a model of an upstream."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Whose requests are never merged: those of clients of different groups, or of different
+    clients. Default: `none`, which merges those of all clients."""
 
     @model_validator(mode="after")
     def _check_preferred_sizes(self) -> BatchingConfig:
@@ -437,6 +451,10 @@ class CacheConfig(Model):
     are removed first. Default: `64MiB`."""
     max_age: Duration = 60.0
     """Time for which a stored response is used. Default: `60s`."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Who never gets the response to another: clients of different groups, or different clients.
+    `client` also hides by the time of a response what others have sent. Default: `none`, which
+    shares the responses of all clients."""
 
 
 class ModelConfig(Model):
@@ -460,14 +478,9 @@ class ModelConfig(Model):
     """Dynamic batching. `{}` switches it on with its defaults. Default: no batching."""
     cache: CacheConfig | None = None
     """Response cache. `{}` switches it on with its defaults. Default: no cache."""
-
-
-class SecurityConfig(Model):
-    """Checks that the gateway applies to its own configuration."""
-
-    strict: bool = False
-    """Refuse to start if a listener exposes data without TLS, or shared memory, to other machines.
-    Default: `false`, which logs a warning."""
+    protocols: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
+    """What protocols without tensors must know about the model, by the name of the protocol. The
+    page of the protocol has the keys. Default: none, so the metadata of the model decide."""
 
 
 class ReloadConfig(Model):
@@ -548,8 +561,12 @@ class Config(Model):
     model, every pipeline and the models of all upstreams under their own names."""
     policies: PoliciesConfig = PoliciesConfig()
     """Timeouts, retries and concurrency of every route."""
+    clients: Mapping[ClientName, ClientConfig] = Field(default_factory=dict)
+    """Clients, by name. `anonymous` is reserved for those without a credential. Default: none."""
     security: SecurityConfig = SecurityConfig()
-    """How strict the gateway is with its own configuration."""
+    """Credentials of clients, and how strict the gateway is with its own configuration."""
+    quotas: Mapping[ClientName, QuotaConfig] = Field(default_factory=dict)
+    """How much clients may use, by a name of your choice. Default: none."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and metrics."""
     lifecycle: LifecycleConfig = LifecycleConfig()

@@ -43,6 +43,14 @@ class MatchConfig(Model):
     headers: Mapping[Name, Scalar] = Field(default_factory=dict)
     """Names of headers or gRPC metadata, each with the pattern of its value. Default: no
     condition."""
+    clients: Names = ()
+    """Names or patterns of clients, as `clients` defines them; `anonymous` without a credential.
+    Default: `[]`, which means every client."""
+    groups: Names = ()
+    """Groups or patterns of groups; the client must have one of them. Default: `[]`, which means
+    every client."""
+    tiers: Names = ()
+    """Tiers or patterns of tiers of clients. Default: `[]`, which means every client."""
 
 
 class TensorNamesConfig(Model):
@@ -207,8 +215,9 @@ class ShareConfig(Model):
     """The part of a route's inferences in flight that callers with the same key may have."""
 
     by: CallKey
-    """Key of a caller: `header:NAME`, such as `header:x-tenant`, `address` for its IP address, or
-    `model`. Callers without the header share one part."""
+    """Key of a caller: `client` for the name that its credential has, `header:NAME`, such as
+    `header:x-tenant`, `address` for its IP address, or `model`. Callers without the header share
+    one part."""
     in_flight: Annotated[Text, Field(pattern=PART)] = "25%"
     """Largest number of inferences of one key that are processed at the same time, or a percentage
     of `in_flight` of the route, or of 256 if that is not set. Further ones wait as
@@ -312,8 +321,9 @@ class RouteConfig(Model):
     """Fair shares of the callers of this route. Default: no shares."""
     sticky_by: CallKey | None = None
     """Key whose calls always go to the same target, such as `header:x-user` for a canary: the
-    weights then decide about keys. `address` for the IP address of the client, `model`, or
-    `header:NAME`; calls without the header go by weight. Default: each call goes by weight."""
+    weights then decide about keys. `client` for the name of the client, `address` for its IP
+    address, `model`, or `header:NAME`; calls without the header go by weight. Default: each call
+    goes by weight."""
     sequence_ids: Literal["checked", "text"] = "checked"
     """What happens to a sequence id that is a string, if the upstream does not show the
     configuration of the model. `checked` refuses it. `text` forwards it: a client can then end a

@@ -24,7 +24,13 @@ from gateway.ir.calls import (
     StreamInferRequest,
     sequence_of,
 )
-from gateway.ir.context import Context
+from gateway.ir.context import (
+    GATEWAY_CLIENT,
+    NO_CLIENT,
+    Client,
+    Context,
+    ModelRef,
+)
 from gateway.ir.errors import (
     GatewayError,
     InternalError,
@@ -74,6 +80,9 @@ OnBlocked = Callable[[str, str, float], None]
 def _ignore_blocked(_codec: str, _model: str, _seconds: float) -> None: ...
 
 
+CheckInference = Callable[[Client, ModelRef], None]
+"""Raises Forbidden if a client may not make any inference of a model."""
+
 ReadRequestId = Callable[[Q], str]
 """Returns the valid request id in a request that may be unreadable otherwise; "" for none."""
 
@@ -89,6 +98,11 @@ def _metadata_of(wire: object) -> tuple[tuple[str, str], ...]:
     if isinstance(wire, GrpcRequest):
         return text_metadata(wire.metadata)
     return ()
+
+
+def _client_of(wire: object) -> Client:
+    client: Client = getattr(wire, "client", NO_CLIENT)
+    return client
 
 
 AttachRequestId = Callable[[A, str], A]
@@ -115,6 +129,8 @@ class Frontend(ServerFrontend[Q, A]):
 
     _choose: Callable[[Call[Any]], Coroutine[Any, Any, A] | None] | None = None
     """Takes calls with one reply over from `handle`; None for the calls that it leaves to it."""
+
+    _check_inference: CheckInference | None = None
 
     def __init__(
         self,
@@ -152,9 +168,24 @@ class Frontend(ServerFrontend[Q, A]):
         if isinstance(codec, CutThroughCodec):
             self._cut_through = codec
 
-    def replace_service(self, service: Service) -> None:
-        """Send all calls that begin from now on to *service*, and keep nothing of the other one."""
+    def replace_service(
+        self,
+        service: Service,
+        check_inference: CheckInference | None = None,
+        attach_request_id: AttachRequestId[A] | None = None,
+    ) -> None:
+        """Send all calls that begin from now on to *service*, and keep nothing of the other one.
+
+        Args:
+            service: Handles calls.
+            check_inference: Asked before the gateway itself asks about the model of a request;
+                None if each client may use every model.
+            attach_request_id: Adds the request id to the response; None for the same as before.
+        """
+        if attach_request_id is not None:
+            self._attach_request_id = attach_request_id
         self._service = bound_call(service)
+        self._check_inference = check_inference
         self._decoupled_models = DecoupledModels(service)
         self._known_inputs = KnownInputs(service)
         self._dialects = ServerDialects(service)
@@ -320,10 +351,15 @@ class Frontend(ServerFrontend[Q, A]):
         model = reading.inferred_model(wire)
         if model is None:
             return refused
+        if self._check_inference is not None:
+            try:
+                self._check_inference(_client_of(wire), model)
+            except GatewayError as error:
+                return error
         found = await self._decoded_in(reading.most_lenient, wire, refused, request_id)
         if found is None or isinstance(found, GatewayError):
             return found or refused
-        context = Context(self._codec.name, _metadata_of(wire), request_id)
+        context = self._question_context(wire, request_id)
         dialect = await self._dialects.find(model, context)
         if dialect != reading.most_lenient:
             found = await self._decoded_in(dialect, wire, refused, request_id)
@@ -373,9 +409,15 @@ class Frontend(ServerFrontend[Q, A]):
             accepts = self._known_inputs.accepts
             return await off_loop(with_expected_inputs, accepts, decode, wire, request_id)
         except UncheckedInputs as found:
-            context = Context(self._codec.name, _metadata_of(wire), request_id)
+            if self._check_inference is not None:
+                self._check_inference(_client_of(wire), found.model)
+            context = self._question_context(wire, request_id)
             await self._known_inputs.check(found, context)
         return await off_loop(decode, wire, request_id)
+
+    def _question_context(self, wire: Q, request_id: str) -> Context:
+        """Return the context of a question that takes the route of *wire*."""
+        return Context(self._codec.name, _metadata_of(wire), request_id, client=GATEWAY_CLIENT)
 
     def _write(self, encode: Callable[[Any, Any], A], call: Call[Any], reply: Any) -> Any:
         """Return *reply* as a response, or a coroutine that encodes it on another thread."""
@@ -505,6 +547,10 @@ class Frontend(ServerFrontend[Q, A]):
         error.request_id = error.request_id or next(self._request_ids)
         self._on_rejected(self._codec.name, error)
         return self._attach_request_id(self._codec.encode_error(None, error), error.request_id)
+
+    def note_request(self, wire: Q, error: GatewayError, /) -> None:
+        """Note in *error* whatever its form depends on, of a request without its body."""
+        self._codec.note_request(wire, error)
 
     def _reject_unread(self, wire: Q, error: GatewayError, request_id: str) -> A:
         """Return *error* as the response to the complete message *wire*."""

@@ -36,6 +36,7 @@ from gateway.ir.metadata import (
 )
 from gateway.ir.statistics import ModelStatistics
 from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.text_tasks import TextTask
 
 R = TypeVar("R")
 
@@ -302,6 +303,7 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
             of that name, else parameters. A tuple is a list of values. `Complete` splits them.
         batch_size: None if shapes include the batch axis. Otherwise shapes are those of one item;
             it is 1 for a model that does not batch.
+        texts: The task, where inputs are texts of it and have no names; its call has `Need.TEXTS`.
     """
 
     inputs: tuple[Tensor, ...] = ()
@@ -313,6 +315,7 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
     parameters: Parameters = field(default_factory=dict)
     flat_members: Members = field(default_factory=dict)
     batch_size: int | None = None
+    texts: TextTask | None = None
 
     @property
     def shares_memory(self) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.ir.identity import ANONYMOUS, GATEWAY, Identity
+
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
 
@@ -120,6 +122,7 @@ class Need(enum.Enum):
     protocol sends BOOL as UINT8 and BF16 as FP32. WIDENED: the protocol sends a datatype it does
     not have as the next wider one, and unsigned integers as signed; a value out of range is an
     error. NUMERIC_VERSIONS: versions are numbers, and 1 also stands for any other version or none.
+    TEXTS: the call has a task on texts, and inputs without names (`InferRequest.texts`).
     """
 
     NAMES = "names"
@@ -131,6 +134,7 @@ class Need(enum.Enum):
     WIDENED = "widened"
     NUMERIC_VERSIONS = "numbers"
     FLAT_MEMBERS = "flat members"
+    TEXTS = "texts"
 
     # Enum's hash is written in Python and takes ten times as long; every call uses it repeatedly.
     __hash__ = object.__hash__
@@ -173,13 +177,18 @@ class Client(Struct, frozen=True):
     Attributes:
         address: Its IP address; "" for a unix socket, and inside the gateway.
         agent: Its `user-agent`; "" for none.
+        identity: Whom its credentials name.
     """
 
     address: str = ""
     agent: str = ""
+    identity: Identity = ANONYMOUS
 
 
 NO_CLIENT = Client()
+
+GATEWAY_CLIENT = Client(identity=GATEWAY)
+"""The caller of questions that the gateway asks for itself."""
 
 
 class Context(IgnoresOrigin, frozen=True):

@@ -23,6 +23,7 @@ class ErrorCode(enum.Enum):
     TOO_LARGE = "too_large"
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
+    QUOTA_EXCEEDED = "quota_exceeded"
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -103,6 +104,24 @@ class InvalidTensor(InvalidRequest):
     """A tensor's data, datatype and shape do not match."""
 
 
+class InvalidMember(InvalidRequest):
+    """One member of the request is wrong, or its model does not serve it.
+
+    Args:
+        message: What is wrong, what was found, and what is expected.
+        member: Name of the member; "" for the whole request.
+        reason: A word for programs, such as "unsupported_model"; "" for none.
+        model: The model of the call.
+    """
+
+    def __init__(
+        self, message: str, *, member: str = "", reason: str = "", model: ModelRef | None = None
+    ) -> None:
+        super().__init__(message, model=model)
+        self.member = member
+        self.reason = reason
+
+
 class NotFound(GatewayError):
     """The requested object does not exist."""
 
@@ -169,15 +188,40 @@ class TooLarge(GatewayError):
 
 
 class Unauthenticated(GatewayError):
-    """The caller sent no valid credentials."""
+    """The caller sent no valid credentials.
+
+    Attributes:
+        was_sent: Whether it sent any.
+        credential: The id of what it sent, for the log only; "" if that is unknown.
+    """
 
     code = ErrorCode.UNAUTHENTICATED
+    was_sent: bool = False
+    credential: str = ""
 
 
 class Forbidden(GatewayError):
     """The caller is not allowed to do this."""
 
     code = ErrorCode.FORBIDDEN
+
+
+class AccessDenied(Forbidden):
+    """No rule of the gateway allows the client to do this, or one denies it.
+
+    Attributes:
+        rule: The rule that denies it, for the log only; None for none.
+        credential: The id of the client's key, for the log only.
+    """
+
+    rule: str | None = None
+    credential: str = ""
+
+
+class QuotaExceeded(GatewayError):
+    """The client has used up a quota."""
+
+    code = ErrorCode.QUOTA_EXCEEDED
 
 
 class Overloaded(GatewayError):
@@ -243,6 +287,10 @@ class UpstreamError(GatewayError):
     code = ErrorCode.UPSTREAM
 
 
+class InvalidOutput(UpstreamError):
+    """The output of a model has a value that the caller's request cannot get."""
+
+
 class InternalError(GatewayError):
     """A defect of the gateway."""
 
@@ -260,6 +308,7 @@ ERROR_CLASSES: dict[ErrorCode, type[GatewayError]] = {
         TooLarge,
         Unauthenticated,
         Forbidden,
+        QuotaExceeded,
         Overloaded,
         Unavailable,
         DeadlineExceeded,

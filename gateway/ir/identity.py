@@ -35,3 +35,6 @@ class Identity(Struct, frozen=True, eq=False):
 
 ANONYMOUS: Final = Identity("anonymous")
 """A client that sent no credential, or whose listener reads none."""
+
+GATEWAY: Final = Identity("")
+"""The gateway itself, which asks about models. No credential names it."""

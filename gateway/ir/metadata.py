@@ -37,6 +37,8 @@ class ModelMetadata:
         decoupled: The server reports that a request may have any number of replies.
         dialect: How the server differs from others of its protocol; "" where nothing tells it. It
             is no part of the signature.
+        declarations: What the configuration declares for protocols, by the protocol; no part of
+            the signature either.
     """
 
     name: str
@@ -50,6 +52,7 @@ class ModelMetadata:
     decoupled: bool = False
     configuration: ModelConfiguration | None = None
     dialect: str = field(default="", compare=False)
+    declarations: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     def changed(self, **fields: Any) -> ModelMetadata:
         """Return a copy with *fields* changed."""

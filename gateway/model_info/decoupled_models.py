@@ -8,7 +8,7 @@ import structlog
 
 from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import ModelConfigRequest, StreamInferRequest
-from gateway.ir.context import ModelRef
+from gateway.ir.context import GATEWAY_CLIENT, ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.service import Service
 
@@ -42,7 +42,7 @@ class DecoupledModels:
 
     async def _find(self, model: ModelRef | None, call: StreamInferRequest) -> bool | None:
         """Return whether the model is decoupled; None, which keeps the order, if nobody knows."""
-        context = call.with_context(origin=None, session=None).context
+        context = call.with_context(origin=None, session=None, client=GATEWAY_CLIENT).context
         question = ModelConfigRequest(model=model, context=context)
         try:
             async with asyncio.timeout(_TIMEOUT_S):

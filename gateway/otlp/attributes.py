@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from gateway.api.protocol import Codec
 from gateway.ir.calls import Call, StreamInferRequest
+from gateway.ir.context import Client
 from gateway.ir.errors import Cancelled, ErrorCode, GatewayError, InternalError
+from gateway.ir.identity import ANONYMOUS
 from gateway.settings.units import Url
 from gateway.telemetry.call_log import code_of
 from gateway.telemetry.call_path import CallPath
@@ -32,6 +34,7 @@ CLIENT_FAULTS: Final = frozenset(
         ErrorCode.TOO_LARGE,
         ErrorCode.UNAUTHENTICATED,
         ErrorCode.FORBIDDEN,
+        ErrorCode.QUOTA_EXCEEDED,
         ErrorCode.OVERLOADED,
         ErrorCode.CANCELLED,
     )
@@ -65,11 +68,17 @@ def client_attributes(call: Call[Any]) -> Attributes:
             "gateway.protocol": context.protocol,
             "gateway.request_id": context.request_id,
             "client.address": context.client.address,
+            "gateway.client_name": _client_name(context.client),
             "user_agent.original": context.client.agent,
             **model_attributes(call),
             **({} if origin is None else _wire_attributes(origin.wire, call)),
         }
     )
+
+
+def _client_name(client: Client) -> str:
+    """Return the name of a client that sent a credential; "" for others."""
+    return "" if client.identity is ANONYMOUS else client.identity.name
 
 
 def path_attributes(path: CallPath, kind: str) -> Attributes:

@@ -19,6 +19,7 @@ from gateway.ir.data import ItemsData, JsonItemsData, RawData, SharedMemoryData,
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
 from gateway.ir.tensor import Tensor, as_raw
+from gateway.policies.access.apart import Apart
 from gateway.policies.batch.merge import SHARED_NEEDS, in_canonical_order, shared_metadata, typed
 from gateway.service import Service
 
@@ -84,6 +85,7 @@ class Cache:
         max_bytes: Maximum size of all entries.
         max_age_s: Time after which an entry expires.
         meter: Counts lookups and entries; None to count nothing.
+        apart: Keeps the replies of clients apart; None to share them.
         clock: Monotonic seconds.
     """
 
@@ -94,12 +96,14 @@ class Cache:
         max_bytes: int = 64 * _MIB,
         max_age_s: float = 60.0,
         meter: CacheMeter | None = None,
+        apart: Apart | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._meter = _NoCacheMeter() if meter is None else meter
+        self._apart = apart
         self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._pending: dict[bytes, _PendingLookup] = {}
@@ -128,6 +132,8 @@ class Cache:
     async def _infer(self, call: InferRequest) -> InferResponse:
         large = sum([tensor.nbytes for tensor in call.inputs]) > _LARGE_BYTES
         key = await asyncio.to_thread(cache_key, call) if large else cache_key(call)
+        if self._apart is not None:
+            key += b"\0" + self._apart(call).encode()
         while True:
             cached = self._get(key)
             if cached is not None:

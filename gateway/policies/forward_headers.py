@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
 
+from gateway.accelerator import accelerated
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -26,7 +27,11 @@ R = TypeVar("R")
 
 # Never forwarded, regardless of the configuration: each hop has its own. Codecs write the request
 # id from the context.
+_CREDENTIAL = "authorization"
 _NEVER = HOP_BY_HOP_HEADERS | {REQUEST_ID}
+
+_MAX_NAMES = 1024
+_MAX_NAME_CHARS = 128
 
 _QUESTIONS: frozenset[type[Call[Any]]] = frozenset(
     {
@@ -62,10 +67,12 @@ class ForwardHeaders:
         self._inner = inner
         self._inference = inner if inference is None else inference
         names = [name.lower() for name in allowed]
-        self._exact = frozenset([*TRACING, *(name for name in names if not name.endswith("*"))])
-        self._prefixes = tuple(name[:-1] for name in names if name.endswith("*"))
         self._added = tuple((name.lower(), value) for name, value in added.items())
-        self._own = frozenset(name for name, _ in self._added) | _NEVER
+        self._is_forwarded = _Forwarded(
+            frozenset(name for name, _ in self._added) | _NEVER,
+            frozenset([*TRACING, *(name for name in names if not name.endswith("*"))]),
+            tuple(name[:-1] for name in names if name.endswith("*")),
+        )
         # Callers repeat their headers, and transports then pass the identical tuple.
         self._last: tuple[Metadata, Metadata] = ((), self._added)
 
@@ -74,22 +81,110 @@ class ForwardHeaders:
         metadata = call.context.metadata
         last, forwarded = self._last
         if metadata is not last:
-            forwarded = self._forwarded(metadata)
+            forwarded = pairs_named(metadata, self._is_forwarded)
+            if self._added:
+                forwarded += self._added
             self._last = metadata, forwarded
         inner = self._inference if type(call) is InferRequest else self._inner
         # As `with_metadata`, without its frame.
         return inner(replace(call, context=replace(call.context, metadata=forwarded)))
 
-    def _forwarded(self, metadata: Metadata) -> Metadata:
-        own, exact, prefixes = self._own, self._exact, self._prefixes
-        forwarded = [
-            pair
-            for pair in metadata
-            if pair[0] not in own
-            and not pair[0].startswith(TRITON_PREFIX)
-            and (pair[0] in exact or (prefixes and pair[0].startswith(prefixes)))
-        ]
-        return (*forwarded, *self._added)
+
+@accelerated
+def pairs_named(metadata: Metadata, is_wanted: Mapping[str, bool]) -> Metadata:
+    """Return the pairs of *metadata* with the names that are wanted."""
+    return tuple([pair for pair in metadata if is_wanted[pair[0]]])
+
+
+class _Forwarded(dict[str, bool]):
+    """Whether the headers of a name are forwarded, for the names that clients send.
+
+    Args:
+        own: Names that are not.
+        exact: Names that are.
+        prefixes: What names begin with that are.
+
+    Attributes:
+        own: Names that are not, whatever else is said of them.
+    """
+
+    def __init__(
+        self, own: frozenset[str], exact: frozenset[str], prefixes: tuple[str, ...]
+    ) -> None:
+        super().__init__()
+        self.own = own
+        self._exact = exact
+        self._prefixes = prefixes
+
+    def __missing__(self, name: str) -> bool:
+        # A pattern never forwards the credential of a client; its name in full does.
+        is_meant = name != _CREDENTIAL and name.startswith(self._prefixes)
+        is_listed = name in self._exact or is_meant
+        found = is_listed and name not in self.own and not name.startswith(TRITON_PREFIX)
+        if len(self) < _MAX_NAMES and len(name) <= _MAX_NAME_CHARS:  # clients choose the names
+            self[name] = found
+        return found
+
+
+class NamedForwardHeaders(ForwardHeaders):
+    """Does the same, and adds a header with the name of the client.
+
+    Args:
+        inner: The service to call.
+        allowed: Case-insensitive names of headers to forward.
+        added: Headers of every call.
+        client_header: The header, in lower case; what the caller sent there is dropped.
+        inference: Handles each InferRequest; None for *inner*.
+    """
+
+    def __init__(
+        self,
+        inner: Service,
+        allowed: Iterable[str],
+        added: Mapping[str, str],
+        client_header: str,
+        *,
+        inference: Service | None = None,
+    ) -> None:
+        super().__init__(inner, allowed, added, inference=inference)
+        self._is_forwarded.own |= {client_header}
+        self._added = tuple(pair for pair in self._added if pair[0] != client_header)
+        self._client_header = client_header
+        self._last_named: tuple[Metadata | None, str, Metadata] = (None, "", ())
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Call *inner* with the metadata for the target."""
+        context = call.context
+        metadata, name = context.metadata, context.client.identity.name
+        last, last_name, forwarded = self._last_named
+        if metadata is not last or name != last_name:
+            own = (*self._added, (self._client_header, name))
+            forwarded = pairs_named(metadata, self._is_forwarded) + own
+            self._last_named = metadata, name, forwarded
+        inner = self._inference if type(call) is InferRequest else self._inner
+        return inner(replace(call, context=replace(context, metadata=forwarded)))
+
+
+def forwarding(
+    inner: Service,
+    allowed: Iterable[str],
+    added: Mapping[str, str],
+    client_header: str | None,
+    *,
+    inference: Service | None = None,
+) -> ForwardHeaders:
+    """Return what replaces the metadata of calls by the headers for the target.
+
+    Args:
+        inner: The service to call.
+        allowed: Case-insensitive names of headers to forward.
+        added: Headers of every call.
+        client_header: The header with the name of the client; None for none.
+        inference: Handles each InferRequest; None for *inner*.
+    """
+    if client_header is None:
+        return ForwardHeaders(inner, allowed, added, inference=inference)
+    return NamedForwardHeaders(inner, allowed, added, client_header, inference=inference)
 
 
 class QuestionHeaders:

@@ -218,11 +218,13 @@ def _magnitude(latency: PeakEwma, now: float) -> int:
 
 
 def key_of(source: str) -> Key:
-    """Return the key function of a configured source: `model`, `address`, or `header:NAME`."""
+    """Return the key function of a source: `model`, `address`, `client`, or `header:NAME`."""
     if source == "model":
         return lambda call: None if call.model is None else call.model.name
     if source == "address":
         return lambda call: call.context.client.address or None
+    if source == "client":
+        return lambda call: call.context.client.identity.name
     name = source.removeprefix("header:").lower()
     return lambda call: next(
         (value for key, value in call.context.metadata if key == name and value), None

@@ -6,12 +6,13 @@ Rules are compiled at start. Model names come from clients, so the cache of resu
 
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.ir.calls import Call
-from gateway.ir.context import ModelRef
+from gateway.ir.context import Context, ModelRef
+from gateway.ir.identity import Identity
 
 MAX_CACHED = 4096
 
@@ -28,12 +29,23 @@ class Rule:
         protocols: Globs for the caller's codec ("oip.*"); empty matches all.
         headers: Glob for the value by header or gRPC metadata name. If a name has several values,
             one must match.
+        clients: Globs for the client's name; empty matches all.
+        groups: Globs of which one must match a group of the client; empty matches all.
+        tiers: Globs for the client's tier; empty matches all.
     """
 
     model: str = "*"
     versions: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    clients: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the model, the version and the protocol decide alone."""
+        return not (self.headers or self.clients or self.groups or self.tiers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +67,13 @@ class Matcher:
     """Finds the first of *rules* that matches a call.
 
     Attributes:
-        uses_headers: Some rule has a condition on headers.
+        is_static: Models, versions and protocols decide alone: no headers, no clients.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = [_CompiledRule(rule) for rule in rules]
         self._candidates: dict[tuple[str, str, str], tuple[int, ...]] = {}
-        self.uses_headers = any(rule.headers for rule in rules)
+        self.is_static = all(rule.is_static for rule in rules)
 
     def find(self, call: Call[Any], /) -> int | None:
         """Return the position of the first rule that matches; None if no rule matches."""
@@ -72,7 +84,7 @@ class Matcher:
             candidates = self._find_candidates(key)
         for index in candidates:
             rule = self._rules[index]
-            if not rule.headers or rule.has_headers(call.context.metadata):
+            if rule.is_static or rule.holds_for(call.context):
                 return index
         return None
 
@@ -85,12 +97,12 @@ class Matcher:
         return [rule.explain(index, call) for index, rule in enumerate(self._rules)]
 
     def _find_candidates(self, key: tuple[str, str, str]) -> tuple[int, ...]:
-        """Find and cache the rules that match except for headers, up to one without headers."""
+        """Find and cache the rules that match by names alone, up to one that needs no more."""
         found: list[int] = []
         for index, rule in enumerate(self._rules):
             if rule.matches(*key):
                 found.append(index)
-                if not rule.headers:
+                if rule.is_static:
                     break
         if len(self._candidates) >= MAX_CACHED:
             self._candidates.clear()
@@ -106,6 +118,10 @@ class _CompiledRule:
         self.model = _glob(rule.model)
         self._protocols = [_glob(pattern) for pattern in rule.protocols]
         self.headers = {name.lower(): _glob(value) for name, value in rule.headers.items()}
+        self._clients = [_glob(pattern) for pattern in rule.clients]
+        self._groups = [_glob(pattern) for pattern in rule.groups]
+        self._tiers = [_glob(pattern) for pattern in rule.tiers]
+        self.is_static = rule.is_static
 
     def matches(self, model: str, version: str, protocol: str) -> bool:
         return (
@@ -114,7 +130,13 @@ class _CompiledRule:
             and (not self._protocols or any(match(protocol) for match in self._protocols))
         )
 
-    def has_headers(self, metadata: Sequence[tuple[str, str]]) -> bool:
+    def holds_for(self, context: Context) -> bool:
+        """Return whether the headers and the client of a call match."""
+        return self._has_headers(context.metadata) and not self._client_reasons(
+            context.client.identity
+        )
+
+    def _has_headers(self, metadata: Sequence[tuple[str, str]]) -> bool:
         return all(
             any(name == found and match(value) is not None for found, value in metadata)
             for name, match in self.headers.items()
@@ -126,6 +148,7 @@ class _CompiledRule:
             *self._model_reasons(model),
             *self._protocol_reasons(call.context.protocol),
             *self._header_reasons(call.context.metadata),
+            *self._client_reasons(call.context.client.identity),
         ]
         if failed:
             return Verdict(index, False, tuple(failed))
@@ -158,6 +181,18 @@ class _CompiledRule:
                 reasons.append(f"header {name!r} is {found}; expected {pattern!r}")
         return reasons
 
+    def _client_reasons(self, identity: Identity) -> list[str]:
+        rule = self._rule
+        return [
+            f"{name} {found} does not match {', '.join(map(repr, expected))}"
+            for name, found, values, globs, expected in (
+                ("client", repr(identity.name), (identity.name,), self._clients, rule.clients),
+                ("group", _listed(identity.groups), identity.groups, self._groups, rule.groups),
+                ("tier", repr(identity.tier), (identity.tier,), self._tiers, rule.tiers),
+            )
+            if globs and not any(match(value) for value in values for match in globs)
+        ]
+
     def _conditions(self) -> str:
         rule = self._rule
         parts = [f"model {rule.model!r}"]
@@ -166,7 +201,18 @@ class _CompiledRule:
         if rule.protocols:
             parts.append(f"protocol {' or '.join(map(repr, rule.protocols))}")
         parts.extend(f"header {name!r} {pattern!r}" for name, pattern in rule.headers.items())
+        for name, patterns in (
+            ("client", rule.clients),
+            ("group", rule.groups),
+            ("tier", rule.tiers),
+        ):
+            if patterns:
+                parts.append(f"{name} {' or '.join(map(repr, patterns))}")
         return f"matches {', '.join(parts)}"
+
+
+def _listed(groups: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(groups))) or "none"
 
 
 def _glob(pattern: str) -> Any:

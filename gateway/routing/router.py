@@ -91,7 +91,7 @@ class Router:
         if index is None:
             return _failing(self._no_match(call))
         found = self._entries[index]
-        if not self._matcher.uses_headers:
+        if self._matcher.is_static:
             self._found[call.model, call.context.protocol] = found
         path = current_path()
         if path is not None:
@@ -150,4 +150,6 @@ def _rule_text(rule: Rule) -> str:
         text += f" over {' or '.join(map(repr, rule.protocols))}"
     if rule.headers:  # names only: values may be secrets
         text += f" with header {' and '.join(map(repr, rule.headers))}"
+    if rule.clients or rule.groups or rule.tiers:
+        text += " of some clients"
     return text

@@ -21,7 +21,7 @@ from gateway.ir.calls import (
     ServerStatusRequest,
     ServerTrendsRequest,
 )
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import NO_CLIENT, Client, Context, ModelRef
 from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
@@ -30,6 +30,7 @@ from gateway.ir.errors import (
     UnknownToServer,
     Unsupported,
 )
+from gateway.ir.identity import GATEWAY
 from gateway.ir.limits import DEFAULT_LIMITS, check_name
 from gateway.ir.metadata import (
     ModelMetadata,
@@ -52,7 +53,12 @@ _MAX_MODELS = 1024
 
 
 async def model_status(
-    service: Service, name: str, *, timeout_s: float = 2.0, protocol: str = ""
+    service: Service,
+    name: str,
+    *,
+    timeout_s: float = 2.0,
+    protocol: str = "",
+    client: Client = NO_CLIENT,
 ) -> bool | None:
     """Return whether a model is ready; None if no server has a model of this name.
 
@@ -64,10 +70,14 @@ async def model_status(
         name: From a client.
         timeout_s: For all calls together.
         protocol: The protocol of the caller, for the log.
+        client: The caller.
     """
     limits = DEFAULT_LIMITS
     model = ModelRef(name)
-    context = Context(protocol=protocol, deadline=time.monotonic() + timeout_s)
+    deadline = time.monotonic() + timeout_s
+    # The caller has checked what the client may ask.
+    caller = Client(client.address, client.agent, GATEWAY)
+    context = Context(protocol=protocol, deadline=deadline, client=caller)
     try:
         check_name("model name", name, limits.model_name_bytes, "model_name_bytes")
         if await service(ModelReadyRequest(model=model, context=context)):

@@ -90,7 +90,7 @@ UpstreamUrl = Annotated[
 ]
 _PRINTABLE: Final = r"^[^\x00-\x1f\x7f]+$"
 _VISIBLE: Final = r"^[!-~]+$"
-_CALL_KEY: Final = r"^(model|address|header:[!-9;-~]+)$"
+_CALL_KEY: Final = r"^(model|address|client|header:[!-9;-~]+)$"
 HEADER_KEY: Final = r"^header:[!-9;-~]+$"
 """A pattern: what calls are grouped by, if it can only be the value of a header."""
 QUEUE_PRIORITY: Final = r"^(high|normal|low|header:[!-9;-~]+)$"
@@ -105,12 +105,20 @@ PART: Final = r"^([1-9][0-9]?%|[1-9][0-9]*)$"
 """A pattern: a percentage or a number."""
 RATE: Final = r"^[0-9]*[1-9][0-9]*/(s|min)$"
 """A pattern: a number in a second or minute."""
+HOST_PORT: Final = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
+"""A pattern: the address of a server."""
+QUOTA_LIMIT: Final = r"^[0-9][0-9.]* ?[A-Za-z]*/(s|min|hour|day|month)$"
+"""A pattern: a number or a size in a period."""
+CLIENT_NAME: Final = r"^[A-Za-z0-9._-]{1,64}$"
+"""A pattern: the name of a client."""
+HEADER_NAME: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
+"""A pattern: the name of a header."""
 _ORIGIN: Final = r"^(\*|[a-z][a-z0-9+.-]*://[!-.0-~]+)$"
 FORMS: Final[Mapping[str, str]] = MappingProxyType(
     {
         _PRINTABLE: "text without control characters",
         _VISIBLE: "ASCII characters without spaces",
-        _CALL_KEY: "'model', 'address' or 'header:NAME'",
+        _CALL_KEY: "'model', 'address', 'client' or 'header:NAME'",
         HEADER_KEY: "'header:NAME'",
         QUEUE_PRIORITY: "'high', 'normal', 'low' or 'header:NAME'",
         STICKY: "'client', 'none' or 'header:NAME'",
@@ -118,6 +126,10 @@ FORMS: Final[Mapping[str, str]] = MappingProxyType(
         MEMORY: "a percentage from 1% to 99%, or a size, as in 90% or 4GiB",
         PART: "a percentage from 1% to 99%, or a whole number from 1, as in 25%",
         _ORIGIN: "an origin without a path, as in https://app.example.com, or *",
+        HOST_PORT: "HOST:PORT, as in 127.0.0.1:9191",
+        QUOTA_LIMIT: "a number or a size, and /s, /min, /hour, /day or /month, as in 1000/day",
+        CLIENT_NAME: "1 to 64 letters, digits, '.', '_' and '-'",
+        HEADER_NAME: "the name of a header",
         RATE: "a number and /s or /min, as in 200/s",
     }
 )
@@ -132,7 +144,7 @@ AdminToken = Annotated[
 ]
 """A token that nobody guesses: at least 16 characters of ASCII, without spaces."""
 CallKey = Annotated[Text, Field(pattern=_CALL_KEY)]
-"""What calls are grouped by: their model, the address of the client, or the value of a header."""
+"""What calls are grouped by: their model, their client or its address, or the value of a header."""
 
 
 class OrText:
@@ -153,7 +165,8 @@ class OrText:
         return {"anyOf": [text, handler(schema)]}
 
 
-def _as_list(value: object) -> object:
+def as_list(value: object) -> object:
+    """Return one value as a list; a list, and nothing, as they are."""
     return value if value is None or isinstance(value, list | tuple) else [value]
 
 
@@ -162,7 +175,7 @@ _SCALAR = {"$comment": "text", "type": ["string", "number", "boolean"]}
 Scalar = Annotated[Text, WithJsonSchema(_SCALAR)]
 Names = Annotated[
     tuple[Text, ...],
-    BeforeValidator(_as_list),
+    BeforeValidator(as_list),
     WithJsonSchema(
         {
             "$comment": "text or list of texts",

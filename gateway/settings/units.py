@@ -189,6 +189,7 @@ class Url:
 
     Attributes:
         tls: Whether the scheme names TLS, as in `oip+https`; the carrier is then `http`.
+        is_root: The text had the path "/", which is no path for most protocols.
     """
 
     protocol: str
@@ -197,6 +198,7 @@ class Url:
     port: int
     path: str = ""
     tls: bool = False
+    is_root: bool = False
 
     def __str__(self) -> str:
         authority = "" if self.carrier == UNIX else self.authority
@@ -260,5 +262,5 @@ def parse_url(text: str) -> Url:
     number = int(port) if port else default
     if number is None or not 0 < number <= _PORT_MAX:
         raise ValueError(f"{text!r} has no valid port: expected 1 to {_PORT_MAX}")
-    path = (path or "").rstrip("/")
-    return Url(protocol, carrier, host.strip("[]"), number, path, has_tls)
+    plain = (path or "").rstrip("/")
+    return Url(protocol, carrier, host.strip("[]"), number, plain, has_tls, path == "/")

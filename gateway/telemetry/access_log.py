@@ -44,6 +44,8 @@ FIELDS: Final = (
     "request_id",
     "trace_id",
     "client",
+    "client_name",
+    "credential",
     "agent",
 )
 """The fields of a line, which a format names in braces."""

@@ -17,7 +17,8 @@ import structlog
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import NO_CLIENT, Client, Context
 from gateway.ir.data import ArrayData, RawData
-from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.ir.errors import AccessDenied, ErrorCode, GatewayError, Unauthenticated
+from gateway.ir.identity import ANONYMOUS
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_path import INFERENCES, CallPath
 from gateway.telemetry.error_texts import error_text
@@ -227,11 +228,19 @@ def _call_keys(record: CallRecord, error: BaseException | None, reply: object) -
         "response_bytes": _reply_bytes(reply),
         "limit": record.limit,
         "error": error_text(error) if isinstance(error, GatewayError) else "",
+        **_denial_keys(error),
         "request_id": context.request_id,
         "trace_id": path.trace_id,
         **_client_keys(context.client),
     }
     return _without_empty(keys)
+
+
+def _denial_keys(error: BaseException | None) -> dict[str, Any]:
+    """Return the rule that denied a call, and the id of the client's key."""
+    if not isinstance(error, AccessDenied):
+        return {}
+    return {"rule": error.rule, "credential": error.credential}
 
 
 def _rejection_keys(listener: str, protocol: str, error: GatewayError) -> dict[str, Any]:
@@ -246,11 +255,21 @@ def _rejection_keys(listener: str, protocol: str, error: GatewayError) -> dict[s
         "request_id": error.request_id,
         **_client_keys(error.client or NO_CLIENT),
     }
+    if isinstance(error, Unauthenticated):
+        keys["credential"] = error.credential
     return _without_empty(keys)
 
 
 def _client_keys(client: Client) -> dict[str, Any]:
-    return {"client": client.address, "agent": client.agent}
+    identity = client.identity
+    if identity is ANONYMOUS:
+        return {"client": client.address, "agent": client.agent}
+    return {
+        "client": client.address,
+        "client_name": identity.name,
+        "credential": identity.credential,
+        "agent": client.agent,
+    }
 
 
 def _without_empty(keys: dict[str, Any]) -> dict[str, Any]:

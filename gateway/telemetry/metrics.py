@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.ir.errors import GatewayError
+from gateway.telemetry.access_metrics import AccessMetrics
 from gateway.telemetry.batching_metrics import SharingMetrics
 from gateway.telemetry.call_log import OK, CallRecord
 from gateway.telemetry.call_metrics import CallMetrics
@@ -50,6 +51,7 @@ class Metrics:
         steps: Metrics of pipeline steps.
         attempts: Metrics of requests to endpoints.
         bytes: Metrics of the sizes of messages.
+        access: Metrics of permissions.
         trends: Rolling statistics of inferences.
         gauges: Values that are read at each scrape.
         loop_lag: Metric of the event loop's delays.
@@ -122,6 +124,7 @@ class Metrics:
             ("upstream",),
             registry=self.registry,
         )
+        self.access = AccessMetrics(self.registry)
         self.attempts = AttemptMetrics(self.registry)
         self.bytes = ByteMetrics(self.registry)
         self.gauges = LabelledGauges(self.registry)

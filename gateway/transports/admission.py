@@ -16,9 +16,10 @@ from itertools import chain
 from time import monotonic
 from typing import Any, Final
 
+from gateway.api.access import Peer
 from gateway.concurrency.limiter import Limiter, LimiterFull, Share, Waiter
 from gateway.ir.errors import DeadlineExceeded, Overloaded
-from gateway.transports.callers import Caller
+from gateway.transports.callers import Caller, IdentifiedCaller
 
 _SHARES: Final = 4
 """The divisor of the share of one client."""
@@ -578,8 +579,18 @@ NO_CLIENT_SHARES: Final = ClientShares(None, None, Caller(""))
 """The shares of no client: only the limits of all clients apply."""
 
 
-def client_shares(address: str, slots: Limiter, budget: MemoryBudget) -> ClientShares:
-    """Return the shares of the clients at *address*; "" means a connection without an address."""
+def client_shares(
+    address: str, slots: Limiter, budget: MemoryBudget, peer: Peer | None = None
+) -> ClientShares:
+    """Return the shares of the clients at *address*; "" means a connection without an address.
+
+    Args:
+        address: Their address.
+        slots: The slots of the listener.
+        budget: The memory budget of the process.
+        peer: The far end of the connection, if its requests name their clients.
+    """
+    caller = Caller(address) if peer is None else IdentifiedCaller(peer)
     if not address:
-        return ClientShares(Share(), Share(), Caller(""))
-    return ClientShares(slots.share(address), budget.share(address), Caller(address))
+        return ClientShares(Share(), Share(), caller)
+    return ClientShares(slots.share(address), budget.share(address), caller)

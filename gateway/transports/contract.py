@@ -139,6 +139,10 @@ class Server(Protocol):
         """Listen. Raises OSError if the address is in use or invalid."""
         ...
 
+    def authenticate(self, authentication: Any) -> None:
+        """Ask *authentication* who sends each request from now on; drain earlier connections."""
+        ...
+
     def announce_close(self) -> None:
         """Ask clients to close, and continue to serve them. It may be called again."""
         ...

@@ -12,6 +12,7 @@ from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     InvalidRequest,
+    QuotaExceeded,
     RateExceeded,
 )
 from gateway.wire.grpc import GrpcStatus
@@ -26,6 +27,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.TOO_LARGE: 413,
     ErrorCode.UNAUTHENTICATED: 401,
     ErrorCode.FORBIDDEN: 403,
+    ErrorCode.QUOTA_EXCEEDED: 429,
     ErrorCode.OVERLOADED: 503,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.DEADLINE_EXCEEDED: 504,
@@ -36,9 +38,13 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
 }
 
 HTTP_TOO_MANY_REQUESTS: Final = 429
+TOO_MANY_REQUESTS: Final = (RateExceeded, QuotaExceeded)
+"""Errors that end the call of a carrier in every protocol; over HTTP with status 429."""
 
 # The errors that HTTP sends with `Retry-After`: a later request may succeed.
-_RETRY_AFTER_CODES: Final = frozenset({ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE})
+_RETRY_AFTER_CODES: Final = frozenset(
+    {ErrorCode.QUOTA_EXCEEDED, ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE}
+)
 _MAX_RETRY_AFTER_S: Final = 3600.0
 
 GRPC_STATUS: Final[dict[ErrorCode, GrpcStatus]] = {
@@ -49,6 +55,7 @@ GRPC_STATUS: Final[dict[ErrorCode, GrpcStatus]] = {
     ErrorCode.TOO_LARGE: GrpcStatus.RESOURCE_EXHAUSTED,
     ErrorCode.UNAUTHENTICATED: GrpcStatus.UNAUTHENTICATED,
     ErrorCode.FORBIDDEN: GrpcStatus.PERMISSION_DENIED,
+    ErrorCode.QUOTA_EXCEEDED: GrpcStatus.RESOURCE_EXHAUSTED,
     ErrorCode.OVERLOADED: GrpcStatus.RESOURCE_EXHAUSTED,
     ErrorCode.UNAVAILABLE: GrpcStatus.UNAVAILABLE,
     ErrorCode.DEADLINE_EXCEEDED: GrpcStatus.DEADLINE_EXCEEDED,
@@ -114,7 +121,7 @@ def http_status_of(error: GatewayError) -> int:
     """Return the HTTP status of *error*, for protocols without statuses of their own."""
     if isinstance(error, MethodNotAllowed):
         return HTTP_METHOD_NOT_ALLOWED
-    if isinstance(error, RateExceeded):
+    if isinstance(error, TOO_MANY_REQUESTS):
         return HTTP_TOO_MANY_REQUESTS
     return HTTP_STATUS[error.code]
 
@@ -125,7 +132,9 @@ def extra_headers(error: GatewayError) -> tuple[tuple[str, str], ...]:
         return (("Allow", error.allow),)
     if error.code not in _RETRY_AFTER_CODES:
         return ()
-    seconds = min(error.retry_after_s or 1.0, _MAX_RETRY_AFTER_S)
+    seconds = error.retry_after_s or 1.0
+    if error.code is not ErrorCode.QUOTA_EXCEEDED:  # a window may last a month
+        seconds = min(seconds, _MAX_RETRY_AFTER_S)
     return (("Retry-After", str(max(1, math.ceil(seconds)))),)
 
 

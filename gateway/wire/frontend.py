@@ -52,6 +52,9 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
     def reject(self, error: GatewayError, /) -> A:
         """Return *error* in the protocol's form, for a message that was not read completely."""
 
+    def note_request(self, wire: Q, error: GatewayError, /) -> None:  # may be empty
+        """Note in *error* whatever its form depends on, of a request without its body."""
+
     def reject_message(self, wire: Q, error: GatewayError, /) -> A:  # noqa: ARG002
         """Return *error* as the response to *wire*, with its id where the protocol has one."""
         return self.reject(error)

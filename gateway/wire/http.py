@@ -5,11 +5,12 @@ The reference and the native transport use the same types; none of them belongs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
+from gateway.accelerator import accelerated
 from gateway.ir.context import NO_CLIENT, Client
 
 if TYPE_CHECKING:  # `gateway health` has no numpy
@@ -19,20 +20,42 @@ Buffer = bytes | bytearray | memoryview
 
 T = TypeVar("T")
 
+_UNREAD: Any = (None, None)
+
+
+@accelerated
+def is_printable_ascii(text: str) -> bool:
+    """Return whether *text* has printable ASCII characters only, as values of headers may."""
+    return text.isascii() and text.isprintable()
+
 
 class Headers:
     """Header fields in order, names as on the wire; looked up without regard to case.
 
     Frozen.  Of a repeated field `get` returns the first value.
+
+    Args:
+        pairs: The fields.
+        lowered: The same with names in lower case, if they are at hand.
+        positions: The place of the first field of each name in lower case, if they are at hand.
+
+    Attributes:
+        positions: As given.
     """
 
-    __slots__ = ("_lowered", "_read", "pairs")
+    __slots__ = ("_lowered", "_read", "pairs", "positions")
 
-    def __init__(self, pairs: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[tuple[str, str]] = (),
+        lowered: tuple[tuple[str, str], ...] | None = None,
+        positions: Mapping[str, int] | None = None,
+    ) -> None:
         self.pairs = tuple(pairs)
-        self._lowered: tuple[tuple[str, str], ...] | None = None
+        self._lowered = lowered
         # In one piece, for headers that are remembered are read on two threads.
-        self._read: tuple[Callable[[Headers], object] | None, Any] = (None, None)
+        self._read: tuple[Callable[[Headers], object] | None, Any] = _UNREAD
+        self.positions = positions
 
     def parsed_with(self, reader: Callable[[Headers], T], /) -> T:
         """Return the result of *reader* for these fields, which is cached for the last reader.
@@ -49,6 +72,9 @@ class Headers:
 
     def get(self, name: str) -> str | None:
         """Return the first value of the field *name*, in lower case; None if absent."""
+        if self.positions is not None:
+            place = self.positions.get(name)
+            return None if place is None else self.pairs[place][1]
         # A message has a dozen fields, of which two or three are read: an index would cost more.
         size = len(name)
         for key, value in self.pairs:
@@ -58,6 +84,8 @@ class Headers:
 
     def repeats(self, name: str) -> bool:
         """Return whether the field *name*, in lower case, occurs more than once."""
+        if self.positions is not None and len(self.positions) == len(self.pairs):
+            return False
         size = len(name)
         return len([0 for key, _ in self.pairs if len(key) == size and key.lower() == name]) > 1
 

@@ -8,40 +8,48 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from struct import Struct as Layout
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from gateway.accelerator import accelerated
 
 T = TypeVar("T")
 
+_NO_ENTRIES: Final[dict[bytes, Any]] = {}
+_ABSENT: Final[Any] = object()
 _LAYOUTS: Final = 4  # of one length: to compare more costs more than to parse
 
 
 class ParseCache(Generic[T]):
-    """A dictionary with bounds on its entries and on the size of its keys.
+    """A dictionary with bounds on its entries and on the bytes of its keys.
 
-    The oldest entry is evicted first.  A key is admitted the second time that it occurs: messages
-    that all differ, such as by a number, cost one lookup and evict nothing.
+    A key is admitted the second time that it occurs: messages that all differ, such as by a number,
+    cost one lookup and evict nothing.  There are two generations.  A found entry of the old one
+    moves to the young one.  What is left in the old one did not occur for as long: an entry of it
+    is evicted for each new one, the latest first.  Once it is empty, the young one becomes the old
+    one.  So a lookup of a frequent key changes nothing, and rare keys do not push it out.
 
     Args:
         entries: The most entries.
         key_bytes: A longer key is not admitted.  A value is not much larger than its key.
+
+    Attributes:
+        get: Returns the value of a key; None if there is none.
     """
 
     def __init__(self, entries: int, key_bytes: int) -> None:
         self._entries = entries
         self._key_bytes = key_bytes
-        self._values: dict[bytes, T] = {}
+        self._young: _Young[T] = _Young(entries, entries * key_bytes // 2)
         # Hashes of keys that occurred once. Of two keys with one hash the second is admitted early.
         self._once: dict[int, None] = {}
-        self.get = self._values.get
+        self.get: Callable[[bytes], T | None] = self._young.__getitem__
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._young) + len(self._young.old)
 
     def should_admit(self, key: bytes) -> bool:
         """Return whether to cache *key*: it is short, is not cached and occurs a second time."""
-        if len(key) > self._key_bytes or key in self._values:
+        if len(key) > self._key_bytes or key in self._young or key in self._young.old:
             return False
         once = hash(key)
         if once in self._once:
@@ -53,15 +61,63 @@ class ParseCache(Generic[T]):
         return False
 
     def put(self, key: bytes, value: T) -> None:
-        """Cache *value* for *key*, which `should_admit` admitted; evict the oldest when full."""
-        if len(self._values) >= self._entries:
-            _evict_first(self._values)
-        self._values[key] = value
+        """Cache *value* for *key*, which `should_admit` admitted."""
+        self._young.add(key, value)
 
     def clear(self) -> None:
         """Remove all entries, because the meaning of keys has changed."""
-        self._values.clear()
+        self._young.clear()
+        self._young.old = _NO_ENTRIES
+        self._young.nbytes = 0
         self._once.clear()
+
+
+class _Young(dict[bytes, T]):
+    """The young generation of a cache, which looks in the old one for what it lacks.
+
+    Args:
+        entries: The most entries of both generations.
+        most_bytes: The most bytes of the keys of both.
+
+    Attributes:
+        old: The old generation.
+        nbytes: The bytes of the keys of both.
+    """
+
+    __slots__ = ("_entries", "_most_bytes", "nbytes", "old")
+
+    def __init__(self, entries: int, most_bytes: int) -> None:
+        super().__init__()
+        self._entries = entries
+        self._most_bytes = most_bytes
+        self.old: dict[bytes, T] = _NO_ENTRIES
+        self.nbytes = 0
+
+    def add(self, key: bytes, value: T) -> None:
+        """Add an entry, and evict others where there are too many."""
+        self.nbytes += len(key)
+        while len(self) + len(self.old) >= self._entries or self.nbytes > self._most_bytes:
+            if not self._evict():
+                break
+        self[key] = value
+
+    def _evict(self) -> bool:
+        """Evict the latest entry of the old generation; return whether there was one."""
+        if not self.old:
+            self.old = dict(self)
+            self.clear()
+        with suppress(KeyError):  # the thread for long messages may do so at the same time
+            key, _ = self.old.popitem()
+            self.nbytes -= len(key)
+            return True
+        return False
+
+    def __missing__(self, key: bytes) -> T | None:
+        value = self.old.pop(key, _ABSENT) if self.old else _ABSENT
+        if value is _ABSENT:
+            return None
+        self[key] = value
+        return cast("T", value)
 
 
 def _evict_first(entries: dict[Any, Any]) -> None:
@@ -100,7 +156,7 @@ class MaskedMessageCache(Generic[T]):
     To find the holes costs more than to parse some messages, so `should_admit` needs only a hash.
 
     Args:
-        entries: The most entries; one more removes all others.
+        entries: The most entries; one more removes those of the length that is cached for longest.
         text_bytes: The most bytes of a message outside of its holes.
 
     Attributes:
@@ -113,7 +169,7 @@ class MaskedMessageCache(Generic[T]):
         self._layouts: dict[int, list[_Layout[T]]] = {}
         self.get = layout_finder(self._layouts)
         self._count = 0
-        self._once: set[int] = set()
+        self._once: dict[int, None] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -128,8 +184,8 @@ class MaskedMessageCache(Generic[T]):
         if text_hash in self._once:
             return True
         if len(self._once) >= self._entries:
-            self._once.clear()
-        self._once.add(text_hash)
+            _evict_first(self._once)
+        self._once[text_hash] = None
         return False
 
     def put(self, view: memoryview, holes: Sequence[slice], value: T) -> None:
@@ -138,9 +194,9 @@ class MaskedMessageCache(Generic[T]):
         key = b"".join(text(view))
         if len(key) > self._text_bytes:
             return
-        if self._count >= self._entries:
-            self._layouts.clear()
-            self._count = 0
+        while self._count >= self._entries:
+            oldest = self._layouts.pop(next(iter(self._layouts)))
+            self._count -= sum(len(each.values) for each in oldest)
         layouts = self._layouts.setdefault(len(view), [])
         layout = next((each for each in layouts if each.holes == tuple(holes)), None)
         if layout is None:

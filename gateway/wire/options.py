@@ -14,6 +14,21 @@ from gateway.ir.context import ModelRef
 Reader = Callable[[str, Any], Any]
 """Reads the value of a key. Raises ValueError, which names the key."""
 
+
+class OptionError(ValueError):
+    """An option is wrong.
+
+    Args:
+        text: What is wrong.
+        path: The keys that lead to the option, from what was checked.
+    """
+
+    def __init__(self, text: str, path: tuple[str, ...]) -> None:
+        super().__init__(text)
+        self.text = text
+        self.path = path
+
+
 _FLAGS: Final = {"true": True, "false": False}
 _NUMBER: Final = re.compile("[0-9]{1,10}")
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.ir.context import REQUEST_ID
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, Metadata
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, is_printable_ascii
 
 _MAX_BYTES: Final = 128
 
@@ -20,8 +20,7 @@ def valid_request_id(text: str) -> str:
     """Return a request id; "" for one that cannot be logged: the gateway creates its own then."""
     if not text:
         return ""
-    valid = len(text) <= _MAX_BYTES and text.isascii() and text.isprintable()
-    return text if valid else ""
+    return text if len(text) <= _MAX_BYTES and is_printable_ascii(text) else ""
 
 
 def header_request_id(headers: Headers) -> str:

@@ -67,6 +67,10 @@ class Framer(Protocol):
         """Return the buffers of *frame*; none where the protocol has no such message."""
         ...
 
+    def incomplete(self) -> Frame | None:
+        """Return the beginning of the incomplete frame, once it has all but its message."""
+        ...
+
     def begin(self) -> bytes:
         """Return bytes with which every next frame begins; b"" where there are none.
 

@@ -50,7 +50,7 @@ class Read:
 def ours(data: bytes) -> Read | None:
     """Parse with our own code; None for a rejected or incomplete head."""
     try:
-        raw, _ = HeadReader(LIMITS, RequestHeadCache()).feed(data, 0)
+        raw, _ = HeadReader(LIMITS, RequestHeadCache(LIMITS)).feed(data, 0)
         if raw is None:
             return None
         head: Head = read_head(raw.method, raw.target, raw.version, raw.fields, LIMITS)

@@ -16,9 +16,10 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, Metadata, ModelRef, Need
 from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
-from gateway.registry import PROTOCOLS, protocol
+from gateway.registry import protocol
 from gateway.settings.units import parse_url
 from tests.integration.cli_kit import Running
+from tests.properties.carries import OF_TENSORS
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +39,7 @@ async def running(text: str, directory: Path | None = None) -> AsyncIterator[Gat
 def urls(gateway: Gateway | Running, model: str) -> dict[str, str]:
     """Return a URL of each protocol and carrier that *gateway* listens on."""
     found = {}
-    for name in PROTOCOLS:
+    for name in sorted(OF_TENSORS):
         for carrier in ("http", "grpc"):
             if carrier in protocol(name).carriers:
                 url = f"{name}+{carrier}://{gateway.addresses[f'main.{carrier}']}"

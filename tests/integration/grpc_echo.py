@@ -49,6 +49,7 @@ _CORE_CANCELLED = re.compile(
 )
 
 _STATUS = {
+    ErrorCode.QUOTA_EXCEEDED: GrpcStatus.RESOURCE_EXHAUSTED,
     ErrorCode.OVERLOADED: GrpcStatus.RESOURCE_EXHAUSTED,
     ErrorCode.TOO_LARGE: GrpcStatus.RESOURCE_EXHAUSTED,
     ErrorCode.INTERNAL: GrpcStatus.INTERNAL,

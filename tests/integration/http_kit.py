@@ -44,6 +44,7 @@ STATUS = {
     ErrorCode.INVALID_ARGUMENT: 400,
     ErrorCode.TOO_LARGE: 413,
     ErrorCode.UNSUPPORTED: 501,
+    ErrorCode.QUOTA_EXCEEDED: 429,
     ErrorCode.OVERLOADED: 503,
     ErrorCode.UNAVAILABLE: 503,
 }

@@ -70,6 +70,9 @@ class NumberedFramer:
     def begin(self) -> bytes:
         return b""
 
+    def incomplete(self) -> Frame | None:
+        return Frame(()) if self._buffer else None
+
 
 class Compressed(NumberedFramer):
     """The same; the number is also how much is compressed in a frame."""

@@ -12,8 +12,9 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli.commands import command_line
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.registry import PROTOCOLS, protocol
+from gateway.registry import protocol
 from tests.integration.cli_kit import Running, gateway, serving
+from tests.properties.carries import OF_TENSORS
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -22,13 +23,14 @@ ROW = "[[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]]"
 PAIR = ("--input", f"INPUT0={ROW}", "--input", f"INPUT1={ROW}")
 WAYS = [
     (name, carrier)
-    for name in PROTOCOLS
+    for name in sorted(OF_TENSORS)
     for carrier in ("http", "grpc")
     if getattr(protocol(name), carrier) is not None
 ]
+TEXTS = {"openai.http"}
 STREAMS = {
     stream.codec(DEFAULT_LIMITS, {}).name
-    for name in PROTOCOLS
+    for name in sorted(OF_TENSORS)
     if (stream := protocol(name).stream) is not None
 }
 
@@ -206,7 +208,7 @@ def test_demo_prints_a_row_for_each_protocol() -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if "(" in line and "." in line.split()[0]]
-    assert {".".join(way) for way in WAYS} | STREAMS == {row.split()[0] for row in rows}
+    assert {".".join(way) for way in WAYS} | STREAMS | TEXTS == {row.split()[0] for row in rows}
     assert len({row.split("(")[0].split()[-1] for row in rows}) == 1
     assert "results agree" in done.stdout
     assert "█" in done.stdout
@@ -222,7 +224,7 @@ def test_demo_as_json() -> None:
     assert found["agreed"] is True
     assert {trip["protocol"] for trip in found["trips"]} == {
         ".".join(way) for way in WAYS if way[1] == "http"
-    } | STREAMS
+    } | STREAMS | TEXTS
     for trip in found["trips"]:
         assert trip["digit"] == 7
         assert trip["request_bytes"] > 64

@@ -61,7 +61,7 @@ async def test_a_dead_server_gets_no_call_of_a_client(tmp_path: Path, errors: st
         await gateway.do("start")
         replies = []
         async with asyncio.timeout(60):
-            while (await gateway.get())[1]["evidence"].get("compared", 0) < 40:
+            while ((await gateway.get())[1]["evidence"] or {}).get("compared", 0) < 40:
                 replies += await gateway.ask(10)
         assert {"old"} == set(replies)
         if not errors:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.ir.context import Client
 from gateway.ir.errors import GatewayError, Unavailable
 from gateway.transports.contract import ClientLimits, GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.health import Health
@@ -68,7 +69,7 @@ async def served(
         await server.stop()
 
 
-async def _serving(_service: str) -> bool:
+async def _serving(_service: str, _client: Client) -> bool:
     return True
 
 

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from gateway.ir.context import Client
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.health import Health
-from gateway.transports.grpc.reflection import Reflection
+from gateway.transports.grpc.reflection import Reflection, ServiceSchemas
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.protobuf import WireError
 from tests.integration.grpc_echo import Answers, Slow, ask, calling, echo, only_quiet, serving
@@ -44,7 +44,7 @@ class Switch:
     def __init__(self) -> None:
         self.statuses: dict[str, bool] = {"": True, "test.Echo": False}
 
-    async def __call__(self, service: str) -> bool | None:
+    async def __call__(self, service: str, client: Client) -> bool | None:
         return self.statuses.get(service)
 
 
@@ -169,7 +169,8 @@ def schema(package: str) -> tuple[bytes, bytes]:
     return common.SerializeToString(), main.SerializeToString()
 
 
-REFLECTION = Reflection(["one.Echo", "two.Echo"], [schema("one"), schema("two")])
+SCHEMAS = ServiceSchemas(["one.Echo", "two.Echo"], [schema("one"), schema("two")])
+REFLECTION = Reflection(lambda _client: SCHEMAS)
 
 
 async def test_reflection_serves_services_and_messages() -> None:
@@ -221,7 +222,7 @@ async def test_reflection_serves_both_versions(version: str) -> None:
 def ask_reflection(**question: object) -> reflection_pb2.ServerReflectionResponse:
     """Call the reflection service without a server."""
     request = reflection_pb2.ServerReflectionRequest(**question)
-    response = REFLECTION.answer(request.SerializeToString())
+    response = SCHEMAS.answer(request.SerializeToString())
     return reflection_pb2.ServerReflectionResponse.FromString(response)
 
 
@@ -265,7 +266,7 @@ def test_reflection_has_no_extensions() -> None:
 async def test_reflection_rejects_invalid_requests() -> None:
     """Invalid bytes end the stream with INVALID_ARGUMENT."""
     with pytest.raises(WireError):
-        REFLECTION.answer(b"\x0a\xff")
+        SCHEMAS.answer(b"\x0a\xff")
     async with (
         serving(Answers(echo), extras=(REFLECTION.mount,)) as server,
         aio.insecure_channel(server.address) as channel,

@@ -398,6 +398,8 @@ class Noted:
     def drain_unverified(self, _authorities: Authorities) -> None:
         self.calls.append("drain_unverified")
 
+    def authenticate(self, authentication: Any) -> None: ...
+
     def announce_close(self) -> None:
         self.calls.append("announce_close")
 

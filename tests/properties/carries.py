@@ -96,6 +96,7 @@ class Carries:
         index_names: The index has names only.
         as_carried: Removes the parts of a reply that are not carried.
         errors: Codes that arrive as another one; the others arrive as themselves.
+        tensors: It carries tensors; otherwise tasks on texts, which have suites of their own.
     """
 
     codec: str
@@ -133,6 +134,7 @@ class Carries:
     index_names: bool = False
     as_carried: Callable[[Any], Any] = same
     errors: Mapping[ErrorCode, ErrorCode] = field(default_factory=dict)
+    tensors: bool = True
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -187,10 +189,12 @@ _NOT_JSON = frozenset({Datatype.FP16, Datatype.BF16})
 _OIP_HTTP_ERRORS = {
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,  # both are 503
     ErrorCode.OVERLOADED: ErrorCode.UNAVAILABLE,
+    ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,  # both are 500
     ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,  # the upstream's client is the gateway
 }
 _OIP_GRPC_ERRORS = {
+    ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
     ErrorCode.TOO_LARGE: ErrorCode.OVERLOADED,  # both are RESOURCE_EXHAUSTED
     ErrorCode.BAD_UPSTREAM: ErrorCode.UPSTREAM,  # all three are INTERNAL
@@ -307,6 +311,7 @@ def _graphpipe(carrier: str, way: str = "", **fields: Any) -> Carries:
         ready_only=False,
         as_carried=_graphpipe_as_carried,
         errors={
+            ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
             ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
             ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
             ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
@@ -369,6 +374,9 @@ def _trtis(carrier: str) -> Carries:
         as_carried=_trtis_as_carried,
         errors={
             **dict.fromkeys(_TRTIS_UNAVAILABLE, ErrorCode.NOT_READY),
+            ErrorCode.QUOTA_EXCEEDED: (
+                ErrorCode.OVERLOADED if carrier == "grpc" else ErrorCode.NOT_READY
+            ),
             ErrorCode.TOO_LARGE: ErrorCode.INVALID_ARGUMENT,
             ErrorCode.BAD_UPSTREAM: ErrorCode.UPSTREAM,  # all three are INTERNAL
             ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
@@ -456,6 +464,7 @@ def _grps_widened(carrier: str, **fields: Any) -> Carries:
 
 
 _GRPS_ERRORS = {
+    ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,  # both are 503
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,  # both are 500
     ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
@@ -475,7 +484,14 @@ _GRPS = (
     _grps_widened("brpc", errors=_GRPS_ERRORS),
 )
 
-CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS)
+# OpenAI: texts in, numbers or texts out, and no tensors with names: tests/matrix/test_texts.py.
+
+_OPENAI = (Carries(codec="openai.http", tensors=False),)
+
+CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS, *_OPENAI)
 
 # Those of the registry: a codec that is not registered is not tried.
-WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED)
+WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED and way.tensors)
+
+# The protocols whose clients send tensors, by name.
+OF_TENSORS: tuple[str, ...] = tuple(dict.fromkeys(way.codec.partition(".")[0] for way in WAYS))

@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 
 from gateway import __version__
 from gateway.api.extension import Reports
+from gateway.app.activation import activated_sockets
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.status.document import Document
@@ -28,6 +29,7 @@ from gateway.app.processes.reply_watch import POLL_S, ReplyWatch
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
 from gateway.app.reload import Changes, Load, Reloader
+from gateway.app.service_manager import ServiceManager
 from gateway.app.signals import StopSignal, on_reopen, start_reaping
 from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
@@ -493,7 +495,7 @@ def supervise(
     settings = loaded.config.telemetry.log
     logs.configure(settings.level, settings.format)
     try:
-        sockets = SharedSockets(loaded)
+        sockets = SharedSockets(loaded, activated_sockets(loaded.config.listeners))
     except OSError as error:
         raise StartError(reason_of(error)) from error
     with contextlib.closing(sockets), asyncio.Runner() as runner:
@@ -516,6 +518,7 @@ async def _run(
     )
     supervisor.leading = leading = LeadingParts.of(supervisor)
     supervisor.publish(leading.collect)
+    manager = ServiceManager()
     stop = StopSignal(is_final=True, kill=supervisor.kill)
     reaping = start_reaping()
     try:
@@ -528,7 +531,7 @@ async def _run(
     async def apply(loaded: LoadedConfig, drained: AbstractSet[str]) -> Changes:
         return await certificates.renewed(await supervisor.reload(loaded, drained))
 
-    reloader = Reloader(load, loaded, apply, leading=leading)
+    reloader = Reloader(load, loaded, apply, leading=leading, manager=manager)
     reloader.handle_signal()
     on_reopen(supervisor.reopen_logs)
     supervisor.publish(reloader.metrics.collect)
@@ -548,7 +551,7 @@ async def _run(
     certificates.start()
     try:
         async with reloader:
-            return await _serve(supervisor, sockets, stop, pages)
+            return await _serve(supervisor, sockets, stop, pages, manager)
     finally:
         await certificates.stop()
         await leading.stop()
@@ -560,7 +563,11 @@ async def _run(
 
 
 async def _serve(
-    supervisor: Supervisor, sockets: SharedSockets, stop: StopSignal, pages: dict[str, Server]
+    supervisor: Supervisor,
+    sockets: SharedSockets,
+    stop: StopSignal,
+    pages: dict[str, Server],
+    manager: ServiceManager,
 ) -> int:
     start = asyncio.create_task(supervisor.start())
     await _wait_first(start, stop.wait())
@@ -574,7 +581,9 @@ async def _serve(
     log_default_timeout(sockets.loaded.config.policies)
     log_addresses(addresses)
     log.info("started", version=__version__, workers=supervisor.count, **addresses)
+    manager.started(addresses)
     await _wait_first(asyncio.create_task(supervisor.wait_failed()), stop.wait())
+    manager.stopping()
     log.info("not ready", reason="stopping" if stop.is_set() else "a worker keeps dying")
     # Workers stop accepting after `pre_stop`; an open reservation would still queue connections.
     pre_stop_s = 0.0 if stop.is_interrupt else supervisor.lifecycle.pre_stop

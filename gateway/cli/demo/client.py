@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from gateway.api.protocol import Options, StreamBinding
 from gateway.app import connect
-from gateway.cli.demo.config import STREAMS
+from gateway.cli.demo.config import STREAMS, TEXT_MODEL
+from gateway.cli.demo.digit_texts import text_of
 from gateway.cli.demo.relay import Relay
 from gateway.cli.demo.samples import SIDE, Scan, Sentence
 from gateway.ir.calls import InferRequest, InferResponse
@@ -28,6 +29,9 @@ _FORMS: Mapping[str, Mapping[str, Options]] = {
     "oip.http": {"JSON": {"dialect": "mlserver"}, "binary tensors": {"dialect": "triton"}},
     "oip.grpc": {"": {"dialect": "triton"}},
 }
+TEXT_CODECS = frozenset({"openai.http"})
+"""The codecs whose clients send texts."""
+
 _ONE_FORM: Mapping[str, Options] = {"": {}}
 
 _WARM_UP = 5
@@ -99,7 +103,8 @@ def client_routes(addresses: Mapping[str, str], listener: str = "main") -> Itera
             url = Url(name, carrier, address.host or "127.0.0.1", address.port)
             codec = binding.codec(DEFAULT_LIMITS, {}).name
             for form, options in _FORMS.get(codec, _ONE_FORM).items():
-                yield ClientRoute(codec, url, form, options, has_one_model=streamed)
+                one_model = streamed or codec in TEXT_CODECS
+                yield ClientRoute(codec, url, form, options, has_one_model=one_model)
 
 
 async def measure(route: ClientRoute, scan: Scan) -> Measurement:
@@ -110,15 +115,16 @@ async def measure(route: ClientRoute, scan: Scan) -> Measurement:
     """
     async with Relay(route.url.host, route.url.port) as relay:
         through = Url(route.url.protocol, route.url.carrier, "127.0.0.1", relay.port)
+        classify = classify_text if route.codec in TEXT_CODECS else classify_digit
         async with opened(through, route.options) as service:
-            reply = await classify_digit(service, scan)
+            reply = await classify(service, scan)
             sizes = []
             for _ in range(_COUNTED):
                 before = relay.sent, relay.received
-                await classify_digit(service, scan)
+                await classify(service, scan)
                 sizes.append((relay.sent - before[0], relay.received - before[1]))
     async with opened(route.url, route.options) as service:
-        us = await _median_us(service, scan)
+        us = await _median_us(classify, service, scan)
     request_bytes, response_bytes = (
         int(statistics.median(each)) for each in zip(*sizes, strict=True)
     )
@@ -155,6 +161,18 @@ async def classify_digit(service: Service, scan: Scan, request_id: str = "") -> 
     return DemoReply(int(label[0]), tuple(map(float, probabilities)))
 
 
+async def classify_text(service: Service, scan: Scan) -> DemoReply:
+    """Return the digit of *scan*, whose pixels are sent as a text.
+
+    Raises:
+        GatewayError: The call failed.
+    """
+    text = items_tensor("text", (1,), [text_of(scan)])
+    reply = await service(_request(TEXT_MODEL, text))
+    probabilities = as_numpy(_output(reply, "embedding")).reshape(-1)
+    return DemoReply(int(probabilities.argmax()), tuple(map(float, probabilities)))
+
+
 def _request(model: str, tensor: Tensor, request_id: str = "") -> InferRequest:
     deadline = time.monotonic() + _WAIT_S
     context = Context(deadline=deadline, needs=_NEEDS, request_id=request_id)
@@ -179,11 +197,13 @@ async def opened(url: Url, options: Options) -> AsyncIterator[Service]:
         await connected.close()
 
 
-async def _median_us(service: Service, scan: Scan) -> float:
+async def _median_us(
+    classify: Callable[[Service, Scan], Awaitable[DemoReply]], service: Service, scan: Scan
+) -> float:
     times = []
     for number in range(_WARM_UP + _TIMED):
         start = time.perf_counter()
-        await classify_digit(service, scan)
+        await classify(service, scan)
         if number >= _WARM_UP:
             times.append(time.perf_counter() - start)
     return statistics.median(times) * 1e6

@@ -14,6 +14,10 @@ from gateway.cli.sidecar import (
 from gateway.registry import PROTOCOLS, protocol
 
 MODELS = ("digits", "language")
+TEXT_MODEL = "digit_texts"
+"""The model `digits` for protocols of texts: a text of pixels in, a number for each digit out."""
+
+_TEXT_CALLABLE = "gateway.cli.demo.digit_texts:DigitTexts"
 
 STREAMS = "streams"
 """Name of the listener with the byte stream of every protocol."""
@@ -55,7 +59,10 @@ def demo_config(
         "version": "1",
         "listeners": listeners,
         **admin_config(admin),
-        "models": {name: {"backend": "onnx", "path": str(folder / name)} for name in MODELS},
+        "models": {
+            **{name: {"backend": "onnx", "path": str(folder / name)} for name in MODELS},
+            TEXT_MODEL: {"backend": "python", "options": {"callable": _TEXT_CALLABLE}},
+        },
         # No load balancer waits for the demo.
         "lifecycle": {"pre_stop": "0s"},
     }

@@ -26,6 +26,7 @@ from gateway.ir.data import (
 )
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
+from gateway.ir.identity import ANONYMOUS
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
 from gateway.migration.captures.checksum import checksum
 from gateway.migration.captures.column_texts import (
@@ -116,7 +117,8 @@ class CallRow(Struct, frozen=True, kw_only=True, array_like=True):
         needs: Names of what the caller's codec needs in the reply, JSON.
         sequence: JSON [id, start, end]; None outside a sequence.
         parameters: JSON; None unless parameters are written.
-        details: JSON of the rest: id, batch size, priority, requested outputs, listed headers.
+        details: JSON of the rest: id, batch size, priority, requested outputs, listed headers, and
+            the name of a client that sent a credential.
         code: "ok" or the code of the error.
         error: Its text; "" unless the payload is full.
     """
@@ -463,9 +465,15 @@ def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:
                 name: list(value) if isinstance(value, tuple) else value
                 for name, value in request.flat_members.items()
             }
+    return details | _sender_details(source.context, privacy)
+
+
+def _sender_details(context: Context, privacy: Privacy) -> dict[str, Any]:
+    details: dict[str, Any] = {}
+    if context.client.identity is not ANONYMOUS:
+        details["client_name"] = context.client.identity.name
     if privacy.headers:
-        listed = [pair for pair in source.context.metadata if pair[0] in privacy.headers]
-        details["headers"] = listed
+        details["headers"] = [pair for pair in context.metadata if pair[0] in privacy.headers]
     return details
 
 

@@ -26,7 +26,7 @@ class Redaction:
         others: What stays of all other tensors.
         headers: Remove headers.
         parameters: Remove parameters.
-        clients: Remove addresses and agents of clients.
+        clients: Remove addresses, agents and names of clients.
     """
 
     tensors: Mapping[str, Payload] = field(default_factory=dict)
@@ -82,6 +82,8 @@ def _redacted(record: RecordedCall, redaction: Redaction, hasher: Hasher) -> Rec
     details = json.loads(call.details)
     if redaction.headers:
         details.pop("headers", None)
+    if redaction.clients:
+        details.pop("client_name", None)
     if redaction.parameters or not redaction.keeps_messages:
         details.pop("flat_members", None)  # tensors that are not told from parameters
     call = changed(

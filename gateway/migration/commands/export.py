@@ -44,7 +44,11 @@ def call_document(record: RecordedCall) -> dict[str, Any]:
         "parameters": None if call.parameters is None else _json_values(call.parameters),
         "code": call.code,
         "error": call.error,
-        **{key: details[key] for key in ("headers", "batch_size", "outputs") if key in details},
+        **{
+            key: details[key]
+            for key in ("client_name", "headers", "batch_size", "outputs")
+            if key in details
+        },
         "inputs": [_tensor_document(each) for each in record.tensors if each.side == INPUT],
         "replies": [
             {

@@ -1,16 +1,25 @@
 """The parts of a report, and how they are written as HTML and as Markdown.
 
-Texts come from clients and captures: the HTML is built as a tree, so that everything is escaped.
-Characters that no font shows are written as escapes. `report.py` has the contents.
+Texts come from clients and captures: the template escapes everything. Characters that no font shows
+are written as escapes. `report.py` has the contents.
 """
 
+from __future__ import annotations
+
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element, tostring
 
+from markupsafe import Markup
+
 from gateway.ir.texts import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class Section:
 
 
 def element(tag: str, *children: Element | str, **attributes: str) -> Element:
-    """Return an element; a text child must be the first one, and `_` in attributes means `-`."""
+    """Return an element of SVG; a text must be the first child, and `_` in attributes means `-`."""
     made = Element(tag, {name.rstrip("_").replace("_", "-"): it for name, it in attributes.items()})
     for child in children:
         if isinstance(child, str):
@@ -66,67 +75,35 @@ def element(tag: str, *children: Element | str, **attributes: str) -> Element:
     return made
 
 
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-_STYLE: Final = """
-:root{color-scheme:light dark;--ink:#1b1f24;--back:#fff;--line:#c8ced6}
-:root{--old:#6b7280;--new:#0b66c3;--band:#9cc5f0}
-@media (prefers-color-scheme:dark){
-:root{--ink:#e6e9ed;--back:#14171b;--line:#3c434c;--old:#9aa3af;--new:#6fb1f5;--band:#27496d}
-}
-body{font:15px/1.45 system-ui,sans-serif;color:var(--ink);background:var(--back)}
-body{max-width:1100px;margin:2em auto;padding:0 1em}
-div{overflow-x:auto}
-table{border-collapse:collapse;margin:.6em 0 1.4em;font-variant-numeric:tabular-nums}
-td,th{border-bottom:1px solid var(--line);padding:3px 10px;text-align:left;vertical-align:top}
-td{overflow-wrap:anywhere}
-td.right,th.right{text-align:right;white-space:nowrap}
-figure{margin:1em 0}
-figcaption{font-size:13px}
-svg{width:100%;height:auto;max-width:800px}
-svg text{font:11px system-ui,sans-serif;fill:var(--ink)}
-.axis{stroke:var(--line)}
-.band{fill:var(--band);opacity:.6}
-.new{fill:none;stroke:var(--new);stroke-width:1.5}
-.old{fill:none;stroke:var(--old);stroke-width:1.5;stroke-dasharray:4 3}
-.bar,.dot{fill:var(--new)}
-"""
-
-
 def html_page(title: str, sections: Sequence[Section]) -> bytes:
     """Return one page without scripts and without anything to load."""
-    style = Element("style")
-    style.text = _STYLE  # a constant: the text of a style is not escaped
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("meta", name="viewport", content="width=device-width"),
-        element("title", title),
-        style,
+    page = _environment().get_template("page.html").render(title=title, sections=sections)
+    return page.encode()
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415  # 10 ms
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
     )
-    body = element("body", element("h1", title))
-    for section in sections:
-        body.append(element(f"h{section.level}", section.title))
-        for block in section.blocks:
-            body.append(_html_of(block))
-    page = element("html", head, body, lang="en")
-    text: bytes = tostring(page, encoding="utf-8", method="html")
-    return b"<!doctype html>\n" + text + b"\n"
+    environment.filters["svg"] = _svg
+    return environment
 
 
-def _html_of(block: Block) -> Element:
-    if isinstance(block, str):
-        return element("p", block)
-    if isinstance(block, Plot):
-        return element("figure", block.image, element("figcaption", block.title))
-    kinds = [{"class_": "right"} if each in block.right else {} for each in range(len(block.head))]
-    head = [element("th", cell, **kind) for cell, kind in zip(block.head, kinds, strict=True)]
-    rows = [
-        element("tr", *(element("td", cell, **it) for cell, it in zip(row, kinds, strict=True)))
-        for row in block.rows
-    ]
-    table = element("table", element("thead", element("tr", *head)), element("tbody", *rows))
-    return element("div", table)
+def _shown(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _svg(image: Element) -> Markup:
+    # The element escapes its texts itself.
+    return Markup(tostring(image, encoding="unicode", method="html"))  # noqa: S704
 
 
 def markdown_page(title: str, sections: Sequence[Section]) -> bytes:

@@ -111,6 +111,7 @@ def merge_requests(calls: Sequence[InferRequest]) -> InferRequest:
         request_id=first.context.request_id,
         deadline=max(deadlines) if len(deadlines) == len(calls) else None,
         needs=SHARED_NEEDS,
+        client=first.context.client,  # a header may have its name: then it is that of all of them
     )
     return InferRequest(
         model=first.model,

@@ -168,6 +168,8 @@ class Batch:
         avoid = () if attempt is None else attempt.avoid
         member = PendingRequest(call, rows, size_bytes, now, now + delay_s, deadline, reply, avoid)
         key = batch_key(call)
+        if self._rules.apart is not None:
+            key = key, self._rules.apart(call)
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = BatchQueue(key, max_rows, self._rules)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.ir.calls import InferRequest, InferResponse
+from gateway.policies.access.apart import Apart
 
 _MIB = 1 << 20
 
@@ -27,6 +28,7 @@ class BatchRules:
         max_bytes: Maximum size of the inputs of a batch.
         preferred_sizes: Numbers of rows that are sent without delay.
         in_flight: Maximum number of concurrent batches at the target.
+        apart: Keeps the requests of clients apart; None to merge them.
     """
 
     max_batch_size: int | None = None
@@ -34,6 +36,7 @@ class BatchRules:
     max_bytes: int = 16 * _MIB
     preferred_sizes: tuple[int, ...] = ()
     in_flight: int = 2
+    apart: Apart | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -44,6 +44,7 @@ from gateway.policies.complete.tensors import (
     is_raw_binary_request,
 )
 from gateway.policies.complete.versions import resolve_version
+from gateway.policies.texts.run import run_stream_task, run_task
 from gateway.service import ReplyCoroutine, Service
 
 log = structlog.get_logger(__name__)
@@ -67,6 +68,7 @@ _STALE_METADATA_CODES: Final = frozenset(
 )
 _MEMBERS_UNKNOWN: Final = "the message does not distinguish tensors from parameters"
 _VERSIONS_UNKNOWN: Final = "the request has a numeric version"
+_TENSORS_UNKNOWN: Final = "the request has texts, without the names of tensors"
 _ORDER_UNKNOWN: Final = "outputs without names depend on their order"
 
 
@@ -129,6 +131,8 @@ class Complete:
         request, metadata, inference = call, None, self._inference
         needs = call.context.needs
         has_more_needs = not needs <= ALL_NEEDS
+        if has_more_needs and call.texts is not None:
+            return await self._task(call)
         try:
             # Nearly all calls are complete, and so are nearly all replies.
             if (
@@ -178,7 +182,26 @@ class Complete:
                 model=request.model,
             ) from error
 
+    async def _task(self, call: InferRequest) -> InferResponse:
+        """Return the reply to a task on texts, which becomes calls of tensors."""
+        metadata = await self._task_metadata(call)
+        return await run_task(call, metadata, self.handle_inference, self._plain_stream)
+
+    async def _task_stream(self, call: InferRequest) -> AsyncIterator[InferResponse]:
+        metadata = await self._task_metadata(call)
+        return await run_stream_task(call, metadata, self.handle_inference, self._plain_stream)
+
+    async def _task_metadata(self, call: InferRequest) -> ModelMetadata:
+        return await self._get_metadata(call.model or ModelRef(""), _TENSORS_UNKNOWN, _BATCHING)
+
+    async def _plain_stream(self, request: InferRequest) -> AsyncIterator[InferResponse]:
+        return await self._stream(
+            StreamInferRequest(model=request.model, context=request.context, request=request)
+        )
+
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+        if call.request.texts is not None:
+            return await self._task_stream(call.request.changed(context=call.context))
         request, metadata = await self._request(call.request)
         needs = call.context.needs
         completed = call if request is call.request else call.changed(request=request)

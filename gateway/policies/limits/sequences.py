@@ -26,6 +26,7 @@ _NOT_OPENED: Final = frozenset(
         ErrorCode.NOT_FOUND,
         ErrorCode.UNSUPPORTED,
         ErrorCode.TOO_LARGE,
+        ErrorCode.QUOTA_EXCEEDED,
         ErrorCode.OVERLOADED,
     }
 )

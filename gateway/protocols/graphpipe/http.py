@@ -26,7 +26,6 @@ from gateway.ir.calls import (
 from gateway.ir.context import REQUEST_ID, Context, Origin
 from gateway.ir.errors import (
     GatewayError,
-    RateExceeded,
     UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
@@ -46,7 +45,12 @@ from gateway.protocols.graphpipe.paths import (
     no_model,
 )
 from gateway.protocols.graphpipe.translate import UpstreamFault
-from gateway.wire.errors import MethodNotAllowed, extra_headers, is_error_status
+from gateway.wire.errors import (
+    TOO_MANY_REQUESTS,
+    MethodNotAllowed,
+    extra_headers,
+    is_error_status,
+)
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context
 
@@ -158,7 +162,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         """
         number, text = translate.error_message(error, NAME, self._limits)
         is_message = self._settings.errors != STATUS and _is_inference(call, error)
-        if is_message and not isinstance(error, RateExceeded):
+        if is_message and not isinstance(error, TOO_MANY_REQUESTS):
             return HttpResponse(OK, _BYTES, (error_response(number, text),))
         extra = extra_headers(error)
         headers = Headers((*_TEXT.pairs, *extra)) if extra else _TEXT

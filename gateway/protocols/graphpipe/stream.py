@@ -131,6 +131,10 @@ class SizePrefixFramer:
         padding = bytes(-size % _BEGUN)
         return [_SIZE.pack(size + len(padding))[1:], *frame.payload, padding]
 
+    def incomplete(self) -> Frame | None:
+        """Return a frame without a payload, as soon as the size is known."""
+        return Frame(()) if self._wanted else None
+
     def begin(self) -> bytes:
         """Return a zero, the first byte of the next frame's size.
 

@@ -14,11 +14,18 @@ from gateway.api.protocol import (
     SidecarDefaults,
     StreamBinding,
 )
-from gateway.protocols.grps.brpc.codec import BrpcCodec
-from gateway.protocols.grps.brpc.framing import BaiduFramer, looks_like, server_framer
+from gateway.protocols.grps.brpc.codec import SERVICE, SHORT_SERVICE, BrpcCodec
+from gateway.protocols.grps.brpc.framing import (
+    BaiduFramer,
+    credentials,
+    looks_like,
+    server_framer,
+    without_credentials,
+)
 from gateway.protocols.grps.grpc import BRPC_METHODS, METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.grps.http.codec import HttpCodec
-from gateway.protocols.grps.http.paths import BRPC_PREFIXES, PREFIX
+from gateway.protocols.grps.http.paths import BRPC_PREFIXES, PREFIX, PUBLIC_PATHS
+from gateway.protocols.grps.methods import HEALTH
 from gateway.protocols.grps.options import DEFAULT_DAG, check_options, custom_paths
 
 SPEC = ProtocolSpec(
@@ -31,8 +38,14 @@ SPEC = ProtocolSpec(
         any_path=True,
         root=True,
         own_paths=custom_paths,
+        public=PUBLIC_PATHS,
     ),
-    grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
+    grpc=GrpcBinding(
+        codec=GrpcCodec,
+        methods=METHODS,
+        file_descriptors=file_descriptors,
+        public=tuple(each for each in (*METHODS, *BRPC_METHODS) if each.endswith(HEALTH)),
+    ),
     stream=StreamBinding(
         codec=BrpcCodec,
         server_framer=server_framer,
@@ -43,6 +56,12 @@ SPEC = ProtocolSpec(
         is_frame=looks_like,
         http_prefixes=BRPC_PREFIXES,
         grpc_methods=BRPC_METHODS,
+        credentials=credentials,
+        without_credentials=without_credentials,
+        closes_denied=True,
+        public=tuple(
+            f"{service}.{method}" for service in (SERVICE, SHORT_SERVICE) for method in HEALTH
+        ),
     ),
     options=check_options,
     has_model_keys=True,

@@ -44,6 +44,7 @@ BRPC_CODE: Final[dict[ErrorCode, int]] = {
     ErrorCode.TOO_LARGE: EREQUEST,
     ErrorCode.UNAUTHENTICATED: ERPCAUTH,
     ErrorCode.FORBIDDEN: _EPERM,
+    ErrorCode.QUOTA_EXCEEDED: ELIMIT,
     ErrorCode.OVERLOADED: ELIMIT,
     ErrorCode.UNAVAILABLE: ELOGOFF,
     ErrorCode.DEADLINE_EXCEEDED: ERPCTIMEDOUT,
@@ -54,7 +55,7 @@ BRPC_CODE: Final[dict[ErrorCode, int]] = {
 }
 
 # Overload is an error of the server, not of the model: real servers end the call with it.
-_OF_THE_CALL: Final = frozenset({ErrorCode.OVERLOADED})
+_OF_THE_CALL: Final = frozenset({ErrorCode.QUOTA_EXCEEDED, ErrorCode.OVERLOADED})
 
 _CODE_OF_BRPC: Final[dict[int, ErrorCode]] = {
     _EPERM: ErrorCode.FORBIDDEN,
@@ -118,6 +119,8 @@ def ends_call(error: GatewayError, *, unread: bool) -> bool:
         unread: The message could not be read.
     """
     if isinstance(error, Unreadable | NoService | NoMethod) or error.code in _OF_THE_CALL:
+        return True
+    if unread and error.code is ErrorCode.UNAUTHENTICATED:  # the gateway itself refuses the client
         return True
     # A message over the limit was not read; one with too many parts was, and has a response.
     return unread and error.code is ErrorCode.TOO_LARGE and error.limit == "message_bytes"

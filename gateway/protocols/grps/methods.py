@@ -75,6 +75,9 @@ METHODS: Final = (
     MODEL_METADATA,
 )
 
+HEALTH: Final = (LIVENESS, READINESS)
+"""The methods that ask for the health of the server."""
+
 SERVER: Final = "grps"
 
 NEEDS: Final = frozenset({Need.DATATYPES, Need.WIDENED})

@@ -80,8 +80,15 @@ SPEC = ProtocolSpec(
     name="oip",
     title="Open Inference v2",
     page="open-inference.md",
-    http=HttpBinding(codec=HttpCodec, prefixes=("/v2",)),
-    grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
+    http=HttpBinding(
+        codec=HttpCodec, prefixes=("/v2",), public=("/v2/health/live", "/v2/health/ready")
+    ),
+    grpc=GrpcBinding(
+        codec=GrpcCodec,
+        methods=METHODS,
+        file_descriptors=file_descriptors,
+        public=tuple(each for each in METHODS if each.endswith(("/ServerLive", "/ServerReady"))),
+    ),
     options=check_options,
     resolve_dialect=choose_dialect,
     classifies=None,

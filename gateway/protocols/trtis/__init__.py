@@ -35,8 +35,15 @@ SPEC = ProtocolSpec(
     name="trtis",
     title="TensorRT Inference Server v1",
     page="tensorrt-v1.md",
-    http=HttpBinding(codec=HttpCodec, prefixes=("/api",)),
-    grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
+    http=HttpBinding(
+        codec=HttpCodec, prefixes=("/api",), public=("/api/health/live", "/api/health/ready")
+    ),
+    grpc=GrpcBinding(
+        codec=GrpcCodec,
+        methods=METHODS,
+        file_descriptors=file_descriptors,
+        public=tuple(each for each in METHODS if each.endswith("/Health")),
+    ),
     options=check_options,
     classifies=True,
     process_options=process_options,

@@ -42,6 +42,7 @@ STATUS: dict[ErrorCode, pb.RequestStatusCode] = {
     ErrorCode.TOO_LARGE: pb.INVALID_ARG,
     ErrorCode.UNAUTHENTICATED: pb.UNAVAILABLE,
     ErrorCode.FORBIDDEN: pb.UNAVAILABLE,
+    ErrorCode.QUOTA_EXCEEDED: pb.UNAVAILABLE,
     ErrorCode.OVERLOADED: pb.UNAVAILABLE,
     ErrorCode.UNAVAILABLE: pb.UNAVAILABLE,
     ErrorCode.DEADLINE_EXCEEDED: pb.UNAVAILABLE,

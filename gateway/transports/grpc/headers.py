@@ -98,6 +98,17 @@ class GrpcResponseHead(Struct, frozen=True):
     coding: str
 
 
+@accelerated
+def read_call_head(
+    fields: list[Field], limit_bytes: int
+) -> GrpcRequestHead | Http2StreamError | None:
+    """Return the head of a request as `read_request_head`; None for one that is no gRPC call."""
+    for name, value in fields:
+        if name == b"content-type" and value.startswith(_CONTENT_TYPE):
+            return read_request_head(fields, limit_bytes)
+    return None
+
+
 def read_request_head(
     fields: Sequence[Field], limit_bytes: int
 ) -> GrpcRequestHead | Http2StreamError:

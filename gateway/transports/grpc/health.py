@@ -11,15 +11,18 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
-from gateway.ir.errors import DeadlineExceeded, GatewayError
+from gateway.ir.context import Client
+from gateway.ir.errors import ErrorCode, Forbidden, GatewayError, Unauthenticated
 from gateway.transports.contract import GrpcFrontend, GrpcMount
+from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.protobuf import LEN, VARINT, WireError, fields, put_varint, tag, text, varint
 
-Status = Callable[[str], Awaitable[bool | None]]
-"""Whether a service answers; "" asks for the whole server, None means there is no such service."""
+Status = Callable[[str, Client], Awaitable[bool | None]]
+"""Whether a service answers a client; "" asks for the whole server, None means there is no such
+service. Raises Unauthenticated, or Forbidden if the client may not ask."""
 
-_CHECK = "/grpc.health.v1.Health/Check"
+CHECK = "/grpc.health.v1.Health/Check"
 _WATCH = "/grpc.health.v1.Health/Watch"
 _SERVING = 1
 _NOT_SERVING = 2
@@ -27,6 +30,15 @@ _SERVICE_UNKNOWN = 3
 _SERVICE = tag(1, LEN)
 _STATUS_KEY = varint(tag(1, VARINT))
 _SHARE = 4
+_TOLD_CODES = frozenset(
+    {
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.UNAUTHENTICATED,
+        ErrorCode.FORBIDDEN,
+        ErrorCode.OVERLOADED,
+        ErrorCode.UNAVAILABLE,
+    }
+)
 _MAX_FIELDS = 16
 
 
@@ -48,7 +60,7 @@ class Health(GrpcFrontend):
     @property
     def mount(self) -> GrpcMount:
         """The service, for a server's *extras*."""
-        return GrpcMount({_CHECK: MethodKind.UNARY, _WATCH: MethodKind.SERVER_STREAM}, self)
+        return GrpcMount({CHECK: MethodKind.UNARY, _WATCH: MethodKind.SERVER_STREAM}, self)
 
     async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
         """Yield the response to a check, or the responses to a watch until its client leaves."""
@@ -57,8 +69,8 @@ class Health(GrpcFrontend):
         except WireError as error:
             yield _ended(GrpcStatus.INVALID_ARGUMENT, f"not a HealthCheckRequest: {error}")
             return
-        if wire.method == _CHECK:
-            yield await self._check(service)
+        if wire.method == CHECK:
+            yield await self._check(service, wire.client)
             return
         address = wire.client.address
         if problem := self._too_many(address):
@@ -66,9 +78,11 @@ class Health(GrpcFrontend):
             return
         self._watches[address] += 1
         try:
-            async with aclosing(self._changes(service)) as answers:
+            async with aclosing(self._changes(service, wire.client)) as answers:
                 async for answer in answers:
                     yield answer
+        except Unauthenticated as error:
+            yield refused(error)
         finally:
             self._watches[address] -= 1
             self._watches += Counter()  # without addresses that have none
@@ -87,17 +101,24 @@ class Health(GrpcFrontend):
                 return f"too many watches: {count} are open {whose}, at most {most} are allowed"
         return ""
 
-    async def _check(self, service: str) -> GrpcResponse:
-        status = await self._status(service)
+    async def _check(self, service: str, client: Client) -> GrpcResponse:
+        try:
+            status = await self._status(service, client)
+        except (Unauthenticated, Forbidden) as error:
+            return refused(error)
         if status is None:
             return _ended(GrpcStatus.NOT_FOUND, "no such service here")
         return _answer(_SERVING if status else _NOT_SERVING)
 
-    async def _changes(self, service: str) -> AsyncGenerator[GrpcResponse, None]:
-        """Yield the status now and after every change."""
+    async def _changes(self, service: str, client: Client) -> AsyncGenerator[GrpcResponse, None]:
+        """Yield the status now and after every change, until the client may not ask."""
         last = None
         while True:
-            found = await self._status(service)
+            try:
+                found = await self._status(service, client)
+            except (Unauthenticated, Forbidden) as error:
+                yield refused(error)
+                return
             status = _SERVICE_UNKNOWN if found is None else _SERVING if found else _NOT_SERVING
             if status != last:
                 last = status
@@ -107,9 +128,10 @@ class Health(GrpcFrontend):
 
 def refused(error: GatewayError) -> GrpcResponse:
     """Return the reply to a call about the server itself that was not read completely."""
-    late = isinstance(error, DeadlineExceeded)
-    status = GrpcStatus.DEADLINE_EXCEEDED if late else GrpcStatus.INVALID_ARGUMENT
-    return _ended(status, error.message)
+    is_told = error.code in _TOLD_CODES
+    return _ended(
+        GRPC_STATUS[error.code] if is_told else GrpcStatus.INVALID_ARGUMENT, error.message
+    )
 
 
 def _service(message: memoryview) -> str:

@@ -8,6 +8,8 @@ from gateway.wire.grpc import Metadata
 
 # Source: gRPC over HTTP/2, "Custom-Metadata"; "grpc-" is reserved, ":" and "te" are framing.
 _KEY = re.compile(r"[0-9a-z_.\-]+\Z")
+# Of the runtime, and written by servers: when to try again.
+_OF_SERVERS = frozenset({"grpc-retry-pushback-ms", "grpc-status-details-bin"})
 _RESERVED = frozenset({"te", "content-type", "user-agent", "host", "connection"})
 
 
@@ -32,6 +34,7 @@ def _fits(key: str, value: str | bytes) -> bool:
 @lru_cache(1024)  # the same few keys, call for call
 def kind_of(key: str) -> type[str | bytes] | None:
     """Return the type of the values of *key*; None for a key that is not sent."""
-    if _KEY.match(key) is None or key.startswith("grpc-") or key in _RESERVED:
+    is_reserved = key in _RESERVED or (key.startswith("grpc-") and key not in _OF_SERVERS)
+    if is_reserved or _KEY.match(key) is None:
         return None
     return bytes if key.endswith("-bin") else str

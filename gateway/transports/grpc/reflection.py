@@ -10,10 +10,11 @@ google/protobuf/descriptor.proto.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gateway.ir.errors import GatewayError
+from gateway.ir.context import Client
+from gateway.ir.errors import Forbidden, GatewayError
 from gateway.transports.contract import GrpcFrontend, GrpcMount
 from gateway.transports.grpc.health import refused
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
@@ -83,8 +84,8 @@ class _File:
     of: dict[str, _File]
 
 
-class Reflection(GrpcFrontend):
-    """Handles grpc.reflection v1 and v1alpha.
+class ServiceSchemas:
+    """What some clients see of services, by reflection.
 
     Args:
         services: The full names that clients see.
@@ -101,29 +102,6 @@ class Reflection(GrpcFrontend):
         self._by_symbol: dict[str, _File] = {}
         for files in sets:
             self._add(files)
-
-    @property
-    def mount(self) -> GrpcMount:
-        """The service, under both of its names, for a server's *extras*."""
-        methods = {
-            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo": (
-                MethodKind.BIDIRECTIONAL
-            )
-            for version in ("v1", "v1alpha")
-        }
-        return GrpcMount(methods, self)
-
-    async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
-        """Yield the response to one request of a stream; a malformed request ends the stream."""
-        try:
-            yield GrpcResponse((self.answer(wire.view.tobytes()),))
-        except WireError as error:
-            details = f"not a ServerReflectionRequest: {error}"
-            yield GrpcResponse(status=GrpcStatus.INVALID_ARGUMENT, details=details)
-
-    def reject(self, error: GatewayError, /) -> GrpcResponse:
-        """Return the error for a request that was not read completely."""
-        return refused(error)
 
     def answer(self, message: bytes) -> bytes:
         """Return the response to a serialized ServerReflectionRequest.
@@ -160,6 +138,42 @@ class Reflection(GrpcFrontend):
             package = [text(value, "package") for key, value in found if key == _PACKAGE]
             for symbol in _nested_names(found, "file", package[-1] if package else ""):
                 self._by_symbol.setdefault(symbol, file)
+
+
+class Reflection(GrpcFrontend):
+    """Handles grpc.reflection v1 and v1alpha.
+
+    Args:
+        schemas: Returns what a client sees; raises Forbidden if it may see nothing.
+    """
+
+    def __init__(self, schemas: Callable[[Client], ServiceSchemas]) -> None:
+        self._schemas = schemas
+
+    @property
+    def mount(self) -> GrpcMount:
+        """The service, under both of its names, for a server's *extras*."""
+        methods = {
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo": (
+                MethodKind.BIDIRECTIONAL
+            )
+            for version in ("v1", "v1alpha")
+        }
+        return GrpcMount(methods, self)
+
+    async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
+        """Yield the response to one request of a stream; a malformed request ends the stream."""
+        try:
+            yield GrpcResponse((self._schemas(wire.client).answer(wire.view.tobytes()),))
+        except Forbidden as error:
+            yield GrpcResponse(status=GrpcStatus.PERMISSION_DENIED, details=error.message)
+        except WireError as error:
+            details = f"not a ServerReflectionRequest: {error}"
+            yield GrpcResponse(status=GrpcStatus.INVALID_ARGUMENT, details=details)
+
+    def reject(self, error: GatewayError, /) -> GrpcResponse:
+        """Return the error for a request that was not read completely."""
+        return refused(error)
 
 
 def _nested_names(found: list[tuple[int, Value]], kind: str, scope: str) -> Iterator[str]:

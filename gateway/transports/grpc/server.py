@@ -14,10 +14,12 @@ from typing import Any, Final
 
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import GatewayError
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.address import bound_address, host_and_port, require_free
 from gateway.transports.grpc.admission import CallAdmission
+from gateway.transports.grpc.authenticated import AuthenticatedGrpcConnection
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
 from gateway.transports.http.interfaces import ListenerState
@@ -56,6 +58,8 @@ class GrpcServer:
         count: The connection count, if listeners share one.
         reuse_port: Whether other processes listen on the same port too.
         http: Handles requests that are not gRPC calls; None to reject them.
+        authentication: Asks who sends each call; None if nobody asks.
+        inherited: Sockets that listen already, instead of binding *address*.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first four
@@ -72,8 +76,12 @@ class GrpcServer:
         count: ConnectionCount | None = None,
         reuse_port: bool = False,
         http: ListenerState | None = None,
+        authentication: Authentication | None = None,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
         self._address = address
+        self._authentication = authentication
+        self._inherited = inherited
         self._http = http
         self._reuse_port = reuse_port
         self._should_listen = listens
@@ -121,7 +129,9 @@ class GrpcServer:
             return
         host, port = host_and_port(self._address)
         every = "" if host == "::" else host  # both families, as grpcio has it
-        self._servers = await listen(every, port, self._serve, reuse_port=self._reuse_port)
+        self._servers = await listen(
+            every, port, self._serve, reuse_port=self._reuse_port, inherited=self._inherited
+        )
         self._address = bound_address(self._address, self._servers[0].sockets[0].getsockname()[1])
 
     async def _serve(
@@ -140,15 +150,16 @@ class GrpcServer:
     def connection(self) -> GrpcServerConnection:
         """Return the protocol of an accepted connection, before `connection_made`."""
         age_s = self._limits.connection_age_s * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311
-        return GrpcServerConnection(
-            self._methods,
-            self._limits,
-            self._open,
-            self._admission,
-            self._on_reject,
-            age_s,
-            self._http,
-        )
+        state = (self._limits, self._open, self._admission, self._on_reject, age_s, self._http)
+        if self._authentication is None:
+            return GrpcServerConnection(self._methods, *state)
+        return AuthenticatedGrpcConnection(self._methods, self._authentication, *state)
+
+    def authenticate(self, authentication: Authentication) -> None:
+        """Ask *authentication* who sends each call from now on; drain earlier connections."""
+        self._authentication = authentication
+        for connection in list(self._open.members):
+            connection.announce_close()
 
     def drain_unverified(self, authorities: Authorities) -> None:
         """Send GOAWAY to clients that *authorities* do not verify; their calls finish."""

@@ -6,9 +6,11 @@ from functools import lru_cache, partial
 from time import monotonic
 from typing import Final
 
+from gateway.api.access import Peer
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InvalidRequest
 from gateway.transports.admission import NO_CLIENT_SHARES, ClientShares, Reservation, client_shares
+from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
@@ -17,7 +19,12 @@ from gateway.transports.connection_count import (
 )
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.admission import CallAdmission
-from gateway.transports.grpc.headers import GrpcRequestHead, read_request_head, trailers_only_block
+from gateway.transports.grpc.headers import (
+    GrpcRequestHead,
+    read_call_head,
+    read_request_head,
+    trailers_only_block,
+)
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
 from gateway.transports.grpc.server_messages import FINAL, OPEN, ConnectionState
@@ -32,7 +39,6 @@ from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.request_head import (
     HttpStreamHead,
     header_block_bytes,
-    is_grpc,
     read_http_head,
 )
 from gateway.transports.http2.request_stream import HttpStream
@@ -56,23 +62,28 @@ _BLOCK_OVERHEAD: Final = 4
 RequestHead = GrpcRequestHead | HttpStreamHead
 
 
-def _read_any_head(fields: Sequence[Field], limits: ServerLimits) -> RequestHead | Http2StreamError:
+def _read_any_head(fields: list[Field], limits: ServerLimits) -> RequestHead | Http2StreamError:
     """Return the head of a gRPC call or of a plain request."""
-    if is_grpc(fields):
-        return read_request_head(fields, limits.grpc_metadata_bytes)
-    return read_http_head(fields, limits)
+    head = read_call_head(fields, limits.grpc_metadata_bytes)
+    return read_http_head(fields, limits) if head is None else head
+
+
+def _read_call_head(fields: list[Field], limit_bytes: int) -> RequestHead | Http2StreamError:
+    """Return the head of a gRPC call, or of a request that is refused because it is none."""
+    head = read_call_head(fields, limit_bytes)
+    return read_request_head(fields, limit_bytes) if head is None else head
 
 
 @lru_cache(16)  # one for all connections of a listener
 def _head_reader(
     limits: ServerLimits, *, is_http: bool
-) -> tuple[Callable[[Sequence[Field]], RequestHead | Http2StreamError], int]:
+) -> tuple[Callable[[list[Field]], RequestHead | Http2StreamError], int]:
     """Return what reads header blocks, and how many bytes of fields a block may have."""
     header_bytes = _BLOCK_OVERHEAD * limits.grpc_metadata_bytes
     if is_http:
         header_bytes = max(header_bytes, header_block_bytes(limits))
         return partial(_read_any_head, limits=limits), header_bytes
-    return partial(read_request_head, limit_bytes=limits.grpc_metadata_bytes), header_bytes
+    return partial(_read_call_head, limit_bytes=limits.grpc_metadata_bytes), header_bytes
 
 
 class OpenConnections:
@@ -188,9 +199,14 @@ class GrpcServerConnection(Http2Protocol):
         self._open.members.add(self)
         self._open.active.add(self)
         admission = self._admission
-        self.client = client_shares(address, admission, admission.budget)
+        self.client = client_shares(address, admission, admission.budget, self._peer(transport))
         self._unsent = Reservation(admission.budget, 0, self.client.memory)
         super().connection_made(transport)
+
+    @staticmethod
+    def _peer(_transport: asyncio.BaseTransport) -> Peer | None:
+        """Return the far end of the connection, if its calls name their clients."""
+        return None
 
     def connection_lost(self, _error: BaseException | None) -> None:
         """Cancel the calls in progress."""
@@ -420,6 +436,10 @@ class GrpcServerConnection(Http2Protocol):
             self.core.goaway(final=True, code=frames.ENHANCE_YOUR_CALM, message=FLOOD_TEXT)
         self.close()
 
+    @property
+    def _serves_methods(self) -> bool:
+        return bool(self._methods)
+
     # -- plain requests
 
     @property
@@ -428,7 +448,9 @@ class GrpcServerConnection(Http2Protocol):
         http = self._http
         assert http is not None  # noqa: S101  # there is a plain request
         if self._http_client is None:
-            self._http_client = client_shares(self._address or "", http.slots, http.budget)
+            caller = self.client.caller
+            peer = caller.peer if isinstance(caller, IdentifiedCaller) else None
+            self._http_client = client_shares(self._address or "", http.slots, http.budget, peer)
         return self._http_client
 
     def on_http_begin(self) -> None:
@@ -457,7 +479,7 @@ class GrpcServerConnection(Http2Protocol):
 
     def _turn_away(self, stream: Http2Stream, head: GrpcRequestHead) -> None:
         status, details, http = GrpcStatus.UNIMPLEMENTED, _UNSERVED, 200
-        if not self._methods:
+        if not self._serves_methods:
             details = _NO_GRPC
         if head.http_status != 200:  # noqa: PLR2004  # OK
             status, details, http = GrpcStatus.INTERNAL, _NOT_A_CALL, head.http_status
@@ -471,8 +493,11 @@ class GrpcServerConnection(Http2Protocol):
         error.wire_status = status
         request_id = self._on_reject(error)
         metadata = ((REQUEST_ID, request_id),) if request_id else ()
+        self._end_unserved(stream, trailers_only_block(status, details, metadata, http_status=http))
+
+    def _end_unserved(self, stream: Http2Stream, block: bytes) -> None:
+        """End a call with the trailers in *block*, whatever is left of its request."""
         self.core.flood_budget.charge(UNSERVED_COST)
-        block = trailers_only_block(status, details, metadata, http_status=http)
         self.core.writer.head(stream, block, end=True)
         if not stream.is_remote_closed:
             self.core.reset(stream, frames.NO_ERROR)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from gateway.accelerator import accelerated
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
 from gateway.ir.context import REQUEST_ID
@@ -19,7 +20,7 @@ from gateway.transports.contract import ClientLimits
 from gateway.transports.http.content_coding import Inflater, coding_of, inflate
 from gateway.transports.http.headers import decode_field, end_to_end, is_writable, safe_value
 from gateway.transports.http.timeout_headers import coarse_timeout
-from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.http import Headers, HttpRequest, is_printable_ascii
 
 HEADER_LINE_BYTES = 8190
 HEADER_FIELD_BYTES = 32 * 1024
@@ -181,15 +182,21 @@ def header_lines(wire: HttpRequest, left_s: float | None) -> str:
 
 def _lines(headers: Headers) -> str:
     """Return the lines of *headers*; codecs use the same few header objects again and again."""
+    return field_lines(headers.pairs)
+
+
+@accelerated
+def field_lines(pairs: tuple[tuple[str, str], ...]) -> str:
+    """Return the lines of a request's fields, and one that refuses codings if there is none."""
     lines = ""
     coding = "Accept-Encoding: identity\r\n"
-    for name, value in headers.pairs:
-        begin = _begin_of_line(name)
+    for name, value in pairs:
+        begin = begin_of_line(name)
         if begin is None:
             continue
-        if not (value.isascii() and value.isprintable()):
-            value = safe_value(value)  # noqa: PLW2901  # as it is sent
-        lines = f"{lines}{begin}{value}\r\n"
+        # As it is sent.
+        safe = value if is_printable_ascii(value) else safe_value(value)
+        lines = f"{lines}{begin}{safe}\r\n"
         if len(name) == _CODING_CHARS and name.lower() == _CODING:
             coding = ""
     return lines + coding
@@ -206,7 +213,7 @@ def _parts(line: str) -> tuple[str, str, str]:
 
 
 @lru_cache(1024)  # messages repeat the same few names
-def _begin_of_line(name: str) -> str | None:
+def begin_of_line(name: str) -> str | None:
     """Return the part of a line before the value; None for a field that is not sent."""
     sent = is_writable(name) and name.lower() not in ("host", "grpc-timeout")
     return f"{name}: " if sent else None

@@ -22,6 +22,7 @@ from gateway.transports.admission import (
     Reservation,
     no_memory,
 )
+from gateway.transports.authentication import challenge
 from gateway.transports.contract import HttpAsk, HttpFrontend, is_probe
 from gateway.transports.http.content_coding import ACCEPTED, coding_of, compress
 from gateway.transports.http.cut_through import OpenBodyStream, early_dispatch_bytes, whole_of
@@ -498,14 +499,24 @@ class Exchange:
         self._identify(error)
         response = self._frontend.reject(error)
         headers = response.headers
-        if error.code is errors.ErrorCode.OVERLOADED and headers.get("retry-after") is None:
-            headers = Headers((*headers.pairs, ("Retry-After", "1")))
-        elif error.code is errors.ErrorCode.UNSUPPORTED:
-            headers = Headers((*headers.pairs, ("Accept-Encoding", ACCEPTED)))
+        hints = [hint for hint in self._hints(error) if headers.get(hint[0].lower()) is None]
+        if hints:
+            headers = Headers((*headers.pairs, *hints))
         request_id = response.request_id
         await self._send(
             HttpResponse(response.status, headers, response.body, request_id=request_id)
         )
+
+    @staticmethod
+    def _hints(error: errors.GatewayError) -> list[tuple[str, str]]:
+        """Return the header that tells a client what to do about *error*; or none."""
+        if error.code is errors.ErrorCode.OVERLOADED:
+            return [("Retry-After", "1")]
+        if error.code is errors.ErrorCode.UNSUPPORTED:
+            return [("Accept-Encoding", ACCEPTED)]
+        if isinstance(error, errors.Unauthenticated):
+            return [("WWW-Authenticate", challenge(error))]
+        return []
 
     async def _send(self, response: HttpResponse) -> None:
         body = response.body

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import ClientShares, MemoryBudget, Reservation
+from gateway.transports.authentication import Authentication
 from gateway.transports.contract import HttpAsk, HttpFrontend, ServerLimits
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.cut_through import OnBodyError, OpenBodyStream
@@ -122,11 +123,13 @@ class RequestReader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ListenerState:
     """The state that all exchanges of a listener share.
 
     Attributes:
+        authentication: Asks who sends each request; None if nobody asks.
+        is_plain: Exchanges need nothing beside the codecs: no `cors`, no `authentication`.
         cut_through_limiter: The slots of requests that start before their bodies have arrived.
     """
 
@@ -140,3 +143,13 @@ class ListenerState:
     cut_through_limiter: ConcurrencyLimiter
     cors: CorsRules | None = None
     """Which web pages may read the responses; None for no such pages."""
+    authentication: Authentication | None = None
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.authenticate(self.authentication)
+
+    def authenticate(self, authentication: Authentication | None) -> None:
+        """Ask *authentication* who sends each request of the connections that begin now."""
+        self.authentication = authentication
+        self.is_plain = self.cors is None and authentication is None

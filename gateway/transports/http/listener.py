@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import MemoryBudget
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
@@ -103,7 +104,9 @@ class HttpListener(ABC):
         grpc: gRPC methods, which connections of a native server may call over HTTP/2.
         extras: Methods whose calls need no slot and no memory: health, reflection.
         cors: Which web pages may read the responses; None for no such pages.
+        inherited: Sockets that listen already, instead of binding *host* and *port*.
         grpc_on_reject: As *on_reject*, for calls and connections of HTTP/2; *on_reject* by default.
+        authentication: Asks who sends each request and call; None if nobody asks.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first
@@ -126,7 +129,10 @@ class HttpListener(ABC):
         extras: Sequence[GrpcMount] = (),
         grpc_on_reject: Callable[[GatewayError], str | None] | None = None,
         cors: CorsRules | None = None,
+        authentication: Authentication | None = None,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
+        self._inherited = inherited
         self._can_use_reserve = reserve
         self._reuse_port = reuse_port
         self._count = count or ConnectionCount(limits.connections, limits.connections_per_address)
@@ -144,6 +150,7 @@ class HttpListener(ABC):
             on_reject=on_reject,
             cut_through_limiter=cut_through_limiter(limits),
             cors=cors,
+            authentication=authentication,
         )
         self._http2 = GrpcServer(
             "",
@@ -155,6 +162,7 @@ class HttpListener(ABC):
             listens=False,
             count=self._count,
             http=self._listener,
+            authentication=authentication,
         )
         self._connections: Connections | None = None
         self._servers: list[Listening] = []
@@ -174,7 +182,9 @@ class HttpListener(ABC):
         if not self._should_listen:
             return
         if self._sock is None:
-            self._servers = await listen(*self._where, self._serve, reuse_port=self._reuse_port)
+            self._servers = await listen(
+                *self._where, self._serve, reuse_port=self._reuse_port, inherited=self._inherited
+            )
         else:
             self._servers = [await self._serve(self._sock)]
         self._address = address_of(self._servers[0].sockets[0])
@@ -212,6 +222,13 @@ class HttpListener(ABC):
             if not authorities.verify(connection.transport):
                 connection.drain()
         self._http2.drain_unverified(authorities)
+
+    def authenticate(self, authentication: Authentication) -> None:
+        """Ask *authentication* who sends each request from now on; drain earlier connections."""
+        self._listener.authenticate(authentication)
+        for connection in self.open_connections:
+            connection.drain()
+        self._http2.authenticate(authentication)
 
     def announce_close(self) -> None:
         """Make each response the last of its connection from now on; continue to serve."""

@@ -5,12 +5,15 @@ httptools (llhttp) parses the grammar.  This file limits the size of a head and 
 bodies.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import httptools
+from msgspec import Struct
 
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.faults import HttpError
+from gateway.transports.http.headers import FRAMING
 from gateway.transports.http.request_head import (
     Head,
     Version,
@@ -18,21 +21,41 @@ from gateway.transports.http.request_head import (
     malformed,
     too_many_fields,
 )
+from gateway.transports.http1.head_template import (
+    END,
+    HeaderTemplate,
+    Recognise,
+    SplitHead,
+    head_recogniser,
+    header_template,
+)
+from gateway.wire.http import Headers
 from gateway.wire.message_cache import ParseCache
 
 READ_BYTES: Final = 64 * 1024
 """The size of the read buffer for heads; only this part of a large body is copied."""
 
-_END: Final = b"\r\n\r\n"
 _CRLF: Final = b"\r\n"
 _CR: Final = b"\r"
-_LINE_ENDS: Final = (b"\r", b"\n")
+_LINEENDS: Final = (b"\r", b"\n")
 _MAX_EMPTY_BYTES: Final = 32
 _BLANKS: Final = b" \t"
 # The bytes of a head without its target and fields: method, version, line ends.
 _REST_BYTES: Final = 64
 _MAX_CACHED: Final = 512
 _MAX_CACHED_BYTES: Final = 1024
+_MAX_TEXT_BYTES: Final = 2048
+_MAX_SPLIT_BYTES: Final = 16 * 1024
+# The fields whose values decide how a request is read. Any other value may differ in one template.
+_FIXED: Final = frozenset(name.encode() for name in FRAMING - {"content-length"}) | {
+    b"accept-encoding",
+    b"content-encoding",
+    b"content-type",
+    b"grpc-timeout",
+    b"host",
+    b"http2-settings",
+    b"x-request-timeout",
+}
 _VERSIONS: Final = {"1.1": (1, 1), "1.0": (1, 0)}
 
 
@@ -45,75 +68,114 @@ def end_of_head(tail: bytes, data: bytes, at: int) -> int:
         at: The start position.
     """
     if tail:
-        found = (tail + data[at : at + len(_END) - 1]).find(_END)
+        found = (tail + data[at : at + len(END) - 1]).find(END)
         if found >= 0:
-            return at + found + len(_END) - len(tail)
-    found = data.find(_END, at)
-    return len(data) if found < 0 else found + len(_END)
+            return at + found + len(END) - len(tail)
+    found = data.find(END, at)
+    return len(data) if found < 0 else found + len(END)
 
 
 def tail_of(tail: bytes, piece: bytes) -> bytes:
     """Return the last bytes of a head so far, with which an empty line may begin."""
-    return (tail + piece[1 - len(_END) :])[1 - len(_END) :]
+    return (tail + piece[1 - len(END) :])[1 - len(END) :]
 
 
-class RequestHead:
+class RequestHead(Struct):
     """A head as the client sent it.
 
     Attributes:
-        raw: Its bytes, if they arrived in one piece and are few; else empty.
-        fields: Names and values.
+        method: In capitals.
+        version: The HTTP version.
         should_close: The connection ends after the response: the client requests that, or an
             upgrade, after which HTTP/1 may not continue.
         length: Content-Length; None without one, or if it is not a number.
         is_chunked: It has a Transfer-Encoding.
         checked: The result of `http.request_head.read_head`; None before that call.
+        target: As sent; "" for a head that a template has recognised.
+        fields: Names and values; none for such a head.
+        raw: Its bytes, if they arrived in one piece and are few; else empty.
+        cut: Its text and its slots; None where no template is possible.
     """
 
-    __slots__ = (
-        "checked",
-        "fields",
-        "is_chunked",
-        "length",
-        "method",
-        "raw",
-        "should_close",
-        "target",
-        "version",
-    )
+    method: str
+    version: Version
+    should_close: bool
+    length: int | None
+    is_chunked: bool
+    checked: Head | None = None
+    target: str = ""
+    fields: Sequence[tuple[bytes, bytes]] = ()
+    raw: bytes = b""
+    cut: SplitHead | None = None
 
-    def __init__(  # all there is to say
-        self,
-        method: str,
-        target: str,
-        version: Version,
-        fields: list[tuple[bytes, bytes]],
-        *,
-        closes: bool,
-        length: int | None,
-        chunked: bool,
-    ) -> None:
-        self.method = method
-        self.target = target
-        self.version = version
-        self.fields = fields
-        self.should_close = closes
-        self.length = length
-        self.is_chunked = chunked
-        self.raw = b""
-        self.checked: Head | None = None
+
+class RequestTemplate(Struct, frozen=True):
+    """A valid head without the values of its slots.
+
+    Attributes:
+        head: The one that was parsed.
+        checked: The same, checked.
+        headers: Its fields.
+    """
+
+    head: RequestHead
+    checked: Head
+    headers: HeaderTemplate
+
+    def fill(self, target: str, length: int, headers: Headers, /) -> RequestHead:
+        """Return a head of the same text; see `HeadTemplate`."""
+        head, checked = self.head, self.checked
+        size = head.length if length < 0 else length
+        path, _, query = target.partition("?")
+        filled = Head(
+            checked.method,
+            path,
+            query,
+            headers,
+            size,
+            checked.is_chunked,
+            checked.has_expectation,
+            checked.has_content_coding,
+            checked.wants,
+            checked.timeout_s,
+        )
+        return RequestHead(
+            head.method, head.version, head.should_close, size, head.is_chunked, filled
+        )
 
 
 class RequestHeadCache(ParseCache[RequestHead]):
-    """A cache of valid heads by their bytes: clients repeat the same heads."""
+    """A cache of valid heads by their bytes, and of templates: clients repeat the same heads.
 
-    def __init__(self) -> None:
+    Args:
+        limits: The limits of the listener.
+
+    Attributes:
+        recognise: Reads a head by its template; see `head_recogniser`.
+    """
+
+    def __init__(self, limits: ServerLimits) -> None:
         super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
+        self._templates: ParseCache[RequestTemplate | None] = ParseCache(
+            _MAX_CACHED, _MAX_TEXT_BYTES
+        )
+        most = min(_MAX_SPLIT_BYTES, limits.header_field_bytes, limits.header_total_bytes)
+        self.recognise: Recognise[RequestHead] = head_recogniser(
+            self._templates.get, _FIXED, most - limits.header_count, limits.header_line_bytes
+        )
 
     def note(self, head: RequestHead) -> None:
         """Add *head*, which is valid, if it was seen before."""
         if head.raw and self.should_admit(head.raw):
             self.put(head.raw, head)
+        cut, checked = head.cut, head.checked
+        head.cut = None
+        if cut is None or checked is None or not self._templates.should_admit(cut[0]):
+            return
+        headers = header_template(checked.headers, head.fields, cut, _FIXED)
+        is_same = headers is not None and head.target == cut[1]
+        template = RequestTemplate(head, checked, headers) if is_same and headers else None
+        self._templates.put(cut[0], template)
 
 
 class HeadReader:
@@ -133,6 +195,7 @@ class HeadReader:
         """Start with a new head."""
         self._parser: httptools.HttpRequestParser | None = None
         self._raw = b""
+        self._cut: SplitHead | None = None
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
         self._size = 0
@@ -157,14 +220,19 @@ class HeadReader:
             HttpError: The data is not a head, or the head is too large.
         """
         if self._parser is None:
-            found = data.find(_END, at)
-            end = found + len(_END)
+            found = data.find(END, at)
+            end = found + len(END)
             raw = data[at:end] if 0 <= found - at <= _MAX_CACHED_BYTES else b""
             cached = self._head_cache.get(raw)
             if cached is not None:
                 return cached, end
-            if data.startswith(_LINE_ENDS, at):
+            if data.startswith(_LINEENDS, at):
                 return self._skip_empty_lines(data, at)
+            if found >= 0:
+                head, self._cut = self._head_cache.recognise(data, at, end)
+                if head is not None:
+                    self._cut = None
+                    return head, end
             self._raw = raw
             self._parser = httptools.HttpRequestParser(self)
         elif self._tail == _CR:
@@ -224,16 +292,19 @@ class HeadReader:
             raise HttpError(
                 400, "the request target has characters that are not ASCII", close=True
             ) from error
+        is_whole = self._size == len(self._raw)
         head = RequestHead(
             parser.get_method().decode("ascii"),
-            target,
             _VERSIONS.get(version) or _version(version),
+            self._should_close,
+            self._length,
+            self._is_chunked,
+            None,
+            target,
             self._fields,
-            closes=self._should_close,
-            length=self._length,
-            chunked=self._is_chunked,
+            self._raw if is_whole else b"",
+            self._cut,
         )
-        head.raw = self._raw if self._size == len(self._raw) else b""
         self.forget()
         return head
 

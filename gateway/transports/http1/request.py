@@ -130,6 +130,8 @@ class ReceivingRequest(BufferedRequest):
         Otherwise the exchange decides when it runs.
         """
         limits = listener.limits
+        if listener.authentication is not None:
+            return
         try:
             head = self.head(limits)
             frontend, _ = listener.handler_of(head.path)

@@ -5,10 +5,12 @@ length is received into one buffer; a streamed body is returned in pieces.
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import httptools
 from msgspec import Struct
+from msgspec.structs import replace  # noqa: TID251  # a head is no call
 
 from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import Reservation
@@ -20,9 +22,18 @@ from gateway.transports.http.client_rules import (
     UpstreamErrors,
     response_fields,
 )
+from gateway.transports.http.headers import FRAMING
 from gateway.transports.http.request_body import EMPTY
 from gateway.transports.http1.chunked import ChunkReader
 from gateway.transports.http1.head_reader import end_of_head, tail_of
+from gateway.transports.http1.head_template import (
+    END,
+    HeaderTemplate,
+    Recognise,
+    SplitHead,
+    head_recogniser,
+    header_template,
+)
 from gateway.transports.net.wrong_port import foreign_protocol
 from gateway.transports.reserved_buffer import ReservedBuffer
 from gateway.wire.http import Headers, HttpResponse
@@ -33,9 +44,14 @@ _HEAD_BYTES: Final = HEADER_LINE_BYTES + HEADER_COUNT * 1024
 _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
 _BODILESS: Final = frozenset({204, 304})
-_END: Final = b"\r\n\r\n"
 _MAX_CACHED: Final = 512
 _MAX_CACHED_BYTES: Final = 1024
+_MAX_TEXT_BYTES: Final = 2048
+_MAX_SPLIT_BYTES: Final = 16 * 1024
+# The fields whose values decide how a response is read. Any other value may differ in one template.
+_FIXED: Final = frozenset(name.encode() for name in FRAMING - {"content-length"}) | {
+    b"content-encoding"
+}
 _SMALL_BYTES: Final = 16 * 1024
 _MAX_INTERIM: Final = 32
 
@@ -62,22 +78,97 @@ class ResponseHead(Struct, frozen=True):
     plain: int
 
 
+class ResponseTemplate(Struct, frozen=True):
+    """A valid head without the values of its slots.
+
+    Attributes:
+        head: The one that was parsed.
+        headers: Its fields that are not hop-by-hop.
+        is_plain: Whether a body of an accepted length is plain.
+        accepts_size: Whether the upstream's responses may have a length.
+    """
+
+    head: ResponseHead
+    headers: HeaderTemplate
+    is_plain: bool
+    accepts_size: Callable[[int], bool]
+
+    def fill(self, _target: str, length: int, headers: Headers, /) -> ResponseHead:
+        """Return a head of the same text; see `HeadTemplate`."""
+        head = self.head
+        size = head.length if length < 0 else length
+        plain = -1
+        if self.is_plain and size is not None and self.accepts_size(size):
+            plain = size
+        return ResponseHead(
+            head.status, headers, head.codings, size, head.is_chunked, head.is_persistent, plain
+        )
+
+
 class ResponseHeadCache(ParseCache[ResponseHead]):
-    """A cache of valid heads by their bytes: servers repeat the same few heads."""
+    """A cache of valid heads by their bytes, and of templates: servers repeat the same few heads.
+
+    Attributes:
+        recognise: Reads a head by its template; see `head_recogniser`.
+    """
 
     def __init__(self) -> None:
         super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
+        self._templates: ParseCache[ResponseTemplate | None] = ParseCache(
+            _MAX_CACHED, _MAX_TEXT_BYTES
+        )
+        self.recognise: Recognise[ResponseHead] = head_recogniser(
+            self._templates.get, _FIXED, _MAX_SPLIT_BYTES, 0
+        )
 
     def complete_response(self, data: bytes) -> HttpResponse | None:
         """Return *data* as a complete response; None if its head is new or its body not plain.
 
         Most responses arrive like this.  Not for responses to HEAD.
         """
-        at = data.find(_END) + len(_END)
+        at = data.find(END) + len(END)
+        if at < len(END):
+            return None
         head = self.get(data[:at])
+        if head is None:
+            head, _ = self.recognise(data, 0, at)
         if head is None or head.plain != len(data) - at:
             return None
         return HttpResponse(head.status, head.headers, (memoryview(data)[at:],))
+
+    def note(
+        self,
+        raw: bytes,
+        cut: SplitHead | None,
+        head: ResponseHead,
+        fields: Sequence[tuple[bytes, bytes]],
+        peer: UpstreamErrors,
+    ) -> None:
+        """Add a valid head, if it was seen before.
+
+        Args:
+            raw: Its bytes.
+            cut: Its text and its slots; None where no template is possible.
+            head: As parsed.
+            fields: All of them.
+            peer: Knows the size limit.
+        """
+        if self.should_admit(raw):
+            self.put(raw, head)
+        if cut is None or not self._templates.should_admit(cut[0]):
+            return
+        headers = header_template(head.headers, fields, cut, _FIXED)
+        template = None
+        if headers is not None:
+            is_plain = is_plain_kind(head) and head.length is not None
+            template = ResponseTemplate(head, headers, is_plain, peer.accepts_size)
+        self._templates.put(cut[0], template)
+
+
+def is_plain_kind(head: ResponseHead) -> bool:
+    """Return whether a body of this head has no coding, and its connection stays open."""
+    has_coding = head.is_chunked or head.codings or head.status in _BODILESS
+    return head.is_persistent and not has_coding
 
 
 class ResponseReader:
@@ -234,19 +325,21 @@ class ResponseReader:
 
     def _feed_cached(self, data: bytes) -> int:
         """Look up a head that arrived in one piece, or add it; return its end, or 0."""
-        heads, size = self._heads, data.find(_END) + len(_END)
-        if heads is None or not len(_END) < size <= _MAX_CACHED_BYTES:
+        heads, size = self._heads, data.find(END) + len(END)
+        if heads is None or not len(END) < size <= _MAX_SPLIT_BYTES:
             return 0
         raw = data[:size]
-        head = heads.get(raw)
+        head, cut = heads.get(raw), None
+        if head is None:
+            head, cut = heads.recognise(data, 0, size)
         if head is not None:
             self.is_persistent, self._length = head.is_persistent, head.length
             self._chunks = ChunkReader() if head.is_chunked else None
             self._begin_body(head)
             return size
         self._feed_head(raw, 0)
-        if self.has_head and heads.should_admit(raw):  # not for an interim response
-            heads.put(raw, self.head)
+        if self.has_head:  # not for an interim response
+            heads.note(raw, cut, self.head, self._fields, self._peer)
         return size
 
     def _feed_head(self, data: bytes, at: int) -> int:
@@ -290,11 +383,11 @@ class ResponseReader:
         headers, codings = response_fields(self._fields)
         if status == SERVER_FAILED:
             self.is_persistent = False
-        length, chunked, plain = self._length, self._chunks is not None, -1
-        usual = self.is_persistent and not (chunked or codings or status in _BODILESS)
-        if usual and length is not None and self._peer.accepts_size(length):
-            plain = length
-        return ResponseHead(status, headers, codings, length, chunked, self.is_persistent, plain)
+        length, chunked = self._length, self._chunks is not None
+        head = ResponseHead(status, headers, codings, length, chunked, self.is_persistent, -1)
+        if is_plain_kind(head) and length is not None and self._peer.accepts_size(length):
+            return replace(head, plain=length)
+        return head
 
     def _begin_body(self, head: ResponseHead) -> None:
         self.head = head

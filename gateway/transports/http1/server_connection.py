@@ -16,13 +16,15 @@ from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import RestartableTimer
 from gateway.ir.errors import Overloaded
 from gateway.transports.admission import NO_CLIENT_SHARES, client_shares
+from gateway.transports.authentication import peer_of
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
     client_address,
     connection_refusal,
 )
-from gateway.transports.http.exchange import Exchange, failure
+from gateway.transports.http.authenticated import http1_exchange
+from gateway.transports.http.exchange import failure
 from gateway.transports.http.faults import (
     HttpError,
     connection_refused_response,
@@ -32,7 +34,6 @@ from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Version, head_too_slow
 from gateway.transports.http.response_writer import write_response
-from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, RequestHeadCache
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
 from gateway.transports.http2.frames import PREFACE, may_be_http2
@@ -97,7 +98,7 @@ class Http1ServerProtocol:
         self.http2 = http2
         self.is_draining = False
         self.connections: set[Http1ServerConnection] = set()
-        self.head_cache = RequestHeadCache()
+        self.head_cache = RequestHeadCache(listener.limits)
         # Read into and emptied within one call of the loop, so one will do for all.
         self.buffer = memoryview(bytearray(READ_BYTES))
 
@@ -186,7 +187,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._address = address
         self._server.count.enter(address)
         listener = self._server.listener
-        self.client = client_shares(address, listener.slots, listener.budget)
+        peer = None if listener.authentication is None else peer_of(transport)
+        self.client = client_shares(address, listener.slots, listener.budget, peer)
         self._server.connections.add(self)
         tune(transport.get_extra_info("socket"))
         pause_until_drained(transport)
@@ -414,7 +416,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         """Handle one request after another."""
         listener, queue = self._server.listener, self._queue
         CLIENT_MEMORY.set(self.client.memory)
-        exchange = Exchange if listener.cors is None else SharedResponses
+        exchange = http1_exchange(listener, self.client)
         in_a_row = 0
         try:
             while True:

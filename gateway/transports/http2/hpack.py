@@ -11,6 +11,7 @@ from typing import Final
 
 from hpack.table import HeaderTable
 
+from gateway.accelerator import accelerated
 from gateway.transports.http2.frames import (
     COMPRESSION_ERROR,
     ENHANCE_YOUR_CALM,
@@ -29,8 +30,8 @@ EMPTY_TABLE: Final = b"\x20"
 FIELD_OVERHEAD: Final = 32
 """What a field counts beside its bytes. Source: RFC 7541 4.1."""
 
-_STATIC: Final[tuple[Field, ...]] = ((b"", b""), *HeaderTable.STATIC_TABLE)
-_STATIC_LENGTH: Final = len(_STATIC)
+STATIC: Final[tuple[Field, ...]] = ((b"", b""), *HeaderTable.STATIC_TABLE)
+_STATIC_LENGTH: Final = len(STATIC)
 _INDEXED = 0x80
 _INCREMENTAL = 0x40
 _SIZE_UPDATE = 0x20
@@ -42,6 +43,13 @@ _REMEMBERED_BYTES = 128
 _ONE_BYTE = 0x7F
 
 
+Table = tuple[list[Field], int, int]
+"""A dynamic table: its entries, the oldest first; their size and its maximum in bytes."""
+
+NO_ENTRIES: Final[Table] = ([], 0, TABLE_BYTES)
+"""The table of a new connection."""
+
+
 class HeaderDecoder:
     """Reads the header blocks that one peer sends, in their order.
 
@@ -50,12 +58,10 @@ class HeaderDecoder:
             bytes mean equal fields.
     """
 
-    __slots__ = ("_entries", "_limit", "_size", "_table_bytes", "version")
+    __slots__ = ("_limit", "_table", "version")
 
     def __init__(self, limit_bytes: int) -> None:
-        self._entries: list[Field] = []  # the oldest first
-        self._size = 0
-        self._table_bytes = TABLE_BYTES
+        self._table = NO_ENTRIES
         self._limit = limit_bytes
         self.version = 0
 
@@ -66,16 +72,62 @@ class HeaderDecoder:
             Http2ConnectionError: It is malformed, or its fields exceed the limit. Later blocks
                 cannot be read.
         """
-        try:
-            return self._decode(block)
-        except IndexError:
-            raise Http2ConnectionError(
-                COMPRESSION_ERROR, "a header block ends in the middle of a field"
-            ) from (None)
+        fields, table = decode_block(block, self._table, self._limit)
+        if table is not self._table:
+            self._table = table
+            self.version += 1
+        return fields
 
-    def _decode(self, block: bytes) -> list[Field]:
+
+@accelerated
+def decode_block(block: bytes, table: Table, limit_bytes: int) -> tuple[list[Field], Table]:
+    """Return the fields of *block*, and the dynamic table after it: another one if it changed.
+
+    Args:
+        block: The header block.
+        table: The dynamic table before it, which is not changed.
+        limit_bytes: The size limit of the fields.
+
+    Raises:
+        Http2ConnectionError: The block is malformed, or its fields exceed the limit.
+    """
+    reader = _BlockReader(block, table, limit_bytes)
+    try:
+        fields = reader.read()
+    except IndexError:
+        raise Http2ConnectionError(
+            COMPRESSION_ERROR, "a header block ends in the middle of a field"
+        ) from None
+    return fields, reader.table()
+
+
+class _BlockReader:
+    """Reads one block.
+
+    Args:
+        block: The header block.
+        table: The dynamic table before it.
+        limit_bytes: The size limit of the fields.
+    """
+
+    __slots__ = ("_before", "_block", "_entries", "_limit", "_size", "_table_bytes")
+
+    def __init__(self, block: bytes, table: Table, limit_bytes: int) -> None:
+        self._block = block
+        self._before = table
+        self._entries, self._size, self._table_bytes = table
+        self._limit = limit_bytes
+
+    def table(self) -> Table:
+        """Return the dynamic table."""
+        if self._entries is self._before[0]:
+            return self._before
+        return self._entries, self._size, self._table_bytes
+
+    def read(self) -> list[Field]:
+        """Return the fields of the block. Raises IndexError if it ends within a field."""
         fields: list[Field] = []
-        remaining = self._limit
+        block, remaining = self._block, self._limit
         resizes = 0
         at, end = 0, len(block)
         while at < end:
@@ -84,9 +136,9 @@ class HeaderDecoder:
                 index, at = (
                     (first & 0x7F, at + 1) if first != 0xFF else _integer(block, at, _ONE_BYTE)  # noqa: PLR2004
                 )
-                field = _STATIC[index] if 0 < index < _STATIC_LENGTH else self._entry(index)
+                field = STATIC[index] if 0 < index < _STATIC_LENGTH else self._entry(index)
             elif first & _INCREMENTAL:
-                field, at = self._literal(block, at, 0x3F)
+                field, at = self._literal(at, 0x3F)
                 self._insert(field)
             elif first & _SIZE_UPDATE:
                 if fields:
@@ -99,10 +151,10 @@ class HeaderDecoder:
                         COMPRESSION_ERROR,
                         f"more than {_RESIZES} updates of the table size in one header block",
                     )
-                at = self._resize(block, at)
+                at = self._resize(at)
                 continue
             else:
-                field, at = self._literal(block, at, 0x0F)
+                field, at = self._literal(at, 0x0F)
             remaining -= len(field[0]) + len(field[1]) + FIELD_OVERHEAD
             if remaining < 0:
                 raise Http2ConnectionError(
@@ -111,10 +163,11 @@ class HeaderDecoder:
             fields.append(field)
         return fields
 
-    def _literal(self, block: bytes, at: int, prefix: int) -> tuple[Field, int]:
+    def _literal(self, at: int, prefix: int) -> tuple[Field, int]:
+        block = self._block
         index, at = _integer(block, at, prefix)
         if index:
-            name = (_STATIC[index] if index < _STATIC_LENGTH else self._entry(index))[0]
+            name = (STATIC[index] if index < _STATIC_LENGTH else self._entry(index))[0]
         else:
             name, at = _text(block, at)
         value, at = _text(block, at)
@@ -129,21 +182,25 @@ class HeaderDecoder:
         return self._entries[-1 - found]
 
     def _insert(self, field: Field) -> None:
-        self.version += 1
+        self._begin_change()
         self._entries.append(field)
         self._size += len(field[0]) + len(field[1]) + FIELD_OVERHEAD
         self._evict()
 
-    def _resize(self, block: bytes, at: int) -> int:
-        size, at = _integer(block, at, 0x1F)
+    def _resize(self, at: int) -> int:
+        size, at = _integer(self._block, at, 0x1F)
         if size > TABLE_BYTES:
             raise Http2ConnectionError(
                 COMPRESSION_ERROR, f"a table of {size} bytes, at most {TABLE_BYTES} are allowed"
             )
-        self.version += 1
+        self._begin_change()
         self._table_bytes = size
         self._evict()
         return at
+
+    def _begin_change(self) -> None:
+        if self._entries is self._before[0]:
+            self._entries = [*self._entries]
 
     def _evict(self) -> None:
         while self._size > self._table_bytes:
@@ -217,4 +274,4 @@ def text(raw: bytes) -> bytes:
 
 def indexed(name: bytes, value: bytes) -> bytes:
     """Return a field of the static table. Raises ValueError when it is not there."""
-    return bytes((_INDEXED | _STATIC.index((name, value)),))
+    return bytes((_INDEXED | STATIC.index((name, value)),))

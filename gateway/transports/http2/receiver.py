@@ -121,7 +121,7 @@ class Http2Receiver(FrameReader):
     def __init__(
         self,
         receiver: StreamEvents,
-        read_head: Callable[[Sequence[Field]], Head | Http2StreamError],
+        read_head: Callable[[list[Field]], Head | Http2StreamError],
         *,
         client: bool,
         streams: int,
@@ -372,7 +372,8 @@ class Http2Receiver(FrameReader):
         version = self._decoder.version
         head = self._read_head(self._decoder.decode(block))
         if version != self._decoder.version:
-            self._heads.clear()  # the table of fields has changed
+            if self._heads:
+                self._heads.clear()  # the table of fields has changed
         elif not isinstance(head, Http2StreamError) and self._heads.should_admit(block):
             self._heads.put(block, head)
         return head

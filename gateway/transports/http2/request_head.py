@@ -20,7 +20,6 @@ from gateway.transports.http2.frames import Http2StreamError, MissingPseudoHeade
 from gateway.transports.http2.hpack import FIELD_OVERHEAD, Field
 
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
-_GRPC: Final = b"application/grpc"
 _VERSION: Final = (1, 1)
 
 
@@ -42,11 +41,6 @@ class HttpStreamHead(Struct, frozen=True):
     error: HttpError | None = None
     oversized: ClassVar[int] = 0
     http_status: ClassVar[int] = 200
-
-
-def is_grpc(fields: Sequence[Field]) -> bool:
-    """Return whether the fields of a request are those of a gRPC call."""
-    return any(name == b"content-type" and value.startswith(_GRPC) for name, value in fields)
 
 
 def header_block_bytes(limits: ServerLimits) -> int:

@@ -18,6 +18,7 @@ from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.admission import ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
+from gateway.transports.http.authenticated import AuthenticatedExchange, is_authenticated
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.exchange import Exchange, failure
 from gateway.transports.http.faults import HttpError
@@ -209,6 +210,27 @@ class _SharedExchange(SharedResponses, Http2Exchange):
     """One whose response web pages of other origins may read."""
 
     __slots__ = ()
+
+
+class _AuthenticatedHttp2Exchange(AuthenticatedExchange, Http2Exchange):
+    """One whose client is asked for after the head."""
+
+    __slots__ = ()
+
+
+class _AuthenticatedSharedHttp2Exchange(AuthenticatedExchange, _SharedExchange):
+    """One of both."""
+
+    __slots__ = ()
+
+
+def _exchange(listener: ListenerState, client: ClientShares) -> type[Http2Exchange]:
+    """Return the class of the exchanges of a connection whose listener does more than answer."""
+    if not is_authenticated(listener, client):
+        return Http2Exchange if listener.cors is None else _SharedExchange
+    return (
+        _AuthenticatedHttp2Exchange if listener.cors is None else _AuthenticatedSharedHttp2Exchange
+    )
 
 
 class HttpStream:
@@ -460,7 +482,9 @@ class HttpStream:
         self._connection.on_http_begin()
         CLIENT_MEMORY.set(self.client.memory)
         try:
-            exchange = Http2Exchange if self._listener.cors is None else _SharedExchange
+            exchange = (
+                Http2Exchange if self._listener.is_plain else _exchange(self._listener, self.client)
+            )
             await exchange(self._listener, self, self, self.task).run()
         except asyncio.CancelledError:
             self.abort()

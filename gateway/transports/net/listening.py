@@ -29,6 +29,7 @@ async def listen(
     serve: Callable[[socket.socket], Awaitable[Listening]],
     *,
     reuse_port: bool = False,
+    inherited: Sequence[socket.socket] = (),
 ) -> list[Listening]:
     """Listen on every address of *host*; return a server for each.
 
@@ -37,11 +38,12 @@ async def listen(
         port: The port; 0 for a free one, the same on each address.
         serve: Listens on a bound socket.
         reuse_port: Whether other processes listen on the port too.
+        inherited: Sockets that listen already, instead of binding the address.
 
     Raises:
         OSError: The address is in use or invalid.
     """
-    sockets = await bound_sockets(host, port, reuse_port=reuse_port)
+    sockets = list(inherited) or await bound_sockets(host, port, reuse_port=reuse_port)
     servers: list[Listening] = []
     try:
         for sock in sockets:  # one after the other, so that each server is closed if one fails

@@ -30,8 +30,13 @@ def guarded_server(
     handlers: Mapping[str, grpc.RpcMethodHandler],
     options: Sequence[tuple[str, Any]],
     maximum_calls: int,
+    unknown: grpc.RpcMethodHandler | None = None,
 ) -> aio.Server:
-    """Return a server of *handlers*, by full path; any other path is UNIMPLEMENTED."""
+    """Return a server of *handlers*, by full path.
+
+    Any other path has the handler *unknown*, or else is UNIMPLEMENTED.
+    """
+    unknown = unknown or _UNKNOWN
     version = tuple(int(part) for part in grpc.__version__.split(".")[:2])
     if version < _FIRST_BOUNDED:
         log.warning(
@@ -39,31 +44,34 @@ def guarded_server(
         )
     if not hasattr(cygrpc.AioServer, "_make_request_call_future"):
         return aio.server(
-            handlers=(_Methods(handlers),),
+            handlers=(_Methods(handlers, unknown),),
             options=options,
             maximum_concurrent_rpcs=maximum_calls,
         )
-    return _Server(handlers, options, maximum_calls)
+    return _Server(handlers, options, maximum_calls, unknown)
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not typed
     """Finds the handler of a path."""
 
-    def __init__(self, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+    def __init__(
+        self, handlers: Mapping[str, grpc.RpcMethodHandler], unknown: grpc.RpcMethodHandler
+    ) -> None:
         self._handlers = handlers
+        self._unknown = unknown
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Return the handler of a path; for an unknown path, one that replies UNIMPLEMENTED."""
-        return self._handlers.get(details.method, _UNKNOWN)
+        """Return the handler of a path."""
+        return self._handlers.get(details.method, self._unknown)
 
 
-async def _unknown(_requests: Any, context: Context) -> None:
+async def answer_unknown(_requests: Any, context: Context) -> None:
     """Reply UNIMPLEMENTED without reading a message."""
     context.set_code(grpc.StatusCode.UNIMPLEMENTED)
     context.set_details("no protocol here serves this method")
 
 
-_UNKNOWN = grpc.stream_stream_rpc_method_handler(_unknown)
+_UNKNOWN = grpc.stream_stream_rpc_method_handler(answer_unknown)
 
 
 class _Server(_server.Server):  # type: ignore[misc]  # grpcio is not typed
@@ -74,16 +82,24 @@ class _Server(_server.Server):  # type: ignore[misc]  # grpcio is not typed
         handlers: Mapping[str, grpc.RpcMethodHandler],
         options: Sequence[tuple[str, Any]],
         maximum_calls: int,
+        unknown: grpc.RpcMethodHandler,
     ) -> None:
         # Not the parent's `__init__`: it creates a core server that would never be freed.
         self._loop = cygrpc.get_working_loop()
         arguments = _server._augment_channel_arguments(tuple(options), None)  # noqa: SLF001
         self._server = _Core(self._loop, None, (), None, arguments, maximum_calls)
+        self._server.unknown = unknown
         self._server.add_registered_method_handlers(dict(handlers))
 
 
 class _Core(cygrpc.AioServer):  # type: ignore[misc]  # grpcio is not typed
-    """Keeps calls of unknown methods out of the accept loop."""
+    """Keeps calls of unknown methods out of the accept loop.
+
+    Attributes:
+        unknown: Handles them.
+    """
+
+    unknown: grpc.RpcMethodHandler
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
         if method is not None:
@@ -96,7 +112,7 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]  # grpcio is not typed
         answering: set[asyncio.Task[None]] = set()
         while True:
             state = await self._request_call()
-            answer = cygrpc._handle_stream_stream_rpc(_UNKNOWN, state, loop)  # noqa: SLF001
+            answer = cygrpc._handle_stream_stream_rpc(self.unknown, state, loop)  # noqa: SLF001
             task = loop.create_task(
                 cygrpc._schedule_rpc_coro(answer, state, loop, "unknown")  # noqa: SLF001
             )

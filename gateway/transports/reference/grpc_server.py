@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from time import monotonic
 from typing import Any
@@ -20,13 +20,16 @@ from typing import Any
 import grpc
 import structlog
 from grpc import aio
+from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
 
+from gateway.api.access import Peer
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir import errors
 from gateway.ir.context import Client
 from gateway.transports.admission import ClientShares, client_shares
-from gateway.transports.callers import agent_of
+from gateway.transports.authentication import Authentication
+from gateway.transports.callers import IdentifiedCaller, agent_of
 from gateway.transports.contract import (
     GrpcFrontend,
     GrpcMount,
@@ -38,12 +41,17 @@ from gateway.transports.grpc.address import bound_address, require_free
 from gateway.transports.grpc.admission import CallAdmission, GrpcSessionLimits, Slot
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.net.tls_files import Authorities, TlsFiles, grpc_server_credentials
-from gateway.transports.reference.grpc_guard import guarded_server
+from gateway.transports.reference.grpc_guard import answer_unknown, guarded_server
 from gateway.transports.reference.grpc_metadata import CODE_OF
 from gateway.transports.reference.grpc_quirks import Context, keep_log_quiet, write
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
+from gateway.wire.errors import GRPC_STATUS
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata, MethodKind
 
 log = structlog.get_logger(__name__)
+
+
+def _ignore(_error: errors.GatewayError) -> None: ...
+
 
 # Calls that need no slot, such as health checks, are served while all slots are in use.
 _SPARE_CALLS = 64
@@ -71,9 +79,11 @@ class GrpcServer:
         tls: The TLS files; None for plain text.
         extras: Mounts whose calls need no slot and no memory: health, reflection.
         reuse_port: Whether other processes listen on the same port too.
+        authentication: Asks who sends each call; None if nobody asks.
+        on_reject: Called for calls of unknown methods that are refused for their credentials.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all by name but the first four
         self,
         address: str,
         mounts: Sequence[GrpcMount],
@@ -83,8 +93,11 @@ class GrpcServer:
         tls: TlsFiles | None = None,
         extras: Sequence[GrpcMount] = (),
         reuse_port: bool = False,
+        authentication: Authentication | None = None,
+        on_reject: Callable[[errors.GatewayError], str | None] = _ignore,
     ) -> None:
         self._address = address
+        self._access = None if authentication is None else _Access(authentication, on_reject)
         self._reuse_port = reuse_port
         self._limits = limits
         self._tls = tls
@@ -95,11 +108,8 @@ class GrpcServer:
         self._replacing: set[asyncio.Task[None]] = set()
         self._admission = CallAdmission(budget, limits)
         free = CallAdmission(MemoryBudget(_UNBOUNDED), limits, slots=_UNBOUNDED)
-        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
-        for mount in extras:
-            self._handlers.update(_handlers(mount, free))
-        for mount in reversed(mounts):
-            self._handlers.update(_handlers(mount, self._admission))
+        self._mounts = [*((mount, free) for mount in extras)]
+        self._mounts += [(mount, self._admission) for mount in reversed(mounts)]
         self._server: aio.Server | None = None
 
     @property
@@ -116,10 +126,14 @@ class GrpcServer:
 
     async def _started(self) -> tuple[aio.Server, str]:
         """Return a server that listens, and its address with the real port."""
+        handlers: dict[str, grpc.RpcMethodHandler] = {}
+        for mount, admission in self._mounts:
+            handlers.update(_handlers(mount, admission, self._access))
         server = guarded_server(
-            self._handlers,
+            handlers,
             _options(self._limits, reuse_port=self._shares_port),
             self._admission.limit + self._limits.requests_queued + _SPARE_CALLS,
+            None if self._access is None else _unknown_handler(self._access),
         )
         try:
             if self._tls is None:
@@ -148,6 +162,15 @@ class GrpcServer:
             log.error("connections not drained", address=self._address, reason=str(error))  # noqa: TRY400
             return
         await old.stop(_DRAIN_S)
+
+    def authenticate(self, authentication: Authentication) -> None:
+        """Ask *authentication* who sends each call from now on.
+
+        grpcio tells nothing of single connections, so a server must have asked from its start.
+        """
+        if self._access is None:
+            raise RuntimeError("a server of grpcio cannot begin to ask who calls")
+        self._access.authentication = authentication
 
     def announce_close(self) -> None:
         """Do nothing: grpcio sends GOAWAY only when it stops, which `drain` does."""
@@ -199,9 +222,16 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _handlers(mount: GrpcMount, admission: CallAdmission) -> dict[str, grpc.RpcMethodHandler]:
+def _handlers(
+    mount: GrpcMount, admission: CallAdmission, access: _Access | None
+) -> dict[str, grpc.RpcMethodHandler]:
     return {
-        path: _handler(_Method(path, mount.frontend, admission), kind)
+        path: _handler(
+            _Method(path, mount.frontend, admission)
+            if access is None
+            else _AuthenticatedMethod(path, mount.frontend, admission, access),
+            kind,
+        )
         for path, kind in mount.methods.items()
     }
 
@@ -228,12 +258,26 @@ class _Method:
         """Handle a unary call."""
         try:
             message = await self._message(context)
-            request = _request(self._path, message, context)
+            request = self._request(message, context)
             async with self._slot(request, len(message), context):
                 response = await self._single(request)
         except errors.GatewayError as error:
             response = self._frontend.reject(error)
         return _finished(response, context)
+
+    def _request(self, message: bytes, context: Context) -> GrpcRequest:
+        left_s = context.time_remaining()
+        metadata = tuple(context.invocation_metadata() or ())
+        return GrpcRequest(
+            self._path,
+            (memoryview(message),),
+            metadata,
+            None if left_s is None else monotonic() + left_s,
+            client=self._sender(context, metadata),
+        )
+
+    def _sender(self, context: Context, metadata: Metadata) -> Client:
+        return Client(_address(context), agent_of(metadata))
 
     def _slot(self, request: GrpcRequest, size: int, context: Context) -> Slot:
         """Return the slot and memory of a message; a health check needs neither."""
@@ -293,7 +337,7 @@ class _Method:
 
     async def _read(self, context: Context) -> AsyncGenerator[GrpcRequest, None]:
         while (message := await context.read()) is not aio.EOF:
-            yield _request(self._path, message, context)
+            yield self._request(message, context)
 
     async def _responses(self, context: Context) -> AsyncGenerator[GrpcResponse, None]:
         """Yield the responses to the first message, which must arrive in time."""
@@ -302,7 +346,7 @@ class _Method:
         except errors.GatewayError as error:
             yield self._frontend.reject(error)
             return
-        request = _request(self._path, message, context)
+        request = self._request(message, context)
         try:
             async with (
                 self._slot(request, len(message), context),
@@ -322,22 +366,151 @@ class _Method:
         return response
 
 
+class _Access:
+    """What asks for the clients of calls.
+
+    Args:
+        authentication: Names them.
+        on_reject: Called for calls of unknown methods that are refused.
+    """
+
+    def __init__(
+        self,
+        authentication: Authentication,
+        on_reject: Callable[[errors.GatewayError], str | None],
+    ) -> None:
+        self.authentication = authentication
+        self.on_reject = on_reject
+
+    async def client(self, context: Context, path: str) -> Client:
+        """Return the client of a call. Raises GatewayError."""
+        metadata = tuple(context.invocation_metadata() or ())
+        found = self.authentication.client(self._caller(context), metadata, path)
+        return found if isinstance(found, Client) else await found
+
+    def visible(self, context: Context, metadata: Metadata) -> Metadata:
+        """Return the metadata of a call without credentials."""
+        return self.authentication.visible(self._caller(context), metadata)
+
+    @staticmethod
+    def _caller(context: Context) -> IdentifiedCaller:
+        return IdentifiedCaller(Peer(_address(context), tuple(_names(context))))
+
+
+class _IdentifiedMethod(_Method):
+    """Runs a frontend for one call, whose client is known."""
+
+    def __init__(
+        self,
+        path: str,
+        frontend: GrpcFrontend,
+        admission: CallAdmission,
+        client: Client,
+        access: _Access,
+    ) -> None:
+        super().__init__(path, frontend, admission)
+        self.client = client
+        self._access = access
+
+    def _request(self, message: bytes, context: Context) -> GrpcRequest:
+        request = super()._request(message, context)
+        return replace(request, metadata=self._access.visible(context, request.metadata))
+
+    def _sender(self, _context: Context, _metadata: Metadata) -> Client:
+        return self.client
+
+
+class _IdentifiedStream(_IdentifiedMethod):
+    """Runs a frontend for one stream, and asks for its client again before each message."""
+
+    async def _read(self, context: Context) -> AsyncGenerator[GrpcRequest, None]:
+        is_first = True
+        async with aclosing(super()._read(context)) as requests:
+            async for request in requests:
+                if not is_first:
+                    self.client = await self._access.client(context, self._path)
+                is_first = False
+                yield replace(request, client=self.client)
+
+
+class _AuthenticatedMethod(_Method):
+    """Asks for the client of each call of one path, and then runs a frontend."""
+
+    def __init__(
+        self, path: str, frontend: GrpcFrontend, admission: CallAdmission, access: _Access
+    ) -> None:
+        super().__init__(path, frontend, admission)
+        self._access = access
+
+    async def unary(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+        """Handle a unary call."""
+        try:
+            client = await self._access.client(context, self._path)
+        except errors.GatewayError as error:
+            return _finished(self._denied(error, context), context)
+        method = _IdentifiedMethod(
+            self._path, self._frontend, self._admission, client, self._access
+        )
+        return await method.unary(requests, context)
+
+    async def server_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Handle a call with one request and a stream of responses."""
+        try:
+            client = await self._access.client(context, self._path)
+        except errors.GatewayError as error:
+            await _write(self._denied(error, context), context)
+            return
+        method = _IdentifiedMethod(
+            self._path, self._frontend, self._admission, client, self._access
+        )
+        await method.server_stream(requests, context)
+
+    async def bidirectional(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        """Handle a bidirectional stream."""
+        try:
+            client = await self._access.client(context, self._path)
+            method = _IdentifiedStream(
+                self._path, self._frontend, self._admission, client, self._access
+            )
+            await method.bidirectional(requests, context)
+        except errors.GatewayError as error:  # of the first message, or of a later one
+            await _write(self._denied(error, context), context)
+
+    def _denied(self, error: errors.GatewayError, context: Context) -> GrpcResponse:
+        metadata = tuple(context.invocation_metadata() or ())
+        error.client = Client(_address(context), agent_of(metadata))
+        return self._frontend.reject(error)
+
+
+def _unknown_handler(access: _Access) -> grpc.RpcMethodHandler:
+    """Return what replies to calls of unknown methods, after it asked for their clients."""
+
+    async def reply(_requests: object, context: Context) -> None:
+        try:
+            await access.client(context, "")
+        except errors.GatewayError as error:
+            error.wire_status = GRPC_STATUS[error.code]
+            access.on_reject(error)
+            _finished(GrpcResponse(status=GRPC_STATUS[error.code], details=error.message), context)
+        else:
+            await answer_unknown(_requests, context)
+
+    return grpc.stream_stream_rpc_method_handler(reply)
+
+
+def _names(context: Context) -> Iterator[str]:
+    """Yield the names in the certificate of a client: URIs, DNS names, common names."""
+    found = context.auth_context()
+    alternatives = [each.decode() for each in found.get("x509_subject_alternative_name", ())]
+    yield from (each for each in alternatives if "://" in each)
+    yield from (f"dns:{each}" for each in alternatives if "://" not in each)
+    yield from (f"cn:{each.decode()}" for each in found.get("x509_common_name", ()))
+
+
 def _address(context: Context) -> str:
     """Return the address of the client; "" for a unix socket."""
     kind, _, rest = context.peer().partition(":")
     return rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else ""
-
-
-def _request(path: str, message: bytes, context: Context) -> GrpcRequest:
-    left_s = context.time_remaining()
-    metadata = tuple(context.invocation_metadata() or ())
-    return GrpcRequest(
-        path,
-        (memoryview(message),),
-        metadata,
-        None if left_s is None else monotonic() + left_s,
-        client=Client(_address(context), agent_of(metadata)),
-    )
 
 
 async def _write(response: GrpcResponse, context: Context) -> bool:

@@ -18,6 +18,7 @@ from aiohttp.web_response import StreamResponse
 
 from gateway.concurrency.timeouts import RestartableTimer
 from gateway.transports.admission import NO_CLIENT_SHARES, client_shares
+from gateway.transports.authentication import peer_of
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
@@ -145,7 +146,9 @@ class ReferenceHttpConnection(RequestHandler):
             return
         self._address = address
         self._count.enter(address)
-        self.client = client_shares(address, self._listener.slots, self._listener.budget)
+        listener = self._listener
+        peer = None if listener.authentication is None else peer_of(transport)
+        self.client = client_shares(address, listener.slots, listener.budget, peer)
         tune(sock)
         super().connection_made(transport)
         pause_until_drained(transport)

@@ -10,10 +10,9 @@ from aiohttp.web_request import BaseRequest
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.transports.connection_count import ConnectionCount
-from gateway.transports.http.exchange import Exchange
+from gateway.transports.http.authenticated import http1_exchange
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.listener import HttpListener
-from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.reference.http_connection import ReferenceHttpConnection
 from gateway.transports.reference.http_request import KeepAliveResult, ReferenceHttpRequest
 
@@ -55,7 +54,7 @@ class _Manager(web.Server):
         assert isinstance(connection, ReferenceHttpConnection)  # noqa: S101  # the manager makes no other
         task = asyncio.current_task()
         CLIENT_MEMORY.set(connection.client.memory)
-        exchange = Exchange if self._listener.cors is None else SharedResponses
+        exchange = http1_exchange(self._listener, connection.client)
         keep = await exchange(self._listener, connection, ReferenceHttpRequest(request), task).run()
         sent: Any = KeepAliveResult(keep_alive=keep)
         return sent  # type: ignore[no-any-return]  # it has what aiohttp asks of a response

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError, Overloaded
 from gateway.transports.admission import MemoryBudget
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
@@ -18,7 +19,7 @@ from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import tune
 from gateway.transports.slots import ConcurrencyLimiter
 from gateway.transports.stream.refused import RefusedConnection
-from gateway.wire.stream import Framer
+from gateway.wire.stream import Frame, Framer
 
 
 class FramedConnection(Protocol):
@@ -42,6 +43,19 @@ class FramedConnection(Protocol):
         ...
 
 
+ReadCredentials = Callable[[Frame], tuple[str, str]]
+
+
+def no_credentials(_frame: Frame) -> tuple[str, str]:
+    """Return nothing, for protocols whose frames carry no credentials."""
+    return "", ""
+
+
+def unchanged(frame: Frame) -> Frame:
+    """Return *frame*, for protocols whose frames carry no credentials."""
+    return frame
+
+
 @dataclass(slots=True)
 class StreamListenerState:
     """What every connection of a listener shares.
@@ -50,6 +64,10 @@ class StreamListenerState:
         width: How many frames of one connection are handled at a time.
         ahead: How many frames of one connection are read before their responses.
         on_reject: Called for connections and frames that are rejected before the frontend.
+        authentication: Asks who sends each frame; None if nobody asks.
+        credentials: Returns the credentials that a frame carries, and the method that it calls.
+        without_credentials: Returns a frame without the credentials that it carries.
+        closes_denied: A connection ends after a frame whose credentials are missing or wrong.
         is_open: Whether connections are accepted.
         connections: Those open now; `emptied` is set while there are none.
     """
@@ -63,6 +81,10 @@ class StreamListenerState:
     width: int
     ahead: int
     on_reject: Callable[[GatewayError], str | None]
+    authentication: Authentication | None = None
+    credentials: ReadCredentials = no_credentials
+    without_credentials: Callable[[Frame], Frame] = unchanged
+    closes_denied: bool = False
     is_open: bool = True
     connections: set[FramedConnection] = field(default_factory=set)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.ir.errors import InvalidRequest, Overloaded
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import DESCRIPTORS, ConnectionCount
 from gateway.transports.net.tls_files import Authorities
 from gateway.transports.stream.listener import StreamListenerState
@@ -39,6 +40,10 @@ class ConnectionServer(Protocol):
 
     def drain_unverified(self, authorities: Authorities) -> None:
         """Close connections whose client *authorities* do not verify, each after its requests."""
+        ...
+
+    def authenticate(self, authentication: Authentication) -> None:
+        """Ask who sends each request from now on; drain earlier connections."""
         ...
 
     def announce_close(self) -> None:

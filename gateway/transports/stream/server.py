@@ -7,13 +7,14 @@ messages: a framer splits the stream, and a frontend handles frames.
 import asyncio
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.admission import MemoryBudget
+from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ServerLimits, StreamFrontend
 from gateway.transports.net.accept_backlog import drain_accept_queue
@@ -22,10 +23,16 @@ from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.tls_server import Listening, listening_server
 from gateway.transports.net.unix_socket import PREFIX, UnixSocket
 from gateway.transports.slots import request_slots
-from gateway.transports.stream.listener import StreamListenerState
+from gateway.transports.stream.authenticated import AuthenticatedStreamConnection
+from gateway.transports.stream.listener import (
+    ReadCredentials,
+    StreamListenerState,
+    no_credentials,
+    unchanged,
+)
 from gateway.transports.stream.protocol_sniffing import ProtocolSniffer, SharedPortProtocols
 from gateway.transports.stream.server_connection import StreamConnection
-from gateway.wire.stream import Framer
+from gateway.wire.stream import Frame, Framer
 
 _CLOSE_GRACE_S = 1.0
 
@@ -55,6 +62,11 @@ class StreamServer:
         sock: A unix socket that other processes share, instead of an own one.
         count: Counts the connections; None for a count of its own.
         replaces: Whether the unix socket replaces that of a server that listens there.
+        authentication: Asks who sends each frame; None if nobody asks.
+        credentials: Returns the credentials that a frame carries, and the method that it calls.
+        without_credentials: Returns a frame without the credentials that it carries.
+        closes_denied: A connection ends after a frame whose credentials are missing or wrong.
+        inherited: TCP sockets that listen already, instead of binding *address*.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first three
@@ -74,7 +86,13 @@ class StreamServer:
         sock: socket.socket | None = None,
         count: ConnectionCount | None = None,
         replaces: bool = False,
+        authentication: Authentication | None = None,
+        credentials: ReadCredentials = no_credentials,
+        without_credentials: Callable[[Frame], Frame] = unchanged,
+        closes_denied: bool = False,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
+        self._inherited = inherited
         self._where = address
         self._reuse_port = reuse_port
         self._sock = sock
@@ -95,6 +113,10 @@ class StreamServer:
             width=1 if ordered else limits.h2_streams,
             ahead=limits.pipelined_requests if ordered else limits.h2_streams,
             on_reject=on_reject,
+            authentication=authentication,
+            credentials=credentials,
+            without_credentials=without_credentials,
+            closes_denied=closes_denied,
         )
         self._file: UnixSocket | None = None
         self._servers: list[Listening] = []
@@ -145,16 +167,33 @@ class StreamServer:
 
         host, _, port = self._where.rpartition(":")
         self._servers = await listen(
-            host.strip("[]"), int(port), serve, reuse_port=self._reuse_port
+            host.strip("[]"),
+            int(port),
+            serve,
+            reuse_port=self._reuse_port,
+            inherited=self._inherited,
         )
         self._address = address_of(self._servers[0].sockets[0])
 
     def _connections(self, loop: asyncio.AbstractEventLoop) -> Callable[[], asyncio.Protocol]:
         """Return what makes the protocol of a new connection."""
-        stream = partial(StreamConnection, self._listener, loop)
+        stream = partial(self._connection, loop)
         if self._beside is None:
             return stream
         return partial(ProtocolSniffer, self._listener, self._beside, stream, loop)
+
+    def _connection(self, loop: asyncio.AbstractEventLoop) -> StreamConnection:
+        if self._listener.authentication is None:
+            return StreamConnection(self._listener, loop)
+        return AuthenticatedStreamConnection(self._listener, loop)
+
+    def authenticate(self, authentication: Authentication) -> None:
+        """Ask *authentication* who sends each frame from now on; drain earlier connections."""
+        self._listener.authentication = authentication
+        for connection in list(self._listener.connections):
+            connection.drain()
+        for server in self._others:
+            server.authenticate(authentication)
 
     def drain_unverified(self, authorities: Authorities) -> None:
         """Close connections whose client *authorities* do not verify, each after its requests."""

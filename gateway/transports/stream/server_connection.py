@@ -34,6 +34,7 @@ from gateway.transports.admission import (
     client_shares,
     no_memory,
 )
+from gateway.transports.authentication import peer_of
 from gateway.transports.contract import is_probe
 from gateway.transports.net.sockets import has_unread, pause_until_drained
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
@@ -51,7 +52,7 @@ _UNREAD_S = 0.02
 
 
 @dataclass(slots=True)
-class _PendingFrame:
+class PendingFrame:
     """A complete frame without a complete response.
 
     Attributes:
@@ -86,8 +87,8 @@ class StreamConnection(asyncio.Protocol):
         self._address: str | None = None
         self._client = NO_CLIENT_SHARES
         self._partial = self._new_lease()
-        self._queue: deque[_PendingFrame] = deque()
-        self._running: dict[asyncio.Task[None], _PendingFrame] = {}
+        self._queue: deque[PendingFrame] = deque()
+        self._running: dict[asyncio.Task[None], PendingFrame] = {}
         self._room: asyncio.Task[None] | None = None
         self._farewell: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
@@ -118,7 +119,9 @@ class StreamConnection(asyncio.Protocol):
         self._address = self._listener.enter(self, transport)
         if self._address is None:
             return
-        self._client = client_shares(self._address, self._listener.slots, self._listener.budget)
+        listener = self._listener
+        peer = None if listener.authentication is None else peer_of(transport)
+        self._client = client_shares(self._address, listener.slots, listener.budget, peer)
         self._partial = self._new_lease()
         pause_until_drained(transport)
         self._pace.opened()
@@ -170,7 +173,7 @@ class StreamConnection(asyncio.Protocol):
             sent = Frame(
                 frame.payload, frame.correlation, frame.deadline, frame.extra_bytes, client
             )
-            self._queue.append(_PendingFrame(sent, self._partial, late))
+            self._queue.append(PendingFrame(sent, self._partial, late))
             self._partial = self._new_lease()
         self._pace.received(len(data), partial=self._framer.wanted > 0, frames=len(frames))
         if fault is not None:
@@ -314,7 +317,7 @@ class StreamConnection(asyncio.Protocol):
 
     # -- responses
 
-    async def _answer(self, pending: _PendingFrame) -> None:
+    async def _answer(self, pending: PendingFrame) -> None:
         CLIENT_MEMORY.set(self._client.memory)
         try:
             await self._ask_or_give_up(pending)
@@ -323,7 +326,7 @@ class StreamConnection(asyncio.Protocol):
         except OSError:  # the client has left
             self.abort()
 
-    async def _ask_or_give_up(self, pending: _PendingFrame) -> None:
+    async def _ask_or_give_up(self, pending: PendingFrame) -> None:
         try:
             if pending.is_late:
                 await self._refuse(pending, _shutting_down())
@@ -336,7 +339,7 @@ class StreamConnection(asyncio.Protocol):
                 task.uncancel()
             await self._refuse(pending, _shutting_down())
 
-    async def _admit_and_ask(self, pending: _PendingFrame) -> None:
+    async def _admit_and_ask(self, pending: PendingFrame) -> None:
         slots, limits, client = self._listener.slots, self._listener.limits, self._client.slots
         try:
             frame, reservation, waited_s = pending.frame, pending.reservation, 0.0
@@ -374,22 +377,22 @@ class StreamConnection(asyncio.Protocol):
             if has_slot:
                 slots.release(1, client)
 
-    async def _relay(self, found: AsyncGenerator[Frame, None], pending: _PendingFrame) -> None:
+    async def _relay(self, found: AsyncGenerator[Frame, None], pending: PendingFrame) -> None:
         async with aclosing(found) as answers:
             async for answer in answers:
                 await self._write(answer, pending)
 
-    async def _ask(self, pending: _PendingFrame) -> None:
+    async def _ask(self, pending: PendingFrame) -> None:
         found = await self._listener.frontend.handle(pending.frame)
         if isinstance(found, Frame):
             await self._write(found, pending)
         else:
             await self._relay(found, pending)
 
-    async def _refuse(self, pending: _PendingFrame, error: GatewayError) -> None:
+    async def _refuse(self, pending: PendingFrame, error: GatewayError) -> None:
         await self._write(self._listener.frontend.reject(self._with_client(error)), pending)
 
-    async def _write(self, answer: Frame, pending: _PendingFrame) -> None:
+    async def _write(self, answer: Frame, pending: PendingFrame) -> None:
         """Write a frame, with the number of its question, and wait until the kernel has it."""
         size = size_of(answer.payload)
         if size <= RESPONSE_UNCOUNTED_BYTES and not self._writing.locked():
@@ -413,7 +416,7 @@ class StreamConnection(asyncio.Protocol):
     def _unwritten(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
-    async def _write_now(self, answer: Frame, pending: _PendingFrame) -> None:
+    async def _write_now(self, answer: Frame, pending: PendingFrame) -> None:
         async with self._writing:
             if self._transport is None or self._transport.is_closing():
                 raise ConnectionResetError("the client has left")

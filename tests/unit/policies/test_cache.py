@@ -17,10 +17,11 @@ from gateway.ir.calls import (
     ModelUnloadRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import CallSequence, Context, ModelRef, Origin
+from gateway.ir.context import CallSequence, Client, Context, ModelRef, Origin
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError, Unavailable, UpstreamError
+from gateway.ir.identity import Identity
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import (
     RequestedOutput,
@@ -31,6 +32,7 @@ from gateway.ir.tensor import (
     items_tensor,
     raw_tensor,
 )
+from gateway.policies.access.apart import apart_by
 from gateway.policies.batch.merge import SHARED_NEEDS
 from gateway.policies.cache import Cache, cache_key
 from tests.fakes import FakeClock, FakeStream, ScriptedService, settle
@@ -414,3 +416,13 @@ async def test_large_inputs_are_hashed_in_a_thread(monkeypatch: pytest.MonkeyPat
     just = InferRequest(model=M, inputs=(array_tensor("x", np.zeros(262_144, np.uint8)),))
     assert [reply(7), reply(7), reply(8)] == [await cache(one) for one in (large, large, just)]
     assert ([cache_key, cache_key], 2) == (moved, len(target.calls))
+
+
+async def test_replies_of_clients_are_separate() -> None:
+    """With `apart: client` an equal request of another client is a call of its own."""
+    contexts = [Context(client=Client(identity=Identity(name))) for name in ("one", "two")]
+    cache, target, meter, _ = build(reply(1), reply(2), apart=apart_by("client"))
+    for context in (*contexts, *contexts):
+        await cache(request(1, context=context))
+    assert len(target.calls) == 2
+    assert meter.outcomes == ["miss", "miss", "hit", "hit"]

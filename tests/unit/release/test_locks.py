@@ -17,6 +17,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "slim": (),
     "onnx": ("onnx",),
     "torch": ("torch",),
+    "kubernetes": ("kubernetes",),
     "dev": ("dev", "onnx"),
 }
 materials = load("bill_of_materials")

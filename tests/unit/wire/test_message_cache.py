@@ -25,12 +25,21 @@ def test_key_is_admitted_the_second_time() -> None:
     assert not cache.should_admit(b"a")
 
 
-def test_oldest_entry_is_evicted_when_full() -> None:
-    """The other entries stay."""
-    cache: ParseCache[int] = ParseCache(2, 8)
-    admit(cache, b"a", b"bb", b"ccc")
-    assert 2 == len(cache)
-    assert [None, 2, 3] == [cache.get(key) for key in (b"a", b"bb", b"ccc")]
+def test_an_entry_without_a_lookup_is_evicted_when_full() -> None:
+    """The latest of them; entries that were found since stay."""
+    cache: ParseCache[int] = ParseCache(3, 8)
+    admit(cache, b"a", b"bb", b"ccc", b"dddd")
+    assert 3 == len(cache)
+    assert [1, 2, None, 4] == [cache.get(key) for key in (b"a", b"bb", b"ccc", b"dddd")]
+
+
+def test_a_cached_value_may_be_none() -> None:
+    """It stays when it is found again in the old generation, and is not offered a second time."""
+    cache: ParseCache[int | None] = ParseCache(2, 8)
+    for key in (b"a", b"b", b"c"):
+        cache.put(key, None)
+    assert cache.get(b"a") is None
+    assert not any(cache.should_admit(b"a") for _ in range(3))
 
 
 def test_long_key_is_not_admitted() -> None:
@@ -91,6 +100,15 @@ def test_cached_messages_are_bounded() -> None:
     hole = (slice(0, 1),)
     assert 1 == len(cache_of(b"1a", b"1b", b"1c", holes=hole, entries=2))
     assert 0 == len(cache_of(bytes(10), holes=hole))
+
+
+def test_messages_of_other_lengths_stay_when_the_cache_is_full() -> None:
+    """The length that was cached first makes room."""
+    hole = (slice(0, 1),)
+    cache = cache_of(b"1a", b"1bb", b"1ccc", holes=hole, entries=2)
+    found = [cache.get(memoryview(message)) for message in (b"1a", b"2bb", b"2ccc")]
+    assert [False, True, True] == [each is not None for each in found]
+    assert 2 == len(cache)
 
 
 def test_hashes_of_messages_that_occur_once_are_bounded() -> None:

@@ -11,6 +11,7 @@ Source: docs/protocols/grps.md, "12. brpc frames".
 import time
 from collections.abc import Callable
 from struct import Struct
+from struct import error as StructError  # noqa: N812  # it is a class
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -19,7 +20,7 @@ from gateway.ir.errors import GatewayError, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps.brpc.compression import NONE, unpacked_bytes
 from gateway.schema.baidu_std_pb2 import RpcMeta
-from gateway.wire.http import Buffer
+from gateway.wire.http import Buffer, view_of
 from gateway.wire.protobuf import LEN, VARINT, read_varint, tag, varint
 from gateway.wire.stream import Frame
 
@@ -152,6 +153,19 @@ class BaiduFramer:
             buffers[0] = memoryview(buffers[0])[len(MAGIC) :]
         return buffers
 
+    def incomplete(self) -> Frame | None:
+        """Return the header and the metadata of the incomplete frame, once they have arrived."""
+        if len(self._held) < _HEADER:
+            return None
+        end = _HEADER + _SIZES.unpack_from(self._held, 4)[1]
+        if len(self._held) < end:
+            return None
+        view = memoryview(bytes(self._held[:end]))
+        try:
+            return Frame((view,), _meta(view[_HEADER:]).correlation_id)
+        except MalformedMessage:
+            return Frame((view,))  # the complete frame raises it
+
     def begin(self) -> bytes:
         """Return the magic of the next frame; `send` leaves it out then."""
         if self._has_begun:
@@ -235,6 +249,30 @@ class BaiduFramer:
 def server_framer(limits: MessageLimits) -> BaiduFramer:
     """Return the framer of a server's connection."""
     return BaiduFramer(limits, server=True)
+
+
+def credentials(frame: Frame) -> tuple[str, str]:
+    """Return the authentication data of a request, and the method that it calls.
+
+    Both are "" where the metadata cannot be read: decoding reports that.
+    """
+    view = view_of(frame.payload)
+    try:
+        meta = _meta(view[_HEADER : _HEADER + _SIZES.unpack_from(view, 4)[1]])
+    except (MalformedMessage, StructError):
+        return "", ""
+    method = f"{words(meta.request.service_name)}.{words(meta.request.method_name)}"
+    return words(meta.authentication_data), method
+
+
+def without_credentials(frame: Frame) -> Frame:
+    """Return a copy of a complete request frame without its authentication data."""
+    meta, message = split_frame(view_of(frame.payload))
+    meta.ClearField("authentication_data")
+    payload = b"".join(frame_bytes(meta.SerializeToString(), [message]))
+    return Frame(
+        (memoryview(payload),), frame.correlation, frame.deadline, frame.extra_bytes, frame.client
+    )
 
 
 def _timed(meta: bytes, left_s: float) -> bytes:

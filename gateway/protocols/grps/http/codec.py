@@ -114,6 +114,11 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """
         return self._failure(call, error, late=False)
 
+    def note_request(self, wire: HttpRequest, error: errors.GatewayError, /) -> None:
+        """Note in *error* that its path has brpc's form."""
+        if is_brpc(wire.path):
+            error.origin = Origin(NAME, wire, _UNREAD_BRPC)
+
     def is_terminal(self, _call: StreamInferRequest, _error: errors.GatewayError, /) -> bool:
         """Return True: the first error has an HTTP status of its own."""
         return True

@@ -35,6 +35,11 @@ METHOD_PATHS: Final[Mapping[str, str]] = {
     methods.SERVER_METADATA: f"{_V1}/metadata/server",
     methods.MODEL_METADATA: f"{_V1}/metadata/model",
 }
+PUBLIC_PATHS: Final = (
+    *(METHOD_PATHS[method] for method in methods.HEALTH),
+    *(f"{prefix}/{method}" for prefix in BRPC_PREFIXES for method in methods.HEALTH),
+)
+"""Those that ask for the health of the server."""
 _METHODS: Final = {
     path: method for method, path in METHOD_PATHS.items() if method != methods.PREDICT_STREAMING
 }

@@ -10,20 +10,26 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.ir.calls import Call, InferResponse, ServerStatusRequest
-from gateway.ir.errors import GatewayError, NotFound, RateExceeded, Unsupported
+from gateway.ir.errors import AccessDenied, GatewayError, NotFound, QuotaExceeded, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import Trend
 from gateway.protocols.grps import methods
 from gateway.protocols.grps.content import ReplyFormat, reply_message
 from gateway.protocols.grps.custom.json_path import json_value, render
 from gateway.protocols.grps.custom.routes import CustomRoute
-from gateway.protocols.grps.errors import OK, brpc_code_of, brpc_http_status, ends_call
+from gateway.protocols.grps.errors import (
+    OK,
+    brpc_code_of,
+    brpc_http_status,
+    ends_call,
+    status_code_of,
+)
 from gateway.protocols.grps.http.paths import GrpsRoute, Surface
 from gateway.protocols.grps.http.status_page import write_page
 from gateway.protocols.grps.json.message import write_json
 from gateway.protocols.grps.messages import ContentFormat, Flag, GrpsMessage, GrpsStatus
 from gateway.protocols.grps.protobuf.message import write_message
-from gateway.wire.errors import HTTP_TOO_MANY_REQUESTS, clip, extra_headers
+from gateway.wire.errors import HTTP_TOO_MANY_REQUESTS, TOO_MANY_REQUESTS, clip, extra_headers
 from gateway.wire.http import Headers, HttpResponse
 from gateway.wire.json_floats import dump_exact
 
@@ -135,7 +141,8 @@ def encode_failure(
     if route is not None and route.surface is Surface.BRPC:
         if ends_call(error, unread=unread):
             return _brpc_error(error, limits)
-        return _of_brpc(message, binary=route.is_binary)
+        http_status = status_code_of(error) if isinstance(error, AccessDenied) else OK
+        return _of_brpc(message, binary=route.is_binary, status=http_status)
     status = message.status or GrpsStatus(500, "", Flag.FAILURE)
     extra = extra_headers(error)
     headers = Headers((*JSON_HEADERS.pairs, *extra)) if extra else JSON_HEADERS
@@ -148,19 +155,24 @@ def encode_failure(
     return HttpResponse(OK if always_200 else status.code, headers, (text,))
 
 
-def _of_brpc(message: GrpsMessage, *, binary: bool) -> HttpResponse:
-    """Return a message as brpc's HTTP layer does: the call succeeds, whatever the Status is."""
+def _of_brpc(message: GrpsMessage, *, binary: bool, status: int = OK) -> HttpResponse:
+    """Return a message as brpc's HTTP layer does: the call succeeds, whatever the Status is.
+
+    Only a client that may not make the call gets another *status*.
+    """
     if binary:
-        return HttpResponse(OK, _PROTO_HEADERS, tuple(write_message(message)), is_compressible=True)
+        parts = tuple(write_message(message))
+        return HttpResponse(status, _PROTO_HEADERS, parts, is_compressible=True)
     body = write_json(message, numbers=True)
-    return HttpResponse(OK, JSON_HEADERS, (body,), is_compressible=True)
+    return HttpResponse(status, JSON_HEADERS, (body,), is_compressible=True)
 
 
 def _brpc_error(error: GatewayError, limits: MessageLimits) -> HttpResponse:
     code = brpc_code_of(error)
-    headers = Headers((("Content-Type", "text/plain"), ("x-bd-error-code", str(code))))
+    extra = extra_headers(error) if isinstance(error, QuotaExceeded) else ()
+    headers = Headers((("Content-Type", "text/plain"), ("x-bd-error-code", str(code)), *extra))
     text = clip(f"[E{code}]{error.message}", limits.error_text_bytes)
-    is_too_fast = isinstance(error, RateExceeded)
+    is_too_fast = isinstance(error, TOO_MANY_REQUESTS)
     status = HTTP_TOO_MANY_REQUESTS if is_too_fast else brpc_http_status(code)
     return HttpResponse(status, headers, (text.encode(),))
 

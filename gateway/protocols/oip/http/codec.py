@@ -69,10 +69,10 @@ from gateway.protocols.oip.http.infer_routes import (
 )
 from gateway.protocols.oip.http.opaque import read_opaque, write_answer, write_opaque
 from gateway.protocols.oip.http.paths import INDEX_PATH, find_route, model_path, server_path
-from gateway.protocols.oip.http.sse import EVENT_STREAM, EventSplitter
+from gateway.protocols.oip.http.sse import EVENT_STREAM
 from gateway.protocols.oip.json.binary_tensors import (
     JSON_HEADERS,
-    LENGTH_HEADER,
+    LENGTH_KEY,
     NeededWhole,
     is_length,
 )
@@ -81,6 +81,7 @@ from gateway.protocols.oip.json.templates import JsonTemplateCache
 from gateway.protocols.oip.json.write import Nonfinite
 from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.wire.errors import HTTP_STATUS
+from gateway.wire.event_stream import EventSplitter
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
 
@@ -100,7 +101,6 @@ _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
 }
 _OK_STATUSES = range(200, 300)
 _CLIENT_ERRORS = range(400, 500)
-_LENGTH_KEY = LENGTH_HEADER.lower()
 _CACHE_ENTRIES = 1024
 _REMEMBERED_BYTES = 512
 
@@ -224,7 +224,7 @@ class HttpCodec(
 
         A wrong request gives None too: `decode_call` then reads it complete, and refuses it.
         """
-        length = wire.headers.get(_LENGTH_KEY)
+        length = wire.headers.get(LENGTH_KEY)
         if length is None or not is_length(length) or not int(length):
             return None
         if len(wire.path) > _REMEMBERED_BYTES:

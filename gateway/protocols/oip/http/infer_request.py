@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from msgspec import Struct
@@ -16,6 +16,7 @@ from msgspec import Struct
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import (
     NO_PARAMETERS,
+    REQUEST_ID,
     Context,
     JsonParameter,
     ModelRef,
@@ -34,6 +35,7 @@ from gateway.protocols.oip.http.context import NAME, NEEDS
 from gateway.protocols.oip.json.binary_tensors import (
     BINARY_DATA,
     LENGTH_HEADER,
+    LENGTH_KEY,
     BinaryPart,
     binary_headers,
     body_of,
@@ -84,6 +86,7 @@ from gateway.protocols.oip.parameters import (
 from gateway.protocols.oip.shared_memory import join_shared
 from gateway.wire.http import Buffer, Headers, HttpRequest, size_of, view_of
 from gateway.wire.metadata import sender_metadata
+from gateway.wire.request_id import valid_request_id
 
 _WHAT = "the request"
 _ALL_BINARY = b'"parameters":%b,' % dump({BINARY_DATA_OUTPUT: True})
@@ -188,7 +191,7 @@ def decode_request(
     )
 
 
-class _HeaderFields(NamedTuple):
+class _HeaderFields(Struct, frozen=True):
     """The parsed header fields of an inference request.
 
     Attributes:
@@ -208,7 +211,13 @@ def _fields_of(headers: Headers) -> _HeaderFields:
     Raises:
         MalformedMessage: The length of the JSON is not a number.
     """
-    return _HeaderFields(*sender_metadata(headers), json_length(headers))
+    names = headers.positions
+    if names is None:
+        return _HeaderFields(*sender_metadata(headers), json_length(headers))
+    metadata, place = headers.lowered, names.get(REQUEST_ID)
+    request_id = "" if place is None else valid_request_id(metadata[place][1])
+    length = json_length(headers) if LENGTH_KEY in names else None
+    return _HeaderFields(metadata, request_id, length)
 
 
 def _context(
@@ -223,10 +232,10 @@ def _context(
         request_id: For a request without an id of the client.
         has_bytes: Whether the origin has the bytes of the message.
     """
-    metadata, found, _ = fields
     origin = Origin(NAME, wire, form, has_bytes)
+    found = fields.request_id
     return Context(
-        NAME, metadata, found or request_id, wire.deadline, None, NEEDS, origin, wire.client
+        NAME, fields.metadata, found or request_id, wire.deadline, None, NEEDS, origin, wire.client
     )
 
 

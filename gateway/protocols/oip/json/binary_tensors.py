@@ -19,7 +19,7 @@ BINARY_DATA = "binary_data"
 LENGTH_HEADER = "Inference-Header-Content-Length"
 JSON_HEADERS = Headers((("Content-Type", "application/json"),))
 
-_LENGTH_KEY = LENGTH_HEADER.lower()
+LENGTH_KEY = LENGTH_HEADER.lower()
 _DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
 _SHOWN = 32
 _CACHE_ENTRIES = 1024
@@ -47,10 +47,10 @@ def json_length(headers: Headers) -> int | None:
     Raises:
         MalformedMessage: The header occurs twice, or is not a number.
     """
-    text = headers.get(_LENGTH_KEY)
+    text = headers.get(LENGTH_KEY)
     if text is None:
         return None
-    if headers.repeats(_LENGTH_KEY):
+    if headers.repeats(LENGTH_KEY):
         raise MalformedMessage(f"{LENGTH_HEADER} is sent more than once")
     if not is_length(text):
         raise MalformedMessage(

@@ -60,7 +60,13 @@ from gateway.protocols.trtis.status_replies import (
     error_of,
 )
 from gateway.schema import tensorrt_v1_pb2 as pb
-from gateway.wire.errors import GRPC_STATUS, clip, error_class_of_grpc, strip_traceback
+from gateway.wire.errors import (
+    GRPC_STATUS,
+    TOO_MANY_REQUESTS,
+    clip,
+    error_class_of_grpc,
+    strip_traceback,
+)
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import LEN, Parts, put_bytes, put_tail, tag, varint
@@ -168,10 +174,12 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as `request_status`, with the id of an inference; never raises.
 
-        A rate ends a unary call: other calls of a stream go on.
+        A rate ends a unary call: other calls of a stream go on. A credential that the gateway
+        refuses ends every call.
         """
         in_stream = call is None or call.context.session is not None
-        if isinstance(error, errors.RateExceeded) and not in_stream:
+        is_denied = call is None and error.code is errors.ErrorCode.UNAUTHENTICATED
+        if is_denied or (isinstance(error, TOO_MANY_REQUESTS) and not in_stream):
             details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
         status = status_of(call, error, self._limits.error_text_bytes)

@@ -30,11 +30,12 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Origin
 from gateway.ir.errors import (
+    AccessDenied,
+    ErrorCode,
     GatewayError,
     InvalidRequest,
     InvalidTensor,
     MalformedMessage,
-    RateExceeded,
 )
 from gateway.ir.limits import MessageLimits
 from gateway.ir.streaming_body import can_cut_through, streaming_body_of
@@ -53,8 +54,10 @@ from gateway.protocols.trtis.textproto.writer import response_line, status_line
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.errors import (
     HTTP_METHOD_NOT_ALLOWED,
-    HTTP_TOO_MANY_REQUESTS,
+    TOO_MANY_REQUESTS,
     MethodNotAllowed,
+    extra_headers,
+    http_status_of,
 )
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
@@ -63,6 +66,8 @@ R = TypeVar("R")
 _BINARY, _JSON, _TEXT = "binary", "json", "text"
 _OCTETS = ("Content-Type", "application/octet-stream")
 _JSON_TYPE = ("Content-Type", "application/json")
+# What the gateway itself refuses has the status that clients know of HTTP.
+_WITH_OWN_STATUS = (AccessDenied, *TOO_MANY_REQUESTS)
 _HEALTH = (ServerLiveRequest, ServerReadyRequest)
 _NO_HEADER = b"NV-InferRequest header is required"
 _REQUEST_KEY = REQUEST.lower()
@@ -158,7 +163,8 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* as status 400 with an empty body, and the reason in `NV-Status`.
 
-        A rate is status 429.
+        A credential that the gateway refuses is status 401, a client that may not make the call
+        403, and one that makes too many 429.
         Never raises.
         """
         if isinstance(error, MethodNotAllowed):
@@ -169,8 +175,10 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         status_header = (STATUS, self._line(status.code, status.text))
         if isinstance(error, HeaderMissing):
             return HttpResponse(HTTP_ERROR, Headers((status_header,)), (_NO_HEADER,))
-        if isinstance(error, RateExceeded):
-            return HttpResponse(HTTP_TOO_MANY_REQUESTS, Headers((status_header,)))
+        is_denied = call is None and error.code is ErrorCode.UNAUTHENTICATED
+        if is_denied or isinstance(error, _WITH_OWN_STATUS):
+            headers = Headers((status_header, *extra_headers(error)))
+            return HttpResponse(http_status_of(error), headers)
         form = _form_of_error(call, error)
         if not form.is_inference:
             return HttpResponse(HTTP_ERROR, Headers((status_header,)))

@@ -11,9 +11,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.api.admin import AdminNeed, AdminRequest, AdminResult, AdminRoute, Json, Page, Redirect
-from gateway.api.extension import LeadingPart
+from gateway.api.extension import LeadingPart, PartSetup
+from gateway.app import parts
 from gateway.app.admin.router import ROUTES, AdminRouter
-from gateway.app.parts import LeadingParts
+from gateway.app.parts import LeadingParts, OwnProcess
+from gateway.config.load import load_text
 from gateway.migration.admin import MigrationPages
 from tests.admin_kit import ask, router_of
 
@@ -113,6 +115,27 @@ async def test_an_extension_has_pages_with_the_frame_of_all_pages(
     assert '<li><a href="/ui/toys" aria-current="page">Toys</a></li>' in page
     assert "<p>&lt;b&gt;</p>" in page
     assert (reply.headers.get("content-security-policy") or "").startswith("default-src 'none'")
+
+
+async def test_a_package_leads_with_routes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its part leaves out is as in `LeadingPart`, which it need not know."""
+
+    class Alone:
+        routes = (route("/toys", echo),)
+
+    class Package:
+        def lead(self, _processes: object) -> Alone:
+            return Alone()
+
+    monkeypatch.setattr(parts, "extensions", lambda: {"toys": Package()})
+    leading = LeadingParts.of(OwnProcess(load_text(CONFIG)))
+    assert ["/toys"] == [each.path for each in leading.routes]
+    assert [] == list(leading.collect())
+    assert {"toys": PartSetup()} == leading.setups(1)
+    assert "metrics" == leading.on_process_ended("metrics")
+    await leading.start()
+    leading.lead()
+    await leading.stop()
 
 
 async def test_a_redirect_names_the_path() -> None:

@@ -16,7 +16,7 @@ import trustme
 import yaml
 from aiohttp import web
 
-ROLE = Path(__file__).parents[4] / "deploy" / "kubernetes" / "cutover.yaml"
+ROLE = Path(__file__).parents[4] / "deploy/kustomize/overlays/migration/rights.yaml"
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "DELETE": "delete"}
 MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)")
 

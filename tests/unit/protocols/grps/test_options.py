@@ -36,6 +36,7 @@ NEIGHBOURS = {
     ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
     ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
     ErrorCode.OVERLOADED: ErrorCode.UNAVAILABLE,
+    ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
     ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
 }
 

@@ -51,7 +51,7 @@ EXPECTED = (
 
 def test_bytes_after_the_head_remain() -> None:
     """A head ends at its empty line; the body is not read."""
-    head, rest = read(HeadReader(LIMITS, RequestHeadCache()), HEAD + b"hello")
+    head, rest = read(HeadReader(LIMITS, RequestHeadCache(LIMITS)), HEAD + b"hello")
     assert (EXPECTED, b"hello") == (fields_of(head), rest)
 
 
@@ -60,13 +60,13 @@ def test_any_split_of_the_bytes_reads_the_same_head(cuts: set[int]) -> None:
     """A head does not depend on the pieces it is received in."""
     places = [0, *sorted(cuts), len(HEAD)]
     pieces = [HEAD[start:stop] for start, stop in itertools.pairwise(places)]
-    head, rest = read(HeadReader(LIMITS, RequestHeadCache()), *pieces)
+    head, rest = read(HeadReader(LIMITS, RequestHeadCache(LIMITS)), *pieces)
     assert (EXPECTED, b"") == (fields_of(head), rest)
 
 
 def test_pipelined_heads_are_read_one_per_call() -> None:
     """Empty lines between them are skipped."""
-    reader = HeadReader(LIMITS, RequestHeadCache())
+    reader = HeadReader(LIMITS, RequestHeadCache(LIMITS))
     data = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n\r\n\r\nGET /b HTTP/1.0\r\n\r\n"
     first, at = reader.feed(data, 0)
     second, end = reader.feed(data, at)
@@ -82,7 +82,7 @@ def test_pipelined_heads_are_read_one_per_call() -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_bare_cr_or_lf_before_a_head_is_rejected(lines: bytes, at_once: bool) -> None:
     """Other parsers reject them; a cached head and split bytes make no difference."""
-    memory = RequestHeadCache()
+    memory = RequestHeadCache(LIMITS)
     for _ in range(2):
         head, _ = read(HeadReader(LIMITS, memory), HEAD)
         assert head is not None
@@ -97,7 +97,7 @@ def test_a_bare_cr_or_lf_before_a_head_is_rejected(lines: bytes, at_once: bool) 
 def test_too_many_empty_lines_are_rejected() -> None:
     """At most 16 empty lines are skipped before a head."""
     with pytest.raises(HttpError, match="at most 16 empty lines"):
-        read(HeadReader(LIMITS, RequestHeadCache()), b"\r\n" * 17 + HEAD)
+        read(HeadReader(LIMITS, RequestHeadCache(LIMITS)), b"\r\n" * 17 + HEAD)
 
 
 @given(cuts=st.sets(st.integers(1, len(HEAD) + 3)))
@@ -106,13 +106,13 @@ def test_empty_lines_before_a_head_are_skipped(cuts: set[int]) -> None:
     sent = b"\r\n\r\n" + HEAD
     places = [0, *sorted(cuts), len(sent)]
     pieces = [sent[start:stop] for start, stop in itertools.pairwise(places)]
-    head, rest = read(HeadReader(LIMITS, RequestHeadCache()), *pieces)
+    head, rest = read(HeadReader(LIMITS, RequestHeadCache(LIMITS)), *pieces)
     assert (EXPECTED, b"") == (fields_of(head), rest)
 
 
 def test_an_empty_line_may_follow_every_request() -> None:
     """Old clients send one after each body."""
-    reader = HeadReader(LIMITS, RequestHeadCache())
+    reader = HeadReader(LIMITS, RequestHeadCache(LIMITS))
     for _ in range(40):
         head, rest = read(reader, HEAD + b"\r\n")
         assert (EXPECTED, b"\r\n") == (fields_of(head), rest)
@@ -121,7 +121,7 @@ def test_an_empty_line_may_follow_every_request() -> None:
 
 def test_an_empty_line_does_not_start_a_head() -> None:
     """The connection stays idle after one; a first byte of a head starts it."""
-    reader = HeadReader(LIMITS, RequestHeadCache())
+    reader = HeadReader(LIMITS, RequestHeadCache(LIMITS))
     assert (None, 2) == reader.feed(b"\r\n", 0)
     assert not reader.is_started
     assert (None, 1) == reader.feed(b"\r", 0)
@@ -140,7 +140,7 @@ def test_an_empty_line_does_not_start_a_head() -> None:
 def test_the_head_records_whether_to_close_the_connection(field: bytes, closes: bool) -> None:
     """Connection: close and Upgrade close the connection after the response."""
     head, _ = read(
-        HeadReader(LIMITS, RequestHeadCache()),
+        HeadReader(LIMITS, RequestHeadCache(LIMITS)),
         b"GET / HTTP/1.1\r\nHost: h\r\n" + field + b"\r\n\r\n",
     )
     assert head is not None
@@ -160,7 +160,7 @@ def test_a_head_over_a_limit_is_rejected_early(
 ) -> None:
     """The status is 431 before the end of the head arrives."""
     with pytest.raises(HttpError) as caught:
-        read(HeadReader(ServerLimits(**limits), RequestHeadCache()), data, b"\r\n")
+        read(HeadReader(ServerLimits(**limits), RequestHeadCache(LIMITS)), data, b"\r\n")
     assert (431, limit, True) == (
         caught.value.status,
         caught.value.limit,
@@ -171,7 +171,7 @@ def test_a_head_over_a_limit_is_rejected_early(
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_head_incomplete_or_an_error(data: bytes) -> None:
     """Any bytes are a head, the start of one, or an HttpError."""
-    reader = HeadReader(LIMITS, RequestHeadCache())
+    reader = HeadReader(LIMITS, RequestHeadCache(LIMITS))
     try:
         head, at = reader.feed(data, 0)
     except HttpError:
@@ -181,7 +181,7 @@ def test_any_bytes_are_a_head_incomplete_or_an_error(data: bytes) -> None:
 
 def test_a_head_is_cached_after_its_second_valid_request() -> None:
     """A head noted twice is returned from the cache; a head noted once is parsed again."""
-    memory = RequestHeadCache()
+    memory = RequestHeadCache(LIMITS)
     first, _ = read(HeadReader(LIMITS, memory), HEAD)
     again, _ = read(HeadReader(LIMITS, memory), HEAD)
     assert first is not None
@@ -200,7 +200,7 @@ def test_a_head_is_cached_after_its_second_valid_request() -> None:
 
 def test_a_head_received_in_pieces_is_not_cached() -> None:
     """Only the bytes of a whole head are a cache key."""
-    memory = RequestHeadCache()
+    memory = RequestHeadCache(LIMITS)
     head, _ = read(HeadReader(LIMITS, memory), HEAD[:10], HEAD[10:])
     assert head is not None
     assert b"" == head.raw

@@ -30,8 +30,8 @@ class IdleConnection:
 
 def receiving_request(size: int) -> ReceivingRequest:
     fields = [(b"Host", b"h"), (b"Content-Length", b"%d" % size)]
-    head = RequestHead("POST", "/x", (1, 1), fields, closes=False, length=size, chunked=False)
-    return ReceivingRequest(IdleConnection(), head, RequestHeadCache())
+    head = RequestHead("POST", (1, 1), False, size, False, None, "/x", fields)
+    return ReceivingRequest(IdleConnection(), head, RequestHeadCache(ServerLimits()))
 
 
 async def test_a_large_body_is_received_without_a_copy() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.oip.http.sse import EVENT_HEADERS, EventSplitter, event, json_event
+from gateway.protocols.oip.http.sse import EVENT_HEADERS, event, json_event
+from gateway.wire.event_stream import EventSplitter
 from gateway.wire.http import HttpResponse
 
 TEXT = b'data: {"a": 1}\n\ndata: {"b": "x"}\r\n\r\n: a comment\n\nid: 7\ndata:{\ndata: }\n\n'

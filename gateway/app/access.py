@@ -1,0 +1,397 @@
+"""Who may call the listeners of a process: built from the configuration, and kept up to date.
+
+The files of credentials are compared every second, by content.  `access_checks` has the errors of
+the configuration, and `key_set_sources` what fetches key sets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.access.authenticator import AccessRules, ListenerAuthenticator, Proxy
+from gateway.access.clients import Clients
+from gateway.access.key_file import KeyFile, read_key_file
+from gateway.access.key_sets import FetchedKeySet, KeySet, VerifyKey, read_key_set
+from gateway.access.tokens import CheckBudget, Issuer, JwtReader
+from gateway.app.access_checks import is_url, mode_of
+from gateway.app.errors import StartError
+from gateway.app.key_set_sources import KeySetSource
+from gateway.concurrency.background import start_background
+from gateway.config.access import JwtConfig
+from gateway.config.load import LoadedConfig
+from gateway.config.models import ListenerConfig
+from gateway.telemetry.reload_metrics import APPLIED, FAILED
+from gateway.transports.net.tls_files import TlsFiles
+
+log = structlog.get_logger(__name__)
+
+V = TypeVar("V")
+
+_PERIOD_S: Final = 1.0
+
+
+class AccessControl(Collector):
+    """What names the clients of all listeners of a process.
+
+    Args:
+        loaded: The configuration.
+
+    Raises:
+        StartError: A file of credentials cannot be used.
+    """
+
+    def __init__(self, loaded: LoadedConfig) -> None:
+        self._failures: Counter[tuple[str, str, str]] = Counter()
+        self._reloads: Counter[tuple[str, str]] = Counter()
+        self._problems: dict[str, str] = {}
+        self._listeners: dict[str, ListenerAuthenticator] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._loaded = loaded
+        self._sources = _Sources(loaded, None, self)
+        self._rules = self._sources.rules()
+
+    def authenticator(self, listener: ListenerConfig) -> ListenerAuthenticator | None:
+        """Return what names the clients of a listener; None if nobody asks.
+
+        grpcio cannot begin to ask later, so its servers always do.
+        """
+        found = ListenerAuthenticator(
+            listener.name, mode_of(listener, self._loaded.config), self._rules, self._count
+        )
+        self._listeners[listener.name] = found
+        is_late = listener.transport == "reference"
+        return found if found.mode != "off" or is_late else None
+
+    def needs_client(self, listener: str) -> bool:
+        """Return whether each request of a listener needs a credential."""
+        found = self._listeners.get(listener)
+        return found is not None and found.mode == "required"
+
+    def prepare(self, loaded: LoadedConfig) -> Callable[[], dict[str, ListenerAuthenticator]]:
+        """Read the files of another configuration; return what puts it in force.
+
+        That returns the authenticators of the listeners that ask from then on.
+
+        Raises:
+            StartError: A file of credentials cannot be used.
+        """
+        return partial(self._change, loaded, _Sources(loaded, self._sources, self))
+
+    def _change(self, loaded: LoadedConfig, sources: _Sources) -> dict[str, ListenerAuthenticator]:
+        old, self._sources, self._loaded = self._sources, sources, loaded
+        self._problems.clear()
+        self.apply()
+        if self._task is not None:
+            old.stop_fetches(kept=sources)
+            sources.start_fetches()
+        for listener in loaded.config.listeners:
+            self._listeners[listener.name].mode = mode_of(listener, loaded.config)
+        return {name: each for name, each in self._listeners.items() if each.mode != "off"}
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return what is wrong with files of credentials, as warnings."""
+        return [
+            {"event": "credentials not reloaded", "level": "error", "file": file, "reason": reason}
+            for file, reason in self._problems.items()
+        ]
+
+    def tls_files(self) -> list[TlsFiles]:
+        """Return the TLS files towards the servers of key sets."""
+        return self._sources.tls_files()
+
+    def start(self) -> None:
+        """Begin to look at the files, and to fetch key sets."""
+        self._task = asyncio.create_task(self._watch())
+        self._sources.start_fetches()
+
+    async def stop(self) -> None:
+        """End that. Harmless the second time."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._sources.stop_fetches()
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        failures = CounterMetricFamily(
+            "gateway_authentication_failures",
+            "Requests that were refused for their credentials.",
+            labels=("listener", "kind", "reason"),
+        )
+        for labels, count in self._failures.items():
+            failures.add_metric(labels, count)
+        yield failures
+        reloads = CounterMetricFamily(
+            "gateway_access_reloads",
+            "Changes of files of credentials: applied, or failed (the old content holds).",
+            labels=("file", "outcome"),
+        )
+        for names, count in self._reloads.items():
+            reloads.add_metric(names, count)
+        yield reloads
+
+    def apply(self) -> None:
+        """Put what the files say now in force."""
+        self._rules = self._sources.rules()
+        for each in self._listeners.values():
+            each.rules = self._rules
+
+    def _count(self, listener: str, kind: str, reason: str) -> None:
+        self._failures[listener, kind, reason] += 1
+
+    # -- the files
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_PERIOD_S)
+            try:
+                await self.look()
+            except Exception:  # a bug: the next look may succeed
+                log.exception("internal error")
+
+    async def look(self) -> None:
+        """Read the files that have changed, and use those that are correct."""
+        sources = self._sources
+        for file in sources.files:
+            try:
+                is_changed = await asyncio.to_thread(file.read)
+            except (OSError, ValueError) as error:
+                if sources is self._sources:
+                    self.note(file.name, reason_of(error))
+                continue
+            if sources is not self._sources:
+                return
+            self._problems.pop(file.name, None)
+            if is_changed:
+                self.note(file.name, "")
+                file.use()
+
+    def note(self, file: str, reason: str) -> None:
+        """Count and log that a file was read again; *reason* says why it cannot be used.
+
+        A failure is logged once, and again when its reason changes.
+        """
+        if not reason:
+            self._problems.pop(file, None)
+            self._reloads[file, APPLIED] += 1
+            log.info("credentials reloaded", file=file)
+        elif self._problems.get(file) != reason:
+            self._problems[file] = reason
+            self._reloads[file, FAILED] += 1
+            log.error("credentials not reloaded", file=file, reason=reason)
+
+
+class _WatchedFile(Generic[V]):
+    """A file of credentials, compared by content.
+
+    Args:
+        key: Of the configuration, for an error at the start.
+        name: The path as the configuration has it.
+        path: Where it is.
+        parse: Reads its content; raises ValueError, without content of the file in its text.
+        on_change: Called after `use`.
+
+    Attributes:
+        name: The path as the configuration has it.
+        content: What is in force.
+
+    Raises:
+        StartError: It cannot be used.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        name: str,
+        path: Path,
+        parse: Callable[[bytes], V],
+        on_change: Callable[[V], object],
+    ) -> None:
+        self.name = name
+        self._path = path
+        self._parse = parse
+        self._on_change = on_change
+        try:
+            self._data = path.read_bytes()
+            self.content = parse(self._data)
+        except (OSError, ValueError) as error:
+            raise StartError(f"{key}: {name}: {reason_of(error)}") from error
+        self._next = self.content
+
+    def read(self) -> bool:
+        """Read it again; return whether it has other, correct content. Raises what is wrong."""
+        data = self._path.read_bytes()
+        if data == self._data:
+            return False
+        self._next = self._parse(data)
+        self._data = data
+        return True
+
+    def use(self) -> None:
+        """Put the content that was read last in force."""
+        self.content = self._next
+        self._on_change(self.content)
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a file of credentials cannot be used, without its content."""
+    return str(error.strerror) if isinstance(error, OSError) else str(error)
+
+
+def _key_file(data: bytes) -> KeyFile:
+    try:
+        return read_key_file(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError("the file is not UTF-8") from None
+
+
+class _Sources:
+    """The files and key sets of one configuration.
+
+    Args:
+        loaded: The configuration.
+        before: Those of the configuration before, whose key sets are kept; None for none.
+        control: Learns of changes.
+
+    Raises:
+        StartError: A file of credentials cannot be used.
+    """
+
+    def __init__(
+        self, loaded: LoadedConfig, before: _Sources | None, control: AccessControl
+    ) -> None:
+        self._config = loaded.config
+        self._control = control
+        self.files: list[_WatchedFile[Any]] = []
+        self._keys: _WatchedFile[KeyFile] | None = None
+        security = loaded.config.security
+        if security.keys is not None:
+            self._keys = _WatchedFile(
+                "security.keys.file",
+                security.keys.file,
+                loaded.directory / security.keys.file,
+                _key_file,
+                lambda _keys: control.apply(),
+            )
+            self.files.append(self._keys)
+        self._issuers = [self._issuer(each, loaded.directory, before) for each in security.jwt]
+        self._tokens = self._reader(before)
+
+    def rules(self) -> AccessRules:
+        """Return what decides who calls."""
+        security = self._config.security
+        keys = security.keys
+        return AccessRules(
+            Clients(self._config.clients),
+            keys=None if self._keys is None else self._keys.content,
+            key_header="x-api-key" if keys is None else keys.header,
+            tokens=self._tokens,
+            proxies=tuple(
+                Proxy(each, [ip_network(one, strict=False) for one in each.addresses])
+                for each in security.proxies
+            ),
+            unlisted_certificates=(
+                security.certificates is not None and security.certificates.unlisted == "accept"
+            ),
+            public_health=security.public_health,
+            keeps_authorization=any(
+                name.lower() == "authorization"
+                for each in self._config.upstreams.values()
+                for name in each.forward_headers
+            ),
+        )
+
+    def _reader(self, before: _Sources | None) -> JwtReader | None:
+        """Return what verifies tokens; that of *before*, with its cache, if nothing differs."""
+        security = self._config.security
+        if not security.jwt:
+            return None
+        if before is not None:
+            old = before._config.security  # noqa: SLF001  # of the same class
+            if (old.jwt, old.token_checks) == (security.jwt, security.token_checks):
+                return before._tokens  # noqa: SLF001
+        calls, unit = security.token_checks.split("/")
+        rate = int(calls) / (60 if unit == "min" else 1)
+        return JwtReader([each.issuer for each in self._issuers], CheckBudget(rate))
+
+    def _issuer(self, config: JwtConfig, directory: Path, before: _Sources | None) -> _IssuerSource:
+        for each in () if before is None else before._issuers:  # noqa: SLF001
+            if each.issuer.config == config:
+                self.files += [] if each.file is None else [each.file]
+                return each
+        key_set = KeySet(self._control.apply)
+        found = _IssuerSource(Issuer(config, key_set))
+        if is_url(config.jwks):
+            found.source = KeySetSource(config, directory)
+            found.fetched = FetchedKeySet(
+                config.name,
+                key_set,
+                found.source.fetch,
+                refresh_s=config.refresh,
+                stale_s=config.stale,
+                on_outcome=lambda name, reason: self._control.note(f"jwks of {name}", reason),
+            )
+            return found
+        file: _WatchedFile[tuple[VerifyKey, ...]] = _WatchedFile(
+            f"jwks of issuer {config.name}",
+            config.jwks,
+            directory / config.jwks,
+            read_key_set,
+            key_set.replace,
+        )
+        key_set.keys = file.content
+        found.file = file
+        self.files.append(file)
+        return found
+
+    def tls_files(self) -> list[TlsFiles]:
+        """Return the TLS files towards the servers of key sets."""
+        sources = [each.source for each in self._issuers if each.source is not None]
+        return [each.tls for each in sources if each.tls is not None]
+
+    def start_fetches(self) -> None:
+        """Begin to fetch key sets, unless that has begun."""
+        for each in self._issuers:
+            if each.fetched is not None and each.task is None:
+                each.task = start_background(each.fetched.run(), "fetches of a key set")
+
+    def stop_fetches(self, kept: _Sources | None = None) -> None:
+        """End that, but for those that *kept* goes on with."""
+        others = () if kept is None else kept._issuers  # noqa: SLF001  # of the same class
+        for each in self._issuers:
+            if each.task is not None and each not in others:
+                each.task.cancel()
+                each.task = None
+
+
+class _IssuerSource:
+    """Where the keys of an issuer come from.
+
+    Args:
+        issuer: The issuer.
+
+    Attributes:
+        issuer: The issuer.
+        source: The server of its key set; None for a file.
+        fetched: Fetches it again and again; None for a file.
+        file: The file; None for a URL.
+        task: Runs that.
+    """
+
+    def __init__(self, issuer: Issuer) -> None:
+        self.issuer = issuer
+        self.source: KeySetSource | None = None
+        self.fetched: FetchedKeySet | None = None
+        self.file: _WatchedFile[Any] | None = None
+        self.task: asyncio.Task[None] | None = None

@@ -1,0 +1,78 @@
+"""The counts of calendar windows in the state directory, so that they survive a restart."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from gateway.app.errors import reason_of
+from gateway.concurrency.background import start_background
+from gateway.config.load import LoadedConfig
+from gateway.policies.access.quotas.budgets import Budgets
+
+log = structlog.get_logger(__name__)
+
+_FILE: Final = "quotas.json"
+_EVERY_S: Final = 1.0
+_MODE: Final = 0o600
+
+
+class QuotaCounts:
+    """Reads the counts at the start, and writes them once a second if they changed.
+
+    Args:
+        budgets: The budgets of all quotas.
+        loaded: The configuration; without `state` nothing is read or written.
+    """
+
+    def __init__(self, budgets: Budgets, loaded: LoadedConfig) -> None:
+        state = loaded.config.state
+        self._budgets = budgets
+        self._path = None if state is None else loaded.directory / state.directory / _FILE
+        self._written: list[Any] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Continue with the counts of an earlier process, and begin to write."""
+        if self._path is None:
+            return
+        try:
+            self._budgets.restore(json.loads(self._path.read_text()))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, IndexError) as error:
+            log.warning("counts of quotas not read", file=str(self._path), reason=str(error))
+        self._task = start_background(self._write_often(self._path), "counts of quotas")
+
+    async def stop(self) -> None:
+        """Write for the last time; idempotent."""
+        task, self._task = self._task, None
+        if task is None or self._path is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._write(self._path)
+
+    async def _write_often(self, path: Path) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            self._write(path)
+
+    def _write(self, path: Path) -> None:
+        """Replace the file, if a count has changed since."""
+        saved = self._budgets.saved()
+        if saved == self._written:
+            return
+        beside = path.with_suffix(".new")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            beside.touch(_MODE)
+            beside.write_text(json.dumps(saved))
+            os.replace(beside, path)  # noqa: PTH105  # it replaces on every system
+        except OSError as error:
+            log.warning("counts of quotas not written", reason=reason_of(error))
+        else:
+            self._written = saved

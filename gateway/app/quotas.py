@@ -1,0 +1,322 @@
+"""The quotas of a configuration, in the processes of a gateway and in responses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import structlog
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from gateway.api.extension import (
+    ConfigView,
+    LeadingPart,
+    Processes,
+    ServingProcess,
+    TrafficShift,
+)
+from gateway.api.tap import CountCall, RouteTap, Tap
+from gateway.app.quota_counts import QuotaCounts
+from gateway.config.load import LoadedConfig
+from gateway.config.models import Config
+from gateway.config.permissions import QuotaConfig
+from gateway.policies.access.quotas.budgets import Budgets, Limit, LocalAccounts
+from gateway.policies.access.quotas.layer import (
+    QUOTA_NOTES,
+    QuotaNotes,
+    QuotaRule,
+    QuotaState,
+)
+from gateway.policies.access.quotas.leases import LeasedAccounts, QuotaLeader, Rounds
+from gateway.policies.access.rules import AccessRule
+from gateway.wire.grpc import GrpcResponse, GrpcStatus
+from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.protobuf import LEN, VARINT, put_bytes, put_text, put_varint, tag, varint
+
+log = structlog.get_logger(__name__)
+
+A = TypeVar("A")
+
+QUOTAS: Final = "quotas"
+"""The name of the parts of processes that share budgets."""
+
+_MS_PER_S: Final = 1000
+
+
+def quota_rules(config: Config) -> list[QuotaRule]:
+    """Return the quotas of *config*, in the order of the file."""
+    return [_quota(name, quota) for name, quota in config.quotas.items()]
+
+
+def _quota(name: str, quota: QuotaConfig) -> QuotaRule:
+    match = quota.match
+    rule = AccessRule(
+        name=name,
+        operations=match.operations,
+        has_anonymous=match.clients is None,
+        **match.conditions(),
+    )
+    return QuotaRule(
+        name=name,
+        rule=rule,
+        routes=match.routes,
+        by=() if quota.by == ("none",) else quota.by,
+        limit=limit_of(quota),
+        is_shadow=quota.mode == "shadow",
+        is_told=quota.headers,
+    )
+
+
+def limit_of(quota: QuotaConfig) -> Limit:
+    """Return the limit of a quota."""
+    return Limit(
+        amount=float(quota.amount),
+        period=quota.period,
+        burst=None if quota.burst is None else float(quota.burst),
+        unit=quota.unit,
+    )
+
+
+def limits_of(config: Config) -> dict[str, Limit]:
+    """Return the limit of each quota of *config*."""
+    return {name: limit_of(quota) for name, quota in config.quotas.items()}
+
+
+class ServingQuotas:
+    """The accounts of one serving process.
+
+    A gateway without workers has the budgets itself; workers hold leases of the supervisor.
+
+    Args:
+        process: The serving process.
+    """
+
+    def __init__(self, process: ServingProcess) -> None:
+        limits = limits_of(LoadedConfig.of(process.config).config)
+        self.accounts: LocalAccounts | LeasedAccounts = (
+            LocalAccounts(Budgets(limits))
+            if process.count == 1
+            else LeasedAccounts(limits, process.notify)
+        )
+        self._counts: QuotaCounts | None = None
+        if isinstance(self.accounts, LocalAccounts):
+            process.metrics.registry.register(UsedQuotas(self.accounts.budgets))
+            self._counts = QuotaCounts(self.accounts.budgets, LoadedConfig.of(process.config))
+
+    @property
+    def taps(self) -> Sequence[Tap]:
+        """None."""
+        return ()
+
+    @property
+    def on_call(self) -> CountCall | None:
+        """None."""
+        return None
+
+    def route_taps(self) -> Mapping[str, RouteTap]:
+        """Return none."""
+        return {}
+
+    def shifts(self, _config: ConfigView, /) -> Mapping[str, TrafficShift]:
+        """Return none."""
+        return {}
+
+    async def start(self) -> None:
+        """Continue with the counts of an earlier process."""
+        if self._counts is not None:
+            self._counts.start()
+
+    def change(self, config: ConfigView, /) -> None:
+        """Follow a reload."""
+        limits = limits_of(LoadedConfig.of(config).config)
+        if isinstance(self.accounts, LocalAccounts):
+            self.accounts.budgets.change(limits)
+        else:
+            self.accounts.change(limits)
+
+    def exchange(self, document: Mapping[str, Any], /) -> Mapping[str, Any]:
+        """Reply to the leader."""
+        return self.accounts.exchange(document) if isinstance(self.accounts, LeasedAccounts) else {}
+
+    async def stop(self) -> None:
+        """Write the counts; idempotent."""
+        if self._counts is not None:
+            await self._counts.stop()
+
+
+class LeadingQuotas(LeadingPart):
+    """The budgets of a gateway with workers, in the supervisor.
+
+    Args:
+        processes: All processes of the gateway.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._limits = limits_of(LoadedConfig.of(processes.config).config)
+        self._budgets = Budgets(self._limits)
+
+        async def exchange(document: Mapping[str, Any]) -> Mapping[str, Any]:
+            return await processes.exchange(QUOTAS, document)
+
+        leader = QuotaLeader(self._budgets, exchange, processes.count)
+        self._rounds = Rounds(leader, lambda: None)
+        self._used = UsedQuotas(self._budgets)
+        self._counts = QuotaCounts(self._budgets, LoadedConfig.of(processes.config))
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what is used."""
+        return self._used.collect()
+
+    def check_reload(self, config: ConfigView, /) -> None:
+        """Have the budgets of the next configuration before a worker asks for them."""
+        self._budgets.change({**self._limits, **limits_of(LoadedConfig.of(config).config)})
+
+    async def change(self, config: ConfigView, /) -> None:
+        """Forget the quotas that the configuration no longer has."""
+        self._limits = limits_of(LoadedConfig.of(config).config)
+        self._budgets.change(self._limits)
+
+    def on_notice(self) -> None:
+        """Make a round soon."""
+        self._rounds.notice()
+
+    async def start(self) -> None:
+        """Continue with the counts of an earlier process."""
+        self._counts.start()
+
+    def lead(self) -> None:
+        """Begin to make rounds."""
+        self._rounds.start()
+
+    async def stop(self) -> None:
+        """End; idempotent."""
+        await self._rounds.stop()
+        await self._counts.stop()
+
+
+class UsedQuotas:
+    """The metric of what is used of budgets.
+
+    Args:
+        budgets: The budgets.
+    """
+
+    def __init__(self, budgets: Budgets) -> None:
+        self._budgets = budgets
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the sum of what is used of each quota, in the current window or burst."""
+        used: dict[str, float] = {}
+        for key, budget in self._budgets:
+            used[key[0]] = used.get(key[0], 0.0) + budget.used()
+        text = "What is used of a quota in the current window or burst, of all its budgets."
+        metric = GaugeMetricFamily("gateway_quota_used", text, labels=("quota",))
+        for name, amount in used.items():
+            metric.add_metric((name,), amount)
+        yield metric
+
+
+def rate_limit_headers(notes: QuotaNotes) -> tuple[tuple[str, str], ...]:
+    """Return the headers that tell clients of their quotas.
+
+    Source: draft-ietf-httpapi-ratelimit-headers-10.
+    """
+    if not notes.states:
+        return ()
+    policies = ", ".join(_policy(each) for each in notes.states)
+    states = ", ".join(_state(each) for each in notes.states)
+    return (("RateLimit-Policy", policies), ("RateLimit", states))
+
+
+def _policy(state: QuotaState) -> str:
+    limit, window_s = state.budget.limit, state.budget.window_s
+    unit = "" if limit.unit == "calls" else f';qu="{limit.unit}"'
+    return f'"{state.name}";q={limit.amount:.0f}{unit};w={window_s}'
+
+
+def _state(state: QuotaState) -> str:
+    left = 0 if state.is_refused else math.floor(state.budget.left + 1e-9)
+    return f'"{state.name}";r={left};t={math.ceil(state.budget.reset_s)}'
+
+
+def _notes() -> QuotaNotes | None:
+    """Return what the client of the current call is told, and forget it."""
+    read = QUOTA_NOTES.get()
+    if read is None:
+        return None
+    QUOTA_NOTES.set(None)
+    return read()
+
+
+def telling_http(
+    attach: Callable[[HttpResponse, str], HttpResponse],
+) -> Callable[[HttpResponse, str], HttpResponse]:
+    """Return what attaches the headers of quotas to a response before *attach*."""
+
+    def attach_quotas(response: HttpResponse, request_id: str) -> HttpResponse:
+        notes = _notes()
+        headers = () if notes is None else rate_limit_headers(notes)
+        if headers:
+            response = HttpResponse(
+                response.status,
+                Headers((*response.headers.pairs, *headers)),
+                response.body,
+                response.is_compressible,
+                response.request_id,
+            )
+        return attach(response, request_id)
+
+    return attach_quotas
+
+
+def telling_grpc(
+    attach: Callable[[GrpcResponse, str], GrpcResponse],
+) -> Callable[[GrpcResponse, str], GrpcResponse]:
+    """Return what attaches the trailers of quotas to a response before *attach*."""
+
+    def attach_quotas(response: GrpcResponse, request_id: str) -> GrpcResponse:
+        notes = _notes()
+        if notes is not None:
+            trailers = [(name.lower(), value) for name, value in rate_limit_headers(notes)]
+            metadata: list[Any] = [*response.metadata, *trailers]
+            if notes.wait_s and response.status is not GrpcStatus.OK:
+                metadata += _retry_trailers(response, notes.wait_s)
+            response = GrpcResponse(
+                response.message, response.status, response.details, tuple(metadata)
+            )
+        return attach(response, request_id)
+
+    return attach_quotas
+
+
+_CODE: Final = varint(tag(1, VARINT))
+_MESSAGE: Final = varint(tag(2, LEN))
+_DETAILS: Final = varint(tag(3, LEN))
+_TYPE_URL: Final = varint(tag(1, LEN))
+_VALUE: Final = varint(tag(2, LEN))
+_DELAY: Final = varint(tag(1, LEN))
+_SECONDS: Final = varint(tag(1, VARINT))
+_NANOS: Final = varint(tag(2, VARINT))
+_RETRY_INFO: Final = "type.googleapis.com/google.rpc.RetryInfo"
+
+
+def _retry_trailers(response: GrpcResponse, wait_s: float) -> list[tuple[str, str | bytes]]:
+    """Return the trailers that tell a client when to try again.
+
+    Source: google/rpc/error_details.proto; gRPC proposal A6, "Pushback".
+    """
+    whole = math.floor(wait_s)
+    duration, info, detail, status = bytearray(), bytearray(), bytearray(), bytearray()
+    put_varint(duration, _SECONDS, whole)
+    put_varint(duration, _NANOS, int((wait_s - whole) * 1e9))
+    put_bytes(info, _DELAY, duration)
+    put_text(detail, _TYPE_URL, _RETRY_INFO)
+    put_bytes(detail, _VALUE, info)
+    put_varint(status, _CODE, int(response.status))
+    put_text(status, _MESSAGE, response.details)
+    put_bytes(status, _DETAILS, detail)
+    return [
+        ("grpc-status-details-bin", bytes(status)),
+        ("grpc-retry-pushback-ms", str(math.ceil(wait_s * _MS_PER_S))),
+    ]

@@ -1,0 +1,327 @@
+# Header blocks of HTTP/2, and heads of calls: transports/http2/hpack.py and transports/grpc/headers.py.
+
+cdef enum:
+    _STATIC_FIELDS = 61
+    _CODED_BYTES = 4096  # a longer string is left to Python
+    _HUFFMAN_STATES = 256
+    _OVERHEAD = 32
+    _MAX_CALL_FIELDS = 256
+    _TIMEOUT_DIGITS = 8
+
+cdef uint8_t _huffman_next[_HUFFMAN_STATES * 16]
+cdef uint8_t _huffman_flags[_HUFFMAN_STATES * 16]
+cdef uint8_t _huffman_symbols[_HUFFMAN_STATES * 16]
+cdef enum:
+    _COMPLETE = 1
+    _EMIT = 2
+    _FAIL = 4
+
+_static_table = None
+
+
+cdef tuple _static():
+    """Return the static table; at first, read the code of Huffman, too."""
+    global _static_table
+    cdef int index
+    if _static_table is None:
+        from hpack import huffman_table as code
+
+        from gateway.transports.http2.hpack import STATIC
+
+        for index, (state, flags, symbol) in enumerate(code.HUFFMAN_TABLE):
+            _huffman_next[index], _huffman_symbols[index] = state, symbol
+            _huffman_flags[index] = (
+                (_COMPLETE if flags & code.HUFFMAN_COMPLETE else 0)
+                | (_EMIT if flags & code.HUFFMAN_EMIT_SYMBOL else 0)
+                | (_FAIL if flags & code.HUFFMAN_FAIL else 0)
+            )
+        _static_table = STATIC
+    return <tuple>_static_table
+
+
+cdef Py_ssize_t _prefixed(Text* at, Text end, int prefix) noexcept:
+    """Read an integer of few bytes; -1 for another one, or where the block ends."""
+    cdef Py_ssize_t value
+    cdef int shift = 0
+    if at[0] >= end:
+        return -1
+    value = at[0][0] & prefix
+    at[0] += 1
+    if value < prefix:
+        return value
+    while shift <= 14:
+        if at[0] >= end:
+            return -1
+        value += <Py_ssize_t>(at[0][0] & 0x7F) << shift
+        at[0] += 1
+        if not (at[0] - 1)[0] & 0x80:
+            return value
+        shift += 7
+    return -1
+
+
+cdef bytes _string(Text* at, Text end):
+    """Read a string; None for a long one with Huffman codes, a wrong one, or where the block ends."""
+    cdef char out[_CODED_BYTES * 2]
+    cdef Py_ssize_t written = 0
+    cdef Py_ssize_t size
+    cdef Py_ssize_t index
+    cdef int state = 0
+    cdef int step
+    cdef bint complete = True
+    cdef bint coded
+    cdef uint8_t byte
+    if at[0] >= end:
+        return None
+    coded = at[0][0] & 0x80
+    size = _prefixed(at, end, 0x7F)
+    if size < 0 or size > end - at[0]:
+        return None
+    if not coded:
+        at[0] += size
+        return PyBytes_FromStringAndSize(<const char*>at[0] - size, size)
+    if size > _CODED_BYTES:
+        return None
+    for index in range(2 * size):
+        byte = at[0][index >> 1]
+        step = state * 16 + (byte & 15 if index & 1 else byte >> 4)
+        if _huffman_flags[step] & _FAIL:
+            return None
+        if _huffman_flags[step] & _EMIT:
+            out[written] = <char>_huffman_symbols[step]
+            written += 1
+        complete = _huffman_flags[step] & _COMPLETE
+        state = _huffman_next[step]
+    if not complete:
+        return None
+    at[0] += size
+    return PyBytes_FromStringAndSize(out, written)
+
+
+def decode_block(bytes block not None, tuple table not None, Py_ssize_t limit_bytes):
+    """See `gateway.transports.http2.hpack.decode_block`."""
+    found = _decode_block(block, table, limit_bytes)
+    if found is None:
+        return _python_version("decode_block")(block, table, limit_bytes)
+    return found
+
+
+cdef tuple _decode_block(bytes block, tuple table, Py_ssize_t limit_bytes):
+    """Return what `decode_block` does; None for an error, and for what is unusual."""
+    cdef Text at = <Text>PyBytes_AS_STRING(block)
+    cdef Text end = at + PyBytes_GET_SIZE(block)
+    cdef tuple static = _static()
+    cdef list entries = <list>table[0]
+    cdef Py_ssize_t size = table[1]
+    cdef Py_ssize_t table_bytes = table[2]
+    cdef Py_ssize_t remaining = limit_bytes
+    cdef Py_ssize_t index, field_bytes, evicted
+    cdef bint changed = False
+    cdef bint inserts
+    cdef list fields = []
+    cdef tuple field
+    cdef bytes name, value
+    while at < end:
+        inserts = False
+        if at[0] & 0x80:
+            index = _prefixed(&at, end, 0x7F)
+            if index <= 0:
+                return None
+            field = _indexed_field(index, static, entries)
+            if field is None:
+                return None
+        else:
+            inserts = at[0] & 0x40
+            if not inserts and at[0] & 0x20:
+                return None  # a size update
+            index = _prefixed(&at, end, 0x3F if inserts else 0x0F)
+            if index < 0:
+                return None
+            if index:
+                field = _indexed_field(index, static, entries)
+                if field is None:
+                    return None
+                name = <bytes>field[0]
+            else:
+                name = _string(&at, end)
+                if name is None:
+                    return None
+            value = _string(&at, end)
+            if value is None:
+                return None
+            field = (name, value)
+        field_bytes = PyBytes_GET_SIZE(<bytes>field[0]) + PyBytes_GET_SIZE(<bytes>field[1]) + _OVERHEAD
+        remaining -= field_bytes
+        if remaining < 0:
+            return None
+        fields.append(field)
+        if inserts:
+            if not changed:
+                entries = list(entries)
+                changed = True
+            entries.append(field)
+            size += field_bytes
+            evicted = 0
+            while size > table_bytes:
+                field = <tuple>entries[evicted]
+                size -= PyBytes_GET_SIZE(<bytes>field[0]) + PyBytes_GET_SIZE(<bytes>field[1]) + _OVERHEAD
+                evicted += 1
+            if evicted:
+                del entries[:evicted]
+    return fields, (entries, size, table_bytes) if changed else table
+
+
+cdef inline tuple _indexed_field(Py_ssize_t index, tuple static, list entries):
+    """Return an entry of the two tables; None if it does not exist."""
+    if index <= _STATIC_FIELDS:
+        return <tuple>static[index]
+    index = len(entries) - (index - _STATIC_FIELDS)
+    return <tuple>entries[index] if index >= 0 else None
+
+
+_grpc_request_head = None
+_names = {}  # texts of the names of fields
+
+
+cdef double _timeout_s(Text at, Py_ssize_t size) noexcept:
+    """Return the seconds of a timeout; -1 for one that Python should read."""
+    cdef double amount = 0
+    cdef Py_ssize_t index
+    if not 2 <= size <= _TIMEOUT_DIGITS + 1:
+        return -1
+    for index in range(size - 1):
+        if not c"0" <= at[index] <= c"9":
+            return -1
+        amount = amount * 10 + (at[index] - c"0")
+    if at[size - 1] == c"H":
+        return amount * 3600.0
+    if at[size - 1] == c"M":
+        return amount * 60.0
+    if at[size - 1] == c"S":
+        return amount
+    if at[size - 1] == c"m":
+        return amount * 1e-3
+    if at[size - 1] == c"u":
+        return amount * 1e-6
+    if at[size - 1] == c"n":
+        return amount * 1e-9
+    return -1
+
+
+cdef inline bint _is(Text at, Py_ssize_t size, const char* text, Py_ssize_t length) noexcept:
+    return size == length and not memcmp(at, text, length)
+
+
+def read_call_head(list fields not None, Py_ssize_t limit_bytes):
+    """See `gateway.transports.grpc.headers.read_call_head`."""
+    found = _read_call_head(fields, limit_bytes)
+    if found is None:
+        return _python_version("read_call_head")(fields, limit_bytes)
+    return found
+
+
+cdef object _read_call_head(list fields, Py_ssize_t limit_bytes):
+    """Return the head of a usual gRPC call; None for any other."""
+    global _grpc_request_head
+    cdef list metadata = []
+    cdef tuple field
+    cdef bytes raw_name, raw_value
+    cdef Text name
+    cdef Text value
+    cdef Py_ssize_t name_size, value_size, index
+    cdef Py_ssize_t total = 0
+    cdef int seen = 0
+    cdef int kind
+    cdef bint is_call = False
+    cdef double seconds
+    cdef object path = None
+    cdef object timeout = None
+    cdef object coding = "identity"
+    if _grpc_request_head is None:
+        from gateway.transports.grpc.headers import GrpcRequestHead
+
+        _grpc_request_head = GrpcRequestHead
+    if len(fields) > _MAX_CALL_FIELDS:
+        return None
+    for each in fields:
+        field = <tuple?>each
+        raw_name, raw_value = <bytes?>field[0], <bytes?>field[1]
+        name, name_size = <Text>PyBytes_AS_STRING(raw_name), PyBytes_GET_SIZE(raw_name)
+        value, value_size = <Text>PyBytes_AS_STRING(raw_value), PyBytes_GET_SIZE(raw_value)
+        total += name_size + value_size + _OVERHEAD
+        if not name_size or not _is_printable(value, value_size):
+            return None
+        if name[0] == c":":
+            kind = 0
+            if _is(name, name_size, b":method", 7):
+                kind = 1 if _is(value, value_size, b"POST", 4) else 0
+            elif _is(name, name_size, b":scheme", 7):
+                kind = 2
+            elif _is(name, name_size, b":path", 5):
+                kind = 4 if value_size else 0
+                path = _ascii(value, value_size)
+            elif _is(name, name_size, b":authority", 10):
+                kind = 8
+            if not kind or seen & kind or seen & 16:
+                return None
+            seen |= kind
+            continue
+        seen |= 16
+        for index in range(name_size):
+            if not _IN_KEY[name[index]]:
+                return None
+        if name_size >= 5 and not memcmp(name, b"grpc-", 5):
+            if _is(name, name_size, b"grpc-timeout", 12):
+                seconds = _timeout_s(value, value_size)
+                if seconds < 0:
+                    return None
+                timeout = seconds
+            elif _is(name, name_size, b"grpc-encoding", 13):
+                coding = _ascii(value, value_size).lower()
+            continue
+        if name_size >= 4 and not memcmp(name + name_size - 4, b"-bin", 4):
+            return None
+        if _is_connection_field(name, name_size):
+            return None
+        if name_size == 2 and not memcmp(name, b"te", 2):
+            if not _is(value, value_size, b"trailers", 8):
+                return None
+            continue
+        if name_size == 4 and not memcmp(name, b"host", 4):
+            continue
+        if name_size == 12 and not memcmp(name, b"content-type", 12):
+            if is_call or value_size < 16 or memcmp(value, b"application/grpc", 16) != 0:
+                return None
+            if value_size > 16 and value[16] != c"+" and value[16] != c";" and value[16] != c" ":
+                return None
+            is_call = True
+            continue
+        if name_size == 14 and not memcmp(name, b"content-length", 14):
+            return None
+        metadata.append((_name(raw_name), _ascii(value, value_size)))
+    if not is_call or seen & 7 != 7:
+        return None
+    return _grpc_request_head(
+        path, tuple(metadata), timeout, coding, 200, limit_bytes if total > limit_bytes else 0, None
+    )
+
+
+cdef bint _is_connection_field(Text name, Py_ssize_t size) noexcept:
+    """Return whether a field is that of a connection."""
+    return (
+        _is(name, size, b"connection", 10)
+        or _is(name, size, b"keep-alive", 10)
+        or _is(name, size, b"proxy-connection", 16)
+        or _is(name, size, b"transfer-encoding", 17)
+        or _is(name, size, b"upgrade", 7)
+    )
+
+
+cdef object _name(bytes raw):
+    """Return the text of a name of ASCII characters."""
+    text = (<dict>_names).get(raw)
+    if text is None:
+        text = _ascii(<Text>PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw))
+        if len(<dict>_names) < 1024 and PyBytes_GET_SIZE(raw) <= 64:  # clients choose the names
+            (<dict>_names)[raw] = text
+    return text

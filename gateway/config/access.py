@@ -1,0 +1,171 @@
+"""Who may call: clients, their credentials, and the checks of the configuration itself.
+
+See `gateway.config.models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import ip_network
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from gateway.config.permissions import ExternalConfig, RuleConfig
+from gateway.config.tls import TlsConfig
+from gateway.settings.fields import (
+    CLIENT_NAME,
+    HEADER_NAME,
+    RATE,
+    Duration,
+    Name,
+    Names,
+    Scalar,
+    Text,
+)
+from gateway.settings.model import Model
+
+ClientName = Annotated[str, StringConstraints(pattern=CLIENT_NAME)]
+HeaderName = Annotated[str, StringConstraints(pattern=HEADER_NAME, max_length=255, to_lower=True)]
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"]
+MAX_LEEWAY_S = 300.0
+
+
+class ClientConfig(Model):
+    """A client: what rules and quotas know about it, and the credentials that name it.
+
+    Patterns may contain `*`, `?` and `[...]`. Of several clients that match, the first counts.
+    """
+
+    groups: Names = ()
+    """Groups of the client, for rules and routes. Default: `[]`."""
+    tier: Text | None = None
+    """Tier of the client, for rules, quotas and routes. Default: none."""
+    labels: Mapping[Name, Scalar] = Field(default_factory=dict)
+    """Labels of the client, for rules and quotas. Default: none."""
+    certificates: Names = ()
+    """Patterns of names in the client's certificate: a URI as it is, `dns:NAME` or `cn:NAME`.
+    Default: `[]`."""
+    subjects: Mapping[Name, Names] = Field(default_factory=dict)
+    """Patterns of the value that a token names its client by, for each issuer of `security.jwt`.
+    Default: none."""
+    proxied: Names = ()
+    """Patterns of names that a trusted proxy sends. Default: `[]`."""
+    unix_users: Names = ()
+    """User ids or names of processes that connect to unix sockets. Default: `[]`."""
+    enabled: bool = True
+    """Whether the credentials of the client are accepted. Default: `true`."""
+
+
+class KeysConfig(Model):
+    """API keys. Clients send one in a header, as a bearer token, or as a `Basic` password."""
+
+    file: Text
+    """File of hashed keys, which `gateway keys` writes. It is relative to the configuration file.
+    Changes are in force within 2 s."""
+    header: HeaderName = "x-api-key"
+    """Header, or gRPC metadata, with a key. Default: `x-api-key`."""
+
+
+class JwtConfig(Model):
+    """An issuer of tokens (JWT). It needs the extra `jwt`."""
+
+    name: ClientName
+    """Name of the issuer, as in `clients.NAME.subjects`."""
+    issuer: Text
+    """Value of the claim `iss`."""
+    audience: Names = Field(min_length=1)
+    """Values of the claim `aud`. A token needs one of them."""
+    jwks: Text
+    """Key set of the issuer: an `https` URL, an `http` URL of this machine, or a file, which is
+    watched."""
+    algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256", "EdDSA"), min_length=1)
+    """Algorithms of signatures. Default: `[RS256, ES256, EdDSA]`."""
+    leeway: Duration = Field(30.0, le=MAX_LEEWAY_S)
+    """Difference of clocks that is tolerated. Default: `30s`."""
+    client: Text = Field("sub", min_length=1)
+    """Claim with the name of the client. A name that begins with `/` is a JSON pointer.
+    Default: `sub`."""
+    groups: Text | None = None
+    """Claim with groups, a list or a text. They are added to those of the client.
+    Default: none."""
+    unlisted: Literal["refuse", "accept"] = "refuse"
+    """What happens to tokens of no client in `clients`. With `accept` the client is called
+    `ISSUERNAME:VALUE`. Default: `refuse`."""
+    refresh: Duration = Field(600.0, gt=0)
+    """Time between two reads of the key set. Default: `10m`."""
+    stale: Duration = 86400.0
+    """Longest time for which a key set is used without another successful read.
+    Default: `24h`."""
+    tls: TlsConfig | None = None
+    """TLS towards the server of the key set. Default: the authorities of the system."""
+
+
+class CertificatesConfig(Model):
+    """Client certificates, which name clients by their `certificates`."""
+
+    unlisted: Literal["refuse", "accept"] = "refuse"
+    """What happens to certificates of no client in `clients`. With `refuse` they count as none.
+    With `accept` the client is called `cert:` and the first name of the certificate.
+    Default: `refuse`."""
+
+
+class ProxyConfig(Model):
+    """A proxy that authenticates clients, and tells their names in headers."""
+
+    name: ClientName
+    """Name of the proxy."""
+    addresses: Names = ()
+    """Addresses or networks (CIDR) of the proxy. Default: `[]`."""
+    certificates: Names = ()
+    """Patterns of names in the certificate of the proxy, as in `clients.NAME.certificates`.
+    Default: `[]`."""
+    client_header: HeaderName
+    """Header with the name of the client. It is dropped if others send it."""
+    groups_header: HeaderName | None = None
+    """Header with groups of the client, separated by commas. It is dropped if others send it.
+    Default: none."""
+    unlisted: Literal["refuse", "accept"] = "refuse"
+    """What happens to names of no client in `clients`. With `accept` the client is called
+    `PROXYNAME:VALUE`. Default: `refuse`."""
+
+    @model_validator(mode="after")
+    def _check_peers(self) -> ProxyConfig:
+        if not self.addresses and not self.certificates:
+            raise ValueError("a proxy needs 'addresses' or 'certificates', by which it is known")
+        for address in self.addresses:
+            try:
+                ip_network(address, strict=False)
+            except ValueError:
+                raise ValueError(
+                    f"'addresses': {address!r} is no network; expected an address or a network "
+                    "such as 10.0.0.0/8"
+                ) from None
+        return self
+
+
+class SecurityConfig(Model):
+    """Who may call, and checks that the gateway applies to its own configuration."""
+
+    strict: bool = False
+    """Refuse to start if a listener exposes data without TLS, or shared memory, to other machines.
+    Default: `false`, which logs a warning."""
+    keys: KeysConfig | None = None
+    """API keys. Default: none."""
+    jwt: tuple[JwtConfig, ...] = ()
+    """Issuers of tokens (JWT). Default: `[]`."""
+    certificates: CertificatesConfig | None = None
+    """Client certificates that name clients. Default: none."""
+    proxies: tuple[ProxyConfig, ...] = ()
+    """Proxies that tell the names of clients. Default: `[]`."""
+    public_health: bool = True
+    """Whether questions for the health of the *server*, live and ready, need neither a credential
+    nor a rule. Default: `true`."""
+    token_checks: Annotated[Text, Field(pattern=RATE)] = "200/s"  # noqa: S105  # a rate
+    """Largest number of signature checks of new tokens of one address, in each worker; four times
+    as many of all addresses. Default: `200/s`."""
+    rules: tuple[RuleConfig, ...] = ()
+    """What clients may do. Default: `[]`, and clients may do all that their listener switches
+    on."""
+    external: ExternalConfig | None = None
+    """A program that decides about calls that the rules allow. Default: none."""

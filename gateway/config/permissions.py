@@ -1,0 +1,227 @@
+"""Who may do what, and how much of it: the rules of `security.rules`, and `quotas`.
+
+See `gateway.config.models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from gateway.settings.fields import (
+    HOST_PORT,
+    QUOTA_LIMIT,
+    Duration,
+    Name,
+    Names,
+    Size,
+    Text,
+    as_list,
+)
+from gateway.settings.model import Model
+from gateway.settings.units import parse_size
+
+Operation = Literal[
+    "all",
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "statistics",
+    "trace",
+    "logging",
+    "index",
+    "model-repository",
+    "switch",
+    "passthrough",
+]
+CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
+"""Headers that no other program gets."""
+
+OPERATIONS: tuple[str, ...] = Operation.__args__  # type: ignore[attr-defined]  # of a Literal
+"""The names of operations, and `all`."""
+
+Operations = Annotated[
+    tuple[Operation, ...],
+    BeforeValidator(as_list),
+    WithJsonSchema(
+        {
+            "$comment": "operation or list of operations",
+            "anyOf": [
+                {"enum": list(OPERATIONS)},
+                {"type": "array", "items": {"enum": list(OPERATIONS)}},
+            ],
+        }
+    ),
+]
+
+
+class ConditionsConfig(Model):
+    """Conditions on a client and a call. All of them must hold, and of a list one entry.
+
+    Patterns may contain `*`, `?` and `[...]`.
+    """
+
+    clients: Names | None = None
+    """Names or patterns of clients. `anonymous` matches only where it stands in full. Default: any
+    client but `anonymous`."""
+    groups: Names | None = None
+    """Names or patterns of groups, of which the client needs one. Default: no condition."""
+    tiers: Names | None = None
+    """Names or patterns of tiers. Default: no condition."""
+    labels: Mapping[Name, Names] = Field(default_factory=dict)
+    """Labels of the client, each with patterns of its value. Default: no condition."""
+    claims: Mapping[Name, Names] = Field(default_factory=dict)
+    """Claims of the client's token, each with patterns of its value. Of a list one element must
+    match, and of `scope` one word. A name that begins with `/` is a JSON pointer. Default: no
+    condition."""
+    models: Names | None = None
+    """Names or patterns of models, as the client names them. Default: any model, and calls without
+    a model."""
+    versions: Names | None = None
+    """Requested versions, or patterns of them. `""` stands for requests without a version. Default:
+    any version."""
+    protocols: Names | None = None
+    """Names or patterns of protocol and carrier, such as `oip.http` or `oip.*`. Default: any."""
+    listeners: Names | None = None
+    """Names or patterns of listeners. Default: any."""
+
+    def conditions(self) -> dict[str, Any]:
+        """Return the conditions by their names."""
+        return {name: getattr(self, name) for name in ConditionsConfig.model_fields}
+
+
+class RuleConfig(ConditionsConfig):
+    """A rule that allows or denies calls.
+
+    A call is allowed if a rule allows it and none denies it; the order does not matter. Without
+    rules clients may do all that their listener switches on.
+    """
+
+    name: Name | None = None
+    """Name of the rule in the log and in `gateway explain`. Each rule needs a different one.
+    Default: `rule-N`, with the position of the rule in the list from 1."""
+    effect: Literal["allow", "deny"] = "allow"
+    """What happens to the calls that match. Default: `allow`."""
+    operations: Operations = Field(min_length=1)
+    """Operations of the rule: `health`, `metadata`, `inference`, `shared-memory`, `model-config`,
+    `statistics`, `trace`, `logging`, `index`, `model-repository` with the index, `switch`,
+    `passthrough`, or `all`."""
+    max_elements: int | None = Field(None, ge=0)
+    """Largest number of elements of all inputs of an inference. Default: no condition."""
+    max_bytes: Size | None = None
+    """Largest size of all inputs of an inference. Default: no condition."""
+
+    @model_validator(mode="after")
+    def _check_effect(self) -> RuleConfig:
+        for key in ("max_elements", "max_bytes"):
+            if self.effect == "deny" and getattr(self, key) is not None:
+                raise ValueError(f"{key!r} is for rules with 'effect: allow', and this one denies")
+        return self
+
+
+class ExternalConfig(Model):
+    """A program that decides about calls that the rules allow. It never gets bodies or credentials.
+
+    It needs exactly one of `grpc` and `python`.
+    """
+
+    grpc: Annotated[Text, Field(pattern=HOST_PORT)] | None = None
+    """Address of a server of `envoy.service.auth.v3.Authorization`, such as OPA-Envoy, as
+    `HOST:PORT`. Default: none."""
+    python: Text | None = None
+    """Dotted name of a callable `decide(client, facts)`, plain or async, as `package.module:name`.
+    `True` allows; `False` or a text denies. Default: none."""
+    timeout: Duration = Field(0.05, gt=0)
+    """Longest time for a decision. Default: `50ms`."""
+    on_failure: Literal["deny", "allow"] = "deny"
+    """What happens to calls without a decision, after an error or the timeout. Default: `deny`."""
+    cache: Duration = 10.0
+    """Time for which a decision holds for calls with equal facts. `0s` asks about every call.
+    Default: `10s`."""
+    operations: Operations = ("all",)
+    """Operations that it is asked about, as in `security.rules`. Default: `[all]`."""
+    headers: Names = ()
+    """Headers of the client that it gets. Default: `[]`."""
+
+    @model_validator(mode="after")
+    def _check_program(self) -> ExternalConfig:
+        if (self.grpc is None) == (self.python is None):
+            raise ValueError("'external' needs exactly one of 'grpc' and 'python'")
+        for name in self.headers:
+            if name.lower() in CREDENTIAL_HEADERS:
+                raise ValueError(f"'headers' has {name!r}, which holds credentials; remove it")
+        return self
+
+
+class QuotaMatchConfig(ConditionsConfig):
+    """Which calls a quota counts. Without conditions those of `anonymous` count, too."""
+
+    operations: Operations = ("inference",)
+    """Operations of the calls, as in `security.rules`. Default: `[inference]`."""
+    routes: Names | None = None
+    """Names or patterns of routes. Default: any."""
+
+
+class QuotaConfig(Model):
+    """How much of something clients may use in a time.
+
+    A call needs room in all quotas that match it, or none is charged. Calls that reach no target
+    cost nothing.
+    """
+
+    match: QuotaMatchConfig = QuotaMatchConfig()
+    """Which calls count, which are all inferences without it."""
+    by: Annotated[Names, Field(min_length=1)] = ("client",)
+    """What has a budget of its own: `client`, `group`, `model`, `route` or `label:NAME`, or several
+    of them. `none` is one budget for all. Default: `[client]`."""
+    unit: Literal["calls", "elements", "bytes", "seconds"] = "calls"
+    """What is counted: calls, elements or bytes of their inputs, or the seconds of the target,
+    which are charged afterwards. Default: `calls`."""
+    limit: Annotated[Text, Field(pattern=QUOTA_LIMIT)]
+    """How much in which time: a number, or a size for `bytes`, and `/s`, `/min`, `/hour`, `/day` or
+    `/month`, such as `100000/day`. Hours, days and months are those of the calendar, in UTC."""
+    burst: int | None = Field(None, ge=1)
+    """With `/s` and `/min`, how much may come at once. Default: as much as `limit` allows in a
+    second, and at least 1."""
+    mode: Literal["enforce", "shadow"] = "enforce"
+    """`shadow` refuses nothing: it only counts and logs. Default: `enforce`."""
+    headers: bool = True
+    """Whether responses tell clients of the quota, in the headers `RateLimit` and
+    `RateLimit-Policy`. Default: `true`."""
+
+    @property
+    def amount(self) -> int:
+        """The number of `limit`."""
+        number = self.limit.partition("/")[0]
+        return parse_size(number) if self.unit == "bytes" else int(number)
+
+    @property
+    def period(self) -> str:
+        """The time of `limit`: "s", "min", "hour", "day" or "month"."""
+        return self.limit.partition("/")[2]
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> QuotaConfig:
+        number = self.limit.partition("/")[0]
+        if self.unit != "bytes" and not number.isdecimal():
+            raise ValueError(
+                f"'limit' is {self.limit!r}; expected a whole number for the unit {self.unit!r}"
+            )
+        if not self.amount:
+            raise ValueError(f"'limit' is {self.limit!r}; expected at least 1")
+        if self.burst is not None and self.period not in {"s", "min"}:
+            raise ValueError(f"'burst' is for /s and /min, and the limit is {self.limit!r}")
+        for name in self.by:
+            is_label = name.startswith("label:") and len(name) > len("label:")
+            if not is_label and name not in {"client", "group", "model", "route", "none"}:
+                raise ValueError(
+                    f"'by' has {name!r}; expected 'client', 'group', 'model', 'route', "
+                    "'label:NAME' or 'none'"
+                )
+        if "none" in self.by and len(self.by) > 1:
+            raise ValueError("'by' has 'none' and other entries; expected 'none' alone")
+        return self

@@ -1,0 +1,399 @@
+"""Budgets: what is left of each quota, for each client, model or whatever it is counted by.
+
+Limits for seconds and minutes are token buckets on a monotonic clock. Those for hours, days and
+months count calendar windows in UTC. This module does no I/O, and reads clocks that it is given.
+"""
+
+from __future__ import annotations
+
+import calendar
+import math
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+PERIOD_S: Final = {"s": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
+"""The seconds of each period but a month."""
+
+MONTH: Final = "month"
+_RATES: Final = frozenset({"s", "min"})
+_MAX_BUDGETS: Final = 10_000
+_OTHERS: Final = ("_other",)
+# Sums of floats differ from the exact ones by less.
+_TOLERANCE: Final = 1e-9
+
+Key = tuple[str, ...]
+"""The name of a quota, and the values that it is counted by."""
+
+Clock = Callable[[], float]
+
+
+class Clocks(NamedTuple):
+    """The clocks of budgets.
+
+    Attributes:
+        monotonic: Seconds that only go on, for rates.
+        utc: Seconds since 1970, for calendar windows.
+    """
+
+    monotonic: Clock = time.monotonic
+    utc: Clock = time.time  # noqa: TID251  # calendar windows are those of UTC
+
+
+REAL_CLOCKS: Final = Clocks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """How much of what a quota allows in which time.
+
+    Attributes:
+        amount: In each period.
+        period: "s", "min", "hour", "day" or "month".
+        burst: Of rates: what may come at once; None for the amount of one second, at least 1.
+        unit: "calls", "elements", "bytes" or "seconds".
+    """
+
+    amount: float
+    period: str
+    burst: float | None = None
+    unit: str = "calls"
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is a rate, and not a calendar window."""
+        return self.period in _RATES
+
+    @property
+    def rate(self) -> float:
+        """Of a rate: the amount of one second."""
+        return self.amount / PERIOD_S[self.period]
+
+    @property
+    def capacity(self) -> float:
+        """The most that one call may take."""
+        if not self.is_rate:
+            return self.amount
+        return self.burst if self.burst is not None else max(1.0, self.rate)
+
+    def window_s(self, utc: float) -> int:
+        """Return the length of the period at a time, in seconds."""
+        if self.period != MONTH:
+            return int(PERIOD_S[self.period])
+        at = datetime.fromtimestamp(utc, UTC)
+        return calendar.monthrange(at.year, at.month)[1] * 86400
+
+
+def window_end(period: str, utc: float) -> float:
+    """Return the end of the calendar window that contains a time, in seconds since 1970."""
+    if period != MONTH:
+        seconds = PERIOD_S[period]
+        return (utc // seconds + 1) * seconds
+    at = datetime.fromtimestamp(utc, UTC)
+    year, month = (at.year + 1, 1) if at.month == 12 else (at.year, at.month + 1)  # noqa: PLR2004
+    return datetime(year, month, 1, tzinfo=UTC).timestamp()
+
+
+class Bucket:
+    """A token bucket.
+
+    Attributes:
+        held: What processes hold of it and have not spent, as far as this one knows.
+        ends: When what is held expires; 0 for never.
+    """
+
+    __slots__ = ("_at", "_clock", "_tokens", "held", "limit")
+    ends = 0.0
+
+    def __init__(self, limit: Limit, clocks: Clocks) -> None:
+        self.limit = limit
+        self._clock = clocks.monotonic
+        self._tokens = limit.capacity
+        self._at = self._clock()
+        self.held = 0.0
+
+    def room(self) -> float:
+        """Return what is left now."""
+        now = self._clock()
+        limit = self.limit
+        most = limit.capacity - self.held
+        if self._tokens < most:
+            self._tokens = min(most, self._tokens + (now - self._at) * limit.rate)
+        self._at = now
+        return self._tokens
+
+    def take(self, amount: float) -> None:
+        """Take an amount, even if there is no room for it."""
+        self._tokens -= amount
+
+    def give(self, amount: float, _since: float = 0.0) -> None:
+        """Give back what was taken."""
+        self._tokens = min(self.limit.capacity - self.held, self._tokens + amount)
+
+    def change(self, limit: Limit) -> None:
+        """Follow another limit for the same period."""
+        self.room()
+        self.limit = limit
+        self._tokens = min(self._tokens, limit.capacity - self.held)
+
+    def wait_s(self, amount: float) -> float:
+        """Return the seconds until there is room for an amount, if nobody else takes it."""
+        return max(0.0, (amount - self.room()) / self.limit.rate)
+
+    def reset_s(self) -> float:
+        """Return the seconds until the bucket is full."""
+        return self.wait_s(self.limit.capacity)
+
+    def used(self) -> float:
+        """Return what is taken and not yet available again."""
+        return self.limit.capacity - self.room() - self.held
+
+    def is_unused(self) -> bool:
+        """Return whether it is as a new one is."""
+        return self.used() <= _TOLERANCE and not self.held
+
+
+class Window:
+    """What was used in the current calendar window.
+
+    Attributes:
+        held: What processes hold of it and have not spent; it counts as used.
+        ends: When the window ends, in seconds since 1970.
+    """
+
+    __slots__ = ("_begun", "_clock", "_used", "ends", "held", "limit")
+
+    def __init__(self, limit: Limit, clocks: Clocks) -> None:
+        self.limit = limit
+        self._clock = clocks.utc
+        self._used = 0.0
+        self.held = 0.0
+        self._begun = 0.0
+        self.ends = window_end(limit.period, self._clock())
+
+    def room(self) -> float:
+        """Return what is left now."""
+        now = self._clock()
+        if now >= self.ends:
+            self._begun = now
+            self.ends = window_end(self.limit.period, now)
+            self._used = self.held = 0.0
+        return self.limit.amount - self._used
+
+    def take(self, amount: float) -> None:
+        """Take an amount, even if there is no room for it."""
+        self._used += amount
+
+    def give(self, amount: float, since: float = math.inf) -> None:
+        """Give back what was taken at a time of this window; of an earlier one nothing."""
+        if since >= self._begun:
+            self._used = max(0.0, self._used - amount)
+
+    def change(self, limit: Limit) -> None:
+        """Follow another limit for the same period."""
+        self.limit = limit
+
+    def wait_s(self, amount: float) -> float:
+        """Return the seconds until there is room for an amount."""
+        return 0.0 if self.room() >= amount else max(0.0, self.ends - self._clock())
+
+    def reset_s(self) -> float:
+        """Return the seconds until the window ends."""
+        self.room()
+        return max(0.0, self.ends - self._clock())
+
+    def used(self) -> float:
+        """Return what is used in the window."""
+        self.room()
+        return self._used - self.held
+
+    def is_unused(self) -> bool:
+        """Return whether it is as a new one is."""
+        self.room()
+        return self._used <= _TOLERANCE
+
+    def restore(self, used: float, ends: float) -> None:
+        """Continue with the count of an earlier process, if its window has not ended."""
+        if ends == self.ends:
+            self._used = max(self._used, used)
+
+
+Budget = Bucket | Window
+
+
+class Budgets:
+    """The budgets of all quotas.
+
+    Args:
+        limits: By the name of the quota.
+        clocks: The clocks.
+    """
+
+    def __init__(self, limits: Mapping[str, Limit], clocks: Clocks = REAL_CLOCKS) -> None:
+        self._clocks = clocks
+        self._limits = dict(limits)
+        self._budgets: dict[str, dict[Key, Budget]] = {name: {} for name in limits}
+
+    def change(self, limits: Mapping[str, Limit]) -> None:
+        """Follow other limits; what was used of those that stay is still used."""
+        old, kept = self._limits, self._budgets
+        self._limits = dict(limits)
+        self._budgets = {name: {} for name in limits}
+        for name, limit in limits.items():
+            earlier = old.get(name)
+            if earlier is None or (earlier.period, earlier.unit) != (limit.period, limit.unit):
+                continue
+            self._budgets[name] = kept[name]
+            for budget in kept[name].values():
+                budget.change(limit)
+
+    def __iter__(self) -> Iterator[tuple[Key, Budget]]:
+        """Iterate over all budgets with their keys."""
+        for budgets in self._budgets.values():
+            yield from budgets.items()
+
+    def find(self, key: Key) -> Budget | None:
+        """Return the budget of *key*; None if there is no such quota any more.
+
+        Of more than 10,000 at a time further ones share one.
+        """
+        budgets = self._budgets.get(key[0])
+        if budgets is None:
+            return None
+        found = budgets.get(key)
+        if found is None:
+            if len(budgets) >= _MAX_BUDGETS:
+                self._drop_unused(budgets)
+            if len(budgets) >= _MAX_BUDGETS:
+                key = (key[0], *_OTHERS)
+                found = budgets.get(key)
+            if found is None:
+                limit = self._limits[key[0]]
+                kind = Bucket if limit.is_rate else Window
+                found = budgets[key] = kind(limit, self._clocks)
+        return found
+
+    def _drop_unused(self, budgets: dict[Key, Budget]) -> None:
+        for key in [key for key, budget in budgets.items() if budget.is_unused()]:
+            del budgets[key]
+
+    def saved(self) -> list[list[Any]]:
+        """Return the counts of calendar windows, as JSON values."""
+        return [
+            [list(key), budget.used() + budget.held, budget.ends]
+            for key, budget in self
+            if isinstance(budget, Window) and not budget.is_unused()
+        ]
+
+    def restore(self, saved: Iterable[Sequence[Any]]) -> None:
+        """Continue with counts that `saved` returned in an earlier process."""
+        for key, used, ends in saved:
+            budget = self.find(tuple(key))
+            if isinstance(budget, Window):
+                budget.restore(float(used), float(ends))
+
+
+class Charge(NamedTuple):
+    """What a call takes of one budget.
+
+    Attributes:
+        amount: 0 where it is charged afterwards; there must then be any room.
+        is_shadow: Only counted: the call is made in any case.
+    """
+
+    key: Key
+    amount: float
+    is_shadow: bool = False
+
+
+def has_room(room: float, amount: float) -> bool:
+    """Return whether *room* is enough for *amount*; for 0, whether there is any."""
+    return room + _TOLERANCE >= amount if amount else room > _TOLERANCE
+
+
+class BudgetState(NamedTuple):
+    """What a client is told of a budget."""
+
+    limit: Limit
+    left: float
+    reset_s: float
+    window_s: int
+
+
+class Shortage(NamedTuple):
+    """A budget without room, and the seconds until it has some."""
+
+    charge: Charge
+    wait_s: float
+
+
+@dataclass(slots=True)
+class LocalAccounts:
+    """Charges budgets that this process alone has.
+
+    Attributes:
+        budgets: The budgets.
+    """
+
+    budgets: Budgets
+    clocks: Clocks = REAL_CLOCKS
+
+    def charge(self, charges: Sequence[Charge]) -> list[Shortage]:
+        """Take all *charges*, or none of them if one that is enforced has no room.
+
+        Returns:
+            The charges without room; those that are only counted are among them.
+        """
+        if len(charges) == 1:  # on the path of every call: half the time of the lists below
+            [charge] = charges
+            only = self.budgets.find(charge.key)
+            if only is None:
+                return []
+            if only.room() >= charge.amount > 0:
+                only.take(charge.amount)
+                return []
+        found = [(each, self.budgets.find(each.key)) for each in charges]
+        short = [
+            Shortage(each, budget.wait_s(each.amount or _TOLERANCE))
+            for each, budget in found
+            if budget is not None and not has_room(budget.room(), each.amount)
+        ]
+        if short and not all(one.charge.is_shadow for one in short):
+            return short
+        lacking = {one.charge for one in short}
+        for each, budget in found:
+            if budget is not None and each not in lacking:
+                budget.take(each.amount)
+        return short
+
+    async def wait(self, charges: Sequence[Charge]) -> list[Shortage]:
+        """Return what `charge` returns: nobody else has a part of the budgets."""
+        return self.charge(charges)
+
+    def take(self, key: Key, amount: float) -> None:
+        """Take an amount that is known only after the call."""
+        budget = self.budgets.find(key)
+        if budget is not None:
+            budget.take(amount)
+
+    def give(self, key: Key, amount: float, since: float) -> None:
+        """Give back the charge of a call that reached no target, made *since* then (UTC)."""
+        budget = self.budgets.find(key)
+        if budget is not None:
+            budget.room()
+            budget.give(amount, since)
+
+    def state(self, key: Key) -> BudgetState | None:
+        """Return what a client is told of a budget."""
+        budget = self.budgets.find(key)
+        if budget is None:
+            return None
+        window_s = budget.limit.window_s(self.clocks.utc())
+        return BudgetState(budget.limit, max(0.0, budget.room()), budget.reset_s(), window_s)
+
+    def used(self) -> Iterator[tuple[Hashable, float]]:
+        """Yield what is used of each budget."""
+        for key, budget in self.budgets:
+            yield key, budget.used()

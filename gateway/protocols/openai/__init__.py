@@ -1,0 +1,28 @@
+"""The HTTP form of OpenAI for embeddings, completions and models, and of Cohere for rerank.
+
+Read `http/codec.py` first. `options.py` describes the options of listeners and upstreams,
+`declarations.py` what the configuration declares of a model.
+"""
+
+from gateway.api.protocol import HttpBinding, ProtocolSpec
+from gateway.protocols.openai.declarations import read_declaration
+from gateway.protocols.openai.http.codec import HttpCodec
+from gateway.protocols.openai.options import check_options, process_options
+from gateway.protocols.openai.paths import PATHS, YIELDED, prefixed_paths
+
+SPEC = ProtocolSpec(
+    name="openai",
+    title="OpenAI embeddings, rerank and completions",
+    page="openai.md",
+    http=HttpBinding(
+        codec=HttpCodec,
+        prefixes=PATHS,
+        own_paths=prefixed_paths,
+        yielded=YIELDED,
+        path_option="base",
+        sets_root_path=True,
+    ),
+    options=check_options,
+    process_options=process_options,
+    declaration=read_declaration,
+)

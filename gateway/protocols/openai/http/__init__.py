@@ -1,0 +1,4 @@
+"""OpenAI's form over HTTP.
+
+Read `codec.py` first.
+"""

@@ -1,0 +1,125 @@
+"""Authentication: asks who sends each request, as soon as its head is known.
+
+The servers of all carriers use this before they reserve memory, take a slot or read a body.  They
+choose it when a connection begins, so without it nothing is asked.  `http.authenticated`,
+`grpc.authenticated` and `stream.authenticated` refuse requests in the form of their carrier.
+"""
+
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, TypeVar
+
+from gateway.api.access import Authenticator, Credentials, Fields, Peer
+from gateway.ir.context import Client
+from gateway.ir.errors import Unauthenticated
+from gateway.ir.identity import Identity
+from gateway.transports.callers import IdentifiedCaller
+from gateway.transports.connection_count import client_address
+from gateway.wire.grpc import Metadata
+from gateway.wire.http import Headers
+
+MAX_DRAINED_BYTES: Final = 64 * 1024
+"""The rest of a larger request is not read after a refusal."""
+
+F = TypeVar("F", Headers, Metadata)
+
+_CHALLENGE: Final = 'Bearer realm="tensor-gateway"'
+_USER: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+def _nothing(_peer: Peer) -> AbstractSet[str]:
+    return frozenset()
+
+
+class Authentication:
+    """Names the clients of one listener.
+
+    Args:
+        authenticator: Knows them.
+        public: Paths and methods that ask for the health of the server.
+        hidden: Returns the fields of requests that are removed after it was asked: credentials.
+    """
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        public: AbstractSet[str] = frozenset(),
+        hidden: Callable[[Peer], AbstractSet[str]] = _nothing,
+    ) -> None:
+        self._authenticate = authenticator.authenticate
+        self._public = frozenset(public)
+        self._hidden = hidden
+
+    def client(
+        self, caller: IdentifiedCaller, fields: Fields, path: str, data: str = ""
+    ) -> Client | Awaitable[Client]:
+        """Return the client of a request. Raises GatewayError.
+
+        Args:
+            caller: The far end of the connection.
+            fields: The headers or metadata of the request.
+            path: Its path or method.
+            data: What frames carry instead of headers.
+        """
+        found = self._authenticate(Credentials(fields, caller.peer, data, path in self._public))
+        if isinstance(found, Identity):
+            return caller.identified(fields, found)
+        return _later(caller, fields, found)
+
+    def visible(self, caller: IdentifiedCaller, fields: F) -> F:
+        """Return the fields of a request without its credentials; the same object if it has none.
+
+        Args:
+            caller: The far end of the connection.
+            fields: Headers or metadata.
+        """
+        names = self._hidden(caller.peer)
+        if not names:
+            return fields
+        last, names_then, known = caller.visible
+        if last is fields and names_then is names:
+            return known  # type: ignore[no-any-return]  # of the same type as these fields
+        found = _without(fields, names)
+        caller.visible = fields, names, found
+        return found
+
+
+def _without(fields: F, names: AbstractSet[str]) -> F:
+    kept = [pair for pair in fields if pair[0].lower() not in names]
+    if isinstance(fields, Headers):
+        return fields if len(kept) == len(fields.pairs) else Headers(kept)
+    return fields if len(kept) == len(fields) else tuple(kept)
+
+
+async def _later(caller: IdentifiedCaller, fields: Fields, found: Awaitable[Identity]) -> Client:
+    return caller.identified(fields, await found)
+
+
+def challenge(error: Unauthenticated) -> str:
+    """Return the value of `WWW-Authenticate` for *error*. Source: RFC 6750 3."""
+    return f'{_CHALLENGE}, error="invalid_token"' if error.was_sent else _CHALLENGE
+
+
+def peer_of(transport: Any) -> Peer:
+    """Return the far end of a connection: its address, and what its certificate or kernel says."""
+    address = client_address(transport)
+    sock = transport.get_extra_info("socket")
+    user = None
+    if sock is not None and sock.family == socket.AF_UNIX:
+        _, user, _ = _USER.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size)
+        )
+    handshake = transport.get_extra_info("ssl_object")
+    certificate = None if handshake is None else handshake.getpeercert()
+    return Peer(address, tuple(_names(certificate or {})), user)
+
+
+def _names(certificate: Any) -> Iterator[str]:
+    """Yield the names of a verified certificate: URIs, DNS names, common names."""
+    alternatives = certificate.get("subjectAltName", ())
+    yield from (value for kind, value in alternatives if kind == "URI")
+    yield from (f"dns:{value}" for kind, value in alternatives if kind == "DNS")
+    for part in certificate.get("subject", ()):
+        yield from (f"cn:{value}" for kind, value in part if kind == "commonName")

@@ -1,0 +1,175 @@
+"""Tokens whose key set a server has: fetched, rotated, late, and asked for too often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
+
+from gateway.access import key_sets
+from gateway.app import Gateway
+from tests.integration.access_kit import (
+    brpc_frame,
+    call,
+    configuration,
+    exchange,
+    read_brpc,
+)
+from tests.integration.asking_kit import running
+
+ISSUER = "https://login.example.com/"
+OIP = "/inference.GRPCInferenceService/"
+ONE, TWO = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+
+
+def token(key: Any = ONE, kid: str = "one", **changes: Any) -> str:
+    now = time.time()  # noqa: TID251  # tokens have calendar times
+    claims = {"iss": ISSUER, "aud": "gateway", "sub": "svc", "exp": now + 60, **changes}
+    return jwt.encode(claims, key, algorithm="ES256", headers={"kid": kid})
+
+
+class KeyServer:
+    """Serves a key set over HTTP, and counts the requests."""
+
+    def __init__(self) -> None:
+        self.keys = {"one": ONE}
+        self.fetches = 0
+        self.status = 200
+        self.hangs = False
+
+    def text(self) -> bytes:
+        documents = [
+            {**json.loads(ECAlgorithm.to_jwk(key.public_key())), "kid": kid}
+            for kid, key in self.keys.items()
+        ]
+        return json.dumps({"keys": documents}).encode()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        self.fetches += 1
+        if self.hangs:
+            await asyncio.sleep(60)
+        body = self.text()
+        writer.write(
+            f"HTTP/1.1 {self.status} X\r\nLocation: /other\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        writer.close()
+
+
+@asynccontextmanager
+async def issuing(
+    directory: Path, server: KeyServer, **issuer: Any
+) -> AsyncIterator[tuple[Gateway, KeyServer]]:
+    """Run a gateway whose issuer has its keys at *server*."""
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    entry = {
+        "name": "corp",
+        "issuer": ISSUER,
+        "audience": "gateway",
+        "jwks": f"http://127.0.0.1:{port}/keys?a=b",
+        "unlisted": "accept",
+        **issuer,
+    }
+    async with running(configuration(jwt=[entry]), directory) as gateway:
+        try:
+            yield gateway, server
+        finally:
+            listening.close()
+
+
+async def fetched(gateway: Gateway) -> None:
+    """Wait until the first key set is there."""
+    async with asyncio.timeout(5):
+        while (await status_of(gateway, token())) == 503:  # noqa: ASYNC110  # a task fetches
+            await asyncio.sleep(0.02)
+
+
+async def status_of(gateway: Gateway, value: str, path: str = "/v2") -> int:
+    headers = {"authorization": f"Bearer {value}"}
+    return (await exchange(gateway.addresses["main.http"], path, headers)).status
+
+
+async def test_tokens_on_each_carrier(tmp_path: Path) -> None:
+    """HTTP, gRPC and brpc accept the same token, and refuse the same wrong one."""
+    async with issuing(tmp_path, KeyServer()) as (gateway, _):
+        await fetched(gateway)
+        for value, expected in ((token(), True), (token(TWO), False), (token(aud="x"), False)):
+            assert (await status_of(gateway, value) == 200) is expected
+            metadata = [("authorization", f"Bearer {value}")]
+            status, _, _ = await call(
+                gateway.addresses["main.grpc"], f"{OIP}ServerMetadata", metadata=metadata
+            )
+            assert (status.name == "OK") is expected
+            host, port = gateway.addresses["main.grps.brpc"].split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(brpc_frame("ServerMetadata", 1, f"Bearer {value}"))
+            meta, _ = await read_brpc(reader)
+            assert (meta.response.error_code == 0) is expected
+            writer.close()
+
+
+async def test_unknown_kids_cause_one_fetch_in_10_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls in between get 401 at once, and valid tokens stay valid."""
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL_S", 0.5)
+    async with issuing(tmp_path, KeyServer()) as (gateway, server):
+        await fetched(gateway)
+        assert server.fetches == 1
+        server.keys["two"] = TWO
+        began = time.monotonic()
+        while await status_of(gateway, token(TWO, "two")) == 401:
+            assert await status_of(gateway, token()) == 200
+            await asyncio.sleep(0.01)
+        assert server.fetches == 2
+        assert time.monotonic() - began < 5
+        for number in range(30):
+            assert await status_of(gateway, token(kid=f"unknown{number}")) == 401
+        assert server.fetches <= 3
+
+
+@pytest.mark.parametrize("fault", ["hangs", "redirects"])
+async def test_a_key_server_that_fails_delays_no_request(tmp_path: Path, fault: str) -> None:
+    """Tokens get 503 before the first set."""
+    server = KeyServer()
+    server.hangs = fault == "hangs"
+    server.status = 302
+    async with issuing(tmp_path, server) as (gateway, _):
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        assert await status_of(gateway, token()) == 503
+        assert time.monotonic() - began < 1
+
+
+async def test_a_key_set_in_a_file_is_watched(tmp_path: Path) -> None:
+    """A broken file changes nothing; a key that leaves ends its tokens."""
+    server, path = KeyServer(), tmp_path / "keys.json"
+    path.write_bytes(server.text())
+    entry = {
+        "name": "corp",
+        "issuer": ISSUER,
+        "audience": "gateway",
+        "jwks": "keys.json",
+        "unlisted": "accept",
+    }
+    async with running(configuration(jwt=[entry]), tmp_path) as gateway:
+        assert await status_of(gateway, token()) == 200
+        path.write_text("{")
+        await gateway._access.look()
+        assert await status_of(gateway, token()) == 200
+        server.keys = {"two": TWO}
+        path.write_bytes(server.text())
+        await gateway._access.look()
+        assert await status_of(gateway, token()) == 401
+        assert await status_of(gateway, token(TWO, "two")) == 200

@@ -1,0 +1,208 @@
+"""The chart and the overlays: valid for Kubernetes, and their containers run with their arguments."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from gateway.app.check import check
+from gateway.config.load import load_text
+from gateway.settings.units import parse_duration
+from tests.integration.cli_kit import serving
+from tests.unit.release.loading import load
+
+charts = load("charts")
+pytestmark = pytest.mark.timeout(300)
+
+Documents = dict[str, list[dict[str, Any]]]
+CONFIG = "/etc/gateway/gateway.yaml"
+RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": 10001,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+@pytest.fixture(scope="module")
+def rendered() -> Documents:
+    try:
+        charts.install_tools()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"helm and kubectl cannot be installed: {error}")
+    return {name: charts.render(command) for name, command in charts.sources().items()}
+
+
+def containers(documents: Documents) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yield the gateways: where, the specification of the pod, and the container."""
+    for name, parts in documents.items():
+        for part in parts:
+            spec = part.get("spec") or {}
+            pod = spec.get("template", {}).get("spec", spec)
+            for each in (*pod.get("initContainers", ()), *pod.get("containers", ())):
+                if "tensor-gateway:" in each["image"]:
+                    yield name, pod, each
+
+
+def test_every_document_is_valid(rendered: Documents) -> None:
+    """For each version of Kubernetes; resources of other projects match their own schemas."""
+    assert len(rendered) >= 9
+    wrong = [
+        f"{name}: {part['kind']}: {problem}"
+        for name, parts in rendered.items()
+        for part in parts
+        for problem in charts.problems(part)
+    ]
+    assert [] == wrong
+    kinds = {part["kind"] for part in rendered["helm all-values"]}
+    assert {"ScaledObject", "Certificate", "HTTPRoute", "GRPCRoute", "ServiceMonitor"} <= kinds
+    assert {"NetworkPolicy", "PodDisruptionBudget", "Role", "RoleBinding"} <= kinds
+    assert "HorizontalPodAutoscaler" in {part["kind"] for part in rendered["helm autoscaling"]}
+
+
+def test_wrong_documents_are_found() -> None:
+    """A misspelt key is a problem, in a resource of Kubernetes and in one of another project."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"container": []}}
+    assert len(list(charts.problems(pod))) == len(charts.VERSIONS)
+    route = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "spec": {"rule": []},
+    }
+    assert list(charts.problems(route))
+
+
+@pytest.mark.parametrize("value", ["nonsense=1", "image.nonsense=x", "replicas=many"])
+def test_unknown_values_are_refused(rendered: Documents, value: str) -> None:
+    """The schema of the values knows all of them."""
+    command = charts.sources()["helm"]
+    with pytest.raises(ValueError, match="values don't meet the specifications"):
+        charts.render([*command, "--set", value])
+
+
+def test_the_schema_has_every_value(rendered: Documents) -> None:
+    """`ci/all-values.yaml` sets all values of the chart but those that exclude others."""
+    values = charts.yaml.safe_load((charts.CHART / "values.yaml").read_text())
+    everything = charts.yaml.safe_load((charts.CHART / "ci" / "all-values.yaml").read_text())
+    apart = {"existingConfigMap", "resources", "strategy"}
+    assert values.keys() - apart == everything.keys()
+
+
+def test_containers_are_restricted(rendered: Documents) -> None:
+    """No root, no writable files, no capabilities; requests, limits and three probes."""
+    found = list(containers(rendered))
+    assert len(found) >= 12
+    for name, pod, each in found:
+        assert RESTRICTED == each["securityContext"], name
+        assert {"cpu", "memory"} <= each["resources"]["requests"].keys(), name
+        assert "memory" in each["resources"]["limits"], name
+        if each["args"][0] != "serve":
+            continue
+        ports = {port.get("name") for port in each["ports"]} | {9901}
+        paths = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+        for probe, path in paths.items():
+            assert path == each[probe]["httpGet"]["path"], name
+            assert each[probe]["httpGet"]["port"] in ports, name
+        if "kserve" not in name:  # there KServe makes the pod
+            assert pod["topologySpreadConstraints"]
+            assert pod["serviceAccountName"]
+
+
+def config_of(parts: list[dict[str, Any]]) -> str | None:
+    maps = [part for part in parts if part["kind"] == "ConfigMap"]
+    return next(
+        (part["data"]["gateway.yaml"] for part in maps if "gateway.yaml" in part["data"]), None
+    )
+
+
+def test_config_maps_are_valid_and_reload(
+    rendered: Documents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway accepts them, watches them, and has the time to end before Kubernetes kills it."""
+    monkeypatch.setenv("UPSTREAM_TOKEN", "x")
+    found = 0
+    for name, parts in rendered.items():
+        text = config_of(parts)
+        if text is None:
+            continue
+        found += 1
+        loaded = load_text(text)
+        assert [] == check(loaded), name
+        lifecycle = loaded.config.lifecycle
+        assert lifecycle.reload.watch, name
+        for deployment in (part for part in parts if part["kind"] == "Deployment"):
+            pod = deployment["spec"]["template"]
+            grace = pod["spec"]["terminationGracePeriodSeconds"]
+            assert grace > lifecycle.pre_stop + lifecycle.drain, name
+            (volume,) = (each for each in pod["spec"]["volumes"] if each["name"] == "config")
+            assert "items" not in volume["configMap"]
+            # A checksum of the configuration here would restart all pods.
+            assert "checksum" not in str(pod["metadata"].get("annotations", {}))
+    assert found >= 6
+
+
+def test_the_grace_of_the_sidecar_suffices(rendered: Documents) -> None:
+    """Its lifecycle is the default one."""
+    defaults = load_text("version: 1\nlisteners: [{http: ':1'}]").config.lifecycle
+    assert parse_duration("5s") <= defaults.pre_stop + defaults.drain < 40
+    (pod,) = {
+        id(pod): pod for name, pod, _ in containers(rendered) if name == "kustomize sidecar"
+    }.values()
+    assert pod["terminationGracePeriodSeconds"] == 40
+    assert pod["initContainers"][0]["restartPolicy"] == "Always"
+
+
+def on_free_ports(text: str, folder: Path) -> str:
+    text = re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:0", text)
+    return text.replace("/var/lib/gateway", str(folder / "state"))
+
+
+def status_of(url: str) -> int:
+    try:
+        with urlopen(url, timeout=20) as response:  # noqa: S310  # http on this machine
+            return int(response.status)
+    except HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "helm",
+        "helm all-values",
+        "kustomize routing",
+        "kustomize migration",
+        "kustomize sidecar",
+        "kustomize kserve",
+    ],
+)
+def test_commands_run_and_probes_are_answered(
+    rendered: Documents, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container starts with its arguments here: live, and not ready without its model server."""
+    monkeypatch.setitem(os.environ, "UPSTREAM_TOKEN", "x")
+    (each,) = (
+        one for where, _, one in containers(rendered) if where == name and one["args"][0] == "serve"
+    )
+    arguments = [on_free_ports(word, tmp_path) for word in each["args"][1:]]
+    text = config_of(rendered[name])
+    if text is not None:
+        path = tmp_path / "gateway.yaml"
+        # The fork server has the environment from before this test.
+        path.write_text(on_free_ports(text, tmp_path).replace("${env:UPSTREAM_TOKEN}", "x"))
+        arguments = [str(path) if word == CONFIG else word for word in arguments]
+    with serving(*arguments) as running:
+        admin = running.url("", "admin")
+        assert 200 == status_of(f"{admin}{each['livenessProbe']['httpGet']['path']}")
+        assert status_of(f"{admin}{each['readinessProbe']['httpGet']['path']}") in {200, 503}
+        assert 200 == status_of(f"{admin}/metrics")

@@ -1,0 +1,334 @@
+"""Servers of OpenAI's form: their answers in any order and encoding, and their errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir import errors
+from gateway.ir.calls import (
+    InferRequest,
+    ModelMetadataRequest,
+    ModelReadyRequest,
+    RepositoryIndexRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import CallSequence, JsonParameter, ModelRef
+from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.tensor import RequestedOutput, array_tensor, as_items, as_numpy, items_tensor
+from gateway.protocols.openai.http.codec import HttpCodec
+from gateway.wire.http import Headers, HttpResponse
+from tests.integration.openai_models import recorded
+
+MODEL = ModelRef("dummy")
+INFINITY = {entry["name"]: entry for entry in recorded() if entry["server"] == "infinity"}
+
+
+def codec(**options: Any) -> HttpCodec:
+    return HttpCodec(DEFAULT_LIMITS, options)
+
+
+def texts(*values: str, name: str = "text") -> Any:
+    return items_tensor(name, (len(values),), [value.encode() for value in values])
+
+
+def embeddings_of(*values: str, **fields: Any) -> InferRequest:
+    return InferRequest(model=MODEL, inputs=(texts(*values),), **fields)
+
+
+def response(document: Any, status: int = 200, kind: str = "application/json") -> HttpResponse:
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return HttpResponse(status, Headers((("content-type", kind),)), (body,))
+
+
+def replay(name: str) -> HttpResponse:
+    """Return the recorded response of infinity."""
+    return response(INFINITY[name]["response_body"].encode(), INFINITY[name]["status"])
+
+
+def test_the_request_has_base64_and_a_list_of_texts() -> None:
+    """The request names the model, and has all parameters as members."""
+    call = embeddings_of("a", "b", parameters={"dimensions": 4, "user": "u"})
+    wire = codec(base="/").encode_call(call)
+    assert ("POST", "/embeddings") == (wire.method, wire.path)
+    expected = {
+        "model": "dummy",
+        "input": ["a", "b"],
+        "encoding_format": "base64",
+        "dimensions": 4,
+        "user": "u",
+    }
+    assert expected == json.loads(bytes(wire.view))
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "sizes"),
+    [
+        ("080-infinity-embeddings-default", ("a", "bcd"), [1.0, 3.0]),
+        ("081-infinity-embeddings-float", ("abc",), [3.0]),
+        ("083-infinity-unknown-model", ("a",), [1.0]),
+        ("086-infinity-dimensions", ("abc",), [3.0]),
+    ],
+)
+def test_reads_base64_and_numbers(name: str, inputs: tuple[str, ...], sizes: list[float]) -> None:
+    """Both encodings of infinity are read, with its count of tokens."""
+    reply = codec().decode_reply(embeddings_of(*inputs), replay(name))
+    array = as_numpy(reply.outputs[0])
+    assert "embedding" == reply.outputs[0].name
+    assert sizes == [float(row[0]) for row in array]
+    assert sum(map(len, inputs)) == reply.parameters["prompt_tokens"]
+
+
+def row(index: Any, *values: float) -> dict[str, Any]:
+    data = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+    return {"index": index, "embedding": data}
+
+
+def test_embeddings_are_put_in_order() -> None:
+    """The index of an entry is its place, whatever their order, and names are as requested."""
+    document = {"data": [row(1, 2.0), {"index": 0, "embedding": [1]}]}
+    call = embeddings_of("a", "b", outputs=(RequestedOutput("vector"),))
+    (output,) = codec().decode_reply(call, response(document)).outputs
+    assert ("vector", [[1.0], [2.0]]) == (output.name, as_numpy(output).tolist())
+
+
+def test_numbers_become_fp32_with_one_rounding() -> None:
+    """A number of JSON is rounded once; zeros keep their sign, and subnormals are not zero."""
+    values = [0.1, -0.0, 1e-45, 3.4028235e38, 16777217.0000001]
+    document = {"data": [{"index": 0, "embedding": values}]}
+    (output,) = codec().decode_reply(embeddings_of("a"), response(document)).outputs
+    assert np.array(values).astype(np.float32).tobytes() == as_numpy(output).tobytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [row(0, 1.0)],
+        [row(0, 1.0), row(0, 2.0)],
+        [row(0, 1.0), row(2, 2.0)],
+        [row(0, 1.0), row(1, 2.0), row(2, 3.0)],
+        [row(0, 1.0), row(1, 2.0, 3.0)],
+        [row(0, 1.0), row("1", 2.0)],
+        [row(0, 1.0), {"index": 1, "embedding": "AAA"}],
+        [row(0, 1.0), {"index": 1, "embedding": "AAAAAAA="}],
+        [row(0, 1.0), {"index": 1, "embedding": ["x"]}],
+        [row(0, 1.0), {"index": 1}],
+        [row(0, 1.0), 3],
+        "x",
+        None,
+    ],
+)
+def test_wrong_embeddings_are_malformed(data: Any) -> None:
+    """A missing, repeated or surplus index, unequal sizes and other values are refused."""
+    with pytest.raises(errors.MalformedMessage):
+        codec().decode_reply(embeddings_of("a", "b"), response({"data": data}))
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"\xff"])
+def test_a_response_that_is_no_object_is_malformed(body: bytes) -> None:
+    """The body must be a JSON object."""
+    with pytest.raises(errors.MalformedMessage):
+        codec().decode_reply(embeddings_of("a"), response(body))
+
+
+def rerank_call(*documents: str) -> InferRequest:
+    inputs = (texts(*documents, name="document"), texts("q", name="query"))
+    return InferRequest(model=MODEL, inputs=inputs)
+
+
+def test_scores_have_the_order_of_the_documents() -> None:
+    """Results are put where their documents stand; those that are left out are NaN."""
+    found = codec(task="rerank")
+    wire = found.encode_call(rerank_call("a", "b", "c"))
+    assert {"model": "dummy", "query": "q", "documents": ["a", "b", "c"]} == json.loads(
+        bytes(wire.view)
+    )
+    results = [{"index": 2, "relevance_score": 0.5}, {"index": 0, "relevance_score": 1}]
+    reply = found.decode_reply(rerank_call("a", "b", "c"), response({"results": results}))
+    array = as_numpy(reply.outputs[0])
+    assert (1.0, True, 0.5) == (array[0], bool(np.isnan(array[1])), array[2])
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        None,
+        [{"index": 0}],
+        [{"index": 3, "relevance_score": 1.0}],
+        [{"index": 0, "relevance_score": 1.0}] * 2,
+        [{"index": True, "relevance_score": 1.0}],
+        ["x"],
+    ],
+)
+def test_wrong_results_are_malformed(results: Any) -> None:
+    """A repeated or unknown index, or a result without a score, is refused."""
+    with pytest.raises(errors.MalformedMessage):
+        codec(task="rerank").decode_reply(rerank_call("a", "b"), response({"results": results}))
+
+
+def completion(*prompts: str, **parameters: Any) -> InferRequest:
+    return InferRequest(
+        model=MODEL, inputs=(texts(*prompts, name="prompt"),), parameters=parameters
+    )
+
+
+def test_completions_are_put_in_order() -> None:
+    """Choices come by their index, with the reasons of their ends."""
+    found = codec(task="completions")
+    call = completion("a", "b", stop=JsonParameter('["x"]'), max_tokens=3)
+    expected = {"model": "dummy", "prompt": ["a", "b"], "stop": ["x"], "max_tokens": 3}
+    assert expected == json.loads(bytes(found.encode_call(call).view))
+    choices = [
+        {"index": 1, "text": "B", "finish_reason": "length"},
+        {"index": 0, "text": "A", "finish_reason": "stop"},
+    ]
+    reply = found.decode_reply(call, response({"choices": choices}))
+    assert [b"A", b"B"] == list(as_items(reply.outputs[0]))
+    assert "stop,length" == reply.parameters["finish_reason"]
+
+
+EVENTS = "text/event-stream"
+
+
+def stream_of(*events: bytes) -> list[Any]:
+    """Return the items of a stream of the server."""
+    found = codec(task="completions")
+    call = StreamInferRequest(model=MODEL, request=completion("a"))
+    assert json.loads(bytes(found.encode_call(call).view))["stream"] is True
+    splitter = found.splitter()
+    body = b"".join(b"data: " + event + b"\n\n" for event in events)
+    parts = [*splitter.receive(response(body, kind=EVENTS)), *splitter.end()]
+    return [found.decode_item(call, part) for part in parts]
+
+
+def test_reads_a_stream() -> None:
+    """Pieces, the reason and the end are items."""
+    first, reason, end = stream_of(
+        b'{"choices":[{"text":"A","finish_reason":null}]}',
+        b'{"choices":[{"text":"","finish_reason":"length"}]}',
+        b"[DONE]",
+    )
+    assert [b"A"] == list(as_items(first.outputs[0]))
+    assert ((), "length") == (reason.outputs, reason.parameters["finish_reason"])
+    assert ((), True) == (end.outputs, end.is_final)
+
+
+def test_a_stream_without_its_end_is_malformed() -> None:
+    """`[DONE]` is missing where a server ended too early."""
+    with pytest.raises(errors.MalformedMessage, match=r"without \[DONE\]"):
+        stream_of(b'{"choices":[{"text":"A"}]}')
+
+
+def test_an_error_within_a_stream_is_raised() -> None:
+    """An event with an error is the server's own error."""
+    with pytest.raises(errors.UpstreamError, match="boom"):
+        stream_of(b'{"choices":[{"text":"A"}]}', b'{"error":{"message":"boom"}}')
+
+
+@pytest.mark.parametrize(
+    ("status", "document", "kind"),
+    [
+        (404, {"error": {"message": "The model `dummy` does not exist."}}, errors.ModelNotFound),
+        (404, {"detail": "Not Found"}, errors.UpstreamError),
+        (400, {"error": {"message": "model dummy not found"}}, errors.ModelNotFound),
+        (400, {"object": "error", "message": "bad input"}, errors.InvalidRequest),
+        (
+            413,
+            {"error": "batch size 64 > maximum 32", "error_type": "Validation"},
+            errors.InvalidRequest,
+        ),
+        (424, {"error": "inference failed", "error_type": "backend"}, errors.UpstreamError),
+        (429, {"error": "Model is overloaded", "error_type": "overloaded"}, errors.Overloaded),
+        (500, {"error": {"message": "x"}}, errors.UpstreamError),
+        (503, {}, errors.Unavailable),
+        (302, {}, errors.UpstreamProtocolError),
+    ],
+)
+def test_reads_the_errors_of_servers(
+    status: int, document: Mapping[str, Any], kind: type[errors.GatewayError]
+) -> None:
+    """The bodies of vLLM, TEI and infinity give the class of an error, and its text."""
+    with pytest.raises(errors.GatewayError) as raised:
+        codec().decode_reply(embeddings_of("a"), response(document, status))
+    assert kind is type(raised.value)
+
+
+@pytest.mark.parametrize("name", [name for name, each in INFINITY.items() if each["status"] == 422])
+def test_reads_the_validation_errors_of_infinity(name: str) -> None:
+    """A list of details becomes the text of its first entry."""
+    with pytest.raises(errors.InvalidRequest) as raised:
+        codec().decode_reply(embeddings_of("a"), replay(name))
+    detail = json.loads(INFINITY[name]["response_body"])["detail"]
+    assert detail[0]["msg"] == raised.value.message
+
+
+def test_reads_models_and_readiness() -> None:
+    """The list of models is the index; a model that is not in it is unknown."""
+    found, listed = codec(), replay("082-infinity-models")
+    assert "/v1/models" == found.encode_call(ServerReadyRequest()).path
+    assert ["dummy"] == [each.name for each in found.decode_reply(RepositoryIndexRequest(), listed)]
+    assert found.decode_reply(ModelReadyRequest(model=MODEL), listed) is True
+    assert found.decode_reply(ModelReadyRequest(model=ModelRef("x")), listed) is False
+    assert found.decode_reply(ServerReadyRequest(), listed) is True
+    with pytest.raises(errors.ModelNotFound):
+        found.decode_reply(ModelMetadataRequest(model=ModelRef("x")), listed)
+
+
+def test_a_server_without_a_list_knows_any_model() -> None:
+    """Where the list does not exist, every name is sent."""
+    call = ModelMetadataRequest(model=ModelRef("x"))
+    metadata = codec().decode_reply(call, response({}, 404))
+    assert [("text", (-1,))] == [(each.name, each.shape) for each in metadata.inputs]
+
+
+@pytest.mark.parametrize(
+    ("probe", "path", "status", "expected"),
+    [
+        ("health", "/health", 200, True),
+        ("health", "/health", 503, False),
+        ("none", "/v1/models", 503, True),
+        ("models", "/v1/models", 503, False),
+    ],
+)
+def test_probes(probe: str, path: str, status: int, expected: bool) -> None:
+    """Readiness comes from the list of models, from /health, or is assumed."""
+    found = codec(probe=probe)
+    assert path == found.encode_call(ServerReadyRequest()).path
+    assert expected is found.decode_reply(ServerReadyRequest(), response({}, status))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        embeddings_of(),
+        InferRequest(model=MODEL, inputs=(array_tensor("x", np.zeros((1,), np.float32)),)),
+        InferRequest(model=MODEL, inputs=(items_tensor("text", (1,), [b"\xff"]),)),
+        embeddings_of("a", parameters={"flavour": "sweet"}),
+        rerank_call("a"),
+    ],
+)
+def test_inferences_of_another_task_are_refused(call: InferRequest) -> None:
+    """Inputs and parameters must be those of the task of the upstream."""
+    with pytest.raises(errors.InvalidRequest):
+        codec().encode_call(call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        embeddings_of("a", sequence=CallSequence(1)),
+        embeddings_of("a", outputs=(RequestedOutput("x", classes=1),)),
+        InferRequest(inputs=(texts("a"),)),
+    ],
+)
+def test_what_the_form_does_not_carry_is_unsupported(call: InferRequest) -> None:
+    """Sequences, classes and calls without a model have no members."""
+    with pytest.raises(errors.Unsupported):
+        codec().encode_call(call)
