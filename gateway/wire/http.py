@@ -40,7 +40,7 @@ class Headers:
         positions: The place of the first field of each name in lower case, if they are at hand.
 
     Attributes:
-        positions: As given.
+        positions: Where the first value of each name stands.
     """
 
     __slots__ = ("_lowered", "_read", "pairs", "positions")

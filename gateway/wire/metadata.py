@@ -107,7 +107,7 @@ def headers_with_id(
     Args:
         pairs: What is forwarded; headers that HTTP cannot carry are left out.
         request_id: Of the call, for headers that do not contain it; "" for none.
-        without: As in `http_headers`.
+        without: Prefix of the headers that are left out.
     """
     headers = [
         pair

@@ -186,7 +186,7 @@ def status_of(url: str) -> int:
         "kustomize kserve",
     ],
 )
-def test_commands_run_and_probes_are_answered(
+def test_commands_run_and_probes_get_responses(
     rendered: Documents, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container starts with its arguments here: live, and not ready without its model server."""

@@ -94,7 +94,7 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
             BASE + "models: {a: {path: x}}",
             (
                 "3:13: models.a: a model needs 'backend', or at least one of 'signature', "
-                "'batching' and 'cache' for a model of an upstream"
+                "'batching', 'cache' and 'protocols' for a model of an upstream"
             ),
         ),
         (
@@ -212,7 +212,7 @@ def test_a_malformed_hedge_duration_passed_validation(after: str) -> None:
     ("section", "expected"),
     [
         ("hedge: {after: soon}", "expected a percentile or a duration, as in p95 or 30ms"),
-        ("share: {by: tenant}", "expected 'model', 'address' or 'header:NAME'"),
+        ("share: {by: tenant}", "expected 'model', 'address', 'client' or 'header:NAME'"),
         ("share: {by: model, rate: 5}", "expected a number and /s or /min, as in 200/s"),
         ("name: 'a\tb'", "expected text without control characters"),
         (f"name: {'x' * 256}", "expected at most 255 characters"),
