@@ -40,11 +40,12 @@ from benchmarks.wires import MemoryLoop
 from gateway.app.gateway import Gateway
 from gateway.app.process import freeze_startup_objects
 from gateway.config.load import load_text
-from gateway.frontend.frontend import Frontend, attach_grpc_request_id, attach_http_request_id
+from gateway.frontend.frontend import Frontend
 from gateway.ir.limits import MessageLimits
 from gateway.registry import protocol
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.request_id import attach_grpc_request_id, attach_http_request_id
 
 T = TypeVar("T")
 

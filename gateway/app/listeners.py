@@ -31,10 +31,6 @@ from gateway.config.models import ListenerConfig, StreamConfig
 from gateway.frontend.frontend import (
     CheckInference,
     Frontend,
-    attach_grpc_request_id,
-    attach_http_request_id,
-    grpc_request_id,
-    http_request_id,
 )
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
@@ -67,6 +63,12 @@ from gateway.transports.http2.frames import may_be_http2
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
+from gateway.wire.request_id import (
+    attach_grpc_request_id,
+    attach_http_request_id,
+    grpc_request_id,
+    http_request_id,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -548,7 +550,6 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     if spec.default_model and config.default_model is not None:
         options = {spec.default_model: config.default_model, **options}
     return {**spec.options(options), **shared.process_options.of_protocol(spec)}
-
 
 
 def _grpc_address(address: Address) -> str:

@@ -5,11 +5,9 @@ from contextlib import aclosing
 from functools import partial
 from time import monotonic
 from typing import Any, Final
-from uuid import uuid4
 
 from gateway.app.upstreams import BuiltUpstream
 from gateway.config.models import PassthroughConfig
-from gateway.frontend.frontend import attach_http_request_id, http_request_id
 from gateway.ir.context import REQUEST_ID, Client, Context, Origin
 from gateway.ir.errors import Cancelled, Forbidden, GatewayError, TooLarge
 from gateway.ir.identity import ANONYMOUS
@@ -22,6 +20,7 @@ from gateway.transports.http.passthrough import Passthrough, PassthroughClient, 
 from gateway.wire.errors import HTTP_STATUS, error_class_of_http
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_values import read_value
+from gateway.wire.request_id import attach_http_request_id, http_request_id, new_request_ids
 
 # KServe needs 0.2 ms for each row of a V1 request, and serves no other request meanwhile.
 MAX_CONTAINERS: Final = 2_000
@@ -61,11 +60,12 @@ class ObservedPassthrough(Passthrough):
         self._report = report
         self._reject = reject
         self._bytes = count_bytes
+        self._request_ids = new_request_ids()
         self._check = check
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire* and yield the response, with the id of the request."""
-        request_id, started = http_request_id(wire) or uuid4().hex, monotonic()
+        request_id, started = http_request_id(wire) or next(self._request_ids), monotonic()
         self._bytes.count(wire)
         status, error = 0, None
         try:

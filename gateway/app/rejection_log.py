@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, TypedDict
-from uuid import uuid4
 
 import structlog
 
@@ -13,6 +12,7 @@ from gateway.telemetry.call_log import CallLog, CallRecord
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.connection_count import TooManyConnections
+from gateway.wire.request_id import new_request_ids
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +40,7 @@ class RejectionLog:
     def __init__(
         self, listener: str, metrics: Metrics, call_log: CallLog, tracing: Tracing | None = None
     ) -> None:
+        self._request_ids = new_request_ids()
         self._listener = listener
         self._tracing = tracing
         self._codecs: dict[str, Any] = {}
@@ -73,7 +74,7 @@ class RejectionLog:
         if isinstance(error, TooManyConnections):
             self._connection_refused(error)
             return ""
-        error.request_id = error.request_id or uuid4().hex
+        error.request_id = error.request_id or next(self._request_ids)
         self._call_log.rejected(self._listener, protocol, error)
         if self._tracing is not None:
             self._tracing.rejected(self._listener, protocol, error, self._codecs.get(protocol))

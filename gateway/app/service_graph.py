@@ -482,7 +482,6 @@ class ServiceGraph:
         process.sequence_ids.idle_s = config.policies.sequence_idle
         return process.sequence_ids if names_clients(config) else None
 
-
     def _upstream_identity(self) -> ServerMetadata | None:
         """Return the metadata of the first server that has told them; None if none has."""
         members = [each for built in self._upstreams.values() for each in built.members]

@@ -76,7 +76,7 @@ cdef _with_metadata(bytes block, metadata):
 
 
 cpdef bint is_printable_ascii(str text) except -1:
-    """See `gateway.wire.metadata.is_printable_ascii`."""
+    """See `gateway.wire.http.is_printable_ascii`."""
     return PyUnicode_IS_COMPACT_ASCII(text) and _is_printable(
         PyUnicode_1BYTE_DATA(text), PyUnicode_GET_LENGTH(text)
     )

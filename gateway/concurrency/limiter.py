@@ -300,22 +300,6 @@ class Limiter:
             found = self._shares[client] = Share()
         return found
 
-    def try_acquire_one(self) -> bool:
-        """Acquire one unit, unless others wait or none is free; return success.
-
-        It is `try_acquire` without parameters, for the path of every call.
-        """
-        if self.used < self.limit and not self.queued:
-            self.used += 1
-            return True
-        return False
-
-    def release_one(self) -> None:
-        """Release one unit, which serves the next caller; `release` without parameters."""
-        self.used -= 1
-        if self.queued:
-            self._grant()
-
     def try_acquire(
         self, size: int = 1, share: Share | None = None, held: int = 0, skip_queue: bool = False
     ) -> bool:

@@ -4,7 +4,6 @@ This is the only place where errors become responses.  It knows no protocol and 
 """
 
 import itertools
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
@@ -28,7 +27,6 @@ from gateway.ir.calls import (
 from gateway.ir.context import (
     GATEWAY_CLIENT,
     NO_CLIENT,
-    REQUEST_ID,
     Client,
     Context,
     ModelRef,
@@ -52,9 +50,10 @@ from gateway.service import Service, bound_call
 from gateway.session import Session, SessionCall, SessionReply
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.wire.frontend import ServerFrontend, SessionLimits
-from gateway.wire.grpc import GrpcRequest, GrpcResponse
-from gateway.wire.http import HttpRequest, HttpResponse
-from gateway.wire.metadata import metadata_request_id, text_metadata, valid_request_id
+from gateway.wire.grpc import GrpcRequest
+from gateway.wire.http import HttpRequest
+from gateway.wire.metadata import text_metadata
+from gateway.wire.request_id import new_request_ids
 
 _PROBES = frozenset({ServerLiveRequest, ServerReadyRequest, ModelReadyRequest})
 
@@ -92,16 +91,6 @@ def _no_request_id(_wire: object) -> str:
     return ""
 
 
-def http_request_id(wire: HttpRequest) -> str:
-    """Return the request id in the headers of *wire*; "" for none."""
-    return valid_request_id(wire.headers.get(REQUEST_ID) or "")
-
-
-def grpc_request_id(wire: GrpcRequest) -> str:
-    """Return the request id in the metadata of *wire*; "" for none."""
-    return metadata_request_id(wire.metadata)
-
-
 def _metadata_of(wire: object) -> tuple[tuple[str, str], ...]:
     """Return the headers or metadata of *wire*, by which routes choose."""
     if isinstance(wire, HttpRequest):
@@ -122,19 +111,6 @@ AttachRequestId = Callable[[A, str], A]
 
 def _without_request_id(response: A, _request_id: str) -> A:
     return response
-
-
-def attach_http_request_id(response: HttpResponse, request_id: str) -> HttpResponse:
-    """Return *response* with the request id, which becomes a header."""
-    return HttpResponse(
-        response.status, response.headers, response.body, response.is_compressible, request_id
-    )
-
-
-def attach_grpc_request_id(response: GrpcResponse, request_id: str) -> GrpcResponse:
-    """Return *response* with the request id as trailing metadata."""
-    metadata = (*response.metadata, (REQUEST_ID, request_id))
-    return GrpcResponse(response.message, response.status, response.details, metadata)
 
 
 class Frontend(ServerFrontend[Q, A]):
@@ -177,8 +153,7 @@ class Frontend(ServerFrontend[Q, A]):
         self._bytes = message_bytes
         self._on_blocked = on_blocked
         # Request ids are unique in a process, and their random part differs between processes.
-        self._prefix = os.urandom(6).hex()
-        self._numbers = itertools.count(1)
+        self._request_ids = new_request_ids()
         self._sessions = itertools.count(1)
         self._decoupled_models = DecoupledModels(service)
         self._known_inputs = KnownInputs(service)
@@ -228,7 +203,7 @@ class Frontend(ServerFrontend[Q, A]):
     async def handle(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
         """Return the only response to *wire*, or a generator where it streams."""
         # This repeats `_decoded` and `_single`: their call frames would be a part of every request.
-        request_id = f"{self._prefix}-{next(self._numbers):x}"
+        request_id = next(self._request_ids)
         try:
             decoded = self._read(self._decode, wire, request_id)
             call: Call[Any] = await decoded if type(decoded) is CoroutineType else decoded
@@ -361,7 +336,7 @@ class Frontend(ServerFrontend[Q, A]):
             call = cast("C", reread)
         if call is None or call.context.request_id:
             return call
-        return call.with_context(request_id=self._new_request_id())
+        return call.with_context(request_id=next(self._request_ids))
 
     async def _decoded_for_server(
         self, wire: Q, refused: GatewayError, request_id: str
@@ -407,9 +382,6 @@ class Frontend(ServerFrontend[Q, A]):
                 return found  # the server would read the message
             return refused if isinstance(found, InvalidRequest) else found
         return call
-
-    def _new_request_id(self) -> str:
-        return f"{self._prefix}-{next(self._numbers):x}"
 
     def _read(self, decode: Callable[[Q, str], Any], wire: Q, request_id: str) -> Any:
         """Return *wire* as a call, or a coroutine that decodes it on another thread."""
@@ -572,7 +544,7 @@ class Frontend(ServerFrontend[Q, A]):
 
         The response has the request id of *error*, or else a new one.
         """
-        error.request_id = error.request_id or self._new_request_id()
+        error.request_id = error.request_id or next(self._request_ids)
         self._on_rejected(self._codec.name, error)
         return self._attach_request_id(self._codec.encode_error(None, error), error.request_id)
 
@@ -596,7 +568,7 @@ class Frontend(ServerFrontend[Q, A]):
         """Add client and headers of *wire* to *error*, and its request id, or else *request_id*."""
         error.client = getattr(wire, "client", None)
         error.metadata = _metadata_of(wire)
-        error.request_id = self._read_request_id(wire) or request_id or self._new_request_id()
+        error.request_id = self._read_request_id(wire) or request_id or next(self._request_ids)
 
     def is_probe(self, wire: Q, /) -> bool:
         """Return whether *wire* asks if the server or a model is live or ready."""

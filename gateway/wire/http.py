@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
+from gateway.accelerator import accelerated
 from gateway.ir.context import NO_CLIENT, Client
 
 if TYPE_CHECKING:  # `gateway health` has no numpy
@@ -20,6 +21,12 @@ Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 _UNREAD: Any = (None, None)
+
+
+@accelerated
+def is_printable_ascii(text: str) -> bool:
+    """Return whether *text* has printable ASCII characters only, as values of headers may."""
+    return text.isascii() and text.isprintable()
 
 
 class Headers:
@@ -33,7 +40,7 @@ class Headers:
         positions: The place of the first field of each name in lower case, if they are at hand.
 
     Attributes:
-        positions: As given.
+        positions: Where the first value of each name stands.
     """
 
     __slots__ = ("_lowered", "_read", "pairs", "positions")

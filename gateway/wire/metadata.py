@@ -18,9 +18,9 @@ from typing import Final
 from gateway.accelerator import accelerated
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, Context, Need, Origin
 from gateway.wire.grpc import GrpcRequest, Metadata
-from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.http import Headers, HttpRequest, is_printable_ascii
+from gateway.wire.request_id import header_request_id, metadata_request_id
 
-_REQUEST_ID_BYTES: Final = 128
 _NAME: Final = re.compile(r"(?!grpc-)[!#$%&'*+.^_`|~0-9a-z-]+")
 # Keys of metadata with text: "-bin" ends those with bytes, "grpc-" begins those of the runtime.
 _KEY: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
@@ -38,7 +38,7 @@ def http_context(
 
 def sender_metadata(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]:
     """Return all of a client's headers as metadata, and its request id."""
-    return headers.lowered, valid_request_id(headers.get(REQUEST_ID) or "")
+    return headers.lowered, header_request_id(headers)
 
 
 def grpc_context(
@@ -76,15 +76,6 @@ def texts_and_id(metadata: Metadata) -> tuple[tuple[tuple[str, str], ...], str]:
     return texts, metadata_request_id(texts)
 
 
-def metadata_request_id(metadata: Metadata) -> str:
-    """Return the last valid request id in gRPC metadata; "" for none."""
-    found = ""
-    for key, value in metadata:
-        if key == REQUEST_ID and isinstance(value, str):
-            found = valid_request_id(value)
-    return found
-
-
 def text_metadata(metadata: Metadata) -> tuple[tuple[str, str], ...]:
     """Return gRPC metadata as text: bytes are base64, with padding."""
     return tuple(
@@ -116,7 +107,7 @@ def headers_with_id(
     Args:
         pairs: What is forwarded; headers that HTTP cannot carry are left out.
         request_id: Of the call, for headers that do not contain it; "" for none.
-        without: As in `http_headers`.
+        without: Prefix of the headers that are left out.
     """
     headers = [
         pair
@@ -157,19 +148,6 @@ def metadata_with_id(pairs: tuple[tuple[str, str], ...], request_id: str) -> Met
     if request_id and not has_id:
         metadata.append((REQUEST_ID, request_id))
     return tuple(metadata)
-
-
-def valid_request_id(text: str) -> str:
-    """Return a request id; "" for one that cannot be logged: the gateway creates its own then."""
-    if not text:
-        return ""
-    return text if len(text) <= _REQUEST_ID_BYTES and is_printable_ascii(text) else ""
-
-
-@accelerated
-def is_printable_ascii(text: str) -> bool:
-    """Return whether *text* has printable ASCII characters only."""
-    return text.isascii() and text.isprintable()
 
 
 def _decoded(value: str) -> Iterator[bytes]:

@@ -23,6 +23,8 @@ class ConcurrencyLimit(Limiter):
 
     Models and clients take turns, unless inferences have priorities, which come first.
 
+    On the path of every call, so `CallLimits` counts in `used` itself where nobody waits.
+
     Args:
         name: The name of the route, for errors.
         in_flight: Inferences at a time.

@@ -90,7 +90,7 @@ class CallLimits:
         self._clock = clock
         self._wheel = TimerWheel(clock)
 
-    async def __call__(self, call: Call[R], /) -> R:  # one frame
+    async def __call__(self, call: Call[R], /) -> R:  # noqa: PLR0915  # one frame
         """Call *inner* within the limits.
 
         Raises:
@@ -101,7 +101,9 @@ class CallLimits:
         is_limited = is_stream or type(call) is InferRequest
         places, retries = self._places if is_limited else self._without, self._retries
         inner = self._inner
-        if not places.try_acquire_one():
+        if places.used < places.limit:
+            places.used += 1
+        else:
             await places.wait_for_slot(call, inference_of(call), self._timeout, self._clock())
         retries.active += 1
         retries.calls += 1
@@ -134,7 +136,10 @@ class CallLimits:
             times = StreamTimeouts(requested, deadline, self._stream_idle_s, self._clock, cut)
             return self._limit_stream(call, reply, places, times, is_first=is_first)
         retries.active -= 1
-        places.release_one()
+        if places.queued:
+            places.release()
+        else:
+            places.used -= 1
         return reply
 
     def _late(

@@ -21,7 +21,8 @@ from gateway.transports.http2 import frames
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, Metadata
-from gateway.wire.metadata import metadata_request_id, text_metadata
+from gateway.wire.metadata import text_metadata
+from gateway.wire.request_id import metadata_request_id
 
 
 class AuthenticatedGrpcConnection(GrpcServerConnection):

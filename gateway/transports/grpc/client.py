@@ -63,7 +63,7 @@ class GrpcClient:
         self._withheld = WithheldCalls() if withheld is None else withheld
         self._is_closed = False
 
-    async def send(  # noqa: C901, PLR0912  # one frame
+    async def send(  # noqa: C901, PLR0912, PLR0915  # one frame
         self,
         wire: GrpcRequest,
         /,
@@ -79,7 +79,9 @@ class GrpcClient:
         if self._is_closed or (deadline is not None and deadline <= now):
             raise self._not_started()
         slots = self._slots
-        if not slots.try_acquire_one():
+        if slots.used < slots.limit and not slots.queued:  # as `try_acquire`, without its frame
+            slots.used += 1
+        else:
             now = await self._wait_for_slot(deadline)
         withheld = False
         try:
@@ -105,7 +107,10 @@ class GrpcClient:
                     call.release()
         finally:
             if not withheld:
-                slots.release_one()
+                if slots.queued:
+                    slots.release()
+                else:
+                    slots.used -= 1
         if response.status is _DEADLINE_EXCEEDED:
             self._check_deadline(deadline)
         # HTTP/2 numbers its streams: a wrong response does not affect other calls.

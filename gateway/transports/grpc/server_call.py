@@ -37,7 +37,8 @@ from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.http import size_of
-from gateway.wire.metadata import metadata_request_id, text_metadata
+from gateway.wire.metadata import text_metadata
+from gateway.wire.request_id import metadata_request_id
 
 log = structlog.get_logger(__name__)
 

@@ -47,7 +47,8 @@ from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.write_drain import write_time
 from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import size_of
-from gateway.wire.metadata import metadata_request_id, text_metadata
+from gateway.wire.metadata import text_metadata
+from gateway.wire.request_id import metadata_request_id
 
 _LAST_CHANCE_S: Final = 0.25
 # A connection without calls for so long is not swept until its client sends.

@@ -20,8 +20,7 @@ from gateway.transports.contract import ClientLimits
 from gateway.transports.http.content_coding import Inflater, coding_of, inflate
 from gateway.transports.http.headers import decode_field, end_to_end, is_writable, safe_value
 from gateway.transports.http.timeout_headers import coarse_timeout
-from gateway.wire.http import Headers, HttpRequest
-from gateway.wire.metadata import is_printable_ascii
+from gateway.wire.http import Headers, HttpRequest, is_printable_ascii
 
 HEADER_LINE_BYTES = 8190
 HEADER_FIELD_BYTES = 32 * 1024

@@ -16,7 +16,6 @@ import structlog
 
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.ir import errors
-from gateway.ir.context import REQUEST_ID
 from gateway.transports.admission import (
     RESPONSE_PATIENCE_S,
     RESPONSE_UNCOUNTED_BYTES,
@@ -41,7 +40,7 @@ from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import NO_HEADERS, Headers, HttpRequest, HttpResponse, size_of
-from gateway.wire.metadata import valid_request_id
+from gateway.wire.request_id import header_request_id
 
 log = structlog.get_logger(__name__)
 
@@ -239,7 +238,7 @@ class Exchange:
         headers = NO_HEADERS if self._head is None else self._head.headers
         error.client = self._connection.client.caller.client(headers)
         error.metadata = headers.lowered
-        error.request_id = valid_request_id(headers.get(REQUEST_ID) or "")
+        error.request_id = header_request_id(headers)
 
     def _on_body_error(self, fault: HttpError) -> None:
         """End a request whose body arrives too slowly."""

@@ -114,7 +114,7 @@ class RequestTemplate(Struct, frozen=True):
 
     Attributes:
         head: The one that was parsed.
-        checked: The same, checked.
+        checked: The head after all checks.
         headers: Its fields.
     """
 

@@ -87,7 +87,7 @@ def head_recogniser(
         template_of: Returns the template of a text, if there is one.
         fixed: Names of fields, in lower case, whose values belong to the text. Without
             "content-length", whose value does if it is 0 or no number.
-        most_bytes: Of a head.
+        most_bytes: The largest size of a head.
         most_target: The most bytes of a target; 0 where the first line belongs to the text.
     """
 
@@ -154,9 +154,9 @@ def header_template(
 
     Args:
         headers: What is made of the fields: all of them, or without those that a hop keeps.
-        fields: As parsed.
+        fields: The fields of the parsed head.
         cut: The head, split.
-        fixed: As in `head_recogniser`.
+        fixed: Names of fields whose values belong to the text.
     """
     text, _, length, values = cut
     slots = [

@@ -149,7 +149,7 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
         Args:
             raw: Its bytes.
             cut: Its text and its slots; None where no template is possible.
-            head: As parsed.
+            head: The head that was parsed.
             fields: All of them.
             peer: Knows the size limit.
         """

@@ -10,11 +10,7 @@ import pytest
 
 from gateway.api.protocol import ServerReadingCodec, StreamCodec
 from gateway.api.tap import TappedCall
-from gateway.frontend.frontend import (
-    Frontend,
-    attach_grpc_request_id,
-    attach_http_request_id,
-)
+from gateway.frontend.frontend import Frontend
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.calls import (
     Call,
@@ -42,6 +38,7 @@ from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadat
 from gateway.ir.work import charge
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.request_id import attach_grpc_request_id, attach_http_request_id
 from tests.fakes import FakeCodec, FakeStream, ScriptedService, settle
 
 

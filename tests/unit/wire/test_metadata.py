@@ -10,8 +10,8 @@ from gateway.wire.metadata import (
     grpc_metadata,
     http_context,
     http_headers,
-    valid_request_id,
 )
+from gateway.wire.request_id import valid_request_id
 
 NEEDS = frozenset({Need.NAMES})
 

@@ -43,7 +43,7 @@ from gateway.protocols.grps.protobuf.message import read_message, write_message
 from gateway.schema.baidu_std_pb2 import RpcMeta, RpcRequestMeta, RpcResponseMeta
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.http import Buffer, view_of
-from gateway.wire.metadata import valid_request_id
+from gateway.wire.request_id import valid_request_id
 from gateway.wire.stream import Frame
 
 R = TypeVar("R")

@@ -85,7 +85,8 @@ from gateway.protocols.oip.parameters import (
 )
 from gateway.protocols.oip.shared_memory import join_shared
 from gateway.wire.http import Buffer, Headers, HttpRequest, size_of, view_of
-from gateway.wire.metadata import sender_metadata, valid_request_id
+from gateway.wire.metadata import sender_metadata
+from gateway.wire.request_id import valid_request_id
 
 _WHAT = "the request"
 _ALL_BINARY = b'"parameters":%b,' % dump({BINARY_DATA_OUTPUT: True})

@@ -66,7 +66,7 @@ _QUESTIONS: Final = frozenset(
     }
 )
 _TEXTS: Final = frozenset({Need.TEXTS})
-_NOTHING: Final[frozenset[Need]] = frozenset()
+EMPTY: Final[frozenset[Need]] = frozenset()
 _HEADERS: Final = Headers(JSON)
 EVENTS: Final = Headers(
     (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
@@ -231,7 +231,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
     def _decode_models(self, route: PathMatch, wire: HttpRequest) -> Call[Any]:
         if wire.method not in _GET:
             raise _method_not_allowed(wire, "GET, HEAD")
-        context = http_context(wire, NAME, _NOTHING, ReplyForm(kind=PathKind.MODELS))
+        context = http_context(wire, NAME, EMPTY, ReplyForm(kind=PathKind.MODELS))
         if not route.model:
             return RepositoryIndexRequest(ready_only=True, context=context)
         name = decoded_name("model name", route.model, self._limits)
