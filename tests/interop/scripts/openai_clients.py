@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import cohere
@@ -47,7 +48,7 @@ SEEN["completion"] = [found.choices[0].text, found.choices[0].finish_reason]
 stream = client.completions.create(model="generate_text", prompt="one two three", stream=True)
 SEEN["stream"] = [piece.choices[0].text for piece in stream]
 stream = client.completions.create(model="generate_text", prompt="one boom! three", stream=True)
-pieces = []
+pieces: list[str] = []
 try:
     pieces.extend(piece.choices[0].text for piece in stream)
 except openai.APIError as error:
@@ -79,6 +80,6 @@ for name, cohere_client in (
     found = cohere_client.rerank(model="rerank_text", query="red cat", documents=documents, top_n=2)
     SEEN[name] = [[each.index, each.relevance_score] for each in found.results]
     SEEN["refused"].append(
-        refused(lambda c=cohere_client: c.rerank(model="nope", query="q", documents=["a"]))
+        refused(partial(cohere_client.rerank, model="nope", query="q", documents=["a"]))
     )
 print(json.dumps(SEEN))
