@@ -94,7 +94,7 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
             BASE + "models: {a: {path: x}}",
             (
                 "3:13: models.a: a model needs 'backend', or at least one of 'signature', "
-                "'batching' and 'cache' for a model of an upstream"
+                "'batching', 'cache' and 'protocols' for a model of an upstream"
             ),
         ),
         (
