@@ -107,3 +107,11 @@ def test_the_unit_of_systemd_waits_for_the_gateway() -> None:
         values["NotifyAccess"],
         values["DynamicUser"],
     )
+
+
+@pytest.mark.parametrize("folder", ["grafana", "prometheus"])
+def test_the_chart_has_the_dashboards_and_alerts(folder: str) -> None:
+    """A chart reads only files of its own, so it has copies: cp -r deploy/{grafana,prometheus} there."""
+    chart = ROOT / "deploy" / "helm" / "tensor-gateway" / "files" / folder
+    files = {path.name: path.read_text() for path in (ROOT / "deploy" / folder).iterdir()}
+    assert files == {path.name: path.read_text() for path in chart.iterdir()}
