@@ -232,6 +232,8 @@ class HeadReader:
                 head, self._cut = self._head_cache.recognise(data, at, end)
                 if head is not None:
                     self._cut = None
+                    if raw and self._head_cache.should_admit(raw):
+                        self._head_cache.put(raw, head)
                     return head, end
             self._raw = raw
             self._parser = httptools.HttpRequestParser(self)
