@@ -208,9 +208,9 @@ def test_a_repeated_head_is_cached_although_a_template_recognises_it() -> None:
         head.checked = read_head(head.method, head.target, head.version, head.fields, LIMITS)
         cache.note(head)
     other = HEAD.replace(b"two", b"three")
-    found = [read(HeadReader(LIMITS, cache), other)[0] for _ in range(3)]
+    found = [read(HeadReader(LIMITS, cache), other)[0] for _ in range(16)]
     assert found[0] is not found[1]
-    assert found[1] is found[2]
+    assert found[14] is found[15]
 
 
 def test_a_head_received_in_pieces_is_not_cached() -> None:
