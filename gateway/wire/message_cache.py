@@ -41,7 +41,8 @@ class ParseCache(Generic[T]):
         self._key_bytes = key_bytes
         self._young: _Young[T] = _Young(entries, entries * key_bytes // 2)
         # Hashes of keys that occurred once. Of two keys with one hash the second is admitted early.
-        self._once: dict[int, None] = {}
+        self._once: set[int] = set()
+        self._once_before: set[int] = set()
         self.get: Callable[[bytes], T | None] = self._young.__getitem__
 
     def __len__(self) -> int:
@@ -52,12 +53,13 @@ class ParseCache(Generic[T]):
         if len(key) > self._key_bytes or key in self._young or key in self._young.old:
             return False
         once = hash(key)
-        if once in self._once:
-            self._once.pop(once, None)
+        if once in self._once or once in self._once_before:
+            self._once.discard(once)
+            self._once_before.discard(once)
             return True
-        if len(self._once) >= self._entries:
-            _evict_first(self._once)
-        self._once[once] = None
+        if 2 * len(self._once) >= self._entries:
+            self._once_before, self._once = self._once, set()
+        self._once.add(once)
         return False
 
     def put(self, key: bytes, value: T) -> None:
@@ -70,6 +72,7 @@ class ParseCache(Generic[T]):
         self._young.old = _NO_ENTRIES
         self._young.nbytes = 0
         self._once.clear()
+        self._once_before.clear()
 
 
 class _Young(dict[bytes, T]):
@@ -120,12 +123,6 @@ class _Young(dict[bytes, T]):
         return cast("T", value)
 
 
-def _evict_first(entries: dict[Any, Any]) -> None:
-    """Evict the oldest entry; the thread for long messages may do so at the same time."""
-    with suppress(StopIteration, RuntimeError):
-        entries.pop(next(iter(entries)), None)
-
-
 _Slice = Callable[[memoryview], tuple[memoryview, ...]]
 _Unpack = Callable[[memoryview], tuple[Any, ...]]
 
@@ -169,7 +166,7 @@ class MaskedMessageCache(Generic[T]):
         self._layouts: dict[int, list[_Layout[T]]] = {}
         self.get = layout_finder(self._layouts)
         self._count = 0
-        self._once: dict[int, None] = {}
+        self._once: set[int] = set()
 
     def __len__(self) -> int:
         return self._count
@@ -184,8 +181,8 @@ class MaskedMessageCache(Generic[T]):
         if text_hash in self._once:
             return True
         if len(self._once) >= self._entries:
-            _evict_first(self._once)
-        self._once[text_hash] = None
+            self._once.clear()
+        self._once.add(text_hash)
         return False
 
     def put(self, view: memoryview, holes: Sequence[slice], value: T) -> None:

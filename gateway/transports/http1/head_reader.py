@@ -45,6 +45,8 @@ _REST_BYTES: Final = 64
 _MAX_CACHED: Final = 512
 _MAX_CACHED_BYTES: Final = 1024
 _MAX_TEXT_BYTES: Final = 2048
+# Each seventh head that a template fills may be a repeated one: to look at all costs 3 %.
+_SAMPLED: Final = 7
 _MAX_SPLIT_BYTES: Final = 16 * 1024
 # The fields whose values decide how a request is read. Any other value may differ in one template.
 _FIXED: Final = frozenset(name.encode() for name in FRAMING - {"content-length"}) | {
@@ -152,6 +154,7 @@ class RequestHeadCache(ParseCache[RequestHead]):
 
     Attributes:
         recognise: Reads a head by its template; see `head_recogniser`.
+        filled: How many heads templates have filled.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -159,6 +162,7 @@ class RequestHeadCache(ParseCache[RequestHead]):
         self._templates: ParseCache[RequestTemplate | None] = ParseCache(
             _MAX_CACHED, _MAX_TEXT_BYTES
         )
+        self.filled = 0
         most = min(_MAX_SPLIT_BYTES, limits.header_field_bytes, limits.header_total_bytes)
         self.recognise: Recognise[RequestHead] = head_recogniser(
             self._templates.get, _FIXED, most - limits.header_count, limits.header_line_bytes
@@ -232,6 +236,10 @@ class HeadReader:
                 head, self._cut = self._head_cache.recognise(data, at, end)
                 if head is not None:
                     self._cut = None
+                    cache = self._head_cache
+                    cache.filled += 1
+                    if raw and not cache.filled % _SAMPLED and cache.should_admit(raw):
+                        cache.put(raw, head)
                     return head, end
             self._raw = raw
             self._parser = httptools.HttpRequestParser(self)
