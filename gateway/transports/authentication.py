@@ -117,9 +117,14 @@ def peer_of(transport: Any) -> Peer:
 
 
 def _names(certificate: Any) -> Iterator[str]:
-    """Yield the names of a verified certificate: URIs, DNS names, common names."""
+    """Yield the names of a verified certificate: URIs, DNS names, common names.
+
+    A URI that begins as a name of another kind does is none: it could stand for that name.
+    """
     alternatives = certificate.get("subjectAltName", ())
-    yield from (value for kind, value in alternatives if kind == "URI")
+    for kind, value in alternatives:
+        if kind == "URI" and not value.lower().startswith(("dns:", "cn:")):
+            yield value
     yield from (f"dns:{value}" for kind, value in alternatives if kind == "DNS")
     for part in certificate.get("subject", ()):
         yield from (f"cn:{value}" for kind, value in part if kind == "commonName")
