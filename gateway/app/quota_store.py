@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from gateway.concurrency.background import start_background
 from gateway.config.permissions import QuotaStoreConfig
 from gateway.policies.access.quotas.budgets import Key
 from gateway.policies.access.quotas.pools import LeaseReply, LeaseRequest, PoolLeases
+from gateway.telemetry import names
+from gateway.telemetry.families import gauge_family
 
 log = structlog.get_logger(__name__)
 
@@ -154,8 +156,9 @@ class QuotaStore:
 
     def collect(self) -> Iterable[Metric]:
         """Return whether the store replies."""
-        text = "Whether the store of quotas replies (1) or not (0)."
-        yield GaugeMetricFamily("gateway_quota_store_up", text, float(self._leases.is_up))
+        family = gauge_family(names.QUOTA_STORE_UP)
+        family.add_metric((), float(self._leases.is_up))
+        yield family
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -300,6 +300,9 @@ QUOTA_USED: Final = Metric(
     "What is used of a quota in the current window or burst, of all its budgets.",
     ("quota",),
 )
+QUOTA_STORE_UP: Final = Metric(
+    "gateway_quota_store_up", "gauge", "Whether the store of quotas replies (1) or not (0)."
+)
 WORKER_UP: Final = Metric(
     "gateway_worker_up", "gauge", "Whether the worker is serving (1) or not (0).", ("worker",)
 )
@@ -371,6 +374,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ACCESS_DENIED,
     QUOTA_REFUSED,
     QUOTA_USED,
+    QUOTA_STORE_UP,
     WORKER_UP,
     WORKER_RESTARTS,
     WORKER_REQUESTS,
