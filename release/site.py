@@ -226,6 +226,10 @@ CAUSES: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "unauthenticated": ("Credentials are missing or wrong.", "Send those of the listener."),
     "forbidden": ("The client may not do this.", "Ask the operator for the permission."),
+    "quota_exceeded": (
+        "The client has used up a quota.",
+        "Wait as `Retry-After` says, or raise the limit of the quota; `gateway explain` shows it.",
+    ),
     "overloaded": (
         "A limit of calls in flight, of rate or of memory is reached.",
         "Slow down; scale out, or raise the limit that the text names.",
