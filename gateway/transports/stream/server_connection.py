@@ -491,8 +491,10 @@ class StreamConnection(asyncio.Protocol):
 
     def _is_unseen(self) -> bool:
         """Whether the client could leave unnoticed: its response is pending and nothing is read."""
-        blind = self._ended.is_set() or not self._is_reading
-        return self._transport is not None and self.in_flight > 0 and blind
+        if self._transport is None or not (self._ended.is_set() or not self._is_reading):
+            return False
+        # A task whose response is written counts as running until the loop has called back.
+        return bool(self._queue) or not all(each.is_answered for each in self._running.values())
 
     def _probe(self) -> None:
         if self._is_writable.is_set():  # otherwise a failed write would show it
