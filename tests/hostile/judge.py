@@ -187,7 +187,9 @@ def judged(response: Answer, *, head: bool = False) -> Answer:
     if response.status >= 400 and not head:
         document = response.json
         assert list(document) == ["error"], text
-        check_text(document["error"])
+        error = document["error"]
+        # OpenAI's form has an object, all others a text.
+        check_text(error["message"] if isinstance(error, dict) else error)
     return response
 
 
