@@ -59,6 +59,7 @@ _UNBOUNDED = 1 << 62
 # Connections of clients that the authorities verify no more end after this time.
 _DRAIN_S = 30.0
 _UNLIMITED_MS = 0x7FFF_FFFF
+_WINDOW_BYTES = 16 * 1024
 _KEEPALIVE_MS = 60_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 _MIN_PING_INTERVAL_MS = 10_000
@@ -207,6 +208,10 @@ def _options(limits: ServerLimits, *, reuse_port: bool) -> list[tuple[str, Any]]
         ("grpc.max_metadata_size", limits.grpc_metadata_bytes),
         ("grpc.absolute_max_metadata_size", limits.grpc_metadata_bytes),
         ("grpc.max_concurrent_streams", limits.h2_streams),
+        # The core buffers messages before the memory budget knows of them: each stream gets a small
+        # window, which does not grow.
+        ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_connection_age_ms", _ms(limits.connection_age_s)),
         ("grpc.max_connection_age_grace_ms", _UNLIMITED_MS),
         ("grpc.max_connection_idle_ms", _ms(limits.keepalive_s)),
