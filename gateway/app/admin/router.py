@@ -124,10 +124,10 @@ class AdminRouter(HttpFrontend):
         """Return the result for a request, and the route that has it."""
         found = self._table.find(wire.path)
         if found is None:
-            return self._unknown(wire), None
+            return await self._unknown(wire), None
         route = found.routes.get("GET" if wire.method == "HEAD" else wire.method)
         checked = route or next(iter(found.routes.values()))
-        refusal = self._access.refusal(wire, checked.need, checked.open)
+        refusal = await self._refusal(wire, checked.need, checked.open)
         if refusal is not None:
             return _refused(refusal), None
         if route is None:
@@ -140,17 +140,25 @@ class AdminRouter(HttpFrontend):
             log.exception("internal error", path=wire.path)
             return _failed(error), None
 
+    async def _refusal(
+        self, wire: HttpRequest, need: AdminNeed, opened: str = ""
+    ) -> Refusal | None:
+        """Return why a request is refused, by the present content of the files of tokens."""
+        if not self._access.is_unchecked(opened):
+            await self._access.renew()
+        return self._access.refusal(wire, need, opened)
+
     def _request(self, wire: HttpRequest, names: Mapping[str, str]) -> AdminRequest:
         query = dict(parse_qsl(wire.query, keep_blank_values=True))
         headers = dict(reversed(wire.headers.lowered))
         body = bytes(wire.view)
         return AdminRequest(self._gateway, wire.method, wire.path, names, query, headers, body)
 
-    def _unknown(self, wire: HttpRequest) -> AdminResult:
+    async def _unknown(self, wire: HttpRequest) -> AdminResult:
         """Return the result for a path without a route."""
         root = next((each for each in (API, UI) if wire.path.startswith(each)), None)
         if root is not None and self._table.has(root):
-            refusal = self._access.refusal(wire, AdminNeed.READ)
+            refusal = await self._refusal(wire, AdminNeed.READ)
             if refusal is not None:
                 return _refused(refusal)
             if root == UI:

@@ -1,17 +1,21 @@
 """The servers of the admin port, and of the port that has the metrics alone."""
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
 
 from gateway.app.admin import metrics
-from gateway.app.admin.access import access_of, change_access
+from gateway.app.admin.access import AdminAccess, access_of
 from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.admin.running import RunningGateway
+from gateway.app.admin.tokens import check_admin_tokens, tokens_of
 from gateway.app.errors import reason_of
 from gateway.app.transports import http_alpn
-from gateway.config.models import AdminConfig, Config
+from gateway.config.admin import AdminConfig
+from gateway.config.load import LoadedConfig
 from gateway.settings.units import Address
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpMount, Server, ServerLimits
@@ -26,18 +30,25 @@ PAGE_DRAIN_S: Final = 1.0
 _MIB: Final = 1 << 20
 
 
-def admin_routers(admin: AdminConfig, gateway: RunningGateway) -> dict[str, AdminRouter]:
+def admin_routers(
+    admin: AdminConfig, gateway: RunningGateway, directory: Path = Path()
+) -> dict[str, AdminRouter]:
     """Return what serves the admin port and the port of the metrics: "admin", "metrics".
 
     A reload changes who has access.
 
+    Args:
+        admin: Who has access.
+        gateway: What they show.
+        directory: Folder that the files of tokens are relative to.
+
     Raises:
         ValueError: Two routes have one path and method.
     """
-    access = access_of(admin)
+    access = access_of(admin, directory)
     if gateway.is_complete:
         routes = (*ROUTES, *gateway.routes)
-        gateway.reloader.on_applied = lambda config: change_access(access, _admin_of(config))
+        gateway.reloader.on_applied = partial(_change_access, access)
     else:
         routes = tuple(route for route in ROUTES if route.open in _ALWAYS)
     return {
@@ -50,14 +61,16 @@ def admin_routers(admin: AdminConfig, gateway: RunningGateway) -> dict[str, Admi
 _ALWAYS: Final = frozenset({"metrics", "probes", "status"})
 
 
-def _admin_of(config: Config) -> AdminConfig:
-    return config.admin or AdminConfig()
+def _change_access(access: AdminAccess, loaded: LoadedConfig) -> None:
+    admin = loaded.config.admin or AdminConfig()
+    access.change(admin, tokens_of(admin, loaded.directory))
 
 
 async def start_pages(
     admin: AdminConfig | None,
     gateway: RunningGateway,
     *,
+    directory: Path = Path(),
     tls: TlsFiles | None = None,
     reuse_port: bool = False,
 ) -> dict[str, Server]:
@@ -66,18 +79,21 @@ async def start_pages(
     Args:
         admin: Their addresses. None for the default ones; a default address in use is skipped.
         gateway: What they show.
+        directory: Folder that the files of tokens are relative to.
         tls: The TLS files; None for no TLS.
         reuse_port: Share the addresses with another gateway.
 
     Raises:
         OSError: The gateway cannot listen on an address of the configuration.
+        StartError: The file of a token cannot be used.
         ValueError: Two routes have one path and method.
     """
+    check_admin_tokens(admin, directory)
     config = AdminConfig() if admin is None else admin
     addresses = {"admin": config.address, "metrics": config.metrics}
     configured = set() if admin is None else admin.model_fields_set
     started: dict[str, Server] = {}
-    for name, router in admin_routers(config, gateway).items():
+    for name, router in admin_routers(config, gateway, directory).items():
         address = addresses[name]
         if address is None:
             continue
