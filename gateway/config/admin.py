@@ -69,6 +69,11 @@ class AdminConfig(Model):
     `/metrics`, and `status` is `/status`. `verdict` is the verdict of a migration, whose host is
     checked. With none of `tokens`, `local` and `open` in the file, `status` and `verdict` are open,
     too, and without `token` other machines have the role `read`. Default: `[probes, metrics]`."""
+    audit: Text | None = None
+    """File with a JSON line for each change, each view of payloads and each refusal, before its
+    response: `time`, `name` of the token, `address`, `role` that the request needs, `method`,
+    `path` and `status`. A file that takes no lines is an error in the log, and delays nobody for
+    long. Default: no such file."""
     hosts: Names = ()
     """Names of this gateway in the `host` header of requests to the same pages, besides IP
     addresses, `localhost` and the host of `address`. Other names are refused, because a web page
@@ -83,10 +88,13 @@ class AdminConfig(Model):
 
     @model_validator(mode="after")
     def _check_names(self) -> AdminConfig:
-        names = [each.name for each in self.tokens]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two tokens have the name {name!r}; expected one")
+        names = ["local", *(["token"] if self.token else []), *(each.name for each in self.tokens)]
+        for each in self.tokens:
+            if names.count(each.name) > 1:
+                raise ValueError(
+                    f"the name {each.name!r} is not of one token alone; expected other names than "
+                    "those of the other tokens, 'local' and, beside 'token', 'token'"
+                )
         return self
 
     @property

@@ -100,13 +100,13 @@ class AdminAccess:
             or self._role_refusal(wire, need, opened)
         )
 
-    def caller(self, wire: HttpRequest) -> str:
-        """Return the name of a request's token, `local` or `remote` without one; "" if wrong."""
+    def caller(self, wire: HttpRequest) -> str | None:
+        """Return the name of a request's token, or `local`; None if it has no right one."""
         sent = _sent_token(wire.headers)
         if sent is None:
-            return "local" if _is_local(wire) else "remote"
+            return "local" if _is_local(wire) else None
         token = self._tokens.find(sent)
-        return "" if token is None else token.name
+        return None if token is None else token.name
 
     def _host_refusal(self, headers: Headers) -> Refusal | None:
         host = headers.get("host") or ""

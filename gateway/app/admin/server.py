@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from gateway.app.admin import metrics
 from gateway.app.admin.access import AdminAccess, access_of
+from gateway.app.admin.audit import AuditLog, open_audit
 from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.tokens import check_admin_tokens, tokens_of
@@ -31,7 +32,10 @@ _MIB: Final = 1 << 20
 
 
 def admin_routers(
-    admin: AdminConfig, gateway: RunningGateway, directory: Path = Path()
+    admin: AdminConfig,
+    gateway: RunningGateway,
+    directory: Path = Path(),
+    audit: AuditLog | None = None,
 ) -> dict[str, AdminRouter]:
     """Return what serves the admin port and the port of the metrics: "admin", "metrics".
 
@@ -41,6 +45,7 @@ def admin_routers(
         admin: Who has access.
         gateway: What they show.
         directory: Folder that the files of tokens are relative to.
+        audit: The audit log; None for none.
 
     Raises:
         ValueError: Two routes have one path and method.
@@ -52,8 +57,8 @@ def admin_routers(
     else:
         routes = tuple(route for route in ROUTES if route.open in _ALWAYS)
     return {
-        "admin": AdminRouter(gateway, routes, access),
-        "metrics": AdminRouter(gateway, metrics.ROUTES, access),
+        "admin": AdminRouter(gateway, routes, access, audit),
+        "metrics": AdminRouter(gateway, metrics.ROUTES, access, audit),
     }
 
 
@@ -79,12 +84,13 @@ async def start_pages(
     Args:
         admin: Their addresses. None for the default ones; a default address in use is skipped.
         gateway: What they show.
-        directory: Folder that the files of tokens are relative to.
+        directory: Folder that the files of tokens and the audit log are relative to.
         tls: The TLS files; None for no TLS.
         reuse_port: Share the addresses with another gateway.
 
     Raises:
-        OSError: The gateway cannot listen on an address of the configuration.
+        OSError: The gateway cannot listen on an address of the configuration, or open the audit
+            log.
         StartError: The file of a token cannot be used.
         ValueError: Two routes have one path and method.
     """
@@ -92,12 +98,13 @@ async def start_pages(
     config = AdminConfig() if admin is None else admin
     addresses = {"admin": config.address, "metrics": config.metrics}
     configured = set() if admin is None else admin.model_fields_set
+    audit = open_audit(admin, directory)
     started: dict[str, Server] = {}
-    for name, router in admin_routers(config, gateway, directory).items():
+    for name, router in admin_routers(config, gateway, directory, audit).items():
         address = addresses[name]
         if address is None:
             continue
-        server = _server(address, router, tls, reuse_port=reuse_port)
+        server = _server(address, router, tls, audit, reuse_port=reuse_port)
         try:
             await server.start()
         except OSError as error:
@@ -122,10 +129,34 @@ def _log_unstarted(
     log.warning("admin page not started", page=name, address=str(address), reason=str(error))
 
 
+class _PagesServer(HttpServer):
+    """A server of the admin port, which closes the audit log when it stops.
+
+    Args:
+        audit: The audit log; None for none.
+    """
+
+    def __init__(self, audit: AuditLog | None, host: str, port: int, **settings: Any) -> None:
+        super().__init__(host, port, **settings)
+        self._audit = audit
+
+    async def stop(self) -> None:
+        """Stop; idempotent."""
+        await super().stop()
+        if self._audit is not None:
+            self._audit.close()
+
+
 def _server(
-    address: Address, router: AdminRouter, tls: TlsFiles | None, *, reuse_port: bool
+    address: Address,
+    router: AdminRouter,
+    tls: TlsFiles | None,
+    audit: AuditLog | None,
+    *,
+    reuse_port: bool,
 ) -> Server:
-    return HttpServer(
+    return _PagesServer(
+        audit,
         address.host,
         address.port,
         tls=None if tls is None else tls.context(*http_alpn("native")),
