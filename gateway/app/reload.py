@@ -118,7 +118,7 @@ class Reloader:
         manager: ServiceManager | None = None,
     ) -> None:
         self._manager = manager
-        self.on_applied: Callable[[LoadedConfig], None] = lambda _loaded: None
+        self.on_applied: Callable[[LoadedConfig], Awaitable[None]] = _do_nothing
         self._leading = leading
         self._load = load
         self._loaded = loaded
@@ -241,7 +241,7 @@ class Reloader:
             reason = f"internal error: {type(error).__name__}"
             return ReloadResult(FAILED, old.source, old.sha256, reason=reason)
         self._loaded = loaded
-        self.on_applied(loaded)
+        await self.on_applied(loaded)
         held = differences(runtime, loaded.config)
         return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes, runtime=held)
 
@@ -260,6 +260,10 @@ class Reloader:
             if limit.expired():
                 raise StartError(f"reading the file: {RELOAD_LATE}") from error
             raise
+
+
+async def _do_nothing(_loaded: LoadedConfig) -> None:
+    pass
 
 
 def check_restart(old: Config, loaded: LoadedConfig) -> None:

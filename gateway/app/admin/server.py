@@ -1,5 +1,6 @@
 """The servers of the admin port, and of the port that has the metrics alone."""
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -66,9 +67,9 @@ def admin_routers(
 _ALWAYS: Final = frozenset({"metrics", "probes", "status"})
 
 
-def _change_access(access: AdminAccess, loaded: LoadedConfig) -> None:
+async def _change_access(access: AdminAccess, loaded: LoadedConfig) -> None:
     admin = loaded.config.admin or AdminConfig()
-    access.change(admin, tokens_of(admin, loaded.directory))
+    access.change(admin, await asyncio.to_thread(tokens_of, admin, loaded.directory))
 
 
 async def start_pages(
