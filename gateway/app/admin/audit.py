@@ -44,13 +44,23 @@ class AuditLog:
     ) -> None:
         """Write a line, and wait until the file has it, or for a second; never raises.
 
-        Once it was not written in time, no request waits until the file takes lines again.
+        Once it was not written in time, no request waits until the file takes lines again. The
+        arguments are those of `put`.
+        """
+        self.put(wire, name, role, status)
+        if self._is_late:
+            self._is_late = not self._writer.flush(0)
+        else:
+            self._is_late = not await asyncio.to_thread(self._writer.flush, _WAIT_S)
+
+    def put(self, wire: HttpRequest, name: str | None, role: AdminNeed, status: int | None) -> None:
+        """Write a line soon; never waits and never raises.
 
         Args:
             wire: The request.
             name: The name of its token, or `local`; None for another caller.
             role: What the request needs.
-            status: The HTTP status of the response.
+            status: The HTTP status of the response; None if the client left before it.
         """
         entry = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -62,10 +72,6 @@ class AuditLog:
             "status": status,
         }
         self._writer.put(orjson.dumps(cut_values(None, "", entry)) + b"\n")
-        if self._is_late:
-            self._is_late = not self._writer.flush(0)
-        else:
-            self._is_late = not await asyncio.to_thread(self._writer.flush, _WAIT_S)
 
     def close(self) -> None:
         """Write the lines that wait, then close the file; does not wait for that. Idempotent."""

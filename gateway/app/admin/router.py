@@ -133,7 +133,7 @@ class AdminRouter(HttpFrontend):
     async def _note(self, wire: HttpRequest, outcome: _Outcome, status: int) -> None:
         """Write a line of the audit log, if the request needs one."""
         if self._audit is not None and outcome.audit_role is not None:
-            await self._audit.write(wire, self._access.caller(wire), outcome.audit_role, status)
+            await self._audit.write(wire, outcome.caller, outcome.audit_role, status)
 
     async def _outcome(self, wire: HttpRequest) -> _Outcome:
         """Return the result for a request, and what else is known about it."""
@@ -144,17 +144,25 @@ class AdminRouter(HttpFrontend):
         checked = route or next(iter(found.routes.values()))
         refusal = await self._refusal(wire, checked.need, checked.open)
         if refusal is not None:
-            return _Outcome(_refused(refusal), None, checked.need)
+            caller = self._access.caller(wire)
+            return _Outcome(_refused(refusal), None, checked.need, caller)
         if route is None:
             expected = " or ".join(found.routes)
             text = f"method {wire.method!r} is not allowed; expected {expected}"
             return _Outcome(Json({"error": text}, 405, (("Allow", ", ".join(found.routes)),)))
         role = None if route.need is AdminNeed.READ else route.need
+        caller = self._access.caller(wire)  # a reload may end its token
         try:
-            return _Outcome(await route.handle(self._request(wire, found.names)), route, role)
+            return _Outcome(
+                await route.handle(self._request(wire, found.names)), route, role, caller
+            )
+        except asyncio.CancelledError:  # the client left, and the change may be made all the same
+            if self._audit is not None and role is not None:
+                self._audit.put(wire, caller, role, None)
+            raise
         except Exception as error:  # of an extension, perhaps: it costs this request alone
             log.exception("internal error", path=wire.path)
-            return _Outcome(_failed(error), None, role)
+            return _Outcome(_failed(error), None, role, caller)
 
     async def _refusal(
         self, wire: HttpRequest, need: AdminNeed, opened: str = ""
@@ -176,7 +184,8 @@ class AdminRouter(HttpFrontend):
         if root is not None and self._table.has(root):
             refusal = await self._refusal(wire, AdminNeed.READ)
             if refusal is not None:
-                return _Outcome(_refused(refusal), None, AdminNeed.READ)
+                caller = self._access.caller(wire)
+                return _Outcome(_refused(refusal), None, AdminNeed.READ, caller)
             if root == UI:
                 return _Outcome(_NO_PAGE)
         paths = ", ".join(self._table.listed(root))
@@ -216,11 +225,13 @@ class _Outcome:
         result: The result.
         route: The route that has it; None for none.
         audit_role: What the request needs, if the audit log has a line for it; else None.
+        caller: Who asked for that, as `AdminAccess.caller` has it.
     """
 
     result: AdminResult
     route: AdminRoute | None = None
     audit_role: AdminNeed | None = None
+    caller: str | None = None
 
 
 def _parts(response: HttpResponse) -> Iterator[HttpResponse]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from gateway.app.admin.access import access_of
 from gateway.app.admin.audit import AuditLog
 from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.admin.running import RunningGateway
+from gateway.app.admin.tokens import tokens_of
 from gateway.app.errors import StartError
 from gateway.app.reload import Reloader
 from gateway.config.admin import AdminConfig
@@ -92,6 +94,55 @@ async def test_each_change_view_of_payloads_and_refusal_has_a_line(tmp_path: Pat
     keys = {"time", "name", "address", "role", "method", "path", "status"}
     assert all(keys == line.keys() for line in lines(path))
     assert not [each for each in ("token-of", "wrong", "hidden") if each in path.read_text()]
+
+
+async def test_a_reload_that_ends_its_own_token_has_the_name_of_the_token(tmp_path: Path) -> None:
+    """The line is about the request, which the token was right for."""
+    text = BASE + ADMIN
+    path = tmp_path / "audit.log"
+
+    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
+        return {}
+
+    loaded = load_text(text)
+    reloader = Reloader(lambda: load_text(text), loaded, apply)
+    access = access_of(loaded.config.admin or AdminConfig())
+
+    async def change(found: LoadedConfig) -> None:
+        admin = found.config.admin or AdminConfig()
+        access.change(admin, tokens_of(admin, tmp_path))
+
+    reloader.on_applied = change
+    router = AdminRouter(RunningGateway(Process(), reloader), ROUTES, access, AuditLog(path))
+    text = text.replace(OPS, "another-0123456789abcdef")
+    headers = {"Authorization": f"Bearer {OPS}"}
+    replies = [await ask(router, "/reload", "POST", headers=headers) for _ in range(2)]
+    assert [200, 401] == [reply.status for reply in replies]
+    assert ["ops", None] == [line["name"] for line in lines(path)]
+
+
+async def test_a_client_that_leaves_has_a_line(tmp_path: Path) -> None:
+    """The change may be made all the same; there is no status."""
+    path = tmp_path / "audit.log"
+    audit = AuditLog(path)
+    begun = asyncio.Event()
+
+    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
+        begun.set()
+        await asyncio.Event().wait()
+        return {}
+
+    loaded = load_text(BASE)
+    gateway = RunningGateway(Process(), Reloader(lambda: loaded, loaded, apply))
+    router = AdminRouter(gateway, ROUTES, access_of(AdminConfig()), audit)
+    request = asyncio.create_task(ask(router, "/reload", "POST"))
+    await begun.wait()
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    assert audit._writer.flush(5)
+    assert [("local", "/reload", None)] == [
+        (line["name"], line["path"], line["status"]) for line in lines(path)
+    ]
 
 
 async def test_a_file_that_takes_no_lines_is_an_error_in_the_log(tmp_path: Path) -> None:
