@@ -31,8 +31,14 @@ GET gets. Errors are JSON: `{"error": "..."}`. A path that is not here is 404, a
 """
 CONCLUSION = """\
 A token is sent as `authorization: Bearer TOKEN`, or as the password of `Basic`. A wrong token is
-401, and so is a missing one where `admin.token` is set. All else that is refused is 403, and so is
-all that `operate` refuses.
+401, and so is a missing one where a token is configured. All else that is refused is 403, and so is
+a role that the token lacks. Without `admin.tokens`, `admin.local` and `admin.open`, a missing token
+of `operate` is 403.
+
+`admin.token` has all roles, and those of `admin.tokens` have their `roles`: `operate` and `migrate`
+include `read`. Requests of this machine without a token have those of `admin.local`. If one of
+`admin.tokens`, `admin.local` and `admin.open` is set, other machines need a token for all but the
+pages of `admin.open`, and `/status` and the verdict need the role `read` unless they are there.
 """
 CHECKS = (
     ("who may ask", "what is checked"),
@@ -52,8 +58,8 @@ CHECKS = (
     (
         "`operate`",
         (
-            "The request comes from this machine or has the token, unless `admin.remote_changes` "
-            "is set. It has no field `origin`."
+            "The request comes from this machine or has a token with the role, unless "
+            "`admin.remote_changes` is set. It has no field `origin`."
         ),
     ),
     (

@@ -14,8 +14,9 @@ from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import admin_routers
 from gateway.app.parts import LeadingParts
 from gateway.app.reload import Reloader
+from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig, load_text
-from gateway.config.models import AdminConfig, Config
+from gateway.config.models import Config
 from gateway.ir.context import Client
 from gateway.migration.admin import MigrationPages
 from gateway.migration.admin.migrations.documents import CutoverSource, EvidenceSource

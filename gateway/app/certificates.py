@@ -18,7 +18,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import REASONS, StartError, reason_of
-from gateway.config.models import AdminConfig, Config
+from gateway.config.admin import AdminConfig
+from gateway.config.models import Config
 from gateway.config.tls import TlsConfig
 from gateway.telemetry import names
 from gateway.telemetry.families import counter_family, gauge_family

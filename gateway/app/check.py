@@ -13,6 +13,7 @@ from gateway.app.permissions import check_rules
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
+from gateway.app.strict_checks import strict_findings
 from gateway.app.tls_checks import check_tls
 from gateway.app.worker_limits import check_workers
 from gateway.config.load import LoadedConfig
@@ -40,7 +41,11 @@ _NOT_ON_ONE_PORT: Final = (
 
 def check(loaded: LoadedConfig) -> list[Problem]:
     """Return every problem of a configuration that matches the schema."""
-    found = [*_findings(loaded.config), *check_declarations(loaded.config, loaded.directory)]
+    found = [
+        *_findings(loaded.config),
+        *strict_findings(loaded),
+        *check_declarations(loaded.config, loaded.directory),
+    ]
     for extension in extensions().values():
         found += extension.check(loaded)
     for layer in (*own_layers(), *layers().values()):

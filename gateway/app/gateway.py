@@ -315,6 +315,7 @@ class Gateway:
         self._admin_servers = await start_pages(
             self._graph.config.admin,
             RunningGateway(self, reloader, self._leading),
+            directory=self._graph.loaded.directory,
             tls=self._admin_tls,
             reuse_port=self._graph.config.lifecycle.hand_over,
         )

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 
 import structlog
 
+from gateway.app.admin.tokens import check_admin_tokens
 from gateway.app.announce import log_retired_keys
 from gateway.app.certificates import check_tls_files
 from gateway.app.config_watch import watch_config
@@ -117,7 +118,7 @@ class Reloader:
         manager: ServiceManager | None = None,
     ) -> None:
         self._manager = manager
-        self.on_applied: Callable[[Config], None] = lambda _config: None
+        self.on_applied: Callable[[LoadedConfig], Awaitable[None]] = _do_nothing
         self._leading = leading
         self._load = load
         self._loaded = loaded
@@ -224,6 +225,7 @@ class Reloader:
                 self._leading.check_reload(loaded)
             check_restart(old.config, loaded)
             await asyncio.to_thread(check_tls_files, loaded.config, loaded.directory)
+            await asyncio.to_thread(check_admin_tokens, loaded.config.admin, loaded.directory)
             runtime = self._runtime_changes
             changed = runtime.apply(loaded)
             changes = await self._apply(changed, runtime.drained)
@@ -239,7 +241,7 @@ class Reloader:
             reason = f"internal error: {type(error).__name__}"
             return ReloadResult(FAILED, old.source, old.sha256, reason=reason)
         self._loaded = loaded
-        self.on_applied(loaded.config)
+        await self.on_applied(loaded)
         held = differences(runtime, loaded.config)
         return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes, runtime=held)
 
@@ -258,6 +260,10 @@ class Reloader:
             if limit.expired():
                 raise StartError(f"reading the file: {RELOAD_LATE}") from error
             raise
+
+
+async def _do_nothing(_loaded: LoadedConfig) -> None:
+    pass
 
 
 def check_restart(old: Config, loaded: LoadedConfig) -> None:
@@ -296,11 +302,17 @@ def _listener_findings(at: KeyPath, old: ListenerConfig, new: ListenerConfig) ->
             yield (*at, key), _NEEDS_RESTART
 
 
+# The keys of `admin` that decide about each request.
+_OF_EACH_REQUEST: Final = {"token", "tokens", "local", "open", "hosts", "remote_changes"}
+
+
 def _admin_addresses(config: Config) -> dict[str, Any] | None:
     """Return the keys of `admin` but those that decide about each request."""
     if config.admin is None:
         return None
-    return config.admin.model_dump(exclude={"token", "hosts", "remote_changes"})
+    return config.admin.model_dump(
+        exclude={"token", "tokens", "local", "open", "hosts", "remote_changes"}
+    )
 
 
 def _value(config: Any, path: KeyPath) -> Any:

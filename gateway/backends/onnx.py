@@ -17,6 +17,7 @@ import structlog
 from gateway.api.backend import Arrays
 from gateway.backends.base import Inputs, Job
 from gateway.backends.model_files import FileBackend, one_line, zeros
+from gateway.backends.onnx_files import MalformedModel, check_external_files
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
@@ -53,6 +54,7 @@ _PROVIDERS = {
     "tensorrt": (_TENSORRT, _CUDA, _CPU),
 }
 _BF16_TYPE = 16  # TensorProto.DataType.BFLOAT16
+_OWN_FORMAT = ".ort"  # no protobuf, and converted by the operator: it has its weights inside
 _LOG_FATAL = 4  # errors are raised, so ONNX Runtime does not need to log them
 
 
@@ -111,11 +113,13 @@ class OnnxBackend(FileBackend):
 
         Raises:
             LoadError: ONNX Runtime is not installed, the file is missing or invalid, the device is
-                not available, or an input or output is not a tensor.
+                not available, an input or output is not a tensor, or weights are in a file
+                outside of the model's folder.
         """
         self._ort = _runtime(self)
         if not self._path.is_file():
             raise self.unloadable("the file does not exist")
+        self._check_files()
         session = self._open()
         providers = session.get_providers()
         required = _PROVIDERS[self._options.device][0]
@@ -160,6 +164,17 @@ class OnnxBackend(FileBackend):
             raise InvalidRequest(
                 f"model {str(self.model)!r}: {one_line(error)}", model=self.model
             ) from error
+
+    def _check_files(self) -> None:
+        if self._path.suffix == _OWN_FORMAT:
+            return
+        try:
+            check_external_files(self._path)
+        except MalformedModel as error:
+            self._open()  # ONNX Runtime says more, if it finds the same
+            raise self.unloadable(one_line(error)) from error
+        except (OSError, ValueError) as error:
+            raise self.unloadable(one_line(error)) from error
 
     def _open(self) -> Any:
         options = self._ort.SessionOptions()
@@ -261,14 +276,26 @@ def _run_bound(session: Any, feed: Inputs, outputs: Sequence[str]) -> Arrays:
     return dict(zip(outputs, binding.copy_outputs_to_cpu(), strict=True))
 
 
+def import_runtime() -> Any:
+    """Return the module of ONNX Runtime, which sends no telemetry.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    import onnxruntime  # noqa: PLC0415  # optional, and slow to import
+
+    if hasattr(onnxruntime, "disable_telemetry_events"):  # builds of Microsoft send them
+        onnxruntime.disable_telemetry_events()
+    return onnxruntime
+
+
 def _runtime(backend: OnnxBackend) -> Any:
     try:
-        import onnxruntime  # noqa: PLC0415  # optional, and slow to import
+        return import_runtime()
     except ImportError as error:
         raise backend.unloadable(
             "ONNX Runtime is not installed: pip install 'tensor-gateway[onnx]'"
         ) from error
-    return onnxruntime
 
 
 def _symbols(values: Sequence[Any]) -> tuple[tuple[str, int, str], ...]:

@@ -202,7 +202,9 @@ def _is_secret(path: KeyPath) -> bool:
     is_header = path[:1] == ("upstreams",) and path[2:3] == ("headers",)
     if path == ("quota_store", "url"):  # it may hold a password
         return True
-    return is_header or (bool(path) and _SECRET_KEY.search(str(path[-1])) is not None)
+    # The last name: what stands in a list of tokens is a token, too.
+    name = next((part for part in reversed(path) if isinstance(part, str)), "")
+    return is_header or _SECRET_KEY.search(name) is not None
 
 
 # Pydantic's error types, in the words of a YAML file.

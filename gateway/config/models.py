@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gateway.config.access import ClientConfig, ClientName, HeaderName, SecurityConfig
+from gateway.config.admin import AdminConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
 from gateway.config.permissions import QuotaConfig, QuotaStoreConfig
@@ -23,7 +24,6 @@ from gateway.config.telemetry import TelemetryConfig
 from gateway.config.tls import TlsConfig
 from gateway.ir.context import TRITON_PREFIX
 from gateway.settings.fields import (
-    AdminToken,
     CallKey,
     Duration,
     FileMode,
@@ -39,7 +39,7 @@ from gateway.settings.fields import (
     WorkerCount,
 )
 from gateway.settings.model import Model
-from gateway.settings.units import UNIX, Address, Url
+from gateway.settings.units import UNIX, Url
 
 
 class StreamConfig(Model):
@@ -181,42 +181,6 @@ class ListenerConfig(Model):
                 "a listener needs at least one of 'address', 'http', 'grpc' and 'streams'"
             )
         return self
-
-
-class AdminConfig(Model):
-    """Metrics and probes for operators, on ports of their own."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_off(cls, value: object) -> object:
-        """Read `off`: no port at all with `address`, unless `metrics` is set."""
-        if not isinstance(value, dict):
-            return value
-        found = {key: None if value[key] == "off" else value[key] for key in value}
-        return {"metrics": None, **found} if value.get("address") == "off" else found
-
-    address: ListenAddress | None = Address("127.0.0.1", 9901)
-    """Address of `/ui/`, `/api/v1/`, `/metrics`, `/status`, `/livez`, `/readyz`, `/config`,
-    `/stock` and `/capture`, and of the requests that change the gateway: `/reload`,
-    `/upstream/drain`, `/upstream/enable`, `/route/weights`, `/capture/start` and `/capture/stop`.
-    `null` switches it off. `off` switches off both addresses.
-    Default: `127.0.0.1:9901`, if the port is free."""
-    token: AdminToken | None = Field(default=None, repr=False)
-    """What other machines send to read `/ui/`, `/api/v1/`, `/config`, `/stock` and `/capture`, to
-    see payloads and to change the gateway: as `authorization: Bearer TOKEN`, or as the password
-    that a browser asks for. Requests from this machine need none. Default: no token; then other
-    machines only read, and see no payload."""
-    hosts: Names = ()
-    """Names of this gateway in the `host` header of requests to the same pages, besides IP
-    addresses, `localhost` and the host of `address`. Other names are refused, because a web page
-    can point its own name at this machine. Default: `[]`."""
-    tls: TlsConfig | None = None
-    """TLS of both addresses. With `ca`, clients need a certificate. Default: no TLS."""
-    metrics: ListenAddress | None = Address("127.0.0.1", 8002)
-    """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
-    Default: `127.0.0.1:8002`, if the port is free."""
-    # A retired key, see retired.py.
-    remote_changes: bool = False
 
 
 class ProbeConfig(Model):

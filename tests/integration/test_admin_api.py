@@ -20,8 +20,8 @@ from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import admin_routers
 from gateway.app.reload import Reloader
 from gateway.app.transports import TransportImplementation, http_server_class
+from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
-from gateway.config.models import AdminConfig
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpMount, ServerLimits
 from tests import admin_kit

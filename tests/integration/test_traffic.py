@@ -13,8 +13,8 @@ from gateway.app import Gateway
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import start_pages
 from gateway.app.reload import Reloader
+from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
-from gateway.config.models import AdminConfig
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context
 from gateway.settings.units import Address

@@ -20,8 +20,9 @@ from gateway.app import Gateway
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import start_pages
 from gateway.app.reload import Reloader
+from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
-from gateway.config.models import AdminConfig, Config
+from gateway.config.models import Config
 from gateway.settings.units import Address
 from tests.admin_kit import pages as pages_of
 from tests.interop.browser import opened

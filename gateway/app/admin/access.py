@@ -2,16 +2,16 @@
 
 import base64
 import binascii
-import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from hashlib import sha256
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.api.admin import AdminNeed
-from gateway.config.models import AdminConfig
+from gateway.app.admin.tokens import AdminTokens, tokens_of
+from gateway.config.admin import AdminConfig
 from gateway.wire.http import Headers, HttpRequest
 
 ADMIN_HEADER: Final = "x-gateway-admin"
@@ -24,8 +24,11 @@ _LOCAL_NAMES: Final = frozenset({"localhost", "ip6-localhost"})
 VERDICT: Final = "verdict"
 """The group of verdicts, which controllers in a cluster read without credentials."""
 
-# Groups whose requests are not checked: load balancers and scrapers send any host and no token.
-_UNCHECKED: Final = frozenset({"probes", "metrics", "status", "redirects"})
+# Groups whose requests are not checked where they are open: load balancers and scrapers send any
+# host and no token.
+_UNCHECKED: Final = frozenset({"probes", "metrics", "status"})
+_REDIRECTS: Final = "redirects"
+_OPEN: Final = (*_UNCHECKED, VERDICT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,54 +55,58 @@ class AdminAccess:
     def __init__(
         self, token: str | None = None, hosts: Iterable[str] = (), *, remote_changes: bool = False
     ) -> None:
-        self.change(token, hosts, remote_changes=remote_changes)
+        config = AdminConfig(token=token, hosts=tuple(hosts), remote_changes=remote_changes)
+        self.change(config, tokens_of(config, Path()))
 
-    def change(
-        self, token: str | None, hosts: Iterable[str] = (), *, remote_changes: bool = False
-    ) -> None:
-        """Decide by other rules from now on; the arguments are those of the class."""
-        self._digest = None if token is None else _digest(token)
+    def change(self, config: AdminConfig, tokens: AdminTokens) -> None:
+        """Decide by the rules of a configuration from now on."""
+        self._tokens = tokens
+        hosts = (*config.hosts, *_host_of(config))
         self._hosts = _LOCAL_NAMES.union(host.lower().rstrip(".") for host in hosts)
-        self._remote_changes = remote_changes
+        self._has_roles = config.has_roles
+        self._open = frozenset(config.open if config.has_roles else _OPEN)
+        self._local = frozenset(AdminNeed(role) for role in config.local)
+        self._remote = _remote_roles(config)
+
+    async def renew(self) -> None:
+        """Read the files of tokens again that may have changed."""
+        await self._tokens.renew()
+
+    def is_unchecked(self, opened: str) -> bool:
+        """Return whether everybody may ask for the routes of a group."""
+        return opened == _REDIRECTS or (opened in _UNCHECKED and opened in self._open)
 
     def refusal(self, wire: HttpRequest, need: AdminNeed, opened: str = "") -> Refusal | None:
         """Return why *wire* is refused; None if it is allowed.
 
         A request needs a host that is an address, `localhost` or a configured name: a page of
         another site that resolves its own name to this machine has another one. A token that is
-        sent must be the right one, and off loopback it is needed. MIGRATE also needs the header
-        `x-gateway-admin` and no foreign origin. OPERATE needs no header, as nothing that a browser
-        sends is accepted.
+        sent must be right and have the role; without one, a request has the roles of its machine.
+        MIGRATE also needs the header `x-gateway-admin` and no foreign origin. OPERATE needs no
+        header, as nothing that a browser sends is accepted.
 
         Args:
             wire: The request.
             need: What the route of the request asks of its caller.
             opened: The group by which everybody may ask; "" for none.
         """
-        if opened in _UNCHECKED:
+        if self.is_unchecked(opened):
             return None
         if need is AdminNeed.OPERATE:
-            return self._command_refusal(wire)
+            return _origin_refusal(wire.headers) or self._role_refusal(wire, need, opened)
         return (
             self._host_refusal(wire.headers)
             or (_page_refusal(wire.headers) if need is AdminNeed.MIGRATE else None)
-            or self._token_refusal(wire, need, opened)
+            or self._role_refusal(wire, need, opened)
         )
 
-    def _command_refusal(self, wire: HttpRequest) -> Refusal | None:
-        if wire.headers.get("origin") is not None:
-            # A browser sends this header: a page of another site must not change the gateway.
-            return Refusal(403, "requests of web pages are refused: header 'origin' found")
+    def caller(self, wire: HttpRequest) -> str | None:
+        """Return the name of a request's token, or `local`; None if it has no right one."""
         sent = _sent_token(wire.headers)
-        if sent is not None and not self._is_right(sent):
-            return Refusal(403, _WRONG_TOKEN)
-        if self._remote_changes or sent is not None or _is_local(wire):
-            return None
-        return Refusal(
-            403,
-            f"requests from {wire.client.address} cannot change the gateway; expected one from "
-            "this machine, or a token (admin: {token: ...})",
-        )
+        if sent is None:
+            return "local" if _is_local(wire) else None
+        token = self._tokens.find(sent)
+        return None if token is None else token.name
 
     def _host_refusal(self, headers: Headers) -> Refusal | None:
         host = headers.get("host") or ""
@@ -112,45 +119,80 @@ class AdminAccess:
             "a name of admin: {hosts: [...]}",
         )
 
-    def _token_refusal(self, wire: HttpRequest, need: AdminNeed, opened: str) -> Refusal | None:
+    def _role_refusal(self, wire: HttpRequest, need: AdminNeed, opened: str) -> Refusal | None:
         sent = _sent_token(wire.headers)
         if sent is not None:
-            return None if self._is_right(sent) else Refusal(401, _WRONG_TOKEN)
-        if opened == VERDICT or _is_local(wire):
+            token = self._tokens.find(sent)
+            if token is None:
+                return Refusal(401, _WRONG_TOKEN)
+            return (
+                None
+                if _allows(token.roles, need)
+                else Refusal(403, _role_reason("the token", need))
+            )
+        if opened == VERDICT and opened in self._open:
             return None
-        if self._digest is not None:
+        is_local = _is_local(wire)
+        if _allows(self._local if is_local else self._remote, need):
+            return None
+        if is_local and (self._local or not self._tokens):
+            return Refusal(403, _role_reason("a request of this machine without a token", need))
+        return self._missing_token(wire, need)
+
+    def _missing_token(self, wire: HttpRequest, need: AdminNeed) -> Refusal:
+        address = wire.client.address
+        if need is AdminNeed.OPERATE and not self._has_roles:
+            return Refusal(
+                403,
+                f"requests from {address} cannot change the gateway; expected one from this "
+                "machine, or a token (admin: {token: ...})",
+            )
+        if self._tokens:
             return Refusal(401, "token is missing; expected the header 'authorization: Bearer ...'")
-        if need is AdminNeed.READ:
-            return None
         return Refusal(
             403,
-            f"requests from {wire.client.address or 'other machines'} need a token, and none is "
-            "configured; expected one from this machine (admin: {token: ${file:...}})",
+            f"requests from {address or 'other machines'} need a token, and none is configured; "
+            "expected one from this machine (admin: {token: ${file:...}})",
         )
 
-    def _is_right(self, sent: str) -> bool:
-        return self._digest is not None and hmac.compare_digest(self._digest, _digest(sent))
+
+_WRONG_TOKEN: Final = "the token is wrong; expected one of admin: {token, tokens}"  # noqa: S105
 
 
-_WRONG_TOKEN: Final = "the token is wrong; expected the one of admin: {token: ...}"  # noqa: S105
-
-
-def access_of(config: AdminConfig) -> AdminAccess:
-    """Return the rules of a configuration."""
+def access_of(config: AdminConfig, directory: Path = Path()) -> AdminAccess:
+    """Return the rules of a configuration, whose folder is *directory*."""
     access = AdminAccess()
-    change_access(access, config)
+    access.change(config, tokens_of(config, directory))
     return access
 
 
-def change_access(access: AdminAccess, config: AdminConfig) -> None:
-    """Let *access* decide by the rules of a configuration."""
-    hosts = (*config.hosts, *_host_of(config))
-    access.change(config.token, hosts, remote_changes=config.remote_changes)
+def _remote_roles(config: AdminConfig) -> frozenset[AdminNeed]:
+    """Return the roles of other machines without a token."""
+    roles = {AdminNeed.OPERATE} if config.remote_changes else set()
+    if config.token is None and not config.has_roles:
+        roles.add(AdminNeed.READ)
+    return frozenset(roles)
+
+
+def _allows(roles: Collection[AdminNeed], need: AdminNeed) -> bool:
+    """Return whether one of *roles* is enough: each other role includes READ."""
+    return need in roles or (need is AdminNeed.READ and bool(roles))
+
+
+def _role_reason(subject: str, need: AdminNeed) -> str:
+    return f"{subject} lacks the role {need.value!r} (admin.tokens, admin.local)"
 
 
 def _host_of(config: AdminConfig) -> tuple[str, ...]:
     """Return the host of the address; none where it is every address."""
     return (config.address.host,) if config.address is not None and config.address.host else ()
+
+
+def _origin_refusal(headers: Headers) -> Refusal | None:
+    if headers.get("origin") is None:
+        return None
+    # A browser sends this header: a page of another site must not change the gateway.
+    return Refusal(403, "requests of web pages are refused: header 'origin' found")
 
 
 def _page_refusal(headers: Headers) -> Refusal | None:
@@ -186,11 +228,6 @@ def _sent_token(headers: Headers) -> str | None:
         return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         return ""
-
-
-def _digest(token: str) -> bytes:
-    """Return a digest of one length: the comparison then tells nothing about the token's."""
-    return sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 def _host_name(host: str) -> str:

@@ -29,6 +29,7 @@ from gateway.api.admin import (
 )
 from gateway.app.admin import changes, config, events, html, metrics, overview, probes, status
 from gateway.app.admin.access import AdminAccess, Refusal
+from gateway.app.admin.audit import AuditLog
 from gateway.app.admin.html import UI, render
 from gateway.app.admin.probes import PROBES
 from gateway.ir.errors import ErrorCode, GatewayError
@@ -90,24 +91,32 @@ class AdminRouter(HttpFrontend):
         gateway: What they show.
         routes: Those of the gateway, then those of extensions.
         access: Decides who may ask.
+        audit: Gets a line for each change, view of payloads and refusal; None for none.
 
     Raises:
         ValueError: Two routes have one path and method.
     """
 
     def __init__(
-        self, gateway: AdminGateway, routes: Sequence[AdminRoute], access: AdminAccess
+        self,
+        gateway: AdminGateway,
+        routes: Sequence[AdminRoute],
+        access: AdminAccess,
+        audit: AuditLog | None = None,
     ) -> None:
         self._gateway = gateway
         self._access = access
+        self._audit = audit
         self._table = _RouteTable(routes)
         self._menu = tuple((route.path, route.menu) for route in routes if route.menu)
         self._probes = frozenset(route.path for route in routes if route.open == PROBES)
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Yield the response to one request."""
-        result, route = await self._result(wire)
+        outcome = await self._outcome(wire)
+        result, route = outcome.result, outcome.route
         if isinstance(result, Events):
+            await self._note(wire, outcome, 200)
             async with aclosing(result.events) as received:
                 async for event in received:
                     yield HttpResponse(200, _EVENTS, (event,))
@@ -117,28 +126,51 @@ class AdminRouter(HttpFrontend):
         except Exception as error:  # a template of an extension, perhaps
             log.exception("internal error", path=wire.path)
             response = await self._response(_failed(error), None)
+        await self._note(wire, outcome, response.status)
         for part in _parts(response) if isinstance(result, Json) else (response,):
             yield part
 
-    async def _result(self, wire: HttpRequest) -> tuple[AdminResult, AdminRoute | None]:
-        """Return the result for a request, and the route that has it."""
+    async def _note(self, wire: HttpRequest, outcome: _Outcome, status: int) -> None:
+        """Write a line of the audit log, if the request needs one."""
+        if self._audit is not None and outcome.audit_role is not None:
+            await self._audit.write(wire, outcome.caller, outcome.audit_role, status)
+
+    async def _outcome(self, wire: HttpRequest) -> _Outcome:
+        """Return the result for a request, and what else is known about it."""
         found = self._table.find(wire.path)
         if found is None:
-            return self._unknown(wire), None
+            return await self._unknown(wire)
         route = found.routes.get("GET" if wire.method == "HEAD" else wire.method)
         checked = route or next(iter(found.routes.values()))
-        refusal = self._access.refusal(wire, checked.need, checked.open)
+        refusal = await self._refusal(wire, checked.need, checked.open)
         if refusal is not None:
-            return _refused(refusal), None
+            caller = self._access.caller(wire)
+            return _Outcome(_refused(refusal), None, checked.need, caller)
         if route is None:
             expected = " or ".join(found.routes)
             text = f"method {wire.method!r} is not allowed; expected {expected}"
-            return Json({"error": text}, 405, (("Allow", ", ".join(found.routes)),)), None
+            return _Outcome(Json({"error": text}, 405, (("Allow", ", ".join(found.routes)),)))
+        role = None if route.need is AdminNeed.READ else route.need
+        caller = self._access.caller(wire)  # a reload may end its token
         try:
-            return await route.handle(self._request(wire, found.names)), route
+            return _Outcome(
+                await route.handle(self._request(wire, found.names)), route, role, caller
+            )
+        except asyncio.CancelledError:  # the client left, and the change may be made all the same
+            if self._audit is not None and role is not None:
+                self._audit.put(wire, caller, role, None)
+            raise
         except Exception as error:  # of an extension, perhaps: it costs this request alone
             log.exception("internal error", path=wire.path)
-            return _failed(error), None
+            return _Outcome(_failed(error), None, role, caller)
+
+    async def _refusal(
+        self, wire: HttpRequest, need: AdminNeed, opened: str = ""
+    ) -> Refusal | None:
+        """Return why a request is refused, by the present content of the files of tokens."""
+        if not self._access.is_unchecked(opened):
+            await self._access.renew()
+        return self._access.refusal(wire, need, opened)
 
     def _request(self, wire: HttpRequest, names: Mapping[str, str]) -> AdminRequest:
         query = dict(parse_qsl(wire.query, keep_blank_values=True))
@@ -146,17 +178,19 @@ class AdminRouter(HttpFrontend):
         body = bytes(wire.view)
         return AdminRequest(self._gateway, wire.method, wire.path, names, query, headers, body)
 
-    def _unknown(self, wire: HttpRequest) -> AdminResult:
+    async def _unknown(self, wire: HttpRequest) -> _Outcome:
         """Return the result for a path without a route."""
         root = next((each for each in (API, UI) if wire.path.startswith(each)), None)
         if root is not None and self._table.has(root):
-            refusal = self._access.refusal(wire, AdminNeed.READ)
+            refusal = await self._refusal(wire, AdminNeed.READ)
             if refusal is not None:
-                return _refused(refusal)
+                caller = self._access.caller(wire)
+                return _Outcome(_refused(refusal), None, AdminNeed.READ, caller)
             if root == UI:
-                return _NO_PAGE
+                return _Outcome(_NO_PAGE)
         paths = ", ".join(self._table.listed(root))
-        return Json({"error": f"unknown path {wire.path!r}; expected one of {paths}"}, 404)
+        text = f"unknown path {wire.path!r}; expected one of {paths}"
+        return _Outcome(Json({"error": text}, 404))
 
     async def _response(
         self, result: Json | Page | Content | Redirect, route: AdminRoute | None
@@ -181,6 +215,23 @@ class AdminRouter(HttpFrontend):
         """Return the response to a malformed request, or to one for which there is no room."""
         body = orjson.dumps({"error": error.message})
         return HttpResponse(_STATUS[error.code], _JSON, (body,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of a request.
+
+    Attributes:
+        result: The result.
+        route: The route that has it; None for none.
+        audit_role: What the request needs, if the audit log has a line for it; else None.
+        caller: Who asked for that, as `AdminAccess.caller` has it.
+    """
+
+    result: AdminResult
+    route: AdminRoute | None = None
+    audit_role: AdminNeed | None = None
+    caller: str | None = None
 
 
 def _parts(response: HttpResponse) -> Iterator[HttpResponse]:

@@ -1,17 +1,23 @@
 """The servers of the admin port, and of the port that has the metrics alone."""
 
+import asyncio
 from collections.abc import Mapping
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
 import structlog
 
 from gateway.app.admin import metrics
-from gateway.app.admin.access import access_of, change_access
+from gateway.app.admin.access import AdminAccess, access_of
+from gateway.app.admin.audit import AuditLog, open_audit
 from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.admin.running import RunningGateway
+from gateway.app.admin.tokens import check_admin_tokens, tokens_of
 from gateway.app.errors import reason_of
 from gateway.app.transports import http_alpn
-from gateway.config.models import AdminConfig, Config
+from gateway.config.admin import AdminConfig
+from gateway.config.load import LoadedConfig
 from gateway.settings.units import Address
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpMount, Server, ServerLimits
@@ -26,23 +32,34 @@ PAGE_DRAIN_S: Final = 1.0
 _MIB: Final = 1 << 20
 
 
-def admin_routers(admin: AdminConfig, gateway: RunningGateway) -> dict[str, AdminRouter]:
+def admin_routers(
+    admin: AdminConfig,
+    gateway: RunningGateway,
+    directory: Path = Path(),
+    audit: AuditLog | None = None,
+) -> dict[str, AdminRouter]:
     """Return what serves the admin port and the port of the metrics: "admin", "metrics".
 
     A reload changes who has access.
 
+    Args:
+        admin: Who has access.
+        gateway: What they show.
+        directory: Folder that the files of tokens are relative to.
+        audit: The audit log; None for none.
+
     Raises:
         ValueError: Two routes have one path and method.
     """
-    access = access_of(admin)
+    access = access_of(admin, directory)
     if gateway.is_complete:
         routes = (*ROUTES, *gateway.routes)
-        gateway.reloader.on_applied = lambda config: change_access(access, _admin_of(config))
+        gateway.reloader.on_applied = partial(_change_access, access)
     else:
         routes = tuple(route for route in ROUTES if route.open in _ALWAYS)
     return {
-        "admin": AdminRouter(gateway, routes, access),
-        "metrics": AdminRouter(gateway, metrics.ROUTES, access),
+        "admin": AdminRouter(gateway, routes, access, audit),
+        "metrics": AdminRouter(gateway, metrics.ROUTES, access, audit),
     }
 
 
@@ -50,14 +67,16 @@ def admin_routers(admin: AdminConfig, gateway: RunningGateway) -> dict[str, Admi
 _ALWAYS: Final = frozenset({"metrics", "probes", "status"})
 
 
-def _admin_of(config: Config) -> AdminConfig:
-    return config.admin or AdminConfig()
+async def _change_access(access: AdminAccess, loaded: LoadedConfig) -> None:
+    admin = loaded.config.admin or AdminConfig()
+    access.change(admin, await asyncio.to_thread(tokens_of, admin, loaded.directory))
 
 
 async def start_pages(
     admin: AdminConfig | None,
     gateway: RunningGateway,
     *,
+    directory: Path = Path(),
     tls: TlsFiles | None = None,
     reuse_port: bool = False,
 ) -> dict[str, Server]:
@@ -66,22 +85,27 @@ async def start_pages(
     Args:
         admin: Their addresses. None for the default ones; a default address in use is skipped.
         gateway: What they show.
+        directory: Folder that the files of tokens and the audit log are relative to.
         tls: The TLS files; None for no TLS.
         reuse_port: Share the addresses with another gateway.
 
     Raises:
-        OSError: The gateway cannot listen on an address of the configuration.
+        OSError: The gateway cannot listen on an address of the configuration, or open the audit
+            log.
+        StartError: The file of a token cannot be used.
         ValueError: Two routes have one path and method.
     """
+    check_admin_tokens(admin, directory)
     config = AdminConfig() if admin is None else admin
     addresses = {"admin": config.address, "metrics": config.metrics}
     configured = set() if admin is None else admin.model_fields_set
+    audit = open_audit(admin, directory)
     started: dict[str, Server] = {}
-    for name, router in admin_routers(config, gateway).items():
+    for name, router in admin_routers(config, gateway, directory, audit).items():
         address = addresses[name]
         if address is None:
             continue
-        server = _server(address, router, tls, reuse_port=reuse_port)
+        server = _server(address, router, tls, audit, reuse_port=reuse_port)
         try:
             await server.start()
         except OSError as error:
@@ -106,10 +130,34 @@ def _log_unstarted(
     log.warning("admin page not started", page=name, address=str(address), reason=str(error))
 
 
+class _PagesServer(HttpServer):
+    """A server of the admin port, which closes the audit log when it stops.
+
+    Args:
+        audit: The audit log; None for none.
+    """
+
+    def __init__(self, audit: AuditLog | None, host: str, port: int, **settings: Any) -> None:
+        super().__init__(host, port, **settings)
+        self._audit = audit
+
+    async def stop(self) -> None:
+        """Stop; idempotent."""
+        await super().stop()
+        if self._audit is not None:
+            self._audit.close()
+
+
 def _server(
-    address: Address, router: AdminRouter, tls: TlsFiles | None, *, reuse_port: bool
+    address: Address,
+    router: AdminRouter,
+    tls: TlsFiles | None,
+    audit: AuditLog | None,
+    *,
+    reuse_port: bool,
 ) -> Server:
-    return HttpServer(
+    return _PagesServer(
+        audit,
         address.host,
         address.port,
         tls=None if tls is None else tls.context(*http_alpn("native")),

@@ -536,6 +536,7 @@ async def _run(
         pages = await start_pages(
             loaded.config.admin,
             RunningGateway(supervisor, reloader, leading),
+            directory=loaded.directory,
             tls=tls,
             reuse_port=loaded.config.lifecycle.hand_over,
         )

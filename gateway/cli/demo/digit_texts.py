@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gateway.backends.onnx import import_runtime
 from gateway.cli.demo.samples import SIDE, Scan
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest
@@ -22,11 +23,11 @@ class DigitTexts:
     outputs = (TensorMetadata("probabilities", Datatype.FP32, (-1, 10)),)
 
     def __init__(self) -> None:
-        from onnxruntime import InferenceSession  # noqa: PLC0415  # a demo without it has no models
-
         folder = Path(str(files("gateway.cli.demo"))) / "models" / "digits"
         path = next(folder.rglob("*.onnx"))
-        self._session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        self._session = import_runtime().InferenceSession(
+            str(path), providers=["CPUExecutionProvider"]
+        )
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Return the probabilities of each text.

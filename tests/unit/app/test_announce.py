@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import start_pages
 from gateway.app.announce import example_command, log_models
+from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
-from gateway.config.models import AdminConfig, ListenerConfig
+from gateway.config.models import ListenerConfig
 from gateway.ir.errors import Unavailable
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.settings.units import Address

@@ -47,6 +47,30 @@ def identity(element_type: int, dims: Dims = ("n",)) -> bytes:
     )
 
 
+def external_sum(location: str, *, of_node: bool = False) -> bytes:
+    """Write a model that adds two FP32 of another file to X and returns them as Y.
+
+    Args:
+        location: The other file.
+        of_node: Whether a constant node has the weights, not the graph.
+    """
+    entries = {"location": location, "offset": "0", "length": "8"}
+    weights = _integer(1, 2) + _integer(2, 1) + _bytes(8, b"W")
+    for key, value in entries.items():
+        weights += _bytes(13, _bytes(1, key.encode()) + _bytes(2, value.encode()))
+    weights += _integer(14, 1)
+    add = _bytes(1, _node("Add", ["X", "W"], ["Y"]))
+    if of_node:
+        constant = _bytes(5, _bytes(1, b"value") + _bytes(5, weights) + _integer(20, 4))
+        graph = _bytes(1, _node("Constant", [], ["W"]) + constant) + add
+    else:
+        graph = add + _bytes(5, weights)
+    graph += (
+        _bytes(2, b"graph") + _bytes(11, _value("X", 1, (2,))) + _bytes(12, _value("Y", 1, (2,)))
+    )
+    return _integer(1, 8) + _bytes(7, graph) + _bytes(8, _bytes(1, b"") + _integer(2, 17))
+
+
 def sum_of_two(dims: Dims = ("n", 2)) -> bytes:
     """Write a model that returns the sum of A and B, FP32, as C."""
     return model([("Add", ["A", "B"], ["C"])], [("A", 1, dims), ("B", 1, dims)], [("C", 1, dims)])

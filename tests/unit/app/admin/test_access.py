@@ -8,7 +8,7 @@ import pytest
 
 from gateway.api.admin import AdminNeed
 from gateway.app.admin.access import VERDICT, AdminAccess, access_of
-from gateway.config.models import AdminConfig
+from gateway.config.admin import AdminConfig
 from gateway.ir.context import Client
 from gateway.settings.units import Address
 from gateway.wire.http import Headers, HttpRequest
@@ -147,6 +147,6 @@ def test_remote_clients_run_commands_with_the_token() -> None:
     """Command paths need no extra header, because curl sends none."""
     sent, wrong = ({"Authorization": f"Bearer {each}"} for each in (TOKEN, "wrong"))
     assert 200 == status(GUARDED, AdminNeed.OPERATE, sent, AWAY)
-    assert 403 == status(GUARDED, AdminNeed.OPERATE, wrong, AWAY)
-    assert 403 == status(GUARDED, AdminNeed.OPERATE, wrong, HERE)
+    assert 401 == status(GUARDED, AdminNeed.OPERATE, wrong, AWAY)
+    assert 401 == status(GUARDED, AdminNeed.OPERATE, wrong, HERE)
     assert 403 == status(GUARDED, AdminNeed.OPERATE, {}, AWAY)

@@ -111,7 +111,7 @@ async def test_a_reload_reads_the_file_of_the_token_again(tmp_path: Path) -> Non
         return (await post(router, "/reload", address="10.0.0.1", **headers)).status
 
     secret.write_text("new-token-0123456789")
-    assert 403 == await status("new-token-0123456789")
+    assert 401 == await status("new-token-0123456789")
     assert 200 == await status("old-token-0123456789")
     assert 200 == await status("new-token-0123456789")
-    assert 403 == await status("old-token-0123456789")
+    assert 401 == await status("old-token-0123456789")

@@ -1,0 +1,103 @@
+"""The admin port in the configuration file: its addresses, and who may do what there."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gateway.config.access import ClientName
+from gateway.config.tls import TlsConfig
+from gateway.settings.fields import AdminToken, ListenAddress, Names, Text
+from gateway.settings.model import Model
+from gateway.settings.units import Address
+
+Roles = tuple[Literal["read", "operate", "migrate"], ...]
+
+
+class AdminTokenConfig(Model):
+    """A token of the admin port, with what its owner may do. It needs `file` or `token`."""
+
+    name: ClientName
+    """Name of the token, as in the audit log."""
+    roles: Annotated[Roles, Field(min_length=1)]
+    """What the token allows. `read` shows the status, the configuration and the callers. `operate`
+    adds reloads, drained endpoints, weights and recording. `migrate` adds cut-overs and payloads to
+    `read`."""
+    file: Text | None = None
+    """File with the token, relative to the configuration file. Changes are in force within 2 s. A
+    file that is broken leaves the token in force that was read before. Default: none."""
+    token: AdminToken | None = Field(default=None, repr=False)
+    """The token, of at least 16 characters, such as `${env:OPS}`. Default: none."""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> AdminTokenConfig:
+        if (self.file is None) == (self.token is None):
+            raise ValueError("a token of the admin port needs exactly one of 'file' and 'token'")
+        return self
+
+
+class AdminConfig(Model):
+    """Metrics and probes for operators, on ports of their own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_off(cls, value: object) -> object:
+        """Read `off`: no port at all with `address`, unless `metrics` is set."""
+        if not isinstance(value, dict):
+            return value
+        found = {key: None if value[key] == "off" else value[key] for key in value}
+        return {"metrics": None, **found} if value.get("address") == "off" else found
+
+    address: ListenAddress | None = Address("127.0.0.1", 9901)
+    """Address of `/ui/`, `/api/v1/`, `/metrics`, `/status`, `/livez`, `/readyz`, `/config`,
+    `/stock` and `/capture`, and of the requests that change the gateway: `/reload`,
+    `/upstream/drain`, `/upstream/enable`, `/route/weights`, `/capture/start` and `/capture/stop`.
+    `null` switches it off. `off` switches off both addresses.
+    Default: `127.0.0.1:9901`, if the port is free."""
+    token: AdminToken | None = Field(default=None, repr=False)
+    """What other machines send to read `/ui/`, `/api/v1/`, `/config`, `/stock` and `/capture`, to
+    see payloads and to change the gateway: as `authorization: Bearer TOKEN`, or as the password
+    that a browser asks for. Requests from this machine need none. Default: no token; then other
+    machines only read, and see no payload."""
+    tokens: tuple[AdminTokenConfig, ...] = ()
+    """Further tokens, each with a name and roles. Default: `[]`."""
+    local: Roles = ("read", "operate", "migrate")
+    """Roles of requests from this machine without a token. Default: `[read, operate, migrate]`."""
+    open: tuple[Literal["probes", "metrics", "status", "verdict"], ...] = ("probes", "metrics")
+    """Pages that need no role and no known host: `probes` is `/livez` and `/readyz`, `metrics` is
+    `/metrics`, and `status` is `/status`. `verdict` is the verdict of a migration, whose host is
+    checked. With none of `tokens`, `local` and `open` in the file, `status` and `verdict` are open,
+    too, and without `token` other machines have the role `read`. Default: `[probes, metrics]`."""
+    audit: Text | None = None
+    """File with a JSON line for each change, each view of payloads and each refusal, before its
+    response: `time`, `name` of the token, `address`, `role` that the request needs, `method`,
+    `path` and `status`. A file that takes no lines is an error in the log, and delays nobody for
+    long. Default: no such file."""
+    hosts: Names = ()
+    """Names of this gateway in the `host` header of requests to the same pages, besides IP
+    addresses, `localhost` and the host of `address`. Other names are refused, because a web page
+    can point its own name at this machine. Default: `[]`."""
+    tls: TlsConfig | None = None
+    """TLS of both addresses. With `ca`, clients need a certificate. Default: no TLS."""
+    metrics: ListenAddress | None = Address("127.0.0.1", 8002)
+    """Second address of `/metrics`, on the port where Triton has it. `null` switches it off.
+    Default: `127.0.0.1:8002`, if the port is free."""
+    # A retired key, see retired.py.
+    remote_changes: bool = False
+
+    @model_validator(mode="after")
+    def _check_names(self) -> AdminConfig:
+        names = ["local", *(["token"] if self.token else []), *(each.name for each in self.tokens)]
+        for each in self.tokens:
+            if names.count(each.name) > 1:
+                raise ValueError(
+                    f"the name {each.name!r} is not of one token alone; expected other names than "
+                    "those of the other tokens, 'local' and, beside 'token', 'token'"
+                )
+        return self
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether the file says which roles there are, so that no other request is allowed."""
+        return bool({"tokens", "local", "open"} & self.model_fields_set)
