@@ -206,8 +206,9 @@ class ListenerAuthenticator:
                 return ANONYMOUS
             self._report(error)
             raise
-        expires = float("inf") if identity.expires is None else identity.expires
-        peer.data = _Memory(fields, credentials.data, rules, identity, expires)
+        if not credentials.is_public:  # the next request may need a credential
+            expires = float("inf") if identity.expires is None else identity.expires
+            peer.data = _Memory(fields, credentials.data, rules, identity, expires)
         return identity
 
     def hidden(self, peer: Peer) -> frozenset[str]:
