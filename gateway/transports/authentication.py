@@ -17,6 +17,7 @@ from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import Identity
 from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.connection_count import client_address
+from gateway.wire.fields import pairs_without
 from gateway.wire.grpc import Metadata
 from gateway.wire.http import Headers
 
@@ -87,10 +88,9 @@ class Authentication:
 
 
 def _without(fields: F, names: AbstractSet[str]) -> F:
-    kept = [pair for pair in fields if pair[0].lower() not in names]
     if isinstance(fields, Headers):
-        return fields if len(kept) == len(fields.pairs) else Headers(kept)
-    return fields if len(kept) == len(fields) else tuple(kept)
+        return fields.without(names)
+    return pairs_without(fields, names)
 
 
 async def _later(caller: IdentifiedCaller, fields: Fields, found: Awaitable[Identity]) -> Client:

@@ -6,12 +6,14 @@ The reference and the native transport use the same types; none of them belongs 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
 from gateway.accelerator import accelerated
 from gateway.ir.context import NO_CLIENT, Client
+from gateway.wire.fields import pairs_without
 
 if TYPE_CHECKING:  # `gateway health` has no numpy
     from gateway.ir.streaming_body import StreamingBody
@@ -88,6 +90,13 @@ class Headers:
             return False
         size = len(name)
         return len([0 for key, _ in self.pairs if len(key) == size and key.lower() == name]) > 1
+
+    def without(self, names: AbstractSet[str]) -> Headers:
+        """Return the fields whose names, in lower case, are not in *names*; itself for all."""
+        kept = pairs_without(self.pairs, names)
+        if kept is self.pairs:
+            return self
+        return Headers(kept, kept if self._lowered is self.pairs else None)
 
     @property
     def lowered(self) -> tuple[tuple[str, str], ...]:
