@@ -126,6 +126,12 @@ def _budgets_of(config: Config) -> tuple[Budgets, QuotaStore | None]:
     return Budgets(limits, pools=leases), QuotaStore(settings, leases)
 
 
+def _change_store(store: QuotaStore | None, config: Config) -> None:
+    """Let *store* follow a reload, which neither adds nor removes it."""
+    if store is not None and config.quota_store is not None:
+        store.change(config.quota_store)
+
+
 class ServingQuotas:
     """The accounts of one serving process.
 
@@ -179,7 +185,9 @@ class ServingQuotas:
 
     def change(self, config: ConfigView, /) -> None:
         """Follow a reload."""
-        limits = limits_of(LoadedConfig.of(config).config)
+        loaded = LoadedConfig.of(config).config
+        limits = limits_of(loaded)
+        _change_store(self._store, loaded)
         if isinstance(self.accounts, LocalAccounts):
             self.accounts.budgets.change(limits)
         else:
@@ -230,8 +238,10 @@ class LeadingQuotas(LeadingPart):
 
     async def change(self, config: ConfigView, /) -> None:
         """Forget the quotas that the configuration no longer has."""
-        self._limits = limits_of(LoadedConfig.of(config).config)
+        loaded = LoadedConfig.of(config).config
+        self._limits = limits_of(loaded)
         self._budgets.change(self._limits)
+        _change_store(self._store, loaded)
 
     def on_notice(self) -> None:
         """Make a round soon."""
