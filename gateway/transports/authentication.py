@@ -82,15 +82,19 @@ class Authentication:
         last, names_then, known = caller.visible
         if last is fields and names_then is names:
             return known  # type: ignore[no-any-return]  # of the same type as these fields
-        found = _without(fields, names)
+        found: F
+        if isinstance(fields, Headers):
+            # Headers of one template have the same names at the same places.
+            is_equal = (
+                names_then is names
+                and isinstance(last, Headers)  # a connection may have calls of gRPC, too
+                and last.positions is fields.positions
+            )
+            found = fields.without(names, known.positions if is_equal else None)
+        else:
+            found = pairs_without(fields, names)
         caller.visible = fields, names, found
         return found
-
-
-def _without(fields: F, names: AbstractSet[str]) -> F:
-    if isinstance(fields, Headers):
-        return fields.without(names)
-    return pairs_without(fields, names)
 
 
 async def _later(caller: IdentifiedCaller, fields: Fields, found: Awaitable[Identity]) -> Client:

@@ -91,12 +91,28 @@ class Headers:
         size = len(name)
         return len([0 for key, _ in self.pairs if len(key) == size and key.lower() == name]) > 1
 
-    def without(self, names: AbstractSet[str]) -> Headers:
-        """Return the fields whose names, in lower case, are not in *names*; itself for all."""
-        kept = pairs_without(self.pairs, names)
-        if kept is self.pairs:
+    def without(
+        self, names: AbstractSet[str], positions: Mapping[str, int] | None = None
+    ) -> Headers:
+        """Return the fields whose names, in lower case, are not in *names*; itself for all.
+
+        Args:
+            names: The names that are left out.
+            positions: Those of the result, if they are at hand.
+        """
+        pairs, lowered = self.pairs, self._lowered
+        kept = pairs_without(pairs, names)
+        if kept is pairs:
             return self
-        return Headers(kept, kept if self._lowered is self.pairs else None)
+        if lowered is not None:
+            lowered = kept if lowered is pairs else pairs_without(lowered, names)
+        found = Headers(kept, lowered, positions)
+        if positions is None and self.positions is not None:
+            places: dict[str, int] = {}
+            for place, (name, _) in enumerate(found.lowered):
+                places.setdefault(name, place)
+            found.positions = places
+        return found
 
     @property
     def lowered(self) -> tuple[tuple[str, str], ...]:
