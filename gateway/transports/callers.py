@@ -70,6 +70,10 @@ class IdentifiedCaller(Caller):
             return self.last
         return Client(self.peer.address, agent_of(fields))
 
+    def unnamed(self, fields: Fields = ()) -> Client:
+        """Return the sender of *fields* that were refused, whoever sent equal ones before."""
+        return Client(self.peer.address, agent_of(fields))
+
     def identified(self, fields: Fields, identity: Identity) -> Client:
         """Return the client that sent *fields*, which name *identity*."""
         last = self.last
