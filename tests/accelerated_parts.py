@@ -16,6 +16,7 @@ import pytest
 from hpack import Encoder
 from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 
+from gateway.access import authenticator
 from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
@@ -28,7 +29,7 @@ from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
-from gateway.transports import callers
+from gateway.transports import authentication, callers
 from gateway.transports.grpc import (
     client_call,
     client_pool,
@@ -43,7 +44,8 @@ from gateway.transports.http1 import head_reader, head_template, response_reader
 from gateway.transports.http1.head_template import HeaderTemplate
 from gateway.transports.http2 import frame_reader, frames, hpack, streams
 from gateway.transports.http2.frames import Http2ConnectionError
-from gateway.wire import message_cache, metadata
+from gateway.wire import fields as header_fields
+from gateway.wire import http, message_cache, metadata
 from gateway.wire.http import Headers, HttpRequest
 from gateway.wire.message_cache import MaskedMessageCache
 
@@ -75,6 +77,10 @@ MODULES: Final = (
     client_rules,
     forward_headers,
     callers,
+    header_fields,
+    http,
+    authenticator,
+    authentication,
     server_connection,
     hpack,
 )
@@ -402,10 +408,36 @@ def field_lines(random: Random) -> tuple[Any, ...]:
 
 def first_value(random: Random) -> tuple[Any, ...]:
     """Return header fields or metadata, and the name of one of them, mostly."""
-    names = ("user-agent", "User-Agent", "user-agen", "USER-AGENT", "éééééééééé")
+    names = (
+        "user-agent",
+        "User-Agent",
+        "user-agen",
+        "USER-AGENT",
+        "ÉÉÉÉÉééééé",
+        "\u0130",
+        "X" * 70,
+    )
     values = ("", "a", b"bytes", "é")
     pairs = [(random.choice(names), random.choice(values)) for _ in range(random.randrange(4))]
     return pairs if random.random() < 0.2 else tuple(pairs), "user-agent"
+
+
+def texts_among(random: Random) -> tuple[Any, ...]:
+    """Return header fields or metadata, and the names of some of them."""
+    pairs, _ = first_value(random)
+    names = random.choice((frozenset, set))(_some_names(random))
+    return pairs, names
+
+
+def pairs_without(random: Random) -> tuple[Any, ...]:
+    """Return header fields or metadata, and the names of some of them."""
+    pairs, _ = first_value(random)
+    return tuple(pairs), random.choice((frozenset, set))(_some_names(random))
+
+
+def _some_names(random: Random) -> list[str]:
+    names = ("user-agent", "user-agen", "éééééééééé", "i\u0307", "x" * 70)
+    return random.sample(names, random.randrange(len(names)))
 
 
 def texts_and_id(random: Random) -> tuple[Any, ...]:
@@ -550,6 +582,8 @@ PARTS: Final[dict[str, Part]] = {
         headers_with_id,
         field_lines,
         first_value,
+        texts_among,
+        pairs_without,
         texts_and_id,
         read_call_head,
         read_response_head,

@@ -20,14 +20,21 @@ from gateway.access.clients import Clients, DisabledClient, Patterns
 from gateway.access.key_file import ApiKey, KeyFile
 from gateway.api.access import Credentials, Fields, Peer
 from gateway.config.access import ProxyConfig
+from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import ANONYMOUS, Identity
+from gateway.wire.fields import texts_among
+from gateway.wire.http import Headers
 
 Mode = Literal["required", "optional", "off"]
 OnFailure = Callable[[str, str, str], object]
 """Called for each refusal: the listener, the kind of the credential, the reason."""
 
+Sent = list[tuple[str, str]]
+"""The fields of a request that may be credentials, names in lower case."""
+
 _AUTHORIZATION: Final = "authorization"
+_MAX_PROXIED: Final = 4096
 
 
 class InvalidCredential(Unauthenticated):
@@ -95,7 +102,10 @@ class AccessRules:
         unlisted_certificates: Whether certificates of no client have a name of their own.
         public_health: Whether the health of the server needs no credential.
         keeps_authorization: Whether an upstream gets the header `authorization`.
-        key_identities: The clients of keys that were used, by the id of the key.
+        key_identities: The clients of valid keys that were used, by the key: SHA-256 takes most
+            of the time of a look-up. Wrong keys are never here.
+        proxied: The clients that proxies named, by proxy, client and groups. What is known of a
+            client later is kept with the same object.
     """
 
     clients: Clients
@@ -106,11 +116,13 @@ class AccessRules:
     unlisted_certificates: bool = False
     public_health: bool = True
     keeps_authorization: bool = False
-    key_identities: dict[str, Identity] = field(default_factory=dict)
+    key_identities: dict[str, Identity] = field(default_factory=dict, repr=False)
+    proxied: BoundedDict[tuple[str, str, tuple[str, ...]], Identity] = field(
+        default_factory=lambda: BoundedDict(_MAX_PROXIED)
+    )
     _names: frozenset[str] = field(init=False)
     _hidden: frozenset[str] = field(init=False)
     _untrusted: frozenset[str] = field(init=False)
-    _sizes: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         names = {self.key_header} if self.keys is not None else set()
@@ -122,7 +134,6 @@ class AccessRules:
         headers.update(proxy.config.groups_header or "" for proxy in self.proxies)
         object.__setattr__(self, "_untrusted", frozenset(hidden | headers))
         object.__setattr__(self, "_names", frozenset(names | headers))
-        object.__setattr__(self, "_sizes", frozenset(map(len, names | headers)))
 
     def hidden(self, peer: Peer) -> frozenset[str]:
         """Return the headers that nothing behind the authenticator sees of a peer."""
@@ -130,29 +141,46 @@ class AccessRules:
             return self._hidden
         return self._untrusted
 
-    def sent(self, fields: Fields) -> list[tuple[str, str]]:
+    def sent(self, fields: Fields) -> Sent:
         """Return the fields that may be credentials, names in lower case."""
-        names, sizes = self._names, self._sizes
-        return [
-            (key, value)
-            for name, value in fields
-            if len(name) in sizes and (key := name.lower()) in names and isinstance(value, str)
-        ]
+        if type(fields) is Headers:
+            return texts_among(fields.pairs, self._names)
+        return texts_among(tuple(fields), self._names)
 
 
 class _Memory:
-    """What the last request of a connection showed, and whom that named."""
+    """What the last request of a connection showed, and whom that named.
 
-    __slots__ = ("data", "expires", "fields", "identity", "rules")
+    Args:
+        peer: The connection.
+        fields: Its fields.
+        sent: Those of them that may be credentials.
+        data: What a frame carried instead.
+        rules: What named the client.
+        identity: The client.
+
+    Attributes:
+        hidden: The headers that nothing behind the authenticator sees of the connection.
+    """
+
+    __slots__ = ("data", "expires", "fields", "hidden", "identity", "rules", "sent")
 
     def __init__(
-        self, fields: Fields, data: str, rules: AccessRules, identity: Identity, expires: float
+        self,
+        peer: Peer,
+        fields: Fields,
+        sent: Sent,
+        data: str,
+        rules: AccessRules,
+        identity: Identity,
     ) -> None:
+        self.hidden = rules.hidden(peer)
         self.fields = fields
+        self.sent = sent
         self.data = data
         self.rules = rules
         self.identity = identity
-        self.expires = expires
+        self.expires = float("inf") if identity.expires is None else identity.expires
 
 
 class ListenerAuthenticator:
@@ -186,33 +214,45 @@ class ListenerAuthenticator:
 
     def authenticate(self, credentials: Credentials, /) -> Identity:
         """Return the client of a request. Raises Unauthenticated, Overloaded, Unavailable."""
-        peer, fields, rules = credentials.peer, credentials.fields, self.rules
-        last = peer.data
-        # Transports give equal heads of a connection as the same object.
-        if (
+        if self.mode == "off":
+            return ANONYMOUS
+        fields, rules = credentials.fields, self.rules
+        last = credentials.peer.data
+        # Equal credentials of a connection name the same client: its certificate, user and address
+        # do not change.  A change of keys, key sets or clients brings other rules.
+        is_current = (
             last is not None
-            and last.fields is fields
             and last.rules is rules
             and last.data == credentials.data
             and self._now() < last.expires
-        ):
+        )
+        # Transports give equal heads of a connection as the same object.
+        if is_current and last.fields is fields:
             return last.identity  # type: ignore[no-any-return]  # a peer keeps anything
-        if self.mode == "off":
-            return ANONYMOUS
+        sent = rules.sent(fields)
+        if is_current and last.sent == sent:
+            last.fields = fields
+            return last.identity  # type: ignore[no-any-return]  # a peer keeps anything
         try:
-            identity = self._identity(credentials, rules)
+            identity = self._identity(credentials, sent, rules)
         except GatewayError as error:
             if credentials.is_public and rules.public_health:
                 return ANONYMOUS
             self._report(error)
             raise
-        expires = float("inf") if identity.expires is None else identity.expires
-        peer.data = _Memory(fields, credentials.data, rules, identity, expires)
+        if not credentials.is_public:  # the next request may need a credential
+            peer = credentials.peer
+            peer.data = _Memory(peer, fields, sent, credentials.data, rules, identity)
         return identity
 
     def hidden(self, peer: Peer) -> frozenset[str]:
         """Return the headers that nothing behind it sees of a peer: credentials."""
-        return frozenset() if self.mode == "off" else self.rules.hidden(peer)
+        if self.mode == "off":
+            return frozenset()
+        last = peer.data
+        if last is not None and last.rules is self.rules:
+            return last.hidden  # type: ignore[no-any-return]  # a peer keeps anything
+        return self.rules.hidden(peer)
 
     def _report(self, error: GatewayError) -> None:
         kind, reason = "none", "missing"
@@ -222,12 +262,12 @@ class ListenerAuthenticator:
             kind, reason = "jwt", error.code.value
         self._on_failure(self._listener, kind, reason)
 
-    def _identity(self, credentials: Credentials, rules: AccessRules) -> Identity:
+    def _identity(self, credentials: Credentials, sent: Sent, rules: AccessRules) -> Identity:
         peer = credentials.peer
         # All of them are asked, because each credential must be right.
-        found = self._keys_and_tokens(credentials, rules)
+        found = self._keys_and_tokens(credentials, sent, rules)
         if rules.proxies:
-            other = self._proxied(credentials, rules)
+            other = self._proxied(peer, sent, rules)
             found = found or other
         if peer.names:
             other = self._certificate(peer, rules)
@@ -241,9 +281,11 @@ class ListenerAuthenticator:
             return ANONYMOUS
         raise Unauthenticated(f"a credential is missing: expected {_expected(rules)}")
 
-    def _keys_and_tokens(self, credentials: Credentials, rules: AccessRules) -> Identity | None:
+    def _keys_and_tokens(
+        self, credentials: Credentials, sent: Sent, rules: AccessRules
+    ) -> Identity | None:
         key = token = None
-        for value, is_header in _values(credentials, rules):
+        for value, is_header in _values(sent, credentials.data, rules):
             if not is_header and rules.tokens is not None and value.count(".") == 2:  # noqa: PLR2004
                 found = rules.tokens.identity(value, credentials.peer.address, rules.clients)
                 token = token or found
@@ -253,12 +295,12 @@ class ListenerAuthenticator:
         return key or token
 
     def _of_key(self, value: str, rules: AccessRules) -> Identity:
-        entry = None if rules.keys is None else rules.keys.find(value)
-        if entry is None:
-            raise InvalidCredential("the API key is unknown", "key", "unknown")
-        identity = rules.key_identities.get(entry.id)
+        identity = rules.key_identities.get(value)
         if identity is None or (identity.expires is not None and self._now() >= identity.expires):
-            identity = rules.key_identities[entry.id] = self._of_entry(entry, rules)
+            entry = None if rules.keys is None else rules.keys.find(value)
+            if entry is None:
+                raise InvalidCredential("the API key is unknown", "key", "unknown")
+            identity = rules.key_identities[value] = self._of_entry(entry, rules)
         return identity
 
     def _of_entry(self, entry: ApiKey, rules: AccessRules) -> Identity:
@@ -271,12 +313,11 @@ class ListenerAuthenticator:
             expires = revoked if expires is None else min(expires, revoked)
         return _enabled(rules.clients, "key", entry.client, credential=entry.id, expires=expires)
 
-    def _proxied(self, credentials: Credentials, rules: AccessRules) -> Identity | None:
+    def _proxied(self, peer: Peer, sent: Sent, rules: AccessRules) -> Identity | None:
         for proxy in rules.proxies:
             config = proxy.config
-            if not proxy.is_peer(credentials.peer):
+            if not proxy.is_peer(peer):
                 continue
-            sent = rules.sent(credentials.fields)
             names = [value for name, value in sent if name == config.client_header]
             if not names:
                 continue
@@ -293,16 +334,19 @@ class ListenerAuthenticator:
                 raise InvalidCredential(
                     "the client that the proxy names is unknown", "proxy", "unknown"
                 )
-            groups = [value for name, value in sent if name == config.groups_header]
-            return _enabled(
-                rules.clients,
-                "proxy",
-                client,
-                groups=[
-                    part.strip() for text in groups for part in text.split(",") if part.strip()
-                ],
-                credential=config.name,
-            )
+            groups = tuple(value for name, value in sent if name == config.groups_header)
+            key = config.name, client, groups
+            found = rules.proxied.get(key)
+            if found is None:
+                parts = [part.strip() for text in groups for part in text.split(",")]
+                found = rules.proxied[key] = _enabled(
+                    rules.clients,
+                    "proxy",
+                    client,
+                    groups=[part for part in parts if part],
+                    credential=config.name,
+                )
+            return found
         return None
 
     def _certificate(self, peer: Peer, rules: AccessRules) -> Identity | None:
@@ -334,11 +378,11 @@ def _enabled(clients: Clients, kind: str, name: str, **facts: Any) -> Identity:
         raise InvalidCredential(error.message, kind, "disabled", facts["credential"]) from None
 
 
-def _values(credentials: Credentials, rules: AccessRules) -> Iterator[tuple[str, bool]]:
+def _values(sent: Sent, data: str, rules: AccessRules) -> Iterator[tuple[str, bool]]:
     """Yield the keys and tokens of a request, and whether each is in the header of keys."""
     if rules.keys is None and rules.tokens is None:
         return
-    for name, value in rules.sent(credentials.fields):
+    for name, value in sent:
         if name == _AUTHORIZATION:
             scheme, _, rest = value.strip().partition(" ")
             if scheme.lower() == "bearer":
@@ -347,9 +391,9 @@ def _values(credentials: Credentials, rules: AccessRules) -> Iterator[tuple[str,
                 yield _password(rest.strip()), False
         elif name == rules.key_header and rules.keys is not None:
             yield value.strip(), True
-    if credentials.data:
-        scheme, _, rest = credentials.data.strip().partition(" ")
-        yield (rest.strip() if scheme.lower() == "bearer" and rest else credentials.data), False
+    if data:
+        scheme, _, rest = data.strip().partition(" ")
+        yield (rest.strip() if scheme.lower() == "bearer" and rest else data), False
 
 
 def _password(encoded: str) -> str:

@@ -23,7 +23,7 @@ from gateway.access.clients import Clients
 from gateway.access.key_file import KeyFile, read_key_file
 from gateway.access.key_sets import FetchedKeySet, KeySet, VerifyKey, read_key_set
 from gateway.access.tokens import CheckBudget, Issuer, JwtReader
-from gateway.app.access_checks import is_url, mode_of
+from gateway.app.access_checks import gets_authorization, is_url, mode_of
 from gateway.app.errors import StartError
 from gateway.app.key_set_sources import KeySetSource
 from gateway.concurrency.background import start_background
@@ -300,9 +300,7 @@ class _Sources:
             ),
             public_health=security.public_health,
             keeps_authorization=any(
-                name.lower() == "authorization"
-                for each in self._config.upstreams.values()
-                for name in each.forward_headers
+                gets_authorization(each) for each in self._config.upstreams.values()
             ),
         )
 

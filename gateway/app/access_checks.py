@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from gateway.access.authenticator import Mode
-from gateway.config.models import Config, ListenerConfig
+from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.config.yaml_tree import Finding
 
 
@@ -23,6 +23,11 @@ def mode_of(listener: ListenerConfig, config: Config) -> Mode:
 def is_url(jwks: str) -> bool:
     """Return whether a key set is fetched; otherwise it is a file."""
     return jwks.startswith(("https://", "http://"))
+
+
+def gets_authorization(upstream: UpstreamConfig) -> bool:
+    """Return whether an upstream gets the header `authorization` of clients that have a name."""
+    return any(name.lower() == "authorization" for name in upstream.forward_headers)
 
 
 def check_access(config: Config) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from gateway.app.exposure import forbid_exposure
 from gateway.app.path_ownership import check_option_paths, conflicts
 from gateway.app.permissions import check_rules
 from gateway.app.pipeline_graphs import check_graphs
+from gateway.app.quota_store import client_of
 from gateway.app.route_rules import required_routes, ruled_routes
 from gateway.app.signatures import metadata_of
 from gateway.app.strict_checks import strict_findings
@@ -101,8 +102,24 @@ def _check_requirements(config: Config) -> Iterator[Finding]:
     """Yield the keys that need another key, a package or other values."""
     if config.telemetry.otlp.is_on and find_spec("opentelemetry") is None:
         yield ("telemetry", "otlp"), "needs OpenTelemetry: pip install 'tensor-gateway[otel]'"
-    if config.quota_store is not None and find_spec("redis") is None:
+    yield from _check_store(config)
+
+
+def _check_store(config: Config) -> Iterator[Finding]:
+    """Yield why the store of quotas cannot be asked."""
+    store = config.quota_store
+    if store is None:
+        return
+    if find_spec("redis") is None:
         yield ("quota_store",), "needs a client of Redis: pip install 'tensor-gateway[quota]'"
+        return
+    try:
+        client_of(store)
+    except ValueError:  # its text may hold a part of a password
+        yield (
+            ("quota_store", "url"),
+            "the address, the port or an option is wrong; expected redis://HOST:PORT/NUMBER",
+        )
 
 
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:

@@ -6,8 +6,9 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final
 
+from gateway.app.access_checks import gets_authorization
 from gateway.app.upstreams import BuiltUpstream
-from gateway.config.models import PassthroughConfig
+from gateway.config.models import PassthroughConfig, UpstreamConfig
 from gateway.ir.context import REQUEST_ID, Client, Context, Origin
 from gateway.ir.errors import Cancelled, Forbidden, GatewayError, TooLarge
 from gateway.ir.identity import ANONYMOUS
@@ -15,6 +16,7 @@ from gateway.ir.limits import MessageLimits, check_count
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.upstream_metrics import ByteCounter
+from gateway.transports.contract import HttpClient
 from gateway.transports.http.faults import text_response
 from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
 from gateway.wire.errors import HTTP_STATUS, error_class_of_http
@@ -70,7 +72,8 @@ class ObservedPassthrough(Passthrough):
         status, error = 0, None
         try:
             self._check(wire.client)
-            async with aclosing(super().__call__(_with_id(wire, request_id))) as answers:
+            sent = _with_own(wire, request_id, self._client)
+            async with aclosing(super().__call__(sent)) as answers:
                 async for answer in answers:
                     self._bytes.count(response=answer)
                     if status or answer.headers.get(REQUEST_ID) is not None:
@@ -112,12 +115,16 @@ class ObservedPassthrough(Passthrough):
         return CallRecord(PASSTHROUGH, "", "", context, path, code, None, ended - started, ended)
 
 
-def _with_id(wire: HttpRequest, request_id: str) -> HttpRequest:
-    """Return *wire* with the id, which the upstream may return and log."""
-    # The credential that named the client is for the gateway.
-    own = {REQUEST_ID} if wire.client.identity is ANONYMOUS else {REQUEST_ID, "authorization"}
-    kept = [pair for pair in wire.headers if pair[0].lower() not in own]
-    headers = Headers((*kept, (REQUEST_ID, request_id)))
+def _with_own(wire: HttpRequest, request_id: str, client: PassthroughClient) -> HttpRequest:
+    """Return *wire* with the id, which the upstream may return and log, and the client's name."""
+    identity = wire.client.identity
+    own = [(REQUEST_ID, request_id)]
+    if client.client_header:
+        own.append((client.client_header, identity.name))
+    names = {name for name, _ in own}
+    if identity is not ANONYMOUS and not client.gets_authorization:
+        names.add("authorization")  # the credential that named the client is for the gateway
+    headers = Headers((*wire.headers.without(names), *own))
     return HttpRequest(
         wire.method, wire.path, wire.query, headers, wire.body, wire.deadline, client=wire.client
     )
@@ -129,6 +136,18 @@ def passthrough_rules(config: PassthroughConfig, limits: MessageLimits) -> Passt
     if config.post is None:
         return PassthroughRules(config.allow, check_body=check, post_known=True)
     return PassthroughRules(config.allow, config.post, check)
+
+
+def passthrough_client(
+    client: HttpClient, built: BuiltUpstream, config: UpstreamConfig
+) -> PassthroughClient:
+    """Return the client of an upstream for the requests that pass."""
+    return PassthroughClient(
+        client,
+        partial(known_posts, built),
+        gets_authorization=gets_authorization(config),
+        client_header=(config.client_header or "").lower(),
+    )
 
 
 def known_posts(upstream: BuiltUpstream) -> tuple[str, ...]:

@@ -107,19 +107,10 @@ class QuotaStore:
     def __init__(
         self, config: QuotaStoreConfig, leases: PoolLeases, name: str | None = None
     ) -> None:
-        import redis.asyncio  # noqa: PLC0415  # an extra
-
-        self._timeout_s = config.timeout
-        self._prefix = config.prefix
+        self._config = self._next = config
         self._leases = leases
         self._name = os.urandom(8).hex() if name is None else name
-        self._client: Any = redis.asyncio.Redis.from_url(
-            config.url,
-            decode_responses=True,
-            socket_timeout=config.timeout,
-            socket_connect_timeout=config.timeout,
-            retry=None,
-        )
+        self._client = client_of(config)
         self._wanted = asyncio.Event()
         self._answered = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -128,6 +119,13 @@ class QuotaStore:
     def start(self) -> None:
         """Begin to ask the store."""
         self._task = start_background(self._run(), "leases of quotas")
+
+    def change(self, config: QuotaStoreConfig) -> None:
+        """Use another store, or the same one in another way, from the next question on.
+
+        A store that knows nothing of this gateway gets its counts, as one that lost its data.
+        """
+        self._next = config
 
     async def ask(self, needs: Mapping[Key, float]) -> None:
         """Ask for what calls need, and wait for 5 ms at most."""
@@ -164,13 +162,16 @@ class QuotaStore:
         loop = asyncio.get_running_loop()
         retry_at = 0.0
         with contextlib.suppress(Exception):  # the first question meets it again
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._config.timeout):
                 await self._client.ping()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
                     await self._wanted.wait()
             self._wanted.clear()
+            if self._next != self._config:
+                retry_at = 0.0
+                await self._move(self._next)
             now = loop.time()
             if not self._leases.is_up:
                 self._leases.go_on_alone()
@@ -185,6 +186,17 @@ class QuotaStore:
             if not await self._try(questions):
                 retry_at = loop.time() + _RETRY_S
             self._wake()
+
+    async def _move(self, config: QuotaStoreConfig) -> None:
+        """Ask another store from now on."""
+        client, self._client = self._client, client_of(config)
+        if config.replicas != self._config.replicas:
+            self._leases.replicas = config.replicas
+        self._config = config
+        self._leases.ask_again()
+        log.info("store of quotas changed")
+        with contextlib.suppress(Exception):  # the old one may be away
+            await client.aclose()
 
     def _questions(self, now: float) -> list[LeaseRequest]:
         questions: list[LeaseRequest] = []
@@ -203,7 +215,7 @@ class QuotaStore:
     async def _try(self, questions: Sequence[LeaseRequest]) -> bool:
         """Ask the store; return whether it replied."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._config.timeout):
                 await self._exchange(questions)
         except Exception as error:  # noqa: BLE001  # whatever it is, the store is away
             self._leases.fail(questions)
@@ -241,8 +253,8 @@ class QuotaStore:
         limit = question.limit
         name = "|".join(question.key)
         return [
-            f"{self._prefix}:quota:{name}:{question.ends:.0f}",
-            f"{self._prefix}:replicas",
+            f"{self._config.prefix}:quota:{name}:{question.ends:.0f}",
+            f"{self._config.prefix}:replicas",
             self._name,
             repr(question.ends),
             repr(question.mine),
@@ -255,3 +267,20 @@ class QuotaStore:
             "1" if limit.unit == "calls" else "0",
             "1" if question.is_known else "0",
         ]
+
+
+def client_of(config: QuotaStoreConfig) -> Any:
+    """Return a client of the store, which connects at the first request.
+
+    Raises:
+        ValueError: The URL is wrong; the text may hold a part of a password.
+    """
+    import redis.asyncio  # noqa: PLC0415  # an extra
+
+    return redis.asyncio.Redis.from_url(
+        config.url,
+        decode_responses=True,
+        socket_timeout=config.timeout,
+        socket_connect_timeout=config.timeout,
+        retry=None,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -126,6 +126,12 @@ def _budgets_of(config: Config) -> tuple[Budgets, QuotaStore | None]:
     return Budgets(limits, pools=leases), QuotaStore(settings, leases)
 
 
+def _change_store(store: QuotaStore | None, config: Config) -> None:
+    """Let *store* follow a reload, which neither adds nor removes it."""
+    if store is not None and config.quota_store is not None:
+        store.change(config.quota_store)
+
+
 class ServingQuotas:
     """The accounts of one serving process.
 
@@ -179,7 +185,9 @@ class ServingQuotas:
 
     def change(self, config: ConfigView, /) -> None:
         """Follow a reload."""
-        limits = limits_of(LoadedConfig.of(config).config)
+        loaded = LoadedConfig.of(config).config
+        limits = limits_of(loaded)
+        _change_store(self._store, loaded)
         if isinstance(self.accounts, LocalAccounts):
             self.accounts.budgets.change(limits)
         else:
@@ -230,8 +238,10 @@ class LeadingQuotas(LeadingPart):
 
     async def change(self, config: ConfigView, /) -> None:
         """Forget the quotas that the configuration no longer has."""
-        self._limits = limits_of(LoadedConfig.of(config).config)
+        loaded = LoadedConfig.of(config).config
+        self._limits = limits_of(loaded)
         self._budgets.change(self._limits)
+        _change_store(self._store, loaded)
 
     def on_notice(self) -> None:
         """Make a round soon."""
@@ -283,15 +293,18 @@ def rate_limit_headers(notes: QuotaNotes) -> tuple[tuple[str, str], ...]:
     """
     if not notes.states:
         return ()
-    policies = ", ".join(_policy(each) for each in notes.states)
-    states = ", ".join(_state(each) for each in notes.states)
-    return (("RateLimit-Policy", policies), ("RateLimit", states))
+    policies, states = [], []
+    for each in notes.states:
+        limit = each.budget.limit
+        policies.append(_policy(each.name, limit.amount, limit.unit, each.budget.window_s))
+        states.append(_state(each))
+    return (("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states)))
 
 
-def _policy(state: QuotaState) -> str:
-    limit, window_s = state.budget.limit, state.budget.window_s
-    unit = "" if limit.unit == "calls" else f';qu="{limit.unit}"'
-    return f'"{state.name}";q={limit.amount:.0f}{unit};w={window_s}'
+@lru_cache(1024)  # it is the same for all calls of a window
+def _policy(name: str, amount: float, unit: str, window_s: int) -> str:
+    shown = "" if unit == "calls" else f';qu="{unit}"'
+    return f'"{name}";q={amount:.0f}{shown};w={window_s}'
 
 
 def _state(state: QuotaState) -> str:

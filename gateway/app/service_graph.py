@@ -10,7 +10,6 @@ import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -26,7 +25,7 @@ from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
 from gateway.app.listeners import ListenerEntry, max_message_bytes
 from gateway.app.models import BuiltModels, build_models
-from gateway.app.passthrough import known_posts
+from gateway.app.passthrough import passthrough_client
 from gateway.app.permissions import listener_access, names_clients
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process_parts import ProcessParts
@@ -63,7 +62,6 @@ from gateway.service import Service
 from gateway.telemetry import logs
 from gateway.telemetry.log_settings import LogSettings
 from gateway.transports.admission import MemoryBudget
-from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.net.tls_files import TlsFiles
 
 log = structlog.get_logger(__name__)
@@ -144,7 +142,7 @@ class ServiceGraph:
             process.metrics.access.quota_refused,
         )
         http_clients = {
-            name: PassthroughClient(built.http, partial(known_posts, built))
+            name: passthrough_client(built.http, built, config.upstreams[name])
             for name, built in self._upstreams.items()
             if built.http is not None
         }

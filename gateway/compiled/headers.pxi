@@ -173,6 +173,52 @@ def first_value(fields not None, str wanted not None):
     return ""
 
 
+cdef uint64_t _lengths_of(names) except? 0:
+    """Return the lengths of names as bits; those of 63 and more share one."""
+    cdef uint64_t lengths = 0
+    for name in <frozenset>names:
+        lengths |= <uint64_t>1 << min(PyUnicode_GET_LENGTH(<str?>name), 63)
+    return lengths
+
+
+cdef inline bint _may_be(str name, uint64_t lengths) noexcept:
+    """Return whether a name in lower case can have one of the lengths; only ASCII keeps its own."""
+    cdef Py_ssize_t size = PyUnicode_GET_LENGTH(name)
+    return lengths >> min(size, 63) & 1 or not PyUnicode_IS_COMPACT_ASCII(name)
+
+
+def texts_among(pairs not None, names not None):
+    """See `gateway.wire.fields.texts_among`."""
+    if type(pairs) is not tuple or type(names) is not frozenset:
+        return _python_version("texts_among")(pairs, names)
+    cdef uint64_t lengths = _lengths_of(names)
+    cdef list found = []
+    for name, value in <tuple>pairs:
+        if _may_be(<str?>name, lengths):
+            key = (<str>name).lower()
+            if key in <frozenset>names and isinstance(value, str):
+                found.append((key, value))
+    return found
+
+
+def pairs_without(tuple pairs not None, names not None):
+    """See `gateway.wire.fields.pairs_without`."""
+    if type(names) is not frozenset:
+        return _python_version("pairs_without")(pairs, names)
+    cdef uint64_t lengths = _lengths_of(names)
+    cdef list kept = None
+    cdef Py_ssize_t index = 0
+    for pair in pairs:
+        name = pair[0]
+        if _may_be(<str?>name, lengths) and (<str>name).lower() in <frozenset>names:
+            if kept is None:
+                kept = list(pairs[:index])
+        elif kept is not None:
+            kept.append(pair)
+        index += 1
+    return pairs if kept is None else tuple(kept)
+
+
 def texts_and_id(tuple metadata not None):
     """See `gateway.wire.metadata.texts_and_id`."""
     cdef str found = ""

@@ -179,7 +179,10 @@ def load_text(
 
 
 _SECRET_KEY = re.compile("password|secret|token(?!_checks)|api_?key|credential", re.IGNORECASE)
-_SECRET_TEXT = re.compile(f"{_SECRET_KEY.pattern}|authorization|headers", re.IGNORECASE)
+# Besides these keys: a URL with a user and a password.
+_SECRET_TEXT = re.compile(
+    rf"{_SECRET_KEY.pattern}|authorization|headers|://[^/\s]*@", re.IGNORECASE
+)
 _HIDDEN = "..."
 
 

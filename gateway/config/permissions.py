@@ -161,7 +161,8 @@ class ExternalConfig(Model):
 class QuotaStoreConfig(Model):
     """Where several gateways share the budgets of `quotas`: a server of Valkey or Redis.
 
-    No call waits for it. It needs the extra `quota`.
+    No call waits for it. It needs the extra `quota`. A reload may change its keys: another store
+    gets the counts of the gateway. To add or remove `quota_store` needs a restart.
     """
 
     url: Annotated[Text, Field(pattern=STORE_URL)] = Field(repr=False)

@@ -17,6 +17,7 @@ from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import Identity
 from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.connection_count import client_address
+from gateway.wire.fields import pairs_without
 from gateway.wire.grpc import Metadata
 from gateway.wire.http import Headers
 
@@ -81,16 +82,19 @@ class Authentication:
         last, names_then, known = caller.visible
         if last is fields and names_then is names:
             return known  # type: ignore[no-any-return]  # of the same type as these fields
-        found = _without(fields, names)
+        found: F
+        if isinstance(fields, Headers):
+            # Headers of one template have the same names at the same places.
+            is_equal = (
+                names_then is names
+                and isinstance(last, Headers)  # a connection may have calls of gRPC, too
+                and last.positions is fields.positions
+            )
+            found = fields.without(names, known.positions if is_equal else None)
+        else:
+            found = pairs_without(fields, names)
         caller.visible = fields, names, found
         return found
-
-
-def _without(fields: F, names: AbstractSet[str]) -> F:
-    kept = [pair for pair in fields if pair[0].lower() not in names]
-    if isinstance(fields, Headers):
-        return fields if len(kept) == len(fields.pairs) else Headers(kept)
-    return fields if len(kept) == len(fields) else tuple(kept)
 
 
 async def _later(caller: IdentifiedCaller, fields: Fields, found: Awaitable[Identity]) -> Client:

@@ -70,18 +70,25 @@ class IdentifiedCaller(Caller):
             return self.last
         return Client(self.peer.address, agent_of(fields))
 
+    def unnamed(self, fields: Fields = ()) -> Client:
+        """Return the sender of *fields* that were refused, whoever sent equal ones before."""
+        return Client(self.peer.address, agent_of(fields))
+
     def identified(self, fields: Fields, identity: Identity) -> Client:
         """Return the client that sent *fields*, which name *identity*."""
         last = self.last
         if fields is not self.fields or identity is not last.identity:
             agent = last.agent if fields is self.fields else agent_of(fields)
             self.fields = fields
-            self.last = last = Client(last.address, agent, identity)
+            if identity is not last.identity or agent != last.agent:
+                self.last = last = Client(last.address, agent, identity)
         return last
 
 
 def agent_of(fields: Fields) -> str:
     """Return the first `user-agent` of a request, cut at 256 characters; "" for none."""
+    if type(fields) is Headers:
+        return (fields.get(_AGENT) or "")[:_MAX_AGENT]
     return first_value(fields, _AGENT)[:_MAX_AGENT]
 
 

@@ -6,12 +6,14 @@ The reference and the native transport use the same types; none of them belongs 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
 from gateway.accelerator import accelerated
 from gateway.ir.context import NO_CLIENT, Client
+from gateway.wire.fields import pairs_without
 
 if TYPE_CHECKING:  # `gateway health` has no numpy
     from gateway.ir.streaming_body import StreamingBody
@@ -88,6 +90,29 @@ class Headers:
             return False
         size = len(name)
         return len([0 for key, _ in self.pairs if len(key) == size and key.lower() == name]) > 1
+
+    def without(
+        self, names: AbstractSet[str], positions: Mapping[str, int] | None = None
+    ) -> Headers:
+        """Return the fields whose names, in lower case, are not in *names*; itself for all.
+
+        Args:
+            names: The names that are left out.
+            positions: Those of the result, if they are at hand.
+        """
+        pairs, lowered = self.pairs, self._lowered
+        kept = pairs_without(pairs, names)
+        if kept is pairs:
+            return self
+        if lowered is not None:
+            lowered = kept if lowered is pairs else pairs_without(lowered, names)
+        found = Headers(kept, lowered, positions)
+        if positions is None and self.positions is not None:
+            places: dict[str, int] = {}
+            for place, (name, _) in enumerate(found.lowered):
+                places.setdefault(name, place)
+            found.positions = places
+        return found
 
     @property
     def lowered(self) -> tuple[tuple[str, str], ...]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc import aio
+from structlog.testing import capture_logs
 
 from gateway.access.key_file import load_key_file, save_key_file
 from gateway.app import Gateway
@@ -174,6 +176,28 @@ async def test_brpc_authentication_data_holds_for_the_connection(tmp_path: Path)
             meta, _ = await read_brpc(reader)
             assert (meta.correlation_id, meta.response.error_code) == (number, code)
         writer.close()
+
+
+@pytest.mark.parametrize("transport", ["native", "reference"])
+async def test_a_refusal_has_no_name_of_another_call(tmp_path: Path, transport: str) -> None:
+    """After a call of a client, one without a right credential is logged without a name."""
+    async with guarded(tmp_path, transport) as gateway:
+        with capture_logs() as logs:
+            async with aio.insecure_channel(gateway.addresses["main.grpc"]) as channel:
+                method = channel.unary_unary(f"{OIP}ServerMetadata")
+                await method(b"", metadata=(("x-api-key", KEY),))
+                for metadata in ((), (("x-api-key", OTHER_KEY),)):
+                    with pytest.raises(aio.AioRpcError):
+                        await method(b"", metadata=metadata)
+            host, port = gateway.addresses["main.grps.brpc"].split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            for number, data in ((1, KEY), (2, OTHER_KEY)):
+                writer.write(brpc_frame("ServerMetadata", number, data))
+                await read_brpc(reader)
+            writer.close()
+    refused = [each for each in logs if each["event"] == "rejected"]
+    assert len(refused) == 3
+    assert [] == [each for each in refused if each.get("client_name")]
 
 
 async def test_the_health_of_the_server_is_public(tmp_path: Path) -> None:

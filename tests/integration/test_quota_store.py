@@ -93,7 +93,7 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
 async def replica(redis: Redis, replicas: int = 2, **limits: Limit) -> AsyncIterator[Any]:
     """Yield the accounts of one gateway."""
     leases = PoolLeases(replicas)
-    store = QuotaStore(QuotaStoreConfig(url=redis.url, timeout=0.2), leases)
+    store = QuotaStore(quotas_at(redis.url), leases)
     store.start()
     try:
         yield LocalAccounts(Budgets(limits, pools=leases), ask=store.ask)
@@ -204,3 +204,35 @@ async def test_an_emptied_store_gets_the_counts_again(redis: Redis) -> None:
         redis.start()
         total += await count(gateways, 5)
         assert 285 <= total <= 306
+
+
+async def test_a_reload_moves_the_counts_to_another_store(tmp_path: Path) -> None:
+    """What was spent of a window is spent in the new store, and the old one is asked no more."""
+    folders = [tmp_path / name for name in ("old", "new")]
+    for folder in folders:
+        folder.mkdir()
+    with serving(folders[0]) as old, serving(folders[1]) as new:
+        leases = PoolLeases(1)
+        store = QuotaStore(quotas_at(old.url), leases)
+        store.start()
+        limits = {"q": Limit(amount=100, period="day")}
+        gateway = LocalAccounts(Budgets(limits, pools=leases), ask=store.ask)
+        try:
+            spent = await count([gateway], 0.5, 0.01)
+            store.change(quotas_at(new.url))
+            old.stop()
+            await asyncio.sleep(0.1)
+            assert leases.is_up
+            async with replica(new, q=limits["q"]) as other:
+                spent += await count([gateway, other], 4)
+            assert 90 <= spent <= 100
+            store.change(quotas_at("redis://127.0.0.1:1"))
+            assert await count([gateway], 0.5) <= 100 - spent
+            assert not leases.is_up
+        finally:
+            await store.stop()
+
+
+def quotas_at(url: str) -> QuotaStoreConfig:
+    """Return the configuration of a store."""
+    return QuotaStoreConfig(url=url, timeout=0.2)

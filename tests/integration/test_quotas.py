@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
@@ -19,6 +19,7 @@ from grpc import aio
 from gateway.app import Gateway
 from gateway.ir.errors import GatewayError
 from gateway.schema import open_inference_pb2 as oip
+from gateway.schema import tensorrt_v1_pb2 as trtis
 from tests.integration.asking_kit import ask, running
 from tests.integration.test_permissions import INPUTS, sent
 from tests.integration.workers_kit import BODY, two_workers
@@ -153,6 +154,70 @@ async def test_grpc_trailers_state_the_wait() -> None:
         assert 50_000 < int(trailers["grpc-retry-pushback-ms"]) <= 60_000
         status = bytes(trailers["grpc-status-details-bin"])
         assert b"type.googleapis.com/google.rpc.RetryInfo" in status
+
+
+def oip_message(number: int) -> bytes:
+    """Return a message of `ModelStreamInfer`."""
+    tensors = [
+        oip.ModelInferRequest.InferInputTensor(name=f"INPUT{each}", datatype="INT32", shape=[1, 16])
+        for each in range(2)
+    ]
+    request = oip.ModelInferRequest(model_name="simple", id=str(number), inputs=tensors)
+    request.raw_input_contents.extend([bytes(64)] * 2)
+    return request.SerializeToString()
+
+
+def trtis_message(number: int) -> bytes:
+    """Return a message of TensorRT's `StreamInfer`."""
+    header = trtis.InferRequestHeader(id=number, batch_size=1)
+    for each in range(2):
+        header.input.add(name=f"INPUT{each}")
+    header.output.add(name="OUTPUT0")
+    request = trtis.InferRequest(model_name="simple", model_version=-1, meta_data=header)
+    request.raw_input.extend([bytes(64)] * 2)
+    return request.SerializeToString()
+
+
+def oip_refusal(data: bytes) -> str:
+    """Return the error of a message of `ModelStreamInfer`, with its id; "" for none."""
+    reply = oip.ModelStreamInferResponse.FromString(data)
+    return f"{reply.infer_response.id}: {reply.error_message}" if reply.error_message else ""
+
+
+def trtis_refusal(data: bytes) -> str:
+    """Return the same of `StreamInfer`."""
+    reply = trtis.InferResponse.FromString(data)
+    status = reply.request_status
+    if status.code == trtis.RequestStatusCode.SUCCESS:
+        return ""
+    assert trtis.RequestStatusCode.UNAVAILABLE == status.code
+    return f"{reply.meta_data.id}: {status.msg}"
+
+
+@pytest.mark.parametrize("transport", ["native", "reference"])
+@pytest.mark.parametrize(
+    ("path", "message", "refusal"),
+    [
+        ("/inference.GRPCInferenceService/ModelStreamInfer", oip_message, oip_refusal),
+        ("/nvidia.inferenceserver.GRPCService/StreamInfer", trtis_message, trtis_refusal),
+    ],
+    ids=["oip", "trtis"],
+)
+async def test_a_quota_refuses_a_message_within_its_stream(
+    transport: str, path: str, message: Callable[[int], bytes], refusal: Callable[[bytes], str]
+) -> None:
+    """Each message of a stream is counted; one beyond the quota is answered by an error message."""
+    text = config("{rate: {limit: 1/min, burst: 1}}")
+    text = text.replace("grpc: 127", f"transport: {transport}\n    grpc: 127")
+    async with (
+        running(text) as gateway,
+        aio.insecure_channel(gateway.addresses["main.grpc"]) as channel,
+    ):
+        stream = channel.stream_stream(path)(message(number) for number in (1, 2, 3))
+        found = [refusal(each) async for each in stream]
+        assert grpc.StatusCode.OK is await stream.code()
+    text = "this client has used up the quota 'rate'"
+    assert ["", f"2: {text}", f"3: {text}"] == found
 
 
 async def test_a_call_beyond_the_limit_at_once_is_too_large() -> None:

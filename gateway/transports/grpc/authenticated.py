@@ -87,6 +87,7 @@ class AuthenticatedGrpcConnection(GrpcServerConnection):
         method = self._served.get(head.path)
         fields, head = head.metadata, self.visible(head)
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
+            self.caller.fields, self.caller.last = head.metadata, client
             super()._serve_other(stream, head, body)
             return
         if body is not None and head.length is not None and head.length != len(body):
@@ -102,7 +103,7 @@ class AuthenticatedGrpcConnection(GrpcServerConnection):
         """End a call with *error*, in the form of its protocol if a method is called."""
         metadata = self.visible(head).metadata
         error.__traceback__ = None
-        error.client = self.caller.client(head.metadata)
+        error.client = self.caller.unnamed(head.metadata)
         error.metadata = text_metadata(metadata)
         error.request_id = metadata_request_id(metadata)
         method = self._served.get(head.path)

@@ -101,14 +101,25 @@ class PassthroughClient:
     Args:
         client: The client of the upstream.
         posts: Returns patterns of paths that the server is known to have for POST.
+        gets_authorization: Whether the upstream gets `authorization` of clients that have a name.
+        client_header: The header with the name of the client, in lower case; "" for none.
     """
 
-    __slots__ = ("__weakref__", "posts", "send", "stream")
+    __slots__ = ("__weakref__", "client_header", "gets_authorization", "posts", "send", "stream")
 
-    def __init__(self, client: HttpClient, posts: Callable[[], tuple[str, ...]] = tuple) -> None:
+    def __init__(
+        self,
+        client: HttpClient,
+        posts: Callable[[], tuple[str, ...]] = tuple,
+        *,
+        gets_authorization: bool = False,
+        client_header: str = "",
+    ) -> None:
         self.send = client.send
         self.stream = client.stream
         self.posts = posts
+        self.gets_authorization = gets_authorization
+        self.client_header = client_header
 
 
 class Passthrough(HttpFrontend):

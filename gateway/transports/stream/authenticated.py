@@ -84,6 +84,9 @@ class AuthenticatedStreamConnection(StreamConnection):
             client = found if isinstance(found, Client) else await found
         except GatewayError as error:
             pending.reservation.close()
+            caller = self._client.caller
+            assert isinstance(caller, IdentifiedCaller)  # noqa: S101  # see `_identified`
+            caller.last = caller.unnamed()  # the frame before may have named a client
             await self._refuse(pending, error)
             if self._listener.closes_denied and isinstance(error, Unauthenticated):
                 self._end_reading(None)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.app.check import check
-from gateway.config.load import load_text
+from gateway.config.load import is_secret_text, load_text
 
 GOOD = """version: 1
 listeners:
@@ -49,6 +49,17 @@ def test_unknown_names_and_options_are_reported(
     (problem,) = check(load_text(GOOD.replace(old, new)))
     assert line == problem.position[0]
     assert message in problem.message
+
+
+def test_a_wrong_url_of_a_store_is_reported_without_its_password() -> None:
+    """Neither the text nor the line of the file shows it."""
+    pytest.importorskip("redis")
+    line = 'quota_store: {url: "redis://:pa:ss@store:port"}'
+    (problem,) = check(load_text(f"{GOOD}{line}\n"))
+    assert "quota_store.url" == problem.path
+    assert "pa:ss" not in problem.message
+    assert is_secret_text(line)
+    assert not is_secret_text('quota_store: {url: "redis://store:6379/0"}')
 
 
 OPEN = """version: 1

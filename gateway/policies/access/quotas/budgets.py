@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 PERIOD_S: Final = {"s": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
 """The seconds of each period but a month."""
 
+_PERIODS: Final = {period: int(seconds) for period, seconds in PERIOD_S.items()}
 MONTH: Final = "month"
 _RATES: Final = frozenset({"s", "min"})
 _MAX_BUDGETS: Final = 10_000
@@ -80,8 +81,9 @@ class Limit:
 
     def window_s(self, utc: float) -> int:
         """Return the length of the period at a time, in seconds."""
-        if self.period != MONTH:
-            return int(PERIOD_S[self.period])
+        seconds = _PERIODS.get(self.period)
+        if seconds is not None:
+            return seconds
         at = datetime.fromtimestamp(utc, UTC)
         return calendar.monthrange(at.year, at.month)[1] * 86400
 

@@ -157,13 +157,18 @@ def charges_of(parts: Sequence[QuotaPart], size: Size | None) -> list[Charge]:
     """
     charges = []
     for quota, keys in parts:
-        amount, unit = 1.0, quota.limit.unit
-        if unit == SECONDS:
-            amount = 0.0
-        elif size is not None and unit != "calls":
-            amount = float(size.elements if unit == "elements" else size.size_bytes)
+        amount = _amount(quota.limit.unit, size)
         charges += [Charge(key, amount, quota.is_shadow) for key in keys]
     return charges
+
+
+def _amount(unit: str, size: Size | None) -> float:
+    """Return what a call takes in a unit."""
+    if unit == SECONDS:
+        return 0.0
+    if size is None or unit == "calls":
+        return 1.0
+    return float(size.elements if unit == "elements" else size.size_bytes)
 
 
 class QuotasOfCalls:
@@ -330,18 +335,18 @@ class ApplyQuotas:
         Raises:
             TooLarge: It is more than a quota allows at any time.
         """
-        charges = charges_of(parts, size_of(call))
-        limits = {part.quota.name: part.quota.limit for part in parts}
-        for each in charges:
-            limit = limits[each.key[0]]
-            if each.amount > limit.capacity and not each.is_shadow:
+        size = size_of(call)
+        for quota, _ in parts:
+            limit = quota.limit
+            amount = _amount(limit.unit, size)
+            if amount > limit.capacity and not quota.is_shadow:
                 raise TooLarge(
-                    f"the inputs have {each.amount:.0f} {limit.unit}, and quota {each.key[0]!r} "
+                    f"the inputs have {amount:.0f} {limit.unit}, and quota {quota.name!r} "
                     f"allows {limit.capacity:.0f} at once",
                     model=call.model,
                     limit="quotas",
                 )
-        return charges
+        return charges_of(parts, size)
 
     async def _shortage(
         self,
@@ -382,15 +387,15 @@ class ApplyQuotas:
         return QuotaNotes(self._states(parts, refused), wait_s)
 
     def _states(self, parts: Sequence[QuotaPart], refused: AbstractSet[Key]) -> list[QuotaState]:
-        states = []
+        states, state_of = [], self._accounts.state
         for quota, keys in parts:
             if not quota.is_told or quota.is_shadow:
                 continue
-            found = [(key, self._accounts.state(key)) for key in keys]
-            left = [state for _, state in found if state is not None]
+            left = [state for key in keys if (state := state_of(key)) is not None]
             if left:
-                state = min(left, key=lambda each: each.left)
-                states.append(QuotaState(quota.name, state, not refused.isdisjoint(keys)))
+                state = left[0] if len(left) == 1 else min(left, key=lambda each: each.left)
+                is_refused = bool(refused) and not refused.isdisjoint(keys)
+                states.append(QuotaState(quota.name, state, is_refused))
         return states
 
     def _charge_time(self, parts: Sequence[QuotaPart], path: CallPath | None) -> None:
