@@ -216,6 +216,8 @@ class HttpBinding:
         root: It serves the path "/" where nothing else claims it.
         own_paths: Returns the paths that a listener's options add.
         public: Paths that ask for the health of the server.
+        read_only: Prefixes under which it has only GET. Other methods go to the server that the
+            listener passes unknown paths to, if there is one.
         yielded: Paths among these that another protocol of the listener may own instead, because
             both write what the clients of either read.
     """
@@ -229,6 +231,7 @@ class HttpBinding:
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     public: tuple[str, ...] = ()
     yielded: frozenset[str] = frozenset()
+    read_only: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import structlog
 
 from gateway.api.access import Authenticator
-from gateway.api.protocol import Options, ProtocolSpec
+from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
 from gateway.app import passthrough
 from gateway.app.certificates import listener_tls
@@ -340,8 +340,7 @@ def build_listener(
         if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            prefixes = path_prefixes(name, spec.http, config)
-            http.append(HttpMount(prefixes, frontend, spec.http.root))
+            http.append(_mount(spec.http, path_prefixes(name, spec.http, config), frontend))
         if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
             frontend = built.frontend(spec, codec, **_GRPC_IDS)
@@ -538,6 +537,11 @@ def _shared_port(  # one caller
     )
     connections = ((may_be_http, server.connection), (may_be_http2, server.http2_connection))
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
+
+
+def _mount(binding: HttpBinding, prefixes: Sequence[str], frontend: HttpFrontend) -> HttpMount:
+    read_only = [each for each in prefixes if each.endswith(tuple(binding.read_only))]
+    return HttpMount(prefixes, frontend, binding.root, frozenset(read_only))
 
 
 def _cors_rules(config: ListenerConfig) -> CorsRules | None:

@@ -206,11 +206,13 @@ class HttpMount:
 
     Attributes:
         root: It also serves the path "/" itself, unless another mount or a fallback claims it.
+        read_only: The prefixes under which it has only GET; the fallback gets other methods.
     """
 
     prefixes: Sequence[str]
     frontend: HttpFrontend
     root: bool = False
+    read_only: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

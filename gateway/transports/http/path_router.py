@@ -6,14 +6,16 @@ rejected.
 
 import posixpath
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from functools import lru_cache, partial
 from urllib.parse import unquote
 
 from gateway.transports.contract import HttpAsk, HttpFrontend, HttpMount
 from gateway.transports.http.faults import HttpError
+from gateway.wire.http import HttpRequest, HttpResponse
 
 _CACHE_ENTRIES = 256
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _PATH_PARAMETER = re.compile(r";[^/]*")
 
 
@@ -29,6 +31,7 @@ class PathRouter:
         prefixes = [
             (prefix.rstrip("/"), mount.frontend) for mount in mounts for prefix in mount.prefixes
         ]
+        self._read_only = tuple(prefix for mount in mounts for prefix in mount.read_only)
         self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
         self._fallback = fallback
         self._root = next((mount.frontend for mount in mounts if mount.root), None)
@@ -44,7 +47,7 @@ class PathRouter:
         """
         frontend = self._claimed(path)
         if frontend is not None:
-            return frontend, frontend.handle
+            return frontend, self._ask(path, frontend)
         if self._fallback is None and path == "/" and self._root is not None:
             return self._root, self._root.handle
         if self._fallback is None:
@@ -53,11 +56,27 @@ class PathRouter:
             raise HttpError(400, "the path is not in its normal form")
         return self._fallback, self._fallback.handle
 
+    def _ask(self, path: str, frontend: HttpFrontend) -> HttpAsk:
+        """Return what handles requests for a claimed path."""
+        fallback = self._fallback
+        is_read_only = any(
+            path == prefix or path.startswith(f"{prefix}/") for prefix in self._read_only
+        )
+        if fallback is None or not is_read_only or self._claimed(_plain_path(path)) is not frontend:
+            return frontend.handle
+        return partial(_handle_by_method, frontend, fallback)
+
     def _claimed(self, path: str) -> HttpFrontend | None:
         for prefix, frontend in self._prefixes:
             if path == prefix or path.startswith(f"{prefix}/"):
                 return frontend
         return None
+
+
+def _handle_by_method(
+    frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
+) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
+    return (frontend if wire.method in _READING else fallback).handle(wire)
 
 
 def _plain_path(path: str) -> str:

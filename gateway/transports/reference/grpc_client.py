@@ -17,7 +17,7 @@ from gateway.transports.grpc.metadata import sendable
 from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.reference.grpc_errors import Ending, local_failure
-from gateway.transports.reference.grpc_metadata import STATUS_OF
+from gateway.transports.reference.grpc_metadata import STATUS_OF, plain_metadata
 from gateway.transports.reference.grpc_pool import GrpcChannelPool, PooledChannel
 from gateway.transports.slots import upstream_slots
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
@@ -211,7 +211,7 @@ class GrpcClient:
         return GrpcResponse(
             status=STATUS_OF[error.code()],
             details=details,
-            metadata=tuple(error.trailing_metadata() or ()),
+            metadata=plain_metadata(error.trailing_metadata()),
         )
 
     def _raise_if_closed(self) -> None:
@@ -222,4 +222,4 @@ class GrpcClient:
 
 
 async def _trailing(call: Any) -> tuple[tuple[str, str | bytes], ...]:
-    return tuple(await call.trailing_metadata())
+    return plain_metadata(await call.trailing_metadata())

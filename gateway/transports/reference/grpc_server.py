@@ -42,7 +42,7 @@ from gateway.transports.grpc.admission import CallAdmission, GrpcSessionLimits, 
 from gateway.transports.grpc.metadata import sendable
 from gateway.transports.net.tls_files import Authorities, TlsFiles, grpc_server_credentials
 from gateway.transports.reference.grpc_guard import answer_unknown, guarded_server
-from gateway.transports.reference.grpc_metadata import CODE_OF
+from gateway.transports.reference.grpc_metadata import CODE_OF, plain_metadata
 from gateway.transports.reference.grpc_quirks import Context, keep_log_quiet, write
 from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata, MethodKind
@@ -272,7 +272,7 @@ class _Method:
 
     def _request(self, message: bytes, context: Context) -> GrpcRequest:
         left_s = context.time_remaining()
-        metadata = tuple(context.invocation_metadata() or ())
+        metadata = plain_metadata(context.invocation_metadata())
         return GrpcRequest(
             self._path,
             (memoryview(message),),
@@ -389,7 +389,7 @@ class _Access:
 
     async def client(self, context: Context, path: str) -> Client:
         """Return the client of a call. Raises GatewayError."""
-        metadata = tuple(context.invocation_metadata() or ())
+        metadata = plain_metadata(context.invocation_metadata())
         found = self.authentication.client(self._caller(context), metadata, path)
         return found if isinstance(found, Client) else await found
 
@@ -482,7 +482,7 @@ class _AuthenticatedMethod(_Method):
             await _write(self._denied(error, context), context)
 
     def _denied(self, error: errors.GatewayError, context: Context) -> GrpcResponse:
-        metadata = tuple(context.invocation_metadata() or ())
+        metadata = plain_metadata(context.invocation_metadata())
         error.client = Client(_address(context), agent_of(metadata))
         return self._frontend.reject(error)
 

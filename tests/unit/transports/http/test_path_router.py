@@ -30,6 +30,13 @@ class Single(Streaming):
         return HttpResponse(201)
 
 
+class Other(Streaming):
+    """A frontend that stands for the server behind."""
+
+    async def handle(self, _wire: HttpRequest) -> HttpResponse:
+        return HttpResponse(202)
+
+
 STREAMING, SINGLE = Streaming(), Single()
 TABLE = PathRouter([HttpMount(("/v2",), STREAMING), HttpMount(("/v2/models/",), SINGLE)], None)
 
@@ -69,3 +76,26 @@ def test_a_mount_serves_the_root_unless_another_claims_it() -> None:
         router.find("/other")
     assert STREAMING is PathRouter(mounts, STREAMING).find("/")[0]
     assert STREAMING is PathRouter([*mounts, HttpMount(("/",), STREAMING)], None).find("/")[0]
+
+
+async def test_other_methods_of_read_only_paths_go_to_the_fallback() -> None:
+    """GET belongs to the frontend; POST belongs to the server behind, but not in disguise."""
+    mount = HttpMount(("/v1/models",), SINGLE, read_only=frozenset({"/v1/models"}))
+    other = Other()
+    table = PathRouter([mount, HttpMount(("/v2",), STREAMING)], other)
+    statuses = {}
+    for method, path in [
+        ("GET", "/v1/models/m"),
+        ("POST", "/v1/models/m:predict"),
+        ("POST", "/v1/models/m%3Apredict"),
+        ("POST", "/v1/models/../../v2/x"),
+    ]:
+        _, ask = table.find(path)
+        response = await ask(HttpRequest(method, path))
+        assert isinstance(response, HttpResponse)
+        statuses[method, path] = response.status
+    assert [201, 202, 202, 201] == list(statuses.values())
+    _, ask = PathRouter([mount], None).find("/v1/models/m:predict")
+    response = await ask(HttpRequest("POST", "/v1/models/m:predict"))
+    assert isinstance(response, HttpResponse)
+    assert 201 == response.status
