@@ -205,7 +205,10 @@ def test_binary_nan_reaches_every_server(front: tuple[RunningServer, str, Runnin
 def test_kserve_predictions_of_the_first_protocol_pass(
     front: tuple[RunningServer, str, Running],
 ) -> None:
-    """A sidecar of an HTTP KServe forwards V1, and no sidecar of another server does."""
+    """A sidecar of an HTTP KServe forwards V1, and no sidecar of another server does.
+
+    Both protocols list models: the sidecar's own list has what the clients of either read.
+    """
     server, carrier, running = front
     body = json.dumps({"instances": [[1, 2], [3, 4]]})
     paths = ["/v1/models/rows:predict", "/v1/models/rows%3Apredict", "/v1/models/rows:explain"]
@@ -214,8 +217,13 @@ def test_kserve_predictions_of_the_first_protocol_pass(
         return
     for path in paths:
         assert ask(server.http_url + path, body) == ask(running.url(path), body)
-    for path in ("/v1/models", "/v1/models/rows"):
-        assert ask(server.http_url + path) == ask(running.url(path))
+    theirs, ours = (
+        json.loads(ask(url)[1])
+        for url in (f"{server.http_url}/v1/models", running.url("/v1/models"))
+    )
+    assert set(theirs["models"]) <= {each["id"] for each in ours["data"]}
+    one = json.loads(ask(running.url("/v1/models/rows"))[1])
+    assert ("rows", True) == (one["name"], one["ready"])
     assert 413 == ask(running.url(paths[0]), json.dumps({"instances": [[1]] * 5000}))[0]
 
 
