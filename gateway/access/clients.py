@@ -1,8 +1,6 @@
 """The clients of the configuration, found by what their credentials say."""
 
-import fnmatch
 import pwd
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -10,6 +8,7 @@ from typing import Any, Final
 from gateway.config.access import ClientConfig
 from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import Identity
+from gateway.settings.patterns import globs
 
 _MAX_CACHED: Final = 1024
 
@@ -24,10 +23,7 @@ class Patterns:
     """Patterns with the clients that they stand for, in the order of the file."""
 
     def __init__(self, entries: Iterable[tuple[str, str]]) -> None:
-        # The patterns of `translate` do not backtrack exponentially on any input.
-        self._entries = [
-            (re.compile(fnmatch.translate(pattern)).match, client) for pattern, client in entries
-        ]
+        self._entries = [(globs((pattern,)), client) for pattern, client in entries]
         self._found: dict[str, str | None] = {}
 
     def client(self, value: str) -> str | None:

@@ -4,15 +4,14 @@ Rules are compiled at start. Model names come from clients, so the cache of resu
 `router` calls the matching route.
 """
 
-import fnmatch
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.ir.calls import Call
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.identity import Identity
+from gateway.settings.patterns import globs
 
 MAX_CACHED = 4096
 
@@ -90,7 +89,7 @@ class Matcher:
 
     def matches_model(self, name: str, /) -> bool:
         """Return whether some rule's model glob matches *name*, ignoring its other conditions."""
-        return any(rule.model(name) is not None for rule in self._rules)
+        return any(rule.has_model(name) for rule in self._rules)
 
     def explain(self, call: Call[Any], /) -> list[Verdict]:
         """Return the verdict of each rule on *call*, in order; the router uses the first match."""
@@ -116,35 +115,69 @@ def matched_name(matcher: Matcher, names: Sequence[str], call: Call[Any]) -> str
     return "" if index is None else names[index]
 
 
+class _ClientCondition:
+    """What a rule says of one fact of a client.
+
+    Args:
+        name: The name of the fact, for people.
+        values: Returns the values of a client, of which one must match.
+        patterns: Globs of which one must match.
+    """
+
+    def __init__(
+        self, name: str, values: Callable[[Identity], Iterable[str]], patterns: Sequence[str]
+    ) -> None:
+        self.name = name
+        self.patterns = patterns
+        self._values = values
+        self._matches = globs(patterns)
+
+    def holds_for(self, identity: Identity) -> bool:
+        return any(map(self._matches, self._values(identity)))
+
+    def reason(self, identity: Identity) -> str:
+        """Return why it does not hold."""
+        found = ", ".join(map(repr, sorted(self._values(identity)))) or "none"
+        return f"{self.name} {found} does not match {', '.join(map(repr, self.patterns))}"
+
+
+def _client_conditions(rule: Rule) -> list[_ClientCondition]:
+    conditions = (
+        _ClientCondition("client", lambda each: (each.name,), rule.clients),
+        _ClientCondition("group", lambda each: each.groups, rule.groups),
+        _ClientCondition("tier", lambda each: (each.tier,), rule.tiers),
+    )
+    return [each for each in conditions if each.patterns]
+
+
 class _CompiledRule:
     """A rule with its globs compiled."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self.model = _glob(rule.model)
-        self._protocols = [_glob(pattern) for pattern in rule.protocols]
-        self.headers = {name.lower(): _glob(value) for name, value in rule.headers.items()}
-        self._clients = [_glob(pattern) for pattern in rule.clients]
-        self._groups = [_glob(pattern) for pattern in rule.groups]
-        self._tiers = [_glob(pattern) for pattern in rule.tiers]
+        self.has_model = globs((rule.model,))
+        self._has_protocol = globs(rule.protocols or ("*",))
+        self.headers = {name.lower(): globs((value,)) for name, value in rule.headers.items()}
+        self._client_conditions = _client_conditions(rule)
         self.is_static = rule.is_static
 
     def matches(self, model: str, version: str, protocol: str) -> bool:
         return (
-            self.model(model) is not None
+            self.has_model(model)
             and (not self._rule.versions or version in self._rule.versions)
-            and (not self._protocols or any(match(protocol) for match in self._protocols))
+            and self._has_protocol(protocol)
         )
 
     def holds_for(self, context: Context) -> bool:
         """Return whether the headers and the client of a call match."""
-        return self._has_headers(context.metadata) and not self._client_reasons(
-            context.client.identity
+        identity = context.client.identity
+        return self._has_headers(context.metadata) and all(
+            each.holds_for(identity) for each in self._client_conditions
         )
 
     def _has_headers(self, metadata: Sequence[tuple[str, str]]) -> bool:
         return all(
-            any(name == found and match(value) is not None for found, value in metadata)
+            any(name == found and match(value) for found, value in metadata)
             for name, match in self.headers.items()
         )
 
@@ -162,7 +195,7 @@ class _CompiledRule:
 
     def _model_reasons(self, model: ModelRef) -> list[str]:
         reasons = []
-        if self.model(model.name) is None:
+        if not self.has_model(model.name):
             reasons.append(f"model {model.name!r} does not match {self._rule.model!r}")
         if self._rule.versions and model.version not in self._rule.versions:
             found = f"version {model.version!r}" if model.version else "no version"
@@ -171,7 +204,7 @@ class _CompiledRule:
         return reasons
 
     def _protocol_reasons(self, protocol: str) -> list[str]:
-        if not self._protocols or any(match(protocol) for match in self._protocols):
+        if self._has_protocol(protocol):
             return []
         expected = ", ".join(map(repr, self._rule.protocols))
         return [f"protocol {protocol!r} does not match {expected}"]
@@ -188,15 +221,10 @@ class _CompiledRule:
         return reasons
 
     def _client_reasons(self, identity: Identity) -> list[str]:
-        rule = self._rule
         return [
-            f"{name} {found} does not match {', '.join(map(repr, expected))}"
-            for name, found, values, globs, expected in (
-                ("client", repr(identity.name), (identity.name,), self._clients, rule.clients),
-                ("group", _listed(identity.groups), identity.groups, self._groups, rule.groups),
-                ("tier", repr(identity.tier), (identity.tier,), self._tiers, rule.tiers),
-            )
-            if globs and not any(match(value) for value in values for match in globs)
+            each.reason(identity)
+            for each in self._client_conditions
+            if not each.holds_for(identity)
         ]
 
     def _conditions(self) -> str:
@@ -207,20 +235,8 @@ class _CompiledRule:
         if rule.protocols:
             parts.append(f"protocol {' or '.join(map(repr, rule.protocols))}")
         parts.extend(f"header {name!r} {pattern!r}" for name, pattern in rule.headers.items())
-        for name, patterns in (
-            ("client", rule.clients),
-            ("group", rule.groups),
-            ("tier", rule.tiers),
-        ):
-            if patterns:
-                parts.append(f"{name} {' or '.join(map(repr, patterns))}")
+        parts.extend(
+            f"{each.name} {' or '.join(map(repr, each.patterns))}"
+            for each in self._client_conditions
+        )
         return f"matches {', '.join(parts)}"
-
-
-def _listed(groups: Iterable[str]) -> str:
-    return ", ".join(map(repr, sorted(groups))) or "none"
-
-
-def _glob(pattern: str) -> Any:
-    # The patterns of `translate` do not backtrack exponentially on any input.
-    return re.compile(fnmatch.translate(pattern)).match

@@ -5,9 +5,7 @@ This module is pure: it decides on an `Identity` and the facts of a decoded call
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -16,12 +14,11 @@ from msgspec import Struct
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.identity import ANONYMOUS, Identity
 from gateway.policies.access.operations import expanded
+from gateway.settings.patterns import Matches, globs
 
 _MAX_DECISIONS: Final = 8192
 _MAX_CLIENTS: Final = 1024
 _SCOPE: Final = "scope"
-
-Matches = Callable[[str], bool]
 
 
 class Size(NamedTuple):
@@ -87,13 +84,6 @@ class AccessRule:
     max_elements: int | None = None
     max_bytes: int | None = None
     has_anonymous: bool = False
-
-
-def globs(patterns: Iterable[str]) -> Matches:
-    """Return a function that tells whether a text matches one of *patterns*."""
-    # The patterns of `translate` do not backtrack exponentially on any input.
-    match = re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)").match
-    return lambda text: match(text) is not None
 
 
 def claim_texts(claims: Mapping[str, Any], name: str) -> Sequence[str]:

@@ -17,9 +17,10 @@ from gateway.ir.identity import GATEWAY, Identity
 from gateway.ir.streams import on_stream_end
 from gateway.policies.access.operations import operation_of
 from gateway.policies.access.quotas.budgets import BudgetState, Charge, Key, Limit, Shortage
-from gateway.policies.access.rules import AccessRule, CompiledRule, Facts, Matches, Size, globs
+from gateway.policies.access.rules import AccessRule, CompiledRule, Facts, Size
 from gateway.policies.access.sizes import size_of
 from gateway.service import Service
+from gateway.settings.patterns import Matches, globs
 from gateway.telemetry.call_path import CallPath, current_path
 
 R = TypeVar("R")
