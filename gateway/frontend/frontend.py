@@ -15,6 +15,14 @@ import structlog
 
 from gateway.api.protocol import Codec, CutThroughCodec, ServerReadingCodec, StreamCodec
 from gateway.concurrency.offload import ON_LOOP, off_loop, run_bounded_on_loop
+from gateway.frontend.carriers import (
+    AttachRequestId,
+    ReadRequestId,
+    client_of,
+    metadata_of,
+    no_request_id,
+    without_request_id,
+)
 from gateway.ir.calls import (
     Call,
     InferResponse,
@@ -26,7 +34,6 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import (
     GATEWAY_CLIENT,
-    NO_CLIENT,
     Client,
     Context,
     ModelRef,
@@ -50,9 +57,6 @@ from gateway.service import Service, bound_call
 from gateway.session import Session, SessionCall, SessionReply
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.wire.frontend import ServerFrontend, SessionLimits
-from gateway.wire.grpc import GrpcRequest
-from gateway.wire.http import HttpRequest
-from gateway.wire.metadata import text_metadata
 from gateway.wire.request_id import new_request_ids
 
 _PROBES = frozenset({ServerLiveRequest, ServerReadyRequest, ModelReadyRequest})
@@ -83,35 +87,6 @@ def _ignore_blocked(_codec: str, _model: str, _seconds: float) -> None: ...
 CheckInference = Callable[[Client, ModelRef], None]
 """Raises Forbidden if a client may not make any inference of a model."""
 
-ReadRequestId = Callable[[Q], str]
-"""Returns the valid request id in a request that may be unreadable otherwise; "" for none."""
-
-
-def _no_request_id(_wire: object) -> str:
-    return ""
-
-
-def _metadata_of(wire: object) -> tuple[tuple[str, str], ...]:
-    """Return the headers or metadata of *wire*, by which routes choose."""
-    if isinstance(wire, HttpRequest):
-        return wire.headers.lowered
-    if isinstance(wire, GrpcRequest):
-        return text_metadata(wire.metadata)
-    return ()
-
-
-def _client_of(wire: object) -> Client:
-    client: Client = getattr(wire, "client", NO_CLIENT)
-    return client
-
-
-AttachRequestId = Callable[[A, str], A]
-"""Returns a response with the request id."""
-
-
-def _without_request_id(response: A, _request_id: str) -> A:
-    return response
-
 
 class Frontend(ServerFrontend[Q, A]):
     """The server side of one codec.
@@ -138,8 +113,8 @@ class Frontend(ServerFrontend[Q, A]):
         service: Service,
         *,
         on_rejected: OnRejected = _ignore,
-        attach_request_id: AttachRequestId[A] = _without_request_id,
-        read_request_id: ReadRequestId[Q] = _no_request_id,
+        attach_request_id: AttachRequestId[A] = without_request_id,
+        read_request_id: ReadRequestId[Q] = no_request_id,
         message_bytes: ByteCounter | None = None,
         on_blocked: OnBlocked = _ignore_blocked,
     ) -> None:
@@ -353,7 +328,7 @@ class Frontend(ServerFrontend[Q, A]):
             return refused
         if self._check_inference is not None:
             try:
-                self._check_inference(_client_of(wire), model)
+                self._check_inference(client_of(wire), model)
             except GatewayError as error:
                 return error
         found = await self._decoded_in(reading.most_lenient, wire, refused, request_id)
@@ -390,9 +365,8 @@ class Frontend(ServerFrontend[Q, A]):
             decode = partial(inflated, elements, decode)
         call = None
         started = monotonic()
-        BOUND.allowance = (
-            ON_LOOP  # `run_bounded_on_loop` does the same, but its call frame costs 0.7 us
-        )
+        # `run_bounded_on_loop` does the same, but its call frame costs 0.7 us.
+        BOUND.allowance = ON_LOOP
         try:
             call = decode(wire, request_id)
         except LongWork:
@@ -410,14 +384,14 @@ class Frontend(ServerFrontend[Q, A]):
             return await off_loop(with_expected_inputs, accepts, decode, wire, request_id)
         except UncheckedInputs as found:
             if self._check_inference is not None:
-                self._check_inference(_client_of(wire), found.model)
+                self._check_inference(client_of(wire), found.model)
             context = self._question_context(wire, request_id)
             await self._known_inputs.check(found, context)
         return await off_loop(decode, wire, request_id)
 
     def _question_context(self, wire: Q, request_id: str) -> Context:
         """Return the context of a question that takes the route of *wire*."""
-        return Context(self._codec.name, _metadata_of(wire), request_id, client=GATEWAY_CLIENT)
+        return Context(self._codec.name, metadata_of(wire), request_id, client=GATEWAY_CLIENT)
 
     def _write(self, encode: Callable[[Any, Any], A], call: Call[Any], reply: Any) -> Any:
         """Return *reply* as a response, or a coroutine that encodes it on another thread."""
@@ -567,7 +541,7 @@ class Frontend(ServerFrontend[Q, A]):
     def _identify(self, wire: Q, error: GatewayError, request_id: str = "") -> None:
         """Add client and headers of *wire* to *error*, and its request id, or else *request_id*."""
         error.client = getattr(wire, "client", None)
-        error.metadata = _metadata_of(wire)
+        error.metadata = metadata_of(wire)
         error.request_id = self._read_request_id(wire) or request_id or next(self._request_ids)
 
     def is_probe(self, wire: Q, /) -> bool:

@@ -6,9 +6,9 @@
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
-from msgspec import Struct, convert, field, to_builtins
+from msgspec import Struct, convert, field
 from msgspec.structs import (
     astuple,
     replace,  # noqa: TID251  # rows have no wire origin
@@ -26,9 +26,8 @@ from gateway.ir.data import (
 )
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
-from gateway.ir.identity import ANONYMOUS
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
-from gateway.ir.text_tasks import Generate, TextTask
+from gateway.ir.text_tasks import TextTask
 from gateway.migration.captures.checksum import checksum
 from gateway.migration.captures.column_texts import (
     check_parameters,
@@ -38,6 +37,7 @@ from gateway.migration.captures.column_texts import (
     parse_sequence,
     parse_shape,
 )
+from gateway.migration.captures.details import details_of, members_of
 from gateway.migration.captures.privacy import Hasher, Payload, Privacy, least_payload
 
 OK: Final = "ok"
@@ -215,7 +215,7 @@ class RecordedCall(Struct, frozen=True):
             priority=details.get("priority", 0),
             timeout_us=details.get("timeout_us"),
             parameters=parse_parameters(self.call.parameters),
-            flat_members=_members_of(details.get("flat_members", {})),
+            flat_members=members_of(details.get("flat_members", {})),
             batch_size=details.get("batch_size"),
             texts=None if "texts" not in details else convert(details["texts"], TextTask),
         )
@@ -440,55 +440,10 @@ def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
         parameters=_parameters_text(request.parameters)
         if request is not None and privacy.parameters
         else None,
-        details=json.dumps(details) if (details := _details(source, privacy)) else "{}",
+        details=json.dumps(details) if (details := details_of(request, context, privacy)) else "{}",
         code=source.code,
         error=source.error if privacy.payload == "full" else "",
     )
-
-
-def _details(source: Recordable, privacy: Privacy) -> dict[str, Any]:  # one for each
-    request = source.request
-    details: dict[str, Any] = {}
-    if request is not None:
-        if request.id:
-            details["id"] = request.id
-        if request.priority:
-            details["priority"] = request.priority
-        if request.timeout_us:
-            details["timeout_us"] = request.timeout_us
-        if request.batch_size:
-            details["batch_size"] = request.batch_size
-        if request.outputs:
-            details["outputs"] = [[each.name, each.classes] for each in request.outputs]
-        if request.parameters or request.flat_members or _has_members(request.texts):
-            details["has_parameters"] = True
-        if request.texts is not None:
-            details |= _text_details(request.texts, privacy)
-        if request.flat_members and privacy.payload == "full" and privacy.parameters:
-            details["flat_members"] = {
-                name: list(value) if isinstance(value, tuple) else value
-                for name, value in request.flat_members.items()
-            }
-    return details | _sender_details(source.context, privacy)
-
-
-def _sender_details(context: Context, privacy: Privacy) -> dict[str, Any]:
-    details: dict[str, Any] = {}
-    if context.client.identity is not ANONYMOUS:
-        details["client_name"] = context.client.identity.name
-    if privacy.headers:
-        details["headers"] = [pair for pair in context.metadata if pair[0] in privacy.headers]
-    return details
-
-
-def _has_members(task: TextTask | None) -> bool:
-    return isinstance(task, Generate) and bool(task.members or task.stop)
-
-
-def _text_details(task: TextTask, privacy: Privacy) -> dict[str, Any]:
-    """Return a task on texts, whose members are parameters of the caller."""
-    is_kept = privacy.parameters or not _has_members(task)
-    return {"texts": to_builtins(task)} if is_kept else {}
 
 
 def _check_item(item: ItemRow) -> None:
@@ -500,12 +455,6 @@ def _check_item(item: ItemRow) -> None:
     check_parameters(item.parameters)
     if item.code != OK:
         ErrorCode(item.code)
-
-
-def _members_of(members: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in members.items()
-    }
 
 
 _Content: TypeAlias = tuple[str, int | None, int, bytes | None, bytes | None]
