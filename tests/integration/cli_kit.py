@@ -65,7 +65,14 @@ def serving(*arguments: str, patience_s: float = START_S) -> Iterator[Running]:
     with open(os.devnull, "wb") as nothing:  # noqa: PTH123  # no path
         process = fork_server.start(["serve", *arguments], nothing.fileno(), writer)
     os.close(writer)
-    running = Running(process, os.fdopen(stderr))
+    with started(Running(process, os.fdopen(stderr)), patience_s) as running:
+        yield running
+
+
+@contextmanager
+def started(running: Running, patience_s: float = START_S) -> Iterator[Running]:
+    """Read the log of a gateway, wait until it listens, and end it at last."""
+    process = running.process
     reader = threading.Thread(target=running.read)
     reader.start()
     try:

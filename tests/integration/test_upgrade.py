@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,7 @@ from typer.testing import CliRunner
 from gateway.app.check import check
 from gateway.cli.commands import command_line
 from gateway.config.load import load_file
-from tests.integration.cli_kit import START_S, Running, serving
+from tests.integration.cli_kit import Running, serving, started
 from tests.integration.test_hand_over import write_config
 from tests.integration.workers_kit import PATIENCE_S, Load
 
@@ -55,18 +54,8 @@ def serving_previous(folder: Path, *arguments: str) -> Iterator[Running]:
     )
     assert process.stderr is not None
     running = Running(process, process.stderr)  # type: ignore[arg-type]  # it has the same methods
-    reader = threading.Thread(target=running.read)
-    reader.start()
-    try:
-        assert running.started.wait(START_S), "it does not start"
-        assert running.addresses, "".join(running.log)
+    with started(running):
         yield running
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(START_S)
-        reader.join(START_S)
-        process.stderr.close()
 
 
 def answer_more(loads: list[Load]) -> None:
