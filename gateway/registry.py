@@ -122,8 +122,7 @@ def transform(name: str, /) -> TensorTransform:
     Raises:
         LookupError: It does not exist, or cannot be imported.
     """
-    found = _find("transform", name, {}, "gateway.transforms")
-    return cast("TensorTransform", found() if isinstance(found, type) else found)
+    return cast("TensorTransform", _made("transform", name, "gateway.transforms"))
 
 
 def authoriser(name: str, /) -> Authoriser:
@@ -132,8 +131,7 @@ def authoriser(name: str, /) -> Authoriser:
     Raises:
         LookupError: It does not exist, or cannot be imported.
     """
-    found = _find("authoriser", name, {}, "gateway.authorisers")
-    return cast("Authoriser", found() if isinstance(found, type) else found)
+    return cast("Authoriser", _made("authoriser", name, "gateway.authorisers"))
 
 
 def comparison_rule(name: str, /) -> ComparisonRule:
@@ -142,8 +140,7 @@ def comparison_rule(name: str, /) -> ComparisonRule:
     Raises:
         LookupError: It does not exist, or cannot be imported.
     """
-    found = _find("comparison rule", name, {}, "gateway.comparison_rules")
-    return cast("ComparisonRule", found() if isinstance(found, type) else found)
+    return cast("ComparisonRule", _made("comparison rule", name, "gateway.comparison_rules"))
 
 
 def protocol(name: str, /) -> ProtocolSpec:
@@ -204,6 +201,12 @@ def backend(name: str, /) -> Any:
         LookupError: It does not exist or cannot be imported.
     """
     return _find("backend", name, BACKENDS, "gateway.backends")
+
+
+def _made(kind: str, name: str, group: str) -> Any:
+    """Return a part of an installed package, made anew if it is a class."""
+    found = _find(kind, name, {}, group)
+    return found() if isinstance(found, type) else found
 
 
 def _find(kind: str, name: str, table: dict[str, str], group: str) -> Any:

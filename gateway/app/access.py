@@ -162,7 +162,7 @@ class AccessControl(Collector):
                 is_changed = await asyncio.to_thread(file.read)
             except (OSError, ValueError) as error:
                 if sources is self._sources:
-                    self.note(file.name, reason_of(error))
+                    self.note(file.name, _fault_of(error))
                 continue
             if sources is not self._sources:
                 return
@@ -220,7 +220,7 @@ class _WatchedFile(Generic[V]):
             self._data = path.read_bytes()
             self.content = parse(self._data)
         except (OSError, ValueError) as error:
-            raise StartError(f"{key}: {name}: {reason_of(error)}") from error
+            raise StartError(f"{key}: {name}: {_fault_of(error)}") from error
         self._next = self.content
 
     def read(self) -> bool:
@@ -238,7 +238,7 @@ class _WatchedFile(Generic[V]):
         self._on_change(self.content)
 
 
-def reason_of(error: Exception) -> str:
+def _fault_of(error: Exception) -> str:
     """Return why a file of credentials cannot be used, without its content."""
     return str(error.strerror) if isinstance(error, OSError) else str(error)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
@@ -14,10 +14,9 @@ from gateway.api.extension import (
     ConfigView,
     LeadingPart,
     Processes,
+    ServingPart,
     ServingProcess,
-    TrafficShift,
 )
-from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.app.quota_counts import QuotaCounts
 from gateway.app.quota_store import QuotaStore
 from gateway.config.load import LoadedConfig
@@ -132,7 +131,7 @@ def _change_store(store: QuotaStore | None, config: Config) -> None:
         store.change(config.quota_store)
 
 
-class ServingQuotas:
+class ServingQuotas(ServingPart):
     """The accounts of one serving process.
 
     A gateway without workers has the budgets itself; workers hold leases of the supervisor.
@@ -157,24 +156,6 @@ class ServingQuotas:
         if isinstance(self.accounts, LocalAccounts):
             process.metrics.registry.register(UsedQuotas(self.accounts.budgets))
             self._counts = QuotaCounts(self.accounts.budgets, LoadedConfig.of(process.config))
-
-    @property
-    def taps(self) -> Sequence[Tap]:
-        """None."""
-        return ()
-
-    @property
-    def on_call(self) -> CountCall | None:
-        """None."""
-        return None
-
-    def route_taps(self) -> Mapping[str, RouteTap]:
-        """Return none."""
-        return {}
-
-    def shifts(self, _config: ConfigView, /) -> Mapping[str, TrafficShift]:
-        """Return none."""
-        return {}
 
     async def start(self) -> None:
         """Continue with the counts of an earlier process."""

@@ -311,9 +311,7 @@ def _admin_addresses(config: Config) -> dict[str, Any] | None:
     """Return the keys of `admin` but those that decide about each request."""
     if config.admin is None:
         return None
-    return config.admin.model_dump(
-        exclude={"token", "tokens", "local", "open", "hosts", "remote_changes"}
-    )
+    return config.admin.model_dump(exclude=_OF_EACH_REQUEST)
 
 
 def _value(config: Any, path: KeyPath) -> Any:

@@ -128,14 +128,8 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
     )
     if ruled.config is not None:
         targets = [
-            Target(
-                target_name(target),
-                _target_service(target, _resolve_target(target, upstreams, models), at),
-                target.weight,
-                _resolve_target(target, upstreams, models).ready,
-                target.priority,
-            )
-            for target in ruled.config.targets
+            _target(each, _resolve_target(each, upstreams, models), at)
+            for each in ruled.config.targets
         ]
         readiness = Readiness(ruled.config.readiness)
         sticky_by = ruled.config.sticky_by
@@ -207,11 +201,12 @@ def _resolve_target(
     return models[target.model or ""]
 
 
-def _target_service(target: TargetConfig, found: RouteTarget, route: ChainContext) -> Service:
-    at = route.inside(target_name(target), "target", target)
-    own = target.transform
+def _target(target: TargetConfig, found: RouteTarget, route: ChainContext) -> Target:
+    name, own = target_name(target), target.transform
+    at = route.inside(name, "target", target)
     transform = TargetTransform() if own is None else TargetTransform(own, registry.transform(own))
-    return build_chain("target", found.service, at.with_parts(target, transform))
+    service = build_chain("target", found.service, at.with_parts(target, transform))
+    return Target(name, service, target.weight, found.ready, target.priority)
 
 
 def ready_unless_unloaded(

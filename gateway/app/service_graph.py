@@ -125,8 +125,10 @@ class ServiceGraph:
         )
         own = {**self._models.targets, **self.pipelines.targets}
         shifts = process.parts.shifts(loaded)
+        shared = self._shared_settings("route", "target")
         self._routes = routes = [
-            self._build_route(ruled, own, shifts.get(ruled.name)) for ruled in ruled_routes(config)
+            self._build_route(ruled, own, shifts.get(ruled.name), shared)
+            for ruled in ruled_routes(config)
         ]
         matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
         online = config.lifecycle.online if previous is None else previous.server.is_online
@@ -306,6 +308,8 @@ class ServiceGraph:
             if config.models[name].backend is None
         }
 
+        shared = self._shared_settings("upstream", "endpoint")
+
         def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
             longest_call_s = _longest_timeout(config, name)
             text_routes = _text_routes(config, name)
@@ -317,7 +321,7 @@ class ServiceGraph:
                 idle_s,
                 longest_call_s,
                 text_routes,
-                *self._shared_settings("upstream", "endpoint"),
+                *shared,
             )
             return self.parts.get(
                 "upstream",
@@ -345,13 +349,14 @@ class ServiceGraph:
 
     def _build_targets(self) -> dict[str, RouteTarget]:
         config, metrics, tracing = self.config, self._process.metrics, self._process.tracing
+        shared = self._shared_settings("model")
         models = {name: model for name, model in config.models.items() if model.backend is None}
 
         def build(name: str, built: BuiltUpstream) -> RouteTarget:
             return self.parts.get(
                 "target",
                 name,
-                (built, models, *self._shared_settings("model")),
+                (built, models, *shared),
                 lambda: RouteTarget(
                     share_upstream_calls(
                         built.service,
@@ -372,7 +377,11 @@ class ServiceGraph:
         return {name: build(name, built) for name, built in self._upstreams.items()}
 
     def _build_route(
-        self, ruled: RuledRoute, own: Mapping[str, RouteTarget], shift: TrafficShift | None
+        self,
+        ruled: RuledRoute,
+        own: Mapping[str, RouteTarget],
+        shift: TrafficShift | None,
+        shared: tuple[object, ...],
     ) -> BuiltRoute:
         if ruled.config is not None:
             targets = [
@@ -384,7 +393,6 @@ class ServiceGraph:
         else:
             targets = [own[ruled.model]] if ruled.model else list(self._targets.values())
         state = route_state(ruled, self.config.policies, self.parts)
-        shared = self._shared_settings("route", "target")
         source = (ruled, self.config.policies, targets, shift, *shared)
         return self.parts.get(
             "route",

@@ -103,16 +103,13 @@ class _Forwarded(dict[str, bool]):
         own: Names that are not.
         exact: Names that are.
         prefixes: What names begin with that are.
-
-    Attributes:
-        own: Names that are not, whatever else is said of them.
     """
 
     def __init__(
         self, own: frozenset[str], exact: frozenset[str], prefixes: tuple[str, ...]
     ) -> None:
         super().__init__()
-        self.own = own
+        self._own = own
         self._exact = exact
         self._prefixes = prefixes
 
@@ -120,7 +117,7 @@ class _Forwarded(dict[str, bool]):
         # A pattern never forwards the credential of a client; its name in full does.
         is_meant = name != _CREDENTIAL and name.startswith(self._prefixes)
         is_listed = name in self._exact or is_meant
-        found = is_listed and name not in self.own and not name.startswith(TRITON_PREFIX)
+        found = is_listed and name not in self._own and not name.startswith(TRITON_PREFIX)
         if len(self) < _MAX_NAMES and len(name) <= _MAX_NAME_CHARS:  # clients choose the names
             self[name] = found
         return found
@@ -146,8 +143,7 @@ class NamedForwardHeaders(ForwardHeaders):
         *,
         inference: Service | None = None,
     ) -> None:
-        super().__init__(inner, allowed, added, inference=inference)
-        self._is_forwarded.own |= {client_header}
+        super().__init__(inner, allowed, {**added, client_header: ""}, inference=inference)
         self._added = tuple(pair for pair in self._added if pair[0] != client_header)
         self._client_header = client_header
         self._last_named: tuple[Metadata | None, str, Metadata] = (None, "", ())

@@ -80,11 +80,7 @@ def stock(
             row["protocol"] or "-",
             row["model"] or "-",
             row["inputs"] or "-",
-            str(row["calls"]),
-            f"{row['per_min']:.1f}",
-            f"{row['errors'] / max(row['calls'], 1):.1%}",
-            f"{row['p99_ms']:.1f}",
-            _ago(now - _seen(row)),
+            *_figures(row, now),
         )
         for row in rows
     ]
@@ -109,18 +105,19 @@ def _show_sums(rows: Sequence[Mapping[str, Any]], by: Group, output: OutputForma
         return
     now = datetime.now(UTC)
     head = (by.value, "calls", "per_min", "errors", "p99_ms", "last_seen")
-    cells = [
-        (
-            row[by.value],
-            str(row["calls"]),
-            f"{row['per_min']:.1f}",
-            f"{row['errors'] / max(row['calls'], 1):.1%}",
-            f"{row['p99_ms']:.1f}",
-            _ago(now - _seen(row)),
-        )
-        for row in listed
-    ]
+    cells = [(row[by.value], *_figures(row, now)) for row in listed]
     print_text(format_table(head, cells, right=(1, 2, 3, 4)))
+
+
+def _figures(row: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
+    """Return calls, rate, errors, latency and the last call of a row, as text."""
+    return (
+        str(row["calls"]),
+        f"{row['per_min']:.1f}",
+        f"{row['errors'] / max(row['calls'], 1):.1%}",
+        f"{row['p99_ms']:.1f}",
+        _ago(now - _seen(row)),
+    )
 
 
 def stock_rows(source: str) -> list[dict[str, Any]]:
@@ -134,7 +131,7 @@ def stock_rows(source: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _seen(row: dict[str, Any]) -> datetime:
+def _seen(row: Mapping[str, Any]) -> datetime:
     return datetime.fromisoformat(row["last_seen"])
 
 
