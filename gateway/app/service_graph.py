@@ -125,10 +125,9 @@ class ServiceGraph:
         )
         own = {**self._models.targets, **self.pipelines.targets}
         shifts = process.parts.shifts(loaded)
-        shared = self._shared_settings("route", "target")
+        self._route_settings = self._shared_settings("route", "target")
         self._routes = routes = [
-            self._build_route(ruled, own, shifts.get(ruled.name), shared)
-            for ruled in ruled_routes(config)
+            self._build_route(ruled, own, shifts.get(ruled.name)) for ruled in ruled_routes(config)
         ]
         matcher = Matcher([rule for built in routes for rule in built.ruled.rules])
         online = config.lifecycle.online if previous is None else previous.server.is_online
@@ -377,11 +376,7 @@ class ServiceGraph:
         return {name: build(name, built) for name, built in self._upstreams.items()}
 
     def _build_route(
-        self,
-        ruled: RuledRoute,
-        own: Mapping[str, RouteTarget],
-        shift: TrafficShift | None,
-        shared: tuple[object, ...],
+        self, ruled: RuledRoute, own: Mapping[str, RouteTarget], shift: TrafficShift | None
     ) -> BuiltRoute:
         if ruled.config is not None:
             targets = [
@@ -393,7 +388,7 @@ class ServiceGraph:
         else:
             targets = [own[ruled.model]] if ruled.model else list(self._targets.values())
         state = route_state(ruled, self.config.policies, self.parts)
-        source = (ruled, self.config.policies, targets, shift, *shared)
+        source = (ruled, self.config.policies, targets, shift, *self._route_settings)
         return self.parts.get(
             "route",
             ruled.name,
