@@ -17,7 +17,7 @@ from gateway.app.chain_context import ChainContext, Keep, keep_nothing
 from gateway.app.chains.route import RouteRules, TargetTransform, route_timeout
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
-from gateway.app.route_rules import RuledRoute, own_models, target_name
+from gateway.app.route_rules import RuledRoute, named_models, own_models, target_name
 from gateway.backends.reloadable import ReloadableModel
 from gateway.config.models import Config
 from gateway.config.routes import (
@@ -232,3 +232,14 @@ def ready_unless_unloaded(
     if not names:
         return built.ready
     return lambda: built.ready() or all(map(is_unloaded, names))
+
+
+def routes_of_models(config: Config, routes: Sequence[BuiltRoute]) -> list[tuple[str, str]]:
+    """Return the routes of each model that the configuration names: pairs of route and model."""
+    names = set(named_models(config))
+    return [
+        (built.ruled.name, name)
+        for built in reversed(routes)
+        for name in names
+        if any(rule.model == name for rule in built.ruled.rules) or built.ruled.model == name
+    ]

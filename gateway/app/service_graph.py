@@ -37,6 +37,7 @@ from gateway.app.routes import (
     build_route,
     ready_unless_unloaded,
     route_state,
+    routes_of_models,
 )
 from gateway.app.upstreams import BuiltUpstream, build_upstream
 from gateway.config.load import LoadedConfig
@@ -511,7 +512,9 @@ class ServiceGraph:
         self, routes: list[BuiltRoute], matcher: Matcher, *, online: bool
     ) -> ServerInfo:
         by_name = {built.ruled.name: built for built in routes}
-        named = {name: by_name[route].ready for route, name in _routes_of(self.config, routes)}
+        named = {
+            name: by_name[route].ready for route, name in routes_of_models(self.config, routes)
+        }
         models, pipelines = self._models.loadable, self.pipelines.pipelines
         required = required_routes(self.config)
         decisive = [built for built in routes if required is None or built.ruled.name in required]
@@ -590,14 +593,3 @@ def _statistics_of(config: Config) -> set[str]:
         for options in listener.options.values()
         if options.get("statistics", "off") != "off"
     }
-
-
-def _routes_of(config: Config, routes: list[BuiltRoute]) -> list[tuple[str, str]]:
-    """Return the routes of each model that the configuration names: pairs of route and model."""
-    names = set(named_models(config))
-    return [
-        (built.ruled.name, name)
-        for built in reversed(routes)
-        for name in names
-        if any(rule.model == name for rule in built.ruled.rules) or built.ruled.model == name
-    ]
