@@ -28,6 +28,8 @@ from tests.scheduling import delayed_s
 
 INNOCENT_TIMEOUT_S = 5.0
 INTERVAL_S = 0.1
+BLOCKED_S = 0.25
+"""A wait of this length shows that a server is blocked: its usual wait is a few milliseconds."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
