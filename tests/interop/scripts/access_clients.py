@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,15 @@ def tritonclient(carrier: str) -> Ask:
 
 def tensorrtserver(carrier: str) -> Ask:
     """Return the client of TensorRT v1: over HTTP it sends passwords, over gRPC nothing."""
-    from tests.interop.scripts import tensorrt_client as trtis  # noqa: PLC0415
+    from tests.interop.scripts import tensorrt_client as trtis  # noqa: PLC0415  # it finds OpenSSL
 
-    protocol = trtis.api.ProtocolType.from_str(carrier.removeprefix("trtis."))
+    api = import_module("tensorrtserver.api")
+
+    protocol = api.ProtocolType.from_str(carrier.removeprefix("trtis."))
 
     def ask(address: str, credential: str) -> Any:
         url = host_of(address, credential)
-        context = trtis.api.InferContext(url, protocol, MODEL)
+        context = api.InferContext(url, protocol, MODEL)
         inputs = {name: [trtis.LEFT] for name in ("INPUT0", "INPUT1")}
         return context.run(inputs, {"OUTPUT0": trtis.RAW}, 1)["OUTPUT0"][0].tolist()
 
