@@ -162,7 +162,8 @@ class QuotaStoreConfig(Model):
     """Where several gateways share the budgets of `quotas`: a server of Valkey or Redis.
 
     No call waits for it. It needs the extra `quota`. A reload may change its keys: another store
-    gets the counts of the gateway. To add or remove `quota_store` needs a restart.
+    gets the counts of the gateway. So does a store that a reload adds; without it, the gateway goes
+    on with its own counts.
     """
 
     url: Annotated[Text, Field(pattern=STORE_URL)] = Field(repr=False)
