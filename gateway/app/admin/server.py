@@ -138,7 +138,7 @@ class _PagesServer(HttpServer):
         audit: The audit log; None for none.
         address: Where it listens.
         reuse_port: Whether it takes the place of another gateway.
-        settings: Of any server.
+        settings: Other arguments of `HttpServer`.
     """
 
     def __init__(
