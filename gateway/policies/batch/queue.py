@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.policies.access.apart import Apart
+from gateway.policies.batch.padding import PaddedSize
 
 _MIB = 1 << 20
 
@@ -147,15 +148,21 @@ class BatchQueue:
     def pop_batch(self) -> list[PendingRequest]:
         """Remove and return the first requests that fit into a batch; at least one."""
         rows, size_bytes = self.preferred or self.max_rows, self.rules.max_bytes
+        padding = PaddedSize()
         batch: list[PendingRequest] = []
+        others: list[PendingRequest] = []
         while self.members:
             member = self.members[0]
+            if batch and (rows < member.rows or size_bytes < member.size_bytes):
+                break
+            self.members.popleft()
+            if not padding.add(member.call):
+                others.append(member)
+                continue
             rows -= member.rows
             size_bytes -= member.size_bytes
-            if batch and (rows < 0 or size_bytes < 0):
-                break
-            batch.append(self.members.popleft())
-        self.replace(self.members)
+            batch.append(member)
+        self.replace([*others, *self.members])
         return batch
 
     def pop_expired(self, now: float) -> list[PendingRequest]:

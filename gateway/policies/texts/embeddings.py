@@ -12,9 +12,10 @@ from gateway.ir.calls import InferResponse
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.rows import IndependentRows
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.ir.text_tasks import Embed, EmbeddingsForm, Pooling, TokenizerForm
-from gateway.policies.texts.signature import TaskModel, output_of, with_rows
+from gateway.policies.texts.signature import ROWS, TaskModel, output_of, with_rows
 from gateway.policies.texts.task import (
     TaskRun,
     count_tokens,
@@ -78,7 +79,7 @@ async def embed(run: TaskRun, task: Embed) -> InferResponse:
     for begin in range(0, len(texts), most):
         chosen = texts[begin : begin + most] if most < len(texts) else texts
         tensor = text_tensor(declared.name, rows.shape(len(chosen)), chosen)
-        reply = await run.infer(run.plain([tensor], wanted))
+        reply = await run.infer(run.plain([tensor], wanted, rows=rows.independent))
         part, datatype = _rows_of(model, output_of(model, reply, output.name), len(chosen))
         tokens += count_tokens(model, reply, form.tokens)
         parts.append(part)
@@ -131,8 +132,14 @@ async def run_tokens(
         (model.find_input(form.types), "types"),
     ]
     fixed = form.fixed_length or fixed
+    padded = IndependentRows(
+        fills=((form.ids, tokenizer.pad_id),),
+        pads_left=form.pads_left,
+        most_elements=form.max_total_tokens,
+    )
     for piece in pieces(rows, most, form.max_total_tokens):
-        length = max([fixed or 0, *(len(row.ids) for row in piece)])
+        lengths = tuple([len(row.ids) for row in piece])
+        length = max(fixed or 0, *lengths)
         padding = await run_bounded(
             partial(pad_rows, piece, length, tokenizer.pad_id, left=form.pads_left)
         )
@@ -142,7 +149,9 @@ async def run_tokens(
             for declared, part in others
             if declared is not None
         ]
-        reply = await run.infer(run.plain(inputs, wanted))
+        # Rows of a fixed length are the same in every call.
+        rows_form = padded.of(lengths) if fixed is None else ROWS
+        reply = await run.infer(run.plain(inputs, wanted, rows=rows_form))
         array, datatype = array_of(output_of(model, reply, output.name))
         yield array, datatype, padding.places
 

@@ -59,7 +59,7 @@ async def rerank(run: TaskRun, task: Rerank) -> InferResponse:
     most = calls.most or len(documents)
     for begin in range(0, len(documents), most):
         inputs = await run_bounded(calls.inputs, documents[begin : begin + most])
-        reply = await run.infer(run.plain(inputs, wanted))
+        reply = await run.infer(run.plain(inputs, wanted, rows=calls.independent))
         array, datatype = array_of(output_of(model, reply, output.name))
         tokens += count_tokens(model, reply, form.tokens)
         count = min(most, len(documents) - begin)
@@ -72,6 +72,7 @@ class _PairCalls:
 
     Attributes:
         most: Most documents of one call; None for any number.
+        independent: What is known of their rows; None where the query has only one.
     """
 
     def __init__(self, model: TaskModel, form: RerankForm, query: bytes) -> None:
@@ -89,6 +90,7 @@ class _PairCalls:
         if self._query is not None:
             self._query_rows = model.rows(self._query)
             self._has_one_query = self._query_rows.single is not None
+        self.independent = None if self._has_one_query else self._rows.independent
 
     def inputs(self, documents: Sequence[bytes | memoryview]) -> list[Tensor]:
         """Return the inputs of one call."""
