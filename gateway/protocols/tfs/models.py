@@ -3,10 +3,13 @@
 Source: docs/protocols/tensorflow-serving.md, "4. Models, versions and signatures".
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.context import ModelRef, Need
@@ -38,6 +41,10 @@ class Spec(Struct, frozen=True):
     version: int = 0
     label: str = ""
     signature: str = ""
+
+    def changed(self, **fields: Any) -> Spec:
+        """Return a copy with *fields* changed."""
+        return replace(self, **fields)
 
 
 class CalledModel(Struct, frozen=True):
@@ -227,3 +234,9 @@ def check_plain(call: InferRequest) -> None:
                 "TensorFlow Serving does not have",
                 model=call.model,
             )
+
+
+def known_model(called: CalledModel) -> ModelRef:
+    """Return the model whose metadata are asked for, without a version that is a placeholder."""
+    model = called.model
+    return ModelRef(model.name) if Need.NUMERIC_VERSIONS in called.needs else model
