@@ -24,6 +24,7 @@ PROTOCOLS: dict[str, str] = {
     "grps": "gateway.protocols.grps:SPEC",
     "oip": "gateway.protocols.oip:SPEC",
     "openai": "gateway.protocols.openai:SPEC",
+    "tfs": "gateway.protocols.tfs:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",
 }
 

@@ -17,6 +17,7 @@ from gateway.api.tap import Tap
 from gateway.app import passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.chains.tracing import Tracing
+from gateway.app.declarations import Declarations
 from gateway.app.exposure import exposure_risks
 from gateway.app.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
@@ -63,6 +64,7 @@ from gateway.transports.http2.frames import may_be_http2
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
+from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.request_id import (
     attach_grpc_request_id,
     attach_http_request_id,
@@ -101,6 +103,7 @@ class ListenerEntry:
         http_clients: Clients of HTTP upstreams, by the name of the upstream.
         access: What its clients may do; None if there are no rules.
         has_quotas: Whether responses may tell clients of quotas.
+        declarations: What the configuration declares of models for protocols, by model.
     """
 
     service: Service
@@ -108,12 +111,21 @@ class ListenerEntry:
     http_clients: Mapping[str, PassthroughClient] = field(default_factory=dict)
     access: ListenerAccess | None = None
     has_quotas: bool = False
+    declarations: Declarations = field(default_factory=dict)
 
     def of_protocol(self, spec: ProtocolSpec) -> Service:
         """Return what handles the calls of one protocol."""
         return (
             ResolveModelKeys(self.service, self.model_keys) if spec.has_model_keys else self.service
         )
+
+    def declared(self, spec: ProtocolSpec) -> Mapping[str, object]:
+        """Return what is declared for one protocol, by model."""
+        return {
+            name: found[spec.name]
+            for name, found in self.declarations.items()
+            if spec.name in found
+        }
 
 
 class BuiltListener:
@@ -200,6 +212,8 @@ class BuiltListener:
         """Send the calls of a frontend to the entry, and let responses tell of its quotas."""
         if attach is not None and self._entry.has_quotas:
             attach = _TELLING[attach]
+        if isinstance(codec, DeclaringCodec):
+            codec.declare(self._entry.declared(spec))
         frontend.replace_service(self._service_of(spec, codec), self._check_of(codec), attach)
 
     def _service_of(self, spec: ProtocolSpec, codec: Any) -> Service:

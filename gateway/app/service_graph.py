@@ -156,7 +156,12 @@ class ServiceGraph:
         }
         self.entries: Mapping[str, ListenerEntry] = {
             name: ListenerEntry(
-                service, model_keys, http_clients, access.get(name), bool(config.quotas)
+                service,
+                model_keys,
+                http_clients,
+                access.get(name),
+                bool(config.quotas),
+                self._declarations,
             )
             for name, service in {"": self._entry("", SharedMemoryOff()), **services}.items()
         }
