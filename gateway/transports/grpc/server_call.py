@@ -33,6 +33,7 @@ from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_messages import FINAL, Http2ServerConnection, RequestMessages
 from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import EARLY_RESET_S
+from gateway.transports.http2.states import HALF_CLOSED_LOCAL, HALF_CLOSED_REMOTE, OPEN
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
@@ -465,7 +466,7 @@ class ServerCall:
     ) -> None:
         """Send the last response and the trailers; *size* is that of its message, if known."""
         stream, core = self._stream, self._connection.core
-        if stream.number not in core.streams or stream.is_local_closed or stream.has_pending_end:
+        if (state := stream.state) is not HALF_CLOSED_REMOTE and state is not OPEN:
             return
         metadata = response.metadata
         if response.status is _OK and message:
@@ -502,7 +503,7 @@ class ServerCall:
         if stream.unread:
             core.consume(stream, stream.unread)
             self._connection.flush_soon()
-        if stream.is_local_closed and not stream.is_remote_closed:
+        if stream.state is HALF_CLOSED_LOCAL:
             core.reset(stream, frames.NO_ERROR)  # the rest of the request is not needed
             self._connection.flush_soon()
         stream.owner = None

@@ -42,6 +42,7 @@ from gateway.transports.http2.request_head import (
     read_http_head,
 )
 from gateway.transports.http2.request_stream import HttpStream
+from gateway.transports.http2.states import HALF_CLOSED_LOCAL
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.write_drain import write_time
@@ -499,7 +500,7 @@ class GrpcServerConnection(Http2Protocol):
         """End a call with the trailers in *block*, whatever is left of its request."""
         self.core.flood_budget.charge(UNSERVED_COST)
         self.core.writer.head(stream, block, end=True)
-        if not stream.is_remote_closed:
+        if stream.state is HALF_CLOSED_LOCAL:
             self.core.reset(stream, frames.NO_ERROR)
         self.flush_soon()
 

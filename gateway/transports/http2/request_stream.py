@@ -41,6 +41,12 @@ from gateway.transports.http2.flood_control import (
 )
 from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.request_head import HttpStreamHead
+from gateway.transports.http2.states import (
+    CLOSED,
+    HALF_CLOSED_LOCAL,
+    HALF_CLOSED_REMOTE,
+    OPEN,
+)
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import ReservedBuffer
 from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
@@ -89,12 +95,8 @@ class StreamWriter:
     @property
     def is_open(self) -> bool:
         """Whether the response may go on."""
-        stream = self._stream
-        return not (stream.is_local_closed or stream.has_pending_end) and self._is_known
-
-    @property
-    def _is_known(self) -> bool:
-        return self._connection.core.streams.get(self._stream.number) is self._stream
+        state = self._stream.state
+        return state is HALF_CLOSED_REMOTE or state is OPEN
 
     def head(self, block: bytes, *, end: bool = False) -> None:
         """Write header fields, with *end* as the last of the stream."""
@@ -128,7 +130,7 @@ class StreamWriter:
 
     def abort(self) -> None:
         """Reset the stream."""
-        if self._is_known:
+        if self._stream.state is not CLOSED:
             self._connection.core.reset(self._stream, frames.CANCEL)
             self._connection.flush_soon()
 
@@ -507,7 +509,7 @@ class HttpStream:
         self._writer.end()  # the response to HEAD has no other end
         if stream.unread:
             self._consume(stream.unread)
-        if stream.is_local_closed and not stream.is_remote_closed:
+        if stream.state is HALF_CLOSED_LOCAL:
             core.reset(stream, frames.NO_ERROR)  # nothing more of the request is wanted
             self._connection.flush_soon()
         stream.owner = None
