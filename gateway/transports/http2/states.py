@@ -4,7 +4,7 @@ A stream is open both ways, until each side has sent its end.  The end of this s
 follow data that waits for the windows of the peer: then it is pending.  A reset, by either side, or
 the loss of the connection closes a stream both ways at once.
 
-OPEN is the first state: a stream that is idle, or reserved for a push, has no object here.  CLOSED is
+OPEN is the first state: an idle stream, or one reserved for a push, has no object.  CLOSED is
 the last one.  A closed stream is not in the streams of its connection, and no data of it waits.
 
 Source: RFC 9113 5.1.
