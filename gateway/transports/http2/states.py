@@ -1,0 +1,71 @@
+"""The states of an HTTP/2 stream, and what moves it from one to another.
+
+A stream is open both ways, until each side has sent its end.  The end of this side may have to
+follow data that waits for the windows of the peer: then it is pending.  A reset, by either side, or
+the loss of the connection closes a stream both ways at once.
+
+OPEN is the first state: an idle stream, or one reserved for a push, has no object.  CLOSED is
+the last one.  A closed stream is not in the streams of its connection, and no data of it waits.
+
+Source: RFC 9113 5.1.
+"""
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+
+class StreamState(enum.Enum):
+    """Which sides of a stream may still send."""
+
+    OPEN = "both"
+    ENDING = "both; the end of this side follows the data that waits"
+    HALF_CLOSED_LOCAL = "the peer"
+    HALF_CLOSED_REMOTE = "this side"
+    ENDING_REMOTE = "this side, which ends after the data that waits"
+    CLOSED = "none"
+
+
+class Event(enum.Enum):
+    """What moves a stream."""
+
+    PEND_END = "the end of this side must follow data that waits"
+    SEND_END = "the end of this side is written"
+    RECEIVE_END = "the end of the peer has arrived"
+    RESET = "a side resets the stream, or the connection is lost"
+
+
+# A lookup of an Enum member costs as much as a function call.
+OPEN: Final = StreamState.OPEN
+ENDING: Final = StreamState.ENDING
+HALF_CLOSED_LOCAL: Final = StreamState.HALF_CLOSED_LOCAL
+HALF_CLOSED_REMOTE: Final = StreamState.HALF_CLOSED_REMOTE
+ENDING_REMOTE: Final = StreamState.ENDING_REMOTE
+CLOSED: Final = StreamState.CLOSED
+
+PENDING_ENDS: Final = (ENDING, ENDING_REMOTE)
+"""States in which the end of this side follows the data that waits."""
+
+REMOTE_ENDED: Final = (HALF_CLOSED_REMOTE, ENDING_REMOTE, CLOSED)
+"""States in which the peer may send nothing more. A set would hash each member in Python."""
+
+TRANSITIONS: Final[Mapping[tuple[StreamState, Event], StreamState]] = MappingProxyType(
+    {
+        (OPEN, Event.PEND_END): ENDING,
+        (OPEN, Event.SEND_END): HALF_CLOSED_LOCAL,
+        (OPEN, Event.RECEIVE_END): HALF_CLOSED_REMOTE,
+        (OPEN, Event.RESET): CLOSED,
+        (ENDING, Event.SEND_END): HALF_CLOSED_LOCAL,
+        (ENDING, Event.RECEIVE_END): ENDING_REMOTE,
+        (ENDING, Event.RESET): CLOSED,
+        (HALF_CLOSED_LOCAL, Event.RECEIVE_END): CLOSED,
+        (HALF_CLOSED_LOCAL, Event.RESET): CLOSED,
+        (HALF_CLOSED_REMOTE, Event.PEND_END): ENDING_REMOTE,
+        (HALF_CLOSED_REMOTE, Event.SEND_END): CLOSED,
+        (HALF_CLOSED_REMOTE, Event.RESET): CLOSED,
+        (ENDING_REMOTE, Event.SEND_END): CLOSED,
+        (ENDING_REMOTE, Event.RESET): CLOSED,
+    }
+)
+"""The state that follows a state and an event. No other event happens in a state."""
