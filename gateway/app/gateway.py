@@ -29,6 +29,7 @@ from gateway.app.listeners import SharedResources, build_listener, log_extension
 from gateway.app.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
 from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound
 from gateway.app.process_parts import ProcessParts
+from gateway.app.process_usage import process_usage
 from gateway.app.reload import Reloader
 from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.server_counts import ServerCounts
@@ -188,6 +189,7 @@ class Gateway:
             tracing=self._process.tracing,
             authenticator=self._access.authenticator,
             needs_client=self._access.needs_client,
+            load=process_usage(self._slot, self.metrics) if config.telemetry.metrics.orca else None,
         )
         self._listeners = [
             build_listener(listener, self._entries[listener.name], self.ready, shared)
