@@ -33,6 +33,7 @@ from gateway.frontend.frontend import (
     CheckInference,
     Frontend,
 )
+from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
 from gateway.ir.errors import Unauthenticated
@@ -141,6 +142,7 @@ class BuiltListener:
     Attributes:
         servers: By name ("main.http").
         rejections: Counts and logs the requests that reach no service.
+        load: Returns the load that responses tell; None where they tell none.
         tls: Its TLS files; None without TLS.
         authentication: Asks who sends each request; None if nobody asks.
         needs_client: Returns whether each request needs a credential.
@@ -157,6 +159,7 @@ class BuiltListener:
         self.rejections = rejections
         self._tracing = tracing
         self.servers: dict[str, Server] = {}
+        self.load: Callable[[], Load] | None = None
         self.tls: TlsFiles | None = None
         self.authentication: Authentication | None = None
         self.needs_client: Callable[[], bool] = lambda: False
@@ -204,7 +207,9 @@ class BuiltListener:
         attach = request_ids.get("attach_request_id")
         self._connect_frontend(built, spec, codec, attach)
         self._frontends.append((spec, codec, built, attach))
-        return built
+        if self.load is None or attach is None:
+            return built
+        return LoadReportingFrontend(built, self.load)
 
     def _connect_frontend(
         self, frontend: Frontend[Any, Any], spec: ProtocolSpec, codec: Any, attach: Any
@@ -300,6 +305,7 @@ class SharedResources:
         tracing: Makes spans; None for no spans.
         authenticator: Returns what names the clients of a listener; None if nobody asks.
         needs_client: Returns whether each request of a listener needs a credential.
+        load: Returns the load that responses tell; None where they tell none.
     """
 
     metrics: Metrics
@@ -316,6 +322,7 @@ class SharedResources:
     tracing: Tracing | None = None
     authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
     needs_client: Callable[[str], bool] = lambda _listener: False
+    load: Callable[[], Load] | None = None
 
 
 def build_listener(
@@ -335,6 +342,7 @@ def build_listener(
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
     built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
+    built.load = shared.load
     built.needs_client = partial(shared.needs_client, config.name)
     authenticator = shared.authenticator(config)
     authentication = built.authentication = (

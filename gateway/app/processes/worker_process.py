@@ -59,6 +59,7 @@ class WorkerProcess:
     Attributes:
         pid: The process id.
         metrics: The last metrics that the worker sent.
+        counts: What it told last for the names of other servers; see `app.server_counts`.
         on_document: Called with each document that the process of an extension sends by itself.
         on_notice: Called with the name of an extension whose leading part is to decide soon.
     """
@@ -66,6 +67,7 @@ class WorkerProcess:
     def __init__(self, process: asyncio.subprocess.Process, channel: WorkerChannel) -> None:
         self.pid = process.pid
         self.metrics: Snapshot = ()
+        self.counts: Mapping[str, Any] | None = None
         self.on_document: Callable[[Mapping[str, Any]], None] | None = None
         self.on_notice: Callable[[str], None] | None = None
         self._process = process
@@ -103,9 +105,13 @@ class WorkerProcess:
         """Send a message without a reply; do nothing if the process has exited."""
         self._channel.send(message)
 
-    async def update_metrics(self) -> bool:
-        """Request the metrics of the worker; return False and keep the last ones on timeout."""
-        return "metrics" in await self._request("metrics")
+    async def update_metrics(self, *, asks: bool = False) -> bool:
+        """Request the metrics of the worker; return False and keep the last ones on timeout.
+
+        Args:
+            asks: Whether the worker asks its servers for theirs.
+        """
+        return "metrics" in await self._request("metrics", asks=asks)
 
     async def exchange(self, part: str, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Send a document to the part of an extension; return its reply, or None on timeout."""
@@ -168,6 +174,7 @@ class WorkerProcess:
         while (message := await self._channel.receive()) is not None:
             if "metrics" in message:
                 self.metrics = message["metrics"]
+                self.counts = message.get("counts")
             if "notice" in message and self.on_notice is not None:
                 self.on_notice(message["notice"])
             if "number" not in message and "document" in message and self.on_document is not None:

@@ -415,7 +415,7 @@ class Supervisor:
         metrics = worker.metrics
         if self.leading is not None:
             metrics = self.leading.on_process_ended(metrics)
-        self._totals.update(worker, metrics)
+        self._totals.update(worker, metrics, worker.counts)
         self._totals.process_ended(worker)
         del self._workers[slot.number]
         if self._stopping.is_set() and status != 0 and not killed_early:
@@ -436,9 +436,10 @@ class Supervisor:
 
     async def _update_metrics(self) -> None:
         workers = [self._workers[number] for number in self._replying()]
-        await asyncio.gather(*(worker.update_metrics() for worker in workers))
+        # One worker asks the servers, for all of them have the same ones.
+        await asyncio.gather(*(each.update_metrics(asks=each is workers[0]) for each in workers))
         for worker in self._workers.values():
-            self._totals.update(worker, worker.metrics)
+            self._totals.update(worker, worker.metrics, worker.counts)
         self._totals.update(self, snapshot(LostLines({"stderr": logs.lost_lines})))
 
     async def _wait_all(self, timeout_s: float) -> None:

@@ -9,6 +9,9 @@ import asyncio
 import signal
 import socket
 import sys
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import structlog
 
@@ -99,7 +102,7 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         log.error("supervisor exited")
         await gateway.stop(pre_stop_s=0)
         requests.result()  # raises if handling a request failed
-    channel.send(_metrics(gateway))
+    channel.send(await _metrics(gateway, asks=False))
     await channel.close()
     return 0
 
@@ -112,13 +115,13 @@ async def _report_failure(channel: WorkerChannel, error: Exception) -> int:
 
 async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
     """Reply to the supervisor's requests until it exits."""
-    reloads: set[asyncio.Task[None]] = set()
+    tasks: set[asyncio.Task[None]] = set()
     while (message := await channel.receive()) is not None:
-        if message["request"] == "reload":
-            # It may take long, and the supervisor asks for readiness meanwhile.
-            reload = asyncio.create_task(_reload(channel, gateway, message))
-            reloads.add(reload)
-            reload.add_done_callback(reloads.discard)
+        # They may take long, and the supervisor asks for readiness meanwhile.
+        if message["request"] in _LONG:
+            task = asyncio.create_task(_LONG[message["request"]](channel, gateway, message))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
             continue
         if message["request"] == "reopen_logs":
             gateway.reopen_logs()
@@ -127,10 +130,8 @@ async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
             reply: dict[str, object] = {"ready": await gateway.ready()}
         elif message["request"] == "exchange":
             reply = {"document": gateway.parts.exchange(message["part"], message["document"])}
-        elif message["request"] == "status":
-            reply = {"status": await gateway.status()}
         else:
-            reply = _metrics(gateway)
+            reply = {"status": await gateway.status()}
         channel.send({**reply, "number": message["number"]})
 
 
@@ -148,8 +149,21 @@ async def _reload(channel: WorkerChannel, gateway: Gateway, message: Message) ->
     channel.send({**reply, "number": message["number"]})
 
 
-def _metrics(gateway: Gateway) -> dict[str, object]:
-    return {"metrics": snapshot(gateway.metrics.registry)}
+async def _reply_metrics(channel: WorkerChannel, gateway: Gateway, message: Message) -> None:
+    found = await _metrics(gateway, asks=bool(message.get("asks")))
+    channel.send({**found, "number": message["number"]})
+
+
+async def _metrics(gateway: Gateway, *, asks: bool) -> dict[str, object]:
+    """Return the metrics; with *asks* also what its servers count, if that is on."""
+    counts = await gateway.server_counts(asks=asks)
+    found = snapshot(gateway.metrics.registry)
+    return {"metrics": found} if counts is None else {"metrics": found, "counts": counts}
+
+
+_LONG: Final[Mapping[str, Callable[..., Coroutine[Any, Any, None]]]] = MappingProxyType(
+    {"reload": _reload, "metrics": _reply_metrics}
+)
 
 
 if __name__ == "__main__":
