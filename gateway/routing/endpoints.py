@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
     InferRequest,
+    ServerReadyRequest,
     StreamInferRequest,
     inference_of,
 )
@@ -90,6 +92,7 @@ class Endpoint:
         clock: That of the calls.
         available_since: Time since which it is available; its share of the calls grows from then.
         probe: Probes it once; None while nothing probes it.
+        probe_call: The question of a probe.
         server: Metadata of its server; None while they are unknown.
         reason: Why its last probe failed; "" if it succeeded.
         changed_at: When the result of its probes changed, on the clock of the calls.
@@ -111,6 +114,7 @@ class Endpoint:
         self.clock: Callable[[], float] = time.monotonic
         self.available_since = -math.inf
         self.probe: Callable[[], Awaitable[bool]] | None = None
+        self.probe_call: type[Call[bool]] = ServerReadyRequest
         self.server: ServerMetadata | None = None
         self.reason = ""
         self.changed_at = self.clock()
@@ -133,6 +137,10 @@ class Endpoint:
         self.is_ready = ready
         if ready:
             self.health.allow_trial(self.clock())
+
+
+PLACEMENT: ContextVar[Endpoint | None] = ContextVar("placement", default=None)
+"""The endpoint of the current call, where a layer above has chosen it."""
 
 
 class Endpoints:
@@ -185,6 +193,7 @@ class Endpoints:
         self._sequence_ids = sequence_ids
         self._next_sweep = clock() + outliers.interval_s
         self._only: Endpoint | None = None
+        self._has_placement = False
         self._shares = EndpointShares[Endpoint](name, draw, outliers.max_ejection_s)
         self.replace(endpoints)
 
@@ -201,7 +210,14 @@ class Endpoints:
 
     def _compare(self) -> None:
         # Neither ranks, a slow start nor a lowered share, so any two may be compared.
-        self._are_equal = not (self._has_ranks or self._slow_start_s or self._shares.lowered)
+        self._are_equal = not (
+            self._has_ranks or self._slow_start_s or self._shares.lowered or self._has_placement
+        )
+
+    def follow_placement(self) -> None:
+        """Send each call to the endpoint of `PLACEMENT`, if it has one."""
+        self._has_placement = True
+        self._compare()
 
     def drain(self, names: AbstractSet[str]) -> None:
         """Let the endpoints *names* finish what they have, and all others get calls.
@@ -352,6 +368,9 @@ class Endpoints:
         return any(endpoint.is_available(now) for endpoint in self.endpoints)
 
     def _candidates(self, now: float) -> list[Endpoint]:
+        chosen = PLACEMENT.get() if self._has_placement else None
+        if chosen is not None:
+            return [chosen]
         available = [endpoint for endpoint in self.endpoints if endpoint.is_available(now)]
         return available or [endpoint for endpoint in self.endpoints if not endpoint.is_drained]
 

@@ -157,7 +157,7 @@ class Prober:
 
     async def _check(self) -> tuple[bool, str]:
         deadline = self._clock() + self._timeout_s
-        call = ServerReadyRequest(context=Context(deadline=deadline))
+        call = self._endpoint.probe_call(context=Context(deadline=deadline))
         try:
             async with asyncio.timeout(self._timeout_s):
                 ready = await self._service(call)
