@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -143,6 +143,16 @@ PLACEMENT: ContextVar[Endpoint | None] = ContextVar("placement", default=None)
 """The endpoint of the current call, where a layer above has chosen it."""
 
 
+class Placement(Protocol):
+    """A layer above the endpoints that chooses them, and works by itself."""
+
+    def start(self) -> None:
+        """Begin its own work."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
 class Endpoints:
     """A Service that sends each call to one of its endpoints.
 
@@ -158,9 +168,13 @@ class Endpoints:
         on_ejected: Called at each ejection.
         sequence_idle_s: Time without a request after which a sequence may change its endpoint.
         sequence_ids: The allowed sequence ids of each model; None for any.
-        is_fixed: Whether the endpoints stay as they are; `replace` changes others.
+        is_fixed: Whether the endpoints stay as they are; `replace` changes others. Also an
+            attribute.
         clock: Monotonic seconds; that of `Context.deadline`.
         draw: Random numbers in [0, 1), for the slow start.
+
+    Attributes:
+        residency: The layer above that chooses among them; None for none.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first two
@@ -181,7 +195,7 @@ class Endpoints:
         if not endpoints and is_fixed:
             raise ValueError(f"upstream {name!r} has no endpoints")
         self.name = name
-        self._is_fixed = is_fixed
+        self.is_fixed = is_fixed
         self._drained: AbstractSet[str] = frozenset()
         self._balancer = balancer or LoadBalancer(BalancingPolicy.LEAST_REQUEST)
         self._slow_start_s = slow_start_s
@@ -194,6 +208,7 @@ class Endpoints:
         self._next_sweep = clock() + outliers.interval_s
         self._only: Endpoint | None = None
         self._has_placement = False
+        self.residency: Placement | None = None
         self._shares = EndpointShares[Endpoint](name, draw, outliers.max_ejection_s)
         self.replace(endpoints)
 
@@ -234,7 +249,7 @@ class Endpoints:
             is_named = endpoint.name in names or ALL in names
             endpoint.is_drained = is_named or endpoint.is_leaving
         # Calls of endpoints that change are counted, also those of the only one.
-        only = self.endpoints[0] if self._is_fixed and len(self.endpoints) == 1 else None
+        only = self.endpoints[0] if self.is_fixed and len(self.endpoints) == 1 else None
         self._only = None if only is None or only.is_drained else only
 
     def is_used(self, endpoint: Endpoint) -> bool:
@@ -373,6 +388,10 @@ class Endpoints:
             return [chosen]
         available = [endpoint for endpoint in self.endpoints if endpoint.is_available(now)]
         return available or [endpoint for endpoint in self.endpoints if not endpoint.is_drained]
+
+    def candidates(self) -> list[Endpoint]:
+        """Return the endpoints that may get calls: those available, else all not drained."""
+        return self._candidates(self._clock())
 
     def _all_drained(self) -> Unavailable:
         if not self.endpoints:

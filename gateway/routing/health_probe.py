@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.concurrency.background import start_background
-from gateway.ir.calls import ServerMetadataRequest, ServerReadyRequest
+from gateway.ir.calls import ServerMetadataRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Unsupported
 from gateway.ir.metadata import ServerMetadata

@@ -24,7 +24,7 @@ def test_zipf_calls_need_few_loads(seed: int, clients: int, load_s: float, loads
     server = LoadingServer(NAMES, load_s)
 
     async def run() -> Callers:
-        draw = random.Random(seed)
+        draw = random.Random(seed)  # noqa: S311
         callers = Callers(server, controller(server, loads=loads))
         callers.controller.start()
 
@@ -47,7 +47,7 @@ def test_zipf_calls_need_few_loads(seed: int, clients: int, load_s: float, loads
 @pytest.mark.parametrize("seed", range(8))
 def test_no_schedule_breaks_the_promises(seed: int) -> None:
     """Random calls, pins, evictions and costs: nothing in use is unloaded, and every call ends."""
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311
     costs = {name: draw.randint(1, 3) for name in NAMES} if seed % 2 else {}
     room = 13 if costs else 4
     server = LoadingServer(NAMES, 0.2, broken=frozenset({"m11"}), costs=costs)
@@ -249,7 +249,7 @@ def test_two_gateways_share_a_server(seed: int) -> None:
     server = LoadingServer(NAMES, 0.2)
 
     async def run() -> list[str]:
-        draw = random.Random(seed)
+        draw = random.Random(seed)  # noqa: S311
         both = [Callers(server, controller(server)) for _ in range(2)]
         for each in both:
             each.controller.start()

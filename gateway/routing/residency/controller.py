@@ -7,9 +7,11 @@ read before each load, and it decides what is there.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -30,8 +32,8 @@ from gateway.routing.residency.plan import (
     Phase,
     PlanRules,
     Reason,
-    Resident,
     ResidencyPlan,
+    Resident,
 )
 from gateway.telemetry.error_texts import error_text
 
@@ -118,6 +120,7 @@ class ResidencyController:
         waits: Limits of loads and waits.
         meters: Counts loads, unloads and waits.
         pinned: Models that are loaded from the start.
+        callers: Returns how many calls wait; by default those of this server.
         clock: Monotonic seconds.
 
     Attributes:
@@ -126,7 +129,7 @@ class ResidencyController:
         models: The models of the index.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # by name but the first five
         self,
         name: str,
         server: ModelServer,
@@ -135,6 +138,7 @@ class ResidencyController:
         meters: ResidencyMeters,
         *,
         pinned: tuple[str, ...] = (),
+        callers: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -145,6 +149,7 @@ class ResidencyController:
         self._waits = waits
         self._meters = meters
         self._clock = clock
+        self._callers = callers or (lambda: self.plan.callers)
         self._parameters: dict[str, LoadParameters] = {}
         self._waiters: dict[str, list[_Waiter]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -154,6 +159,7 @@ class ResidencyController:
         self._seen: Mapping[str, Phase] = {}
         self._index_lock = asyncio.Lock()
         self._is_changing = asyncio.Event()
+        self._has_advanced = asyncio.Event()
         self._is_closed = False
 
     def start(self) -> None:
@@ -180,10 +186,11 @@ class ResidencyController:
 
     def note_unused(self, model: Resident) -> None:
         """Note that the last reference to a model has ended."""
+        if self._rules.idle_s != math.inf:
+            model.idle_since = self._clock()
+            self._set_timer()
         if self.plan.is_affected(model):
             self.advance()
-        elif self._rules.idle_s != float("inf"):
-            self._set_timer()
 
     async def hold(self, name: str, ref: ModelRef | None = None) -> Resident:
         """Return the model with a reference, and load it before if it is absent.
@@ -230,6 +237,11 @@ class ResidencyController:
         found = self.plan.models.get(name)
         return found is not None and (found.is_pinned or found.phase is not Phase.ABSENT)
 
+    def is_loadable(self, name: str) -> bool:
+        """Return whether a load of the model would be tried now."""
+        found = self.plan.resident(name)
+        return self._clock() >= found.failed_until and self.plan.fits(name)
+
     async def _look_for(self, name: str) -> None:
         """Read the index for an unknown name, at most once a second."""
         async with self._index_lock:
@@ -249,7 +261,7 @@ class ResidencyController:
                 "and the pinned models need the rest (residency.models, residency.memory)",
                 model=ref,
             )
-        if self.plan.callers >= waits.queued:
+        if self._callers() >= waits.queued:
             raise Overloaded(
                 f"{waits.queued} calls wait for models of {self.name!r} (residency.queued)",
                 model=ref,
@@ -319,7 +331,7 @@ class ResidencyController:
         model = self.plan.evict(name, reason, self._clock())
         self.advance()
         while model.phase in {Phase.DRAINING, Phase.UNLOADING} and model.reason is reason:
-            await asyncio.sleep(_UNLOADING_S)
+            await self._has_advanced.wait()
 
     def pin(self, name: str) -> None:
         """Load a model, and keep it."""
@@ -337,6 +349,8 @@ class ResidencyController:
         """Begin what the plan has to do now."""
         if self._is_closed:
             return
+        self._has_advanced.set()
+        self._has_advanced = asyncio.Event()
         actions = self.plan.step(self._clock())
         self._grant(actions)
         for model in actions.loads:
@@ -370,7 +384,8 @@ class ResidencyController:
         self.advance()
 
     def _run(self, coroutine: Coroutine[Any, Any, None], what: str) -> None:
-        task = start_background(coroutine, f"{what} of {self.name}")
+        # In a context of its own: the task belongs to none of the calls that wait for it.
+        task = Context().run(start_background, coroutine, f"{what} of {self.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

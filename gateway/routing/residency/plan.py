@@ -30,6 +30,10 @@ HELD: Final = frozenset({Phase.LOADING, Phase.LOADED, Phase.DRAINING, Phase.UNLO
 """Phases in which a model needs room."""
 
 
+STATES: Final = (*(each.value for each in Phase if each in HELD), "failed")
+"""States of models that metrics show."""
+
+
 class Reason(enum.Enum):
     """Why a model is unloaded."""
 
@@ -384,9 +388,7 @@ class ResidencyPlan:
             if self._may_leave(model) and now >= model.idle_since + self._rules.idle_s:
                 self._unload(model, Reason.IDLE, now, actions)
 
-    def _make_room(
-        self, lack: int, model: Resident | None, now: float, actions: Actions
-    ) -> int:
+    def _make_room(self, lack: int, model: Resident | None, now: float, actions: Actions) -> int:
         """Unload or drain the least recently used models; return the room that becomes free.
 
         Args:
@@ -454,7 +456,9 @@ def _enough(models: Iterable[Resident], room: int) -> Iterator[Resident]:
 
 def counts(models: Iterable[Resident], now: float) -> dict[str, int]:
     """Return the number of models in each state that metrics show."""
-    found = dict.fromkeys((*(each.value for each in Phase if each is not Phase.ABSENT), "failed"), 0)
+    found = dict.fromkeys(
+        (*(each.value for each in Phase if each is not Phase.ABSENT), "failed"), 0
+    )
     for model in models:
         if model.phase is not Phase.ABSENT:
             found[model.phase.value] += 1

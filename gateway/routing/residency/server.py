@@ -66,7 +66,8 @@ class EndpointServer:
     async def index(self) -> Mapping[str, Phase]:
         """Return the models of the repository, and what they are doing."""
         call = RepositoryIndexRequest(context=self._context(_TIMEOUT_S))
-        return phases(await self._endpoint.service(call))
+        entries = await self._endpoint.service(call)
+        return phases(entries)
 
     async def load(self, name: str, parameters: LoadParameters, /) -> None:
         """Load a model; return when it is loaded."""

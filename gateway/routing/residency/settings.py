@@ -149,4 +149,3 @@ LOCAL_RESIDENCY: Final[Setting[ResidencyConfig | None]] = Setting(
     help=_LOCAL_HELP,
     places=("top",),
 )
-
