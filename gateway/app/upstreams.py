@@ -308,6 +308,8 @@ class BuiltUpstream:
             self._discovery.start()
         for member in self._members:
             member.prober.start()
+        if self.endpoints.residency is not None:
+            self.endpoints.residency.start()
 
     async def drain(self, timeout_s: float) -> None:
         """Stop probing, and wait for cancelled calls that still run."""
@@ -320,6 +322,8 @@ class BuiltUpstream:
 
     async def close(self) -> None:
         """Stop probing and close every connection."""
+        if self.endpoints.residency is not None:
+            await self.endpoints.residency.close()
         if self._discovery is not None:
             await self._discovery.close()
         for member in self.members:
@@ -477,7 +481,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     adaptive = UpstreamParts(_adaptive(name, config, metrics))
     return BuiltUpstream(
         name,
-        build_chain("upstream", balanced, at.with_parts(adaptive)),
+        build_chain("upstream", balanced, at.with_parts(adaptive, balanced)),
         balanced,
         sequence_ids=sequence_ids,
         members=members,

@@ -12,8 +12,9 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -23,6 +24,7 @@ from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
     InferRequest,
+    ServerReadyRequest,
     StreamInferRequest,
     inference_of,
 )
@@ -90,6 +92,7 @@ class Endpoint:
         clock: That of the calls.
         available_since: Time since which it is available; its share of the calls grows from then.
         probe: Probes it once; None while nothing probes it.
+        probe_call: The question of a probe.
         server: Metadata of its server; None while they are unknown.
         reason: Why its last probe failed; "" if it succeeded.
         changed_at: When the result of its probes changed, on the clock of the calls.
@@ -111,6 +114,7 @@ class Endpoint:
         self.clock: Callable[[], float] = time.monotonic
         self.available_since = -math.inf
         self.probe: Callable[[], Awaitable[bool]] | None = None
+        self.probe_call: type[Call[bool]] = ServerReadyRequest
         self.server: ServerMetadata | None = None
         self.reason = ""
         self.changed_at = self.clock()
@@ -135,6 +139,20 @@ class Endpoint:
             self.health.allow_trial(self.clock())
 
 
+PLACEMENT: ContextVar[Endpoint | None] = ContextVar("placement", default=None)
+"""The endpoint of the current call, where a layer above has chosen it."""
+
+
+class Placement(Protocol):
+    """A layer above the endpoints that chooses them, and works by itself."""
+
+    def start(self) -> None:
+        """Begin its own work."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
 class Endpoints:
     """A Service that sends each call to one of its endpoints.
 
@@ -150,9 +168,13 @@ class Endpoints:
         on_ejected: Called at each ejection.
         sequence_idle_s: Time without a request after which a sequence may change its endpoint.
         sequence_ids: The allowed sequence ids of each model; None for any.
-        is_fixed: Whether the endpoints stay as they are; `replace` changes others.
+        is_fixed: Whether the endpoints stay as they are; `replace` changes others. Also an
+            attribute.
         clock: Monotonic seconds; that of `Context.deadline`.
         draw: Random numbers in [0, 1), for the slow start.
+
+    Attributes:
+        residency: The layer above that chooses among them; None for none.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first two
@@ -173,7 +195,7 @@ class Endpoints:
         if not endpoints and is_fixed:
             raise ValueError(f"upstream {name!r} has no endpoints")
         self.name = name
-        self._is_fixed = is_fixed
+        self.is_fixed = is_fixed
         self._drained: AbstractSet[str] = frozenset()
         self._balancer = balancer or LoadBalancer(BalancingPolicy.LEAST_REQUEST)
         self._slow_start_s = slow_start_s
@@ -185,6 +207,8 @@ class Endpoints:
         self._sequence_ids = sequence_ids
         self._next_sweep = clock() + outliers.interval_s
         self._only: Endpoint | None = None
+        self._has_placement = False
+        self.residency: Placement | None = None
         self._shares = EndpointShares[Endpoint](name, draw, outliers.max_ejection_s)
         self.replace(endpoints)
 
@@ -201,7 +225,14 @@ class Endpoints:
 
     def _compare(self) -> None:
         # Neither ranks, a slow start nor a lowered share, so any two may be compared.
-        self._are_equal = not (self._has_ranks or self._slow_start_s or self._shares.lowered)
+        self._are_equal = not (
+            self._has_ranks or self._slow_start_s or self._shares.lowered or self._has_placement
+        )
+
+    def follow_placement(self) -> None:
+        """Send each call to the endpoint of `PLACEMENT`, if it has one."""
+        self._has_placement = True
+        self._compare()
 
     def drain(self, names: AbstractSet[str]) -> None:
         """Let the endpoints *names* finish what they have, and all others get calls.
@@ -218,7 +249,7 @@ class Endpoints:
             is_named = endpoint.name in names or ALL in names
             endpoint.is_drained = is_named or endpoint.is_leaving
         # Calls of endpoints that change are counted, also those of the only one.
-        only = self.endpoints[0] if self._is_fixed and len(self.endpoints) == 1 else None
+        only = self.endpoints[0] if self.is_fixed and len(self.endpoints) == 1 else None
         self._only = None if only is None or only.is_drained else only
 
     def is_used(self, endpoint: Endpoint) -> bool:
@@ -352,8 +383,15 @@ class Endpoints:
         return any(endpoint.is_available(now) for endpoint in self.endpoints)
 
     def _candidates(self, now: float) -> list[Endpoint]:
+        chosen = PLACEMENT.get() if self._has_placement else None
+        if chosen is not None:
+            return [chosen]
         available = [endpoint for endpoint in self.endpoints if endpoint.is_available(now)]
         return available or [endpoint for endpoint in self.endpoints if not endpoint.is_drained]
+
+    def candidates(self) -> list[Endpoint]:
+        """Return the endpoints that may get calls: those available, else all not drained."""
+        return self._candidates(self._clock())
 
     def _all_drained(self) -> Unavailable:
         if not self.endpoints:
