@@ -208,7 +208,7 @@ class Gateway:
     def _tls_files(self) -> list[TlsFiles]:
         """Return the TLS files of the listeners and of the upstreams in force."""
         listeners = [each.tls for each in self._listeners if each.tls is not None]
-        own = [] if self._admin_tls is None else [self._admin_tls]
+        own = [each for each in (self._admin_tls, self._process.external.tls) if each is not None]
         return [*listeners, *own, *self._graph.tls_files(), *self._access.tls_files()]
 
     @property

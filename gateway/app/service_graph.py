@@ -422,7 +422,7 @@ class ServiceGraph:
     ) -> Service:
         access = ClientAccess(
             rules,
-            self._process.external.layer(self.config, listener),
+            self._process.external.layer(self.loaded, listener),
             quotas,
             self._sequence_ids(),
         )
