@@ -83,7 +83,7 @@ async def embed(run: TaskRun, task: Embed) -> InferResponse:
         part, datatype = _rows_of(model, output_of(model, reply, output.name), len(chosen))
         tokens += count_tokens(model, reply, form.tokens)
         parts.append(part)
-    found = await run_bounded(_finish, model, task, form, parts, datatype)
+    found = await run_bounded(_finish, output.name, model, task, form, parts, datatype)
     return task_reply(run, found, tokens if form.tokens else None)
 
 
@@ -107,7 +107,7 @@ async def _embed_tokens(
         async for states, kind, places in calls:
             datatype = kind
             parts.append(await run_bounded(pool_output, model, states, pooling, places))
-    found = await run_bounded(_finish, model, task, form, parts, datatype)
+    found = await run_bounded(_finish, output.name, model, task, form, parts, datatype)
     return task_reply(run, found, sum(len(row.ids) for row in rows))
 
 
@@ -214,7 +214,12 @@ def check_early(
 
 
 def _finish(
-    model: TaskModel, task: Embed, form: EmbeddingsForm, parts: list[Array], datatype: Datatype
+    name: str,
+    model: TaskModel,
+    task: Embed,
+    form: EmbeddingsForm,
+    parts: list[Array],
+    datatype: Datatype,
 ) -> Tensor:
     """Return the rows of all calls, cut and normalised, as one tensor."""
     size = parts[0].shape[1]
@@ -227,7 +232,7 @@ def _finish(
     done = [cut_rows(part, wanted, normalize=form.normalize) for part in parts]
     if done[0].dtype == np.float64 and (form.normalize or datatype is not Datatype.FP64):
         done, datatype = [round_rows(part) for part in done], Datatype.FP32
-    return join_rows(done, datatype)
+    return join_rows(name, done, datatype)
 
 
 def _check_dimensions(model: TaskModel, wanted: int, form: EmbeddingsForm, size: int) -> None:

@@ -64,7 +64,7 @@ async def rerank(run: TaskRun, task: Rerank) -> InferResponse:
         tokens += count_tokens(model, reply, form.tokens)
         count = min(most, len(documents) - begin)
         parts.append(await run_bounded(_scores, model, form, array, count))
-    return _reply(run, form, _join(parts, datatype), tokens if form.tokens else None)
+    return _reply(run, form, _join(output.name, parts, datatype), tokens if form.tokens else None)
 
 
 class _PairCalls:
@@ -152,7 +152,7 @@ async def _rerank_tokens(
             datatype = kind
             parts.append(await run_bounded(_scores, model, form, array, len(places), places))
     tokens = sum(len(row.ids) for row in rows)
-    return _reply(run, form, _join(parts, datatype), tokens)
+    return _reply(run, form, _join(output.name, parts, datatype), tokens)
 
 
 def _check_token_scores(model: TaskModel, form: RerankForm) -> None:
@@ -199,7 +199,7 @@ def _reply(run: TaskRun, form: RerankForm, scores: Tensor, tokens: int | None) -
     return task_reply(run, scores, tokens, **others)
 
 
-def _join(parts: Sequence[Array], datatype: Datatype) -> Tensor:
+def _join(name: str, parts: Sequence[Array], datatype: Datatype) -> Tensor:
     whole = [np.ascontiguousarray(part) for part in parts]
     is_rounded = whole[0].dtype == np.float32
-    return join_rows(whole, Datatype.FP32 if is_rounded else datatype)
+    return join_rows(name, whole, Datatype.FP32 if is_rounded else datatype)

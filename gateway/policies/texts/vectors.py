@@ -31,10 +31,10 @@ def array_of(tensor: Tensor) -> tuple[Array, Datatype]:
     return array, datatype
 
 
-def join_rows(parts: Sequence[Array], datatype: Datatype) -> Tensor:
-    """Return the rows of all *parts* as one tensor without a name."""
+def join_rows(name: str, parts: Sequence[Array], datatype: Datatype) -> Tensor:
+    """Return the rows of all *parts* as one tensor."""
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return array_tensor("", whole, datatype)
+    return array_tensor(name, whole, datatype)
 
 
 def pool(states: Array, pooling: Pooling, masks: Sequence[Array]) -> Array:
