@@ -4,13 +4,13 @@ from typing import Final
 
 from msgspec import Struct
 
-_FEW_ELEMENTS: Final = 256
+_FEW_ELEMENTS: Final = 128
 """Elements whose padding costs less than another call."""
 
 
 def most_padded(elements: int) -> int:
     """Return how many elements with padding are worth one call for so many without it."""
-    return max(elements + elements // 2, _FEW_ELEMENTS)
+    return max(elements + elements // 4, _FEW_ELEMENTS)
 
 
 class IndependentRows(Struct, frozen=True, kw_only=True):

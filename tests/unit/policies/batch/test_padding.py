@@ -104,7 +104,7 @@ async def test_elements_with_padding_are_bounded() -> None:
 
 
 async def test_a_long_row_does_not_lengthen_many_short_ones() -> None:
-    """Padding is at most half as much as the elements, where it costs more than another call."""
+    """Padding is at most a quarter of the elements, where it costs more than another call."""
     short = [request([number]) for number in range(30)]
     model, _ = await batched(*short[:2], request([7] * 500), *short[2:])
     assert [30, 1] == list(map(len, model.seen))
