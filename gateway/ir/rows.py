@@ -1,6 +1,16 @@
 """Rows of a request that do not depend on one another: caches and batches treat each alone."""
 
+from typing import Final
+
 from msgspec import Struct
+
+_FEW_ELEMENTS: Final = 128
+"""Elements whose padding costs less than another call."""
+
+
+def most_padded(elements: int) -> int:
+    """Return how many elements with padding are worth one call for so many without it."""
+    return max(elements + elements // 4, _FEW_ELEMENTS)
 
 
 class IndependentRows(Struct, frozen=True, kw_only=True):

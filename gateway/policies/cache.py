@@ -187,7 +187,9 @@ class Cache:
             # Equal X, and rows that are cached not at all.
             merged = call if len(missing) == len(rows) else merge_requests(missing)
             group = hashlib.sha256(b"".join(absent)).digest() + suffix
-            reply = await self._ask(group, call.id, partial(self._call_rows, absent, missing, merged))
+            reply = await self._ask(
+                group, call.id, partial(self._call_rows, absent, missing, merged)
+            )
             if reply is None:
                 continue
             if not has_rows(reply, len(missing)):

@@ -7,15 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.ir.calls import InferRequest
-from gateway.ir.rows import IndependentRows
+from gateway.ir.rows import IndependentRows, most_padded
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 
 Array = npt.NDArray[Any]
 
-_MOST_PADDED: Final = 2
-"""Elements with padding for each element without it, at most."""
-_FEW_ELEMENTS: Final = 256
-"""Elements whose padding costs less than another call."""
 _RANK_OF_COLUMNS: Final = 3
 """An output with fewer axes has no axis for the elements of a row."""
 
@@ -35,7 +31,7 @@ class PaddedSize:
         width = max(self._width, width_of(call))
         own = self._own + sum(rows.lengths)
         size = count * width
-        limit = max(_MOST_PADDED * own, _FEW_ELEMENTS)
+        limit = most_padded(own)
         if self._rows and size > min(limit, rows.most_elements or limit):
             return False
         self._rows, self._width, self._own = count, width, own

@@ -27,6 +27,7 @@ from gateway.policies.texts.task import (
 from gateway.policies.texts.tokenizer import (
     Ids,
     TokenRow,
+    length_order,
     pad_rows,
     pieces,
     tokenizer_of,
@@ -83,7 +84,7 @@ async def embed(run: TaskRun, task: Embed) -> InferResponse:
         part, datatype = _rows_of(model, output_of(model, reply, output.name), len(chosen))
         tokens += count_tokens(model, reply, form.tokens)
         parts.append(part)
-    found = await run_bounded(_finish, model, task, form, parts, datatype)
+    found = await run_bounded(_finish, output.name, model, task, form, parts, datatype)
     return task_reply(run, found, tokens if form.tokens else None)
 
 
@@ -103,11 +104,12 @@ async def _embed_tokens(
         texts = [prefix + bytes(text).decode() for text in texts_of(inputs[0])]
         rows = await tokenizer.encode(texts, run.ref, "input")
     parts, datatype = [], Datatype.FP32
-    async with aclosing(run_tokens(run, model, rows, tokens, output)) as calls:
+    order = length_order(rows)
+    async with aclosing(run_tokens(run, model, rows, tokens, output, order)) as calls:
         async for states, kind, places in calls:
             datatype = kind
             parts.append(await run_bounded(pool_output, model, states, pooling, places))
-    found = await run_bounded(_finish, model, task, form, parts, datatype)
+    found = await run_bounded(_finish, output.name, model, task, form, parts, datatype, order)
     return task_reply(run, found, sum(len(row.ids) for row in rows))
 
 
@@ -117,8 +119,18 @@ async def run_tokens(
     rows: Sequence[TokenRow],
     form: TokenizerForm,
     output: TensorMetadata,
+    order: Sequence[int],
 ) -> AsyncGenerator[tuple[Array, Datatype, list[Ids]], None]:
-    """Yield the output of each call, its datatype, and where the tokens of its rows stand."""
+    """Yield the output of each call, its datatype, and where the tokens of its rows stand.
+
+    Args:
+        run: The task.
+        model: Takes token ids.
+        rows: Tokens of all inputs.
+        form: What the configuration declares.
+        output: The output of the model.
+        order: How the rows are sent; empty for as they are.
+    """
     tokenizer = tokenizer_of(form)
     ids = model.find_input(form.ids)
     if ids is None:
@@ -137,7 +149,9 @@ async def run_tokens(
         pads_left=form.pads_left,
         most_elements=form.max_total_tokens,
     )
-    for piece in pieces(rows, most, form.max_total_tokens):
+    if order:
+        rows = [rows[at] for at in order]
+    for piece in pieces(rows, most, form.max_total_tokens, by_length=bool(order)):
         lengths = tuple([len(row.ids) for row in piece])
         length = max(fixed or 0, *lengths)
         padding = await run_bounded(
@@ -214,7 +228,13 @@ def check_early(
 
 
 def _finish(
-    model: TaskModel, task: Embed, form: EmbeddingsForm, parts: list[Array], datatype: Datatype
+    name: str,
+    model: TaskModel,
+    task: Embed,
+    form: EmbeddingsForm,
+    parts: list[Array],
+    datatype: Datatype,
+    order: Sequence[int] = (),
 ) -> Tensor:
     """Return the rows of all calls, cut and normalised, as one tensor."""
     size = parts[0].shape[1]
@@ -227,7 +247,7 @@ def _finish(
     done = [cut_rows(part, wanted, normalize=form.normalize) for part in parts]
     if done[0].dtype == np.float64 and (form.normalize or datatype is not Datatype.FP64):
         done, datatype = [round_rows(part) for part in done], Datatype.FP32
-    return join_rows(done, datatype)
+    return join_rows(name, done, datatype, order)
 
 
 def _check_dimensions(model: TaskModel, wanted: int, form: EmbeddingsForm, size: int) -> None:

@@ -17,7 +17,7 @@ from gateway.ir.work import charge
 from gateway.policies.texts.embeddings import run_tokens
 from gateway.policies.texts.signature import Rows, TaskModel, output_of
 from gateway.policies.texts.task import TaskRun, count_tokens, task_reply, text_tensor, texts_of
-from gateway.policies.texts.tokenizer import Ids, tokenizer_of
+from gateway.policies.texts.tokenizer import Ids, length_order, tokenizer_of
 from gateway.policies.texts.vectors import Array, array_of, join_rows, pool, score_column
 
 RERANK: Final = "rerank"
@@ -64,7 +64,7 @@ async def rerank(run: TaskRun, task: Rerank) -> InferResponse:
         tokens += count_tokens(model, reply, form.tokens)
         count = min(most, len(documents) - begin)
         parts.append(await run_bounded(_scores, model, form, array, count))
-    return _reply(run, form, _join(parts, datatype), tokens if form.tokens else None)
+    return _reply(run, form, _join(output.name, parts, datatype), tokens if form.tokens else None)
 
 
 class _PairCalls:
@@ -147,12 +147,13 @@ async def _rerank_tokens(
         bytes(query).decode(), texts, run.ref, task.max_tokens_per_document
     )
     parts, datatype = [], Datatype.FP32
-    async with aclosing(run_tokens(run, model, rows, declared, output)) as calls:
+    order = length_order(rows)
+    async with aclosing(run_tokens(run, model, rows, declared, output, order)) as calls:
         async for array, kind, places in calls:
             datatype = kind
             parts.append(await run_bounded(_scores, model, form, array, len(places), places))
     tokens = sum(len(row.ids) for row in rows)
-    return _reply(run, form, _join(parts, datatype), tokens)
+    return _reply(run, form, _join(output.name, parts, datatype, order), tokens)
 
 
 def _check_token_scores(model: TaskModel, form: RerankForm) -> None:
@@ -199,7 +200,9 @@ def _reply(run: TaskRun, form: RerankForm, scores: Tensor, tokens: int | None) -
     return task_reply(run, scores, tokens, **others)
 
 
-def _join(parts: Sequence[Array], datatype: Datatype) -> Tensor:
+def _join(
+    name: str, parts: Sequence[Array], datatype: Datatype, order: Sequence[int] = ()
+) -> Tensor:
     whole = [np.ascontiguousarray(part) for part in parts]
     is_rounded = whole[0].dtype == np.float32
-    return join_rows(whole, Datatype.FP32 if is_rounded else datatype)
+    return join_rows(name, whole, Datatype.FP32 if is_rounded else datatype, order)

@@ -132,7 +132,10 @@ def count_tokens(model: TaskModel, reply: InferResponse, name: str) -> int:
 def task_reply(
     run: TaskRun, output: Tensor, tokens: int | None, **others: Parameter
 ) -> InferResponse:
-    """Return the reply to a task, with the number of tokens where it is known."""
+    """Return the reply to a task, with the number of tokens where it is known.
+
+    Its output has the name of the model's, by which rules of comparisons find it.
+    """
     parameters = others if tokens is None else {**others, PROMPT_TOKENS: tokens}
     return InferResponse(model=run.ref, outputs=(output,), id=run.call.id, parameters=parameters)
 

@@ -94,15 +94,17 @@ async def test_other_padding_is_another_batch() -> None:
 
 
 async def test_elements_with_padding_are_bounded() -> None:
-    """A call that would make the padded batch too large waits for the next one."""
+    """A call that would make the padded batch too large waits for the next one.
+
+    Rows of nearly the same length come first.
+    """
     calls = [request([1, 1], most_elements=8), request([2] * 4, most_elements=8)]
     model, _ = await batched(*calls, request([3], most_elements=8))
-    assert [[1, 1, PAD, PAD], [2, 2, 2, 2]] == model.seen[0]
-    assert [[3]] == model.seen[1]
+    assert [[[1, 1], [3, PAD]], [[2, 2, 2, 2]]] == model.seen
 
 
 async def test_a_long_row_does_not_lengthen_many_short_ones() -> None:
-    """Padding is at most as much as the elements, where it costs more than another call."""
+    """Padding is at most a quarter of the elements, where it costs more than another call."""
     short = [request([number]) for number in range(30)]
     model, _ = await batched(*short[:2], request([7] * 500), *short[2:])
     assert [30, 1] == list(map(len, model.seen))
