@@ -29,7 +29,7 @@ listeners:
 %(default)s
 admin: {address: "off", metrics: "off"}
 models:
-  house: {backend: python, class: "sagemaker_models:house"}
+  house: {backend: python, options: {callable: "sagemaker_models:house"}}
 %(models)s
 policies: {timeout: 58s}
 lifecycle: {pre_stop: 0s, drain: 25s}
@@ -143,7 +143,7 @@ def artefact(base: Path, **parts: str) -> None:
 
 
 WORDS = {
-    "models": '  words: {backend: python, class: "sagemaker_models:words"}',
+    "models": '  words: {backend: python, options: {callable: "sagemaker_models:words"}}',
     "default": "    default_model: words",
 }
 
