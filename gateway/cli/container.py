@@ -27,12 +27,11 @@ def found_config(environment: Mapping[str, str]) -> Path:
         return Path(named)
     folder = Path(environment.get(BASE_DIR) or _BASE_DIR) / "model"
     candidates = [folder / NAME, _OWN]
-    for path in candidates:
-        if path.is_file():
-            return path
-    looked = ", ".join(map(str, candidates))
-    fail(
-        "no configuration: expected exactly one of CONFIG.yaml, --upstream URL and --demo, or a "
-        f"file in {CONFIG}, which is not set, or one of {looked}",
-        WRONG_USAGE,
-    )
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        fail(
+            "no configuration: expected exactly one of CONFIG.yaml, --upstream URL and --demo, or "
+            f"a file in {CONFIG}, which is not set, or one of {', '.join(map(str, candidates))}",
+            WRONG_USAGE,
+        )
+    return found
