@@ -257,7 +257,7 @@ def test_multi_model_paths_are_refused_by_name(house: Container) -> None:
     assert "multi_model" in json.loads(body)["message"]
 
 
-def test_errors_say_all(house: Container) -> None:
+def test_errors_have_the_place_of_the_value(house: Container) -> None:
     """The platform passes the text on: it has the place of the value."""
     status, body, _ = house.invoke('{"instances": [[1, "q"]]}')
     assert status == 400
