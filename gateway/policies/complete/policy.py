@@ -10,6 +10,7 @@ from typing import Final, TypeVar, cast
 
 import structlog
 
+from gateway.concurrency.offload import run_bounded
 from gateway.ir import errors
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
@@ -43,6 +44,7 @@ from gateway.policies.complete.tensors import (
     is_incomplete,
     is_raw_binary_request,
 )
+from gateway.policies.complete.untyped import is_untyped, typed_request
 from gateway.policies.complete.versions import resolve_version
 from gateway.policies.texts.run import run_stream_task, run_task
 from gateway.service import ReplyCoroutine, Service
@@ -67,6 +69,7 @@ _STALE_METADATA_CODES: Final = frozenset(
     }
 )
 _MEMBERS_UNKNOWN: Final = "the message does not distinguish tensors from parameters"
+_UNTYPED: Final = "the request has no datatypes"
 _VERSIONS_UNKNOWN: Final = "the request has a numeric version"
 _TENSORS_UNKNOWN: Final = "the request has texts, without the names of tensors"
 _ORDER_UNKNOWN: Final = "outputs without names depend on their order"
@@ -253,6 +256,9 @@ class Complete:
         if call.flat_members:
             metadata = await self._get_metadata(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
             call = split_flat_members(call, metadata)
+        if is_untyped(call.inputs):
+            metadata = await self._get_metadata(call.model or ModelRef(""), _UNTYPED)
+            call = await run_bounded(typed_request, call, metadata)
         substitutes = substitute_kind(call.context.needs)
         # Keep substitutes that the upstream's codec would send as well.
         if (
