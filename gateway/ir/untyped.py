@@ -143,6 +143,8 @@ def _elements(data: UntypedData, datatype: Datatype, shape: Shape, has_base64: b
     if isinstance(value, np.ndarray):
         charge(value.size * JSON_NUMBER, 0)
         array = _narrow_array(value, datatype)
+        if array is None and _rounds(data, datatype):
+            array = _rounded(value)
         if array is not None:
             return ArrayData(array.reshape(shape))
         if datatype.is_integer and value.dtype.kind == "f":
@@ -234,10 +236,26 @@ def _packed(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) 
         if found is not None:
             return RawData(memoryview(found.tobytes()))
         raise _out_of_range(data, flat, value, datatype)
+    return _pack(data, flat, value, datatype)
+
+
+def _pack(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) -> TensorData:
     try:
         return RawData(memoryview(packer(datatype, len(flat))(*flat)))
     except (struct.error, OverflowError):
-        raise _out_of_range(data, flat, value, datatype) from None
+        if not _rounds(data, datatype):
+            raise _out_of_range(data, flat, value, datatype) from None
+        return ArrayData(_rounded(np.array(flat, np.float64)))
+
+
+def _rounds(data: UntypedData, datatype: Datatype) -> bool:
+    return datatype is Datatype.FP32 and data.rules.rounds_to_infinity
+
+
+def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return numbers as FP32, those that are too large as infinities."""
+    with np.errstate(over="ignore"):
+        return values.astype(Datatype.FP32.numpy_dtype)
 
 
 def _bf16_of(flat: list[Any]) -> npt.NDArray[np.uint16] | None:

@@ -527,6 +527,7 @@ _TFS_GRPC_ERRORS = {
     ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
 }
 _TFS = (
+    Carries(codec="tfs.http", tensors=False),  # tests/integration/test_tfs_recorded.py
     _tfs(
         "grpc",
         questions=frozenset({InferRequest, ModelMetadataRequest}),

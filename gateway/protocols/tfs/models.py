@@ -3,6 +3,8 @@
 Source: docs/protocols/tensorflow-serving.md, "4. Models, versions and signatures".
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -38,6 +40,10 @@ class Spec(Struct, frozen=True):
     version: int = 0
     label: str = ""
     signature: str = ""
+
+    def with_signature(self, signature: str) -> Spec:
+        """Return a copy with another signature."""
+        return Spec(self.name, self.version, self.label, signature)
 
 
 class CalledModel(Struct, frozen=True):
@@ -227,3 +233,9 @@ def check_plain(call: InferRequest) -> None:
                 "TensorFlow Serving does not have",
                 model=call.model,
             )
+
+
+def known_model(called: CalledModel) -> ModelRef:
+    """Return the model whose metadata are asked for, without a version that is a placeholder."""
+    model = called.model
+    return ModelRef(model.name) if Need.NUMERIC_VERSIONS in called.needs else model

@@ -19,6 +19,7 @@ _STATES: Final[Mapping[ModelState, pb.ModelVersionStatus.State]] = {
     ModelState.UNAVAILABLE: pb.ModelVersionStatus.END,
 }
 _UNKNOWN_CODE: Final = 2
+AVAILABLE: Final = pb.ModelVersionStatus.AVAILABLE
 
 
 class VersionState(NamedTuple):
@@ -51,13 +52,16 @@ def versions_of(called: CalledModel, status: ServerStatus) -> Sequence[VersionSt
     if not status.models:
         raise ModelNotFound(f"Could not find any versions of model {name}")
     model = status.models[0]
-    found = {number_of(each): VersionState(number_of(each), 30) for each in model.metadata.versions}
+    found = {
+        number_of(each): VersionState(number_of(each), AVAILABLE)
+        for each in model.metadata.versions
+    }
     for entry in model.entries:
         number = number_of(entry.version)
         if entry.version or not found:
             found[number] = VersionState(number, _STATES[entry.state], entry.reason)
     if not found:
-        found[1] = VersionState(1, pb.ModelVersionStatus.AVAILABLE)
+        found[1] = VersionState(1, AVAILABLE)
     wanted = called.spec.version
     if not wanted:
         return sorted(found.values(), reverse=True)

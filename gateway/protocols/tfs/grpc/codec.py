@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     ServerStatusRequest,
 )
-from gateway.ir.context import ModelRef, Need, Origin
+from gateway.ir.context import ModelRef, Origin
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_management_size
 from gateway.protocols.tfs.declarations import CLASSIFY, PREDICT, REGRESS, ModelDeclaration
 from gateway.protocols.tfs.errors import grpc_error_class, grpc_status_of
@@ -42,6 +42,7 @@ from gateway.protocols.tfs.models import (
     ModelTable,
     Spec,
     check_plain,
+    known_model,
     number_of,
     required_model,
     required_version,
@@ -244,7 +245,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
                 f"metadata_field has {found[:200]}: expected {FIELD} and nothing else"
             )
         context = grpc_context(wire, NAME, NEEDS, called)
-        return ModelMetadataRequest(model=_known(called), context=context)
+        return ModelMetadataRequest(model=known_model(called), context=context)
 
     def _decode_status(self, wire: GrpcRequest) -> ServerStatusRequest:
         message = _parsed(wire.view, pb.GetModelStatusRequest)
@@ -336,12 +337,6 @@ def _called(call: Call[Any]) -> CalledModel:
     if not isinstance(form, CalledModel):
         raise errors.InternalError(f"{type(call).__name__} has no model of this codec")
     return form
-
-
-def _known(called: CalledModel) -> ModelRef:
-    """Return the model whose metadata are asked for: without a version that is a placeholder."""
-    model = called.model
-    return ModelRef(model.name) if Need.NUMERIC_VERSIONS in called.needs else model
 
 
 def _spec(message: pb.ModelSpec) -> Spec:
