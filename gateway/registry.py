@@ -22,6 +22,7 @@ from gateway.settings.units import UNIX, Url
 PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",
     "grps": "gateway.protocols.grps:SPEC",
+    "mlflow": "gateway.protocols.mlflow:SPEC",
     "oip": "gateway.protocols.oip:SPEC",
     "openai": "gateway.protocols.openai:SPEC",
     "tfs": "gateway.protocols.tfs:SPEC",

@@ -425,7 +425,7 @@ class ServiceGraph:
             self._sequence_ids(),
         )
         return self._entry(
-            listener.default_model or "",
+            self.config.default_model_of(listener),
             self._shared_memory_mode(listener),
             self._upstream_identity if listener.identity == "upstream" else lambda: None,
             listener,

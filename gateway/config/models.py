@@ -554,3 +554,21 @@ class Config(Model):
     for each connection. Default: a quarter of `in_flight_bytes`."""
     shared_regions: int = Field(128, ge=1)
     """Largest number of shared-memory regions that clients may register. Default: `128`."""
+
+    def default_model_of(self, listener: ListenerConfig) -> str:
+        """Return the model of requests to a listener that name none; "" for none.
+
+        It is that of the listener, or else the only model that there is.
+        """
+        return listener.default_model or self._only_model()
+
+    def _only_model(self) -> str:
+        names = [name for name, model in self.models.items() if model.backend is not None]
+        names += self.pipelines
+        if self.routes:
+            matches = [route.match for route in self.routes]
+            names = [name for match in matches for name in (match and match.model) or ("*",)]
+        elif self.upstreams:
+            return ""
+        is_plain = len(names) == 1 and not any(each in names[0] for each in "*?[")
+        return names[0] if is_plain else ""

@@ -25,6 +25,7 @@ from gateway.frontend.carriers import (
 )
 from gateway.ir.calls import (
     Call,
+    InferRequest,
     InferResponse,
     ModelReadyRequest,
     ServerLiveRequest,
@@ -133,6 +134,7 @@ class Frontend(ServerFrontend[Q, A]):
         self._decoupled_models = DecoupledModels(service)
         self._known_inputs = KnownInputs(service)
         self._dialects = ServerDialects(service)
+        self._streams_decoupled = codec.streams_decoupled
         self._streaming: StreamCodec[Q, A] | None = None
         if isinstance(codec, StreamCodec):
             self._streaming = codec
@@ -190,6 +192,8 @@ class Frontend(ServerFrontend[Q, A]):
         found = call.context.request_id
         if not found:
             call = call.with_context(request_id=request_id)
+        if self._streams_decoupled and type(call) is InferRequest:
+            call = await self._as_stream(call)
         if type(call) is StreamInferRequest:
             return self._stream(call, wire)
         chosen = None if self._choose is None else self._choose(call)
@@ -208,6 +212,15 @@ class Frontend(ServerFrontend[Q, A]):
             self._bytes.received += wire.size_bytes  # type: ignore[attr-defined]  # of every message
             self._bytes.sent += response.size_bytes  # type: ignore[attr-defined]
         return attach_request_id(response, found or request_id)
+
+    async def _as_stream(self, call: InferRequest) -> Call[Any]:
+        """Return *call* as a stream, if its model is decoupled and its caller takes them."""
+        stream = self._codec.stream_of(call)
+        if stream is None:
+            return call
+        found = self._decoupled_models.is_decoupled(stream)
+        is_decoupled = found if isinstance(found, bool) else await found
+        return stream if is_decoupled else call
 
     def early_bytes(self, wire: Q, /) -> int | None:
         """Return how many bytes of a body `handle_early` needs; None for the whole body."""

@@ -90,6 +90,24 @@ def rows_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
         InvalidOutput: An output has no rows, the outputs have different numbers of rows, or an
             element cannot be written.
     """
+    _check_rows(tensors)
+    if len(tensors) == 1:
+        return value_json(tensors[0], style)
+    return _dump(_rows(tensors, style), has_words=_has_words(tensors, style))
+
+
+def row_texts(tensors: Sequence[Tensor], style: RowStyle) -> list[bytes]:
+    """Write the items of the list of `rows_json`, each of them alone.
+
+    Raises:
+        InvalidOutput: As `rows_json`.
+    """
+    _check_rows(tensors)
+    has_words = _has_words(tensors, style)
+    return [_dump(row, has_words=has_words) for row in _rows(tensors, style)]
+
+
+def _check_rows(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         if not tensor.shape:
             raise InvalidOutput(
@@ -103,16 +121,25 @@ def rows_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
             f"the outputs have different numbers of rows: {shapes}; expected the same first axis, "
             "because the response has one item for each row"
         )
-    if len(tensors) == 1:
-        return value_json(tensors[0], style)
-    count = counts.pop() if counts else 0
-    charge(count * len(tensors))
+
+
+def _rows(tensors: Sequence[Tensor], style: RowStyle) -> list[Any]:
     columns = [_row_values(tensor, style) for tensor in tensors]
+    charge(sum(map(len, columns)))
+    if len(columns) == 1:
+        return list(columns[0])
     names = [tensor.name for tensor in tensors]
-    rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-    if style.nonfinite is NonfiniteStyle.WORDS and any(_has_nonfinite(each) for each in tensors):
-        return json.dumps(rows, ensure_ascii=False, separators=(",", ":"), default=_list).encode()
-    return dump_exact(rows)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _has_words(tensors: Sequence[Tensor], style: RowStyle) -> bool:
+    return style.nonfinite is NonfiniteStyle.WORDS and any(map(_has_nonfinite, tensors))
+
+
+def _dump(value: Any, *, has_words: bool) -> bytes:
+    if not has_words:
+        return dump_exact(value)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_list).encode()
 
 
 def _row_values(tensor: Tensor, style: RowStyle) -> Sequence[Any]:

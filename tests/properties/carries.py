@@ -540,7 +540,14 @@ _TFS = (
 
 _OPENAI = (Carries(codec="openai.http", tensors=False),)
 
-CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS, *_TFS, *_OPENAI)
+# MLflow: JSON without datatypes, which only a model's metadata give: tests/unit/protocols/mlflow.
+
+_MLFLOW = (Carries(codec="mlflow.http", tensors=False),)
+
+CARRIES: tuple[Carries, ...] = (
+    *(*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS),
+    *(*_TFS, *_OPENAI, *_MLFLOW),
+)
 
 # Those of the registry: a codec that is not registered is not tried.
 WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED and way.tensors)

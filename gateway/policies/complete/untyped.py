@@ -7,10 +7,10 @@ Source: docs/protocols/rows.md, "3. Tables".
 
 from collections.abc import Sequence
 
-from gateway.ir.calls import InferRequest
+from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.data import UntypedData
-from gateway.ir.errors import InvalidRequest
+from gateway.ir.errors import InvalidRequest, TooLarge, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor
 from gateway.ir.untyped import (
@@ -21,7 +21,7 @@ from gateway.ir.untyped import (
     typed_tensor,
     value_place,
 )
-from gateway.ir.validation import quote_names, unknown_input
+from gateway.ir.validation import quote_names, unknown_input, unknown_output
 
 _MATRIX_RANK = 2
 
@@ -59,6 +59,60 @@ def typed_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     else:
         inputs = _of_values(model, call.inputs, metadata)
     return call.changed(inputs=inputs)
+
+
+def typed_reply(call: InferRequest, reply: InferResponse, metadata: ModelMetadata) -> InferResponse:
+    """Return *reply* with the outputs of the model, those that *call* requests if it does.
+
+    Raises:
+        UpstreamProtocolError: The outputs are not those of the model, or a value is wrong.
+    """
+    model = call.model or reply.model
+    requested = [output.name for output in call.outputs]
+    if requested:
+        known = [each.name for each in metadata.outputs]
+        for name in requested:
+            if name not in known:
+                raise unknown_output(model, name, known)
+    try:
+        outputs = _typed_outputs(model, reply.outputs, metadata)
+    except (InvalidRequest, TooLarge) as error:
+        raise UpstreamProtocolError(
+            f"the response is wrong: {error.message}", model=model
+        ) from error
+    kept = [each for each in outputs if not requested or each.name in requested]
+    return reply.changed(outputs=tuple(kept))
+
+
+def _typed_outputs(
+    model: ModelRef, tensors: Sequence[Tensor], metadata: ModelMetadata
+) -> list[Tensor]:
+    by_name = {declared.name: declared for declared in metadata.outputs}
+    if not by_name:
+        raise InvalidRequest(
+            f"the metadata of model {str(model)!r} declare no outputs; expected "
+            "models.NAME.signature"
+        )
+    typed = []
+    for tensor in tensors:
+        declared = by_name.get(tensor.name)
+        if declared is None and not tensor.name and len(by_name) == 1:
+            declared = metadata.outputs[0]
+        data = tensor.data
+        if declared is None:
+            raise InvalidRequest(
+                f"it has output {tensor.name!r}: expected {quote_names(by_name)} of model "
+                f"{str(model)!r}"
+            )
+        if type(data) is UntypedData:
+            form = declared_form(metadata.declarations, data.rules.protocol)
+            typed.append(typed_tensor(declared.name, data, declared, form))
+        else:
+            typed.append(tensor)
+    missing = by_name.keys() - {each.name for each in typed}
+    if missing:
+        raise InvalidRequest(f"it lacks output {min(missing)!r} of model {str(model)!r}")
+    return typed
 
 
 def _of_values(

@@ -1,0 +1,65 @@
+"""What a response needs of its request, kept with the call.
+
+Source: docs/protocols/mlflow.md, "5. Responses".
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.ir.calls import Call
+from gateway.ir.context import Origin
+from gateway.ir.errors import GatewayError
+from gateway.protocols.mlflow.paths import ScoringPath
+from gateway.wire.http import HttpRequest
+
+NAME: Final = "mlflow.http"
+
+_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
+_MOST_ATTRIBUTES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringForm:
+    """What the response to one request depends on.
+
+    Attributes:
+        kind: What its path is for.
+        is_csv: An answer that is one matrix is CSV.
+        is_lines: Each row is a line of JSON.
+        can_stream: The replies of a decoupled model may be sent one by one.
+    """
+
+    kind: ScoringPath
+    is_csv: bool = False
+    is_lines: bool = False
+    can_stream: bool = False
+
+
+INVOCATION: Final = ScoringForm(kind=ScoringPath.INVOCATIONS)
+
+
+def origin_of(call: Call[Any] | None, error: GatewayError | None = None) -> Origin | None:
+    """Return the request of a call, or of an error of decoding, that is of this protocol."""
+    origin = call.context.origin if call is not None else error.origin if error else None
+    is_own = origin is not None and origin.codec == NAME and isinstance(origin.wire, HttpRequest)
+    return origin if is_own else None
+
+
+def form_of(call: Call[Any]) -> ScoringForm:
+    """Return the form of a call."""
+    origin = origin_of(call)
+    return origin.form if origin and isinstance(origin.form, ScoringForm) else INVOCATION
+
+
+def returned_headers(origin: Origin | None) -> tuple[tuple[str, str], ...]:
+    """Return the headers that go back to the caller: SageMaker's custom attributes.
+
+    Source: docs/protocols/mlflow.md, "9. SageMaker".
+    """
+    if origin is None:
+        return ()
+    value = origin.wire.headers.get(_ATTRIBUTES)
+    if value is None or len(value) > _MOST_ATTRIBUTES:
+        return ()
+    is_visible = value.isascii() and value.isprintable()
+    return (("X-Amzn-SageMaker-Custom-Attributes", value),) if is_visible else ()
