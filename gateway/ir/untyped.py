@@ -206,12 +206,12 @@ def _narrow_array(values: npt.NDArray[Any], datatype: Datatype) -> npt.NDArray[A
 
 def _bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16] | None:
     """Round to bfloat16 once, ties to even; None when a finite value becomes infinite."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         single = values.astype(np.float32)
+        rest = np.abs(values) - np.abs(single.astype(np.float64))
     bits = single.view(np.uint32)
     # FP32 may lie between two values of BF16 because it was rounded itself.
     is_tie = (bits & 0xFFFF) == _HALF
-    rest = np.abs(values) - np.abs(single.astype(np.float64))
     bits = bits + (is_tie & (rest > 0)).astype(np.uint32) - (is_tie & (rest < 0)).astype(np.uint32)
     found = bf16_of_fp32(bits.view(np.float32))
     is_infinite = (found & 0x7FFF) == _BF16_INFINITY

@@ -18,7 +18,6 @@ from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     ModelMetadataRequest,
-    ModelReadyRequest,
     OpaqueCall,
     RepositoryIndexRequest,
     ServerLiveRequest,
@@ -44,6 +43,7 @@ from gateway.protocols.tfs.http.predict import (
     read_parameters,
     read_signature,
     read_tensors,
+    row_rules,
     write_reply,
 )
 from gateway.protocols.tfs.metadata import metadata_document
@@ -66,7 +66,6 @@ _METHODS: Final = {Verb.CLASSIFY: CLASSIFY, Verb.REGRESS: REGRESS}
 _JSON_TYPES: Final = frozenset(
     {"", "application/json", "application/cloudevents+json", "application/ld+json"}
 )
-_HEALTH: Final = (ModelReadyRequest, ServerReadyRequest)
 
 
 class RestForm(Struct, frozen=True):
@@ -95,7 +94,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     """
 
     name = NAME
-    needs = NEEDS
+    needs = NEEDS | {Need.UNTYPED}
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -103,6 +102,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self._limits = limits
         self._options = read_options(options or {})
         self._models = ModelTable(limits)
+        self._rules = row_rules(self._options, limits)
         self._is_kserve = self._options.is_kserve
         # Clients of another protocol of the listener read the same paths.
         self._is_shared = MODELS in self._options.shared
@@ -151,7 +151,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return self._encode_models(content)
         if isinstance(call, ServerLiveRequest):
             return _json(b'{"status":"alive"}')
-        if isinstance(call, _HEALTH):
+        if isinstance(call, ServerReadyRequest):
             if content:
                 return _json(b"{}")
             return self.encode_error(call, NotReady("the model is not ready"))
@@ -218,7 +218,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if self._is_kserve or self._options.cloudevents:
             event = event_form(wire, content_type)
         document = self._document(wire, has_more_text=not self._is_kserve)
-        tensors, is_rows = read_tensors(document, self._limits, is_kserve=self._is_kserve)
+        tensors, is_rows = read_tensors(document, self._limits, self._rules)
         signature = "" if self._is_kserve else read_signature(document)
         called = self._models.find(spec.with_signature(signature), (PREDICT,))
         vertex = self._options.vertex
@@ -249,11 +249,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     def _decode_health(self, wire: HttpRequest) -> Call[bool]:
         if wire.method not in _GET:
             raise MethodNotAllowed(f"{wire.method} is not allowed: expected GET", allow="GET, HEAD")
-        model = self._options.default_model
-        context = _context(wire, RestForm())
-        if model is None:
-            return ServerReadyRequest(context=context)
-        return ModelReadyRequest(model=model, context=context)
+        about = self._options.default_model or ModelRef("")
+        return ServerReadyRequest(about=about, context=_context(wire, RestForm()))
 
     def _decode_vertex(self, wire: HttpRequest) -> InferRequest:
         if wire.method != "POST":

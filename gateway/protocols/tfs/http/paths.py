@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from gateway.ir.errors import InvalidRequest, NotFound
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.tfs.errors import FrameworkError, ForeignPath, SlashAtEnd
+from gateway.protocols.tfs.errors import ForeignPath, FrameworkError, SlashAtEnd
 from gateway.protocols.tfs.models import Spec
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.url_names import decoded_name, url_segment

@@ -6,7 +6,7 @@ Source: docs/protocols/tensorflow-serving.md, "9. Rows and columns".
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.ir.context import Parameter, Parameters
 from gateway.ir.data import UntypedRules
@@ -25,13 +25,37 @@ _NONFINITE: Final = {
     NULL: NonfiniteStyle.NULL,
     REFUSE: NonfiniteStyle.REFUSE,
 }
-_RULES: Final = UntypedRules(protocol="tfs", rounds_to_infinity=True)
-_COLUMN_RULES: Final = UntypedRules(protocol="tfs", rounds_to_infinity=True, drops_surplus=True)
-_KSERVE_RULES: Final = UntypedRules(protocol="tfs")
+
+
+class RowRules(NamedTuple):
+    """What values a listener reads.
+
+    Attributes:
+        rows: Of `instances`.
+        columns: Of `inputs`.
+    """
+
+    rows: UntypedRules
+    columns: UntypedRules
+
+
+def row_rules(options: TfsOptions, limits: MessageLimits) -> RowRules:
+    """Return what values a listener reads: KServe knows no surplus column."""
+    is_tensorflow = not options.is_kserve
+
+    def rules(*, drops_surplus: bool) -> UntypedRules:
+        return UntypedRules(
+            protocol="tfs",
+            rounds_to_infinity=is_tensorflow,
+            drops_surplus=drops_surplus,
+            bytes_element_size=limits.bytes_element_size,
+        )
+
+    return RowRules(rules(drops_surplus=False), rules(drops_surplus=is_tensorflow))
 
 
 def read_tensors(
-    document: RowsDocument, limits: MessageLimits, *, is_kserve: bool
+    document: RowsDocument, limits: MessageLimits, rules: RowRules
 ) -> tuple[tuple[Tensor, ...], bool]:
     """Return the tensors of a request without datatypes, and whether they are rows.
 
@@ -43,11 +67,9 @@ def read_tensors(
     if _ROWS in members and _COLUMNS in members:
         raise InvalidRequest("the body has instances and inputs: expected one of them")
     if _ROWS in members:
-        rules = _KSERVE_RULES if is_kserve else _RULES
-        return RowsReader(document, limits, rules).rows(_ROWS), True
+        return RowsReader(document, limits, rules.rows).rows(_ROWS), True
     if _COLUMNS in members:
-        rules = _KSERVE_RULES if is_kserve else _COLUMN_RULES
-        return RowsReader(document, limits, rules).columns(_COLUMNS), False
+        return RowsReader(document, limits, rules.columns).columns(_COLUMNS), False
     raise InvalidRequest("the body has neither instances nor inputs: expected one of them")
 
 

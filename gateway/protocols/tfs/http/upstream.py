@@ -8,7 +8,6 @@ Source: docs/protocols/tensorflow-serving.md, "13. Upstreams".
 
 import json
 import math
-from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -30,7 +29,6 @@ from gateway.ir.context import ModelRef, Origin
 from gateway.ir.data import UntypedRules
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import ModelMetadata, RepositoryEntry
-from gateway.ir.tensor import Tensor
 from gateway.protocols.tfs.errors import JSON, http_error_class
 from gateway.protocols.tfs.http.paths import MODELS, upstream_path
 from gateway.protocols.tfs.metadata import FIELD, read_metadata_document
@@ -48,7 +46,6 @@ _SERVER_ERRORS: Final = range(500, 600)
 _ABSENT: Final = (404, 503)
 _HEALTH: Final = (ServerLiveRequest, ServerReadyRequest)
 _STYLE: Final = RowStyle(nonfinite=NonfiniteStyle.WORDS, has_b64=True)
-_RULES: Final = UntypedRules(protocol="tfs", has_nulls=True)
 _OF_THE_MESSAGE: Final = frozenset({"accept", "content-type"})
 _MODELS: Final = 10_000
 
@@ -201,7 +198,10 @@ def _read_prediction(
     call: InferRequest, wire: HttpResponse, limits: MessageLimits, codec: str
 ) -> InferResponse:
     document = read_rows_document(wire.view, "the response", limits)
-    reader = RowsReader(document, limits, _RULES)
+    rules = UntypedRules(
+        protocol="tfs", has_nulls=True, bytes_element_size=limits.bytes_element_size
+    )
+    reader = RowsReader(document, limits, rules)
     key = "predictions" if "predictions" in document.members else "outputs"
     if key not in document.members:
         known = ", ".join(map(repr, list(document.members)[:8])) or "none"
@@ -213,28 +213,10 @@ def _read_prediction(
     model = call.model or ModelRef("")
     return InferResponse(
         model=model,
-        outputs=_selected(call, outputs),
+        outputs=outputs,
         id=call.id,
         origin=Origin(codec, wire),
     )
-
-
-def _selected(call: InferRequest, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the requested outputs; a server of JSON always sends all of them."""
-    names = [each.name for each in call.outputs]
-    if len(outputs) == 1 and not outputs[0].name:
-        if len(names) == 1:
-            return (outputs[0].renamed(names[0]),)
-        return tuple(outputs)
-    if not names:
-        return tuple(outputs)
-    by_name = {each.name: each for each in outputs}
-    missing = [name for name in names if name not in by_name]
-    if missing:
-        raise errors.MalformedMessage(
-            f"the response lacks the requested output {missing[0]!r}: it has {len(by_name)}"
-        )
-    return tuple([by_name[name] for name in names])
 
 
 def dump_words(document: Any) -> bytes:
