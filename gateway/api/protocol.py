@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
-from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.limits import MessageLimits
@@ -36,7 +36,6 @@ class Codec(abc.ABC, Generic[Q, A]):
         only_known_models: An upstream gets inferences of models only that it knows.
         max_rows: Most rows of one inference; larger ones are divided. None for no limit.
         dialect: How the server of an upstream differs from others, for `ModelMetadata`.
-        streams_decoupled: An inference of a decoupled model may become a stream, see `stream_of`.
     """
 
     name: str
@@ -45,7 +44,6 @@ class Codec(abc.ABC, Generic[Q, A]):
     only_known_models: bool = False
     max_rows: int | None = None
     dialect: str = ""
-    streams_decoupled: bool = False
 
     @abc.abstractmethod
     def decode_call(self, wire: Q, request_id: str = "", /) -> Call[Any]:
@@ -74,13 +72,6 @@ class Codec(abc.ABC, Generic[Q, A]):
     @abc.abstractmethod
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> A:
         """Write an error in the protocol's form; *call* is None when it could not be read."""
-
-    def stream_of(self, _call: InferRequest, /) -> StreamInferRequest | None:
-        """Return an inference as a stream, if its client takes several replies; None if not.
-
-        It is asked where `streams_decoupled` is true, and used if the model is decoupled.
-        """
-        return None
 
     def note_request(self, _wire: Q, _error: GatewayError, /) -> None:
         """Note in an error whatever its form depends on, of a request that is not decoded.

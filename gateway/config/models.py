@@ -132,8 +132,8 @@ class ListenerConfig(Model):
     streams: tuple[StreamConfig, ...] = ()
     """Sockets of protocols that need neither HTTP nor gRPC. Default: `[]`."""
     protocols: Names | None = None
-    """Protocols that clients may use: `oip`, `trtis`, `graphpipe`, `grps`. Default: all of
-    them."""
+    """Protocols that clients may use: `oip`, `mlflow` and the others of the table in
+    the README. Default: all of them."""
     options: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     """Options of protocols on this listener, by the name of the protocol. Default: none, so each
     option has its own default."""
@@ -141,7 +141,8 @@ class ListenerConfig(Model):
     """Forwarding of requests for paths of no protocol to an HTTP upstream. Default: none, and such
     requests get status 404."""
     default_model: Name | None = None
-    """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default:
+    """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default: the
+    only model, if the gateway runs one and has no upstreams, or the routes name one; otherwise
     none, and such requests are refused."""
     identity: Literal["gateway", "upstream"] = "gateway"
     """Whose name and version clients find in the metadata of the server. `upstream`: those of the

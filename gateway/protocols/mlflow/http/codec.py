@@ -38,6 +38,7 @@ from gateway.protocols.mlflow.http.form import (
 )
 from gateway.protocols.mlflow.options import NAN, REFUSE, WORDS, read_options
 from gateway.protocols.mlflow.paths import MODELS, ScoringPath, ScoringRoute, find_path
+from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context
@@ -54,7 +55,7 @@ _MOST_ID: Final = 64
 _DEFAULT: Final = ModelRef("")
 
 
-class HttpCodec(StreamCodec[HttpRequest, HttpResponse]):
+class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
     """MLflow's scoring protocol over HTTP, in both directions.
 
     Args:
@@ -67,8 +68,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse]):
 
     name = NAME
     needs = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.UNTYPED})
-
-    streams_decoupled = True
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None

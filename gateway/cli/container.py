@@ -1,0 +1,38 @@
+"""Finds the configuration file of a container whose platform starts it with `serve` alone.
+
+Source: docs/how-to/sagemaker.md.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from gateway.cli.output import WRONG_USAGE, fail
+
+CONFIG: Final = "GATEWAY_CONFIG"
+BASE_DIR: Final = "SAGEMAKER_BASE_DIR"
+NAME: Final = "gateway.yaml"
+
+_BASE_DIR: Final = "/opt/ml"
+_OWN: Final = Path("/etc/gateway") / NAME
+
+
+def found_config(environment: Mapping[str, str]) -> Path:
+    """Return the configuration file that the environment names, or else the first that exists.
+
+    It fails if there is none.
+    """
+    named = environment.get(CONFIG)
+    if named:
+        return Path(named)
+    folder = Path(environment.get(BASE_DIR) or _BASE_DIR) / "model"
+    candidates = [folder / NAME, _OWN]
+    for path in candidates:
+        if path.is_file():
+            return path
+    looked = ", ".join(map(str, candidates))
+    fail(
+        "no configuration: expected exactly one of CONFIG.yaml, --upstream URL and --demo, or a "
+        f"file in {CONFIG}, which is not set, or one of {looked}",
+        WRONG_USAGE,
+    )
