@@ -1,6 +1,6 @@
 """Finds the configuration file of a container whose platform starts it with `serve` alone.
 
-Source: docs/how-to/sagemaker.md.
+Source: docs/how-to/sagemaker.md, docs/how-to/vertex.md.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from gateway.cli.output import WRONG_USAGE, fail
 
 CONFIG: Final = "GATEWAY_CONFIG"
 BASE_DIR: Final = "SAGEMAKER_BASE_DIR"
+STORAGE: Final = "AIP_STORAGE_URI"
 NAME: Final = "gateway.yaml"
 
 _BASE_DIR: Final = "/opt/ml"
@@ -31,8 +32,15 @@ def found_config(environment: Mapping[str, str]) -> Path:
         if path.is_file():
             return path
     looked = ", ".join(map(str, candidates))
+    storage = environment.get(STORAGE)
+    note = (
+        f"; {STORAGE} is {storage}, which the gateway does not fetch: put the artefacts into the "
+        "image, or copy them with a start command"
+        if storage
+        else ""
+    )
     fail(
         "no configuration: expected exactly one of CONFIG.yaml, --upstream URL and --demo, or a "
-        f"file in {CONFIG}, which is not set, or one of {looked}",
+        f"file in {CONFIG}, which is not set, or one of {looked}{note}",
         WRONG_USAGE,
     )

@@ -220,7 +220,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         document = self._document(wire, has_more_text=not self._is_kserve)
         tensors, is_rows = read_tensors(document, self._limits, self._rules)
         signature = "" if self._is_kserve else read_signature(document)
-        called = self._models.find(spec.with_signature(signature), (PREDICT,))
+        called = self._models.find(spec.with_signature(signature), (PREDICT,), allows_nameless=True)
         vertex = self._options.vertex
         parameters: Parameters = {}
         if is_vertex and vertex is not None:
@@ -258,17 +258,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         return self._decode_predict(wire, self._default(), is_vertex=True)
 
     def _default(self) -> Spec:
-        """Return the model of requests that name none.
-
-        Raises:
-            InvalidRequest: The listener has none.
-        """
-        model = self._options.default_model
-        if model is None:
-            raise InvalidRequest(
-                "the path names no model, and the listener has none for such requests: expected "
-                "default_model of the listener"
-            )
+        """Return the model of requests that name none, without a name for the router's own."""
+        model = self._options.default_model or ModelRef("")
         return Spec(model.name, int(model.version) if model.version.isdecimal() else 0)
 
     def _document(self, wire: HttpRequest, *, has_more_text: bool) -> RowsDocument:
