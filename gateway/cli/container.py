@@ -28,19 +28,22 @@ def found_config(environment: Mapping[str, str]) -> Path:
         return Path(named)
     folder = Path(environment.get(BASE_DIR) or _BASE_DIR) / "model"
     candidates = [folder / NAME, _OWN]
-    for path in candidates:
-        if path.is_file():
-            return path
-    looked = ", ".join(map(str, candidates))
-    storage = environment.get(STORAGE)
-    note = (
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        fail(
+            "no configuration: expected exactly one of CONFIG.yaml, --upstream URL and --demo, or "
+            f"a file in {CONFIG}, which is not set, or one of "
+            f"{', '.join(map(str, candidates))}{_storage_note(environment.get(STORAGE))}",
+            WRONG_USAGE,
+        )
+    return found
+
+
+def _storage_note(storage: str | None) -> str:
+    """Return what to do with artefacts that Vertex AI only names."""
+    if not storage:
+        return ""
+    return (
         f"; {STORAGE} is {storage}, which the gateway does not fetch: put the artefacts into the "
         "image, or copy them with a start command"
-        if storage
-        else ""
-    )
-    fail(
-        "no configuration: expected exactly one of CONFIG.yaml, --upstream URL and --demo, or a "
-        f"file in {CONFIG}, which is not set, or one of {looked}{note}",
-        WRONG_USAGE,
     )

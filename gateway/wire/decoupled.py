@@ -1,4 +1,4 @@
-"""StreamsDecoupled: what a codec also is whose clients send no streams, but take the replies of one."""
+"""StreamsDecoupled: a codec whose clients ask for no streams, and take the replies of one."""
 
 import abc
 

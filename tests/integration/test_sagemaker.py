@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ listeners:
 %(default)s
 admin: {address: "off", metrics: "off"}
 models:
-  house: {backend: python, class: "sagemaker_models:house"}
+  house: {backend: python, options: {callable: "sagemaker_models:house"}}
 %(models)s
 policies: {timeout: 58s}
 lifecycle: {pre_stop: 0s, drain: 25s}
@@ -143,7 +144,7 @@ def artefact(base: Path, **parts: str) -> None:
 
 
 WORDS = {
-    "models": '  words: {backend: python, class: "sagemaker_models:words"}',
+    "models": '  words: {backend: python, options: {callable: "sagemaker_models:words"}}',
     "default": "    default_model: words",
 }
 
@@ -324,3 +325,35 @@ def test_replies_of_a_decoupled_model_are_chunks(tmp_path: Path) -> None:
         with pytest.raises(IncompleteRead):
             found.invoke('{"inputs": [9]}')
         assert found.ask("GET", "/ping")[0] == 200
+
+
+def test_open_inference_on_the_paths_of_the_container(tmp_path: Path) -> None:
+    """JSON and binary tensors have their own content types, and the model is the default."""
+    with container(tmp_path, protocols="[oip]", options="{oip: {sagemaker: true}}") as found:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
+        status, body, response = found.invoke(
+            json.dumps({"inputs": [{**tensor, "data": [1, 2]}]}),
+            X_Amzn_SageMaker_Custom_Attributes="a",
+        )
+        document = json.loads(body)
+        assert (status, document["outputs"][0]["data"]) == (200, [3.0])
+        assert document["model_name"] == "house"
+        assert response.getheader("X-Amzn-SageMaker-Custom-Attributes") == "a"
+        head = json.dumps(
+            {
+                "inputs": [{**tensor, "parameters": {"binary_data_size": 8}}],
+                "parameters": {"binary_data_output": True},
+            }
+        ).encode()
+        kind = "application/vnd.sagemaker-triton.binary+json;json-header-size="
+        status, body, response = found.invoke(
+            head + struct.pack("<2f", 1, 2), Content_Type=f"{kind}{len(head)}"
+        )
+        given = response.getheader("content-type") or ""
+        assert given.startswith(kind)
+        size = int(given.removeprefix(kind))
+        assert json.loads(body[:size])["outputs"][0]["name"] == "y"
+        assert struct.unpack("<f", body[size:]) == (3.0,)
+        assert found.invoke(head, Content_Type=kind)[0] == 400
+        assert found.ask("POST", "/ping")[0] == 405
+        assert found.ask("GET", "/invocations")[0] == 405

@@ -17,7 +17,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Need, Origin
+from gateway.ir.context import ModelRef, Need
 from gateway.ir.data import UntypedRules
 from gateway.ir.errors import GatewayError, NotFound
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
@@ -42,16 +42,14 @@ from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context
-from gateway.wire.request_id import valid_request_id
 from gateway.wire.row_values import NonfiniteStyle, RowStyle
+from gateway.wire.sagemaker import custom_attributes, inference_id
 from gateway.wire.url_names import decoded_name
 
 R = TypeVar("R")
 
 _REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _GET: Final = frozenset({"GET", "HEAD"})
-_INFERENCE_ID: Final = "x-amzn-sagemaker-inference-id"
-_MOST_ID: Final = 64
 _DEFAULT: Final = ModelRef("")
 
 
@@ -103,11 +101,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
             NotFound: The path does not exist, or there is no model.
             TooLarge: A limit is exceeded.
         """
-        try:
-            return self._decode(find_path(wire.path, self._options.prefix), wire)
-        except GatewayError as error:
-            error.origin = Origin(NAME, wire)  # the answer has headers of the request
-            raise
+        return self._decode(find_path(wire.path, self._options.prefix), wire)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
         """Write the response to *call*.
@@ -129,11 +123,9 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error*. Never raises."""
-        return error_response(error, self._limits, returned_headers(origin_of(call, error)))
-
-    def note_request(self, wire: HttpRequest, error: GatewayError, /) -> None:
-        """Note the request in an error: the answer has headers of the request."""
-        error.origin = error.origin or Origin(NAME, wire)
+        origin = None if call is None else origin_of(call)
+        headers = Headers(error.metadata) if origin is None else origin.wire.headers
+        return error_response(error, self._limits, custom_attributes(headers))
 
     def stream_of(self, call: InferRequest, /) -> StreamInferRequest | None:
         """Return *call* as a stream, if its caller takes the replies of a decoupled model."""
@@ -227,8 +219,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
         )
         context = http_context(wire, NAME, _REPLY_NEEDS, form)
         if not context.request_id:
-            given = wire.headers.get(_INFERENCE_ID) or ""
-            own = valid_request_id(given) if len(given) <= _MOST_ID else ""
+            own = inference_id(wire.headers)
             context = context.changed(request_id=own) if own else context
         return InferRequest(model=model, context=context, inputs=inputs, parameters=parameters)
 

@@ -8,14 +8,11 @@ from typing import Any, Final
 
 from gateway.ir.calls import Call
 from gateway.ir.context import Origin
-from gateway.ir.errors import GatewayError
 from gateway.protocols.mlflow.paths import ScoringPath
 from gateway.wire.http import HttpRequest
+from gateway.wire.sagemaker import custom_attributes
 
 NAME: Final = "mlflow.http"
-
-_ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
-_MOST_ATTRIBUTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +35,9 @@ class ScoringForm:
 INVOCATION: Final = ScoringForm(kind=ScoringPath.INVOCATIONS)
 
 
-def origin_of(call: Call[Any] | None, error: GatewayError | None = None) -> Origin | None:
-    """Return the request of a call, or of an error of decoding, that is of this protocol."""
-    origin = call.context.origin if call is not None else error.origin if error else None
+def origin_of(call: Call[Any]) -> Origin | None:
+    """Return the request of a call, if it is of this protocol."""
+    origin = call.context.origin
     is_own = origin is not None and origin.codec == NAME and isinstance(origin.wire, HttpRequest)
     return origin if is_own else None
 
@@ -56,10 +53,4 @@ def returned_headers(origin: Origin | None) -> tuple[tuple[str, str], ...]:
 
     Source: docs/protocols/mlflow.md, "9. SageMaker".
     """
-    if origin is None:
-        return ()
-    value = origin.wire.headers.get(_ATTRIBUTES)
-    if value is None or len(value) > _MOST_ATTRIBUTES:
-        return ()
-    is_visible = value.isascii() and value.isprintable()
-    return (("X-Amzn-SageMaker-Custom-Attributes", value),) if is_visible else ()
+    return () if origin is None else custom_attributes(origin.wire.headers)
