@@ -31,8 +31,8 @@ class RowRules(NamedTuple):
     """What values a listener reads.
 
     Attributes:
-        rows: Of `instances`.
-        columns: Of `inputs`.
+        rows: What values of `instances` are.
+        columns: What values of `inputs` are.
     """
 
     rows: UntypedRules
