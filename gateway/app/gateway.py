@@ -20,7 +20,7 @@ from gateway.app.access import AccessControl
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.status.document import Document, gauge_entries
-from gateway.app.announce import log_addresses, log_default_timeout, log_models
+from gateway.app.announce import log_addresses, log_default_timeout, log_models, log_platform
 from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
@@ -321,6 +321,7 @@ class Gateway:
         self._has_started.set()
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
+            log_platform(self._graph.config)
             log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)

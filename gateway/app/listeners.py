@@ -21,6 +21,7 @@ from gateway.app.declarations import Declarations
 from gateway.app.exposure import exposure_risks
 from gateway.app.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
+from gateway.app.path_ownership import exact_paths, shared_paths
 from gateway.app.public_paths import listener_authentication, path_prefixes
 from gateway.app.quotas import telling_grpc, telling_http
 from gateway.app.rejection_log import RejectionLog
@@ -362,7 +363,8 @@ def build_listener(
         if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            http.append(_mount(spec.http, path_prefixes(name, spec.http, config), frontend))
+            prefixes = path_prefixes(name, spec.http, config)
+            http.append(_mount(spec.http, prefixes, frontend, exact_paths(name, config)))
         if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
             frontend = built.frontend(spec, codec, **_GRPC_IDS)
@@ -561,9 +563,11 @@ def _shared_port(  # one caller
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
 
 
-def _mount(binding: HttpBinding, prefixes: Sequence[str], frontend: HttpFrontend) -> HttpMount:
+def _mount(
+    binding: HttpBinding, prefixes: Sequence[str], frontend: HttpFrontend, exact: Sequence[str]
+) -> HttpMount:
     read_only = [each for each in prefixes if each.endswith(tuple(binding.read_only))]
-    return HttpMount(prefixes, frontend, binding.root, frozenset(read_only))
+    return HttpMount(prefixes, frontend, binding.root, frozenset(read_only), exact, binding.passed)
 
 
 def _cors_rules(config: ListenerConfig) -> CorsRules | None:
@@ -575,7 +579,10 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     options = config.options.get(spec.name, {})
     if spec.default_model and config.default_model is not None:
         options = {spec.default_model: config.default_model, **options}
-    return {**spec.options(options), **shared.process_options.of_protocol(spec)}
+    found = {**spec.options(options), **shared.process_options.of_protocol(spec)}
+    if spec.http is not None and spec.http.shared_option:
+        found[spec.http.shared_option] = shared_paths(spec.name, config)
+    return found
 
 
 def _grpc_address(address: Address) -> str:

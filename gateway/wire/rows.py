@@ -549,6 +549,11 @@ def _may_have_integers(rows: npt.NDArray[Any]) -> bool:
     return is_table and rows.dtype.kind == "f" and bool((rows == np.floor(rows)).all(0).any())
 
 
+def is_list(value: Any) -> bool:
+    """Return whether a member of a document is a list."""
+    return type(value) in _LISTS
+
+
 def _is_object(value: Any) -> bool:
     return type(value) is dict or type(value) is simdjson.Object
 

@@ -527,6 +527,7 @@ _TFS_GRPC_ERRORS = {
     ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
 }
 _TFS = (
+    Carries(codec="tfs.http", tensors=False),  # tests/integration/test_tfs_recorded.py
     _tfs(
         "grpc",
         questions=frozenset({InferRequest, ModelMetadataRequest}),
@@ -543,7 +544,10 @@ _OPENAI = (Carries(codec="openai.http", tensors=False),)
 
 _MLFLOW = (Carries(codec="mlflow.http", tensors=False),)
 
-CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS, *_TFS, *_OPENAI, *_MLFLOW)
+CARRIES: tuple[Carries, ...] = (
+    *(*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS),
+    *(*_TFS, *_OPENAI, *_MLFLOW),
+)
 
 # Those of the registry: a codec that is not registered is not tried.
 WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED and way.tensors)

@@ -51,11 +51,19 @@ _NAMES: Final[dict[int, str]] = {
 }
 
 
+_NUMBERS: Final[dict[str, int]] = {name: number for number, name in _NAMES.items()}
+
+
 def name_of(number: int) -> str:
     """Return the name of a datatype, for errors and for JSON."""
     if number > _REFERENCES and number - _REFERENCES in _NAMES:
         return f"{_NAMES[number - _REFERENCES]}_REF"
     return _NAMES.get(number, str(number))
+
+
+def number_of_name(name: str) -> int:
+    """Return the number of a datatype that JSON names; 0 for a name that does not exist."""
+    return _NUMBERS.get(name, 0)
 
 
 def datatype_of(name: str, number: int) -> Datatype:

@@ -41,7 +41,7 @@ class UnknownSignature(InvalidRequest):
     """The model has no signature of this name, or the signature has another method."""
 
 
-class NoSuchPath(NotFound):
+class ForeignPath(NotFound):
     """The path is none of the protocol: a response without a body."""
 
 
@@ -96,7 +96,7 @@ def error_response(error: GatewayError, codec: str, limits: MessageLimits) -> Ht
         codec: Name of the codec.
         limits: For the length of its text.
     """
-    if isinstance(error, NoSuchPath):
+    if isinstance(error, ForeignPath):
         return HttpResponse(NOT_FOUND)
     if isinstance(error, SlashAtEnd):
         return HttpResponse(_REDIRECT, Headers((("Location", error.location),)))

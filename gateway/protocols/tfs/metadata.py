@@ -13,7 +13,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.protocols.tfs.datatypes import DATATYPES, NUMBERS, name_of
+from gateway.protocols.tfs.datatypes import DATATYPES, NUMBERS, name_of, number_of_name
 from gateway.protocols.tfs.declarations import (
     CLASSIFY,
     REGRESS,
@@ -165,12 +165,9 @@ def read_metadata(
         signatures.ParseFromString(message.metadata[FIELD].value)
     except DecodeError as error:
         raise MalformedMessage(f"metadata of model {name!r} have no SignatureDefMap") from error
+    signature = signature or DEFAULT_SIGNATURE
     if signature not in signatures.signature_def:
-        known = ", ".join(sorted(signatures.signature_def)) or "none"
-        raise MalformedMessage(
-            f"model {name!r} has no signature {signature!r}: it has {known[:200]} (option "
-            "`signature` of the upstream)"
-        )
+        raise _no_signature(name, signature, list(signatures.signature_def))
     found = signatures.signature_def[signature]
     version = message.model_spec.version.value
     return ModelMetadata(
@@ -179,6 +176,55 @@ def read_metadata(
         platform="tensorflow",
         inputs=_read("inputs", found.inputs, limits),
         outputs=_read("outputs", found.outputs, limits),
+    )
+
+
+def read_metadata_document(
+    name: str, spec: Any, signatures: Any, signature: str, limits: MessageLimits
+) -> ModelMetadata:
+    """Read the JSON that describes one signature of a model.
+
+    Raises:
+        MalformedMessage: There is no such signature.
+        InvalidRequest, TooLarge: A name is not allowed, or a limit is exceeded.
+        KeyError, TypeError, AttributeError, ValueError: It has another form.
+    """
+    signature = signature or DEFAULT_SIGNATURE
+    if signature not in signatures:
+        raise _no_signature(name, signature, list(signatures))
+    found = signatures[signature]
+    version = str(spec.get("version", ""))
+    return ModelMetadata(
+        name=name,
+        versions=(version,) if version.isdecimal() and int(version) > 0 else (),
+        platform="tensorflow",
+        inputs=_read_documents("inputs", found["inputs"], limits),
+        outputs=_read_documents("outputs", found["outputs"], limits),
+    )
+
+
+def _read_documents(
+    kind: str, entries: Mapping[str, Any], limits: MessageLimits
+) -> tuple[TensorMetadata, ...]:
+    check_count(kind, len(entries), limits.tensors, "tensors")
+    tensors = []
+    for name, info in sorted(entries.items()):
+        check_name("tensor name", name, limits.name_bytes, "name_bytes")
+        shape = None
+        described = info.get("tensor_shape") or {}
+        if not described.get("unknown_rank"):
+            dims = described.get("dim") or ()
+            check_count("dimensions", len(dims), limits.rank, "rank")
+            shape = tuple([max(int(dim.get("size", 0)), -1) for dim in dims])
+        tensors.append(TensorMetadata(name, DATATYPES.get(number_of_name(info["dtype"])), shape))
+    return tuple(tensors)
+
+
+def _no_signature(name: str, signature: str, known: Sequence[str]) -> MalformedMessage:
+    names = ", ".join(sorted(known)) or "none"
+    return MalformedMessage(
+        f"model {name!r} has no signature {signature!r}: it has {names[:200]} (option `signature` "
+        "of the upstream)"
     )
 
 

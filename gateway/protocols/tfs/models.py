@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.context import ModelRef, Need
@@ -42,9 +41,9 @@ class Spec(Struct, frozen=True):
     label: str = ""
     signature: str = ""
 
-    def changed(self, **fields: Any) -> Spec:
-        """Return a copy with *fields* changed."""
-        return replace(self, **fields)
+    def with_signature(self, signature: str) -> Spec:
+        """Return a copy with another signature."""
+        return Spec(self.name, self.version, self.label, signature)
 
 
 class CalledModel(Struct, frozen=True):
@@ -113,19 +112,22 @@ class ModelTable:
         """Replace the declarations, by the names of models."""
         self._declared = declared
 
-    def find(self, spec: Spec, methods: Sequence[str] = ()) -> CalledModel:
+    def find(
+        self, spec: Spec, methods: Sequence[str] = (), *, allows_nameless: bool = False
+    ) -> CalledModel:
         """Return the model of a call.
 
         Args:
             spec: The names that the client sent.
             methods: The methods of which the signature must have one; none for a question.
+            allows_nameless: Without a name it is the default model, which only the router knows.
 
         Raises:
             ModelNotFound: The request names no model.
             UnknownSignature: The model does not have the signature, or not with this method.
             InvalidRequest: The label does not exist, or the name is not allowed.
         """
-        if not spec.name:
+        if not spec.name and not allows_nameless:
             raise ModelNotFound("the request names no model: expected model_spec.name")
         check_name("model name", spec.name, self._limits.model_name_bytes, "model_name_bytes")
         declared = self._declared.get(spec.name, NO_DECLARATION)

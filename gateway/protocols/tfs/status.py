@@ -52,7 +52,10 @@ def versions_of(called: CalledModel, status: ServerStatus) -> Sequence[VersionSt
     if not status.models:
         raise ModelNotFound(f"Could not find any versions of model {name}")
     model = status.models[0]
-    found = {number_of(each): VersionState(number_of(each), AVAILABLE) for each in model.metadata.versions}
+    found = {
+        number_of(each): VersionState(number_of(each), AVAILABLE)
+        for each in model.metadata.versions
+    }
     for entry in model.entries:
         number = number_of(entry.version)
         if entry.version or not found:

@@ -18,7 +18,6 @@ from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     ModelMetadataRequest,
-    ModelReadyRequest,
     OpaqueCall,
     RepositoryIndexRequest,
     ServerLiveRequest,
@@ -44,6 +43,7 @@ from gateway.protocols.tfs.http.predict import (
     read_parameters,
     read_signature,
     read_tensors,
+    row_rules,
     write_reply,
 )
 from gateway.protocols.tfs.metadata import metadata_document
@@ -66,7 +66,6 @@ _METHODS: Final = {Verb.CLASSIFY: CLASSIFY, Verb.REGRESS: REGRESS}
 _JSON_TYPES: Final = frozenset(
     {"", "application/json", "application/cloudevents+json", "application/ld+json"}
 )
-_HEALTH: Final = (ModelReadyRequest, ServerReadyRequest)
 
 
 class RestForm(Struct, frozen=True):
@@ -95,7 +94,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     """
 
     name = NAME
-    needs = NEEDS
+    needs = NEEDS | {Need.UNTYPED}
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -103,6 +102,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self._limits = limits
         self._options = read_options(options or {})
         self._models = ModelTable(limits)
+        self._rules = row_rules(self._options, limits)
         self._is_kserve = self._options.is_kserve
         # Clients of another protocol of the listener read the same paths.
         self._is_shared = MODELS in self._options.shared
@@ -131,7 +131,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         find = kserve_path if self._is_kserve else tensorflow_path
         return self._decode(find(wire.method, wire.path, self._limits), wire)
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
+    def encode_reply(  # noqa: PLR0911  # one for each kind of call
+        self, call: Call[R], reply: R, /
+    ) -> HttpResponse:
         """Write the response to *call*.
 
         Raises:
@@ -149,7 +151,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return self._encode_models(content)
         if isinstance(call, ServerLiveRequest):
             return _json(b'{"status":"alive"}')
-        if isinstance(call, _HEALTH):
+        if isinstance(call, ServerReadyRequest):
             if content:
                 return _json(b"{}")
             return self.encode_error(call, NotReady("the model is not ready"))
@@ -184,10 +186,14 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return self._decode_predict(wire, found.spec)
         if verb in _METHODS:
             return self._decode_examples(wire, found.spec, _METHODS[verb])
-        if verb is Verb.LIVE:
-            return ServerLiveRequest(context=_context(wire, RestForm()))
         if verb is Verb.MODELS:
             return self._decode_models(wire)
+        if verb is Verb.LIVE:
+            return ServerLiveRequest(context=_context(wire, RestForm()))
+        return self._decode_question(found, wire)
+
+    def _decode_question(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
+        verb = found.verb
         called = self._models.find(found.spec)
         context = _context(wire, RestForm(called))
         if verb is Verb.EXPLAIN:
@@ -207,16 +213,14 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     ) -> InferRequest:
         content_type = _content_type(wire)
         if (self._is_kserve or is_vertex) and content_type not in _JSON_TYPES:
-            raise OtherContent(
-                f"content type is {content_type[:100]!r}: expected application/json"
-            )
+            raise OtherContent(f"content type is {content_type[:100]!r}: expected application/json")
         event = None
         if self._is_kserve or self._options.cloudevents:
             event = event_form(wire, content_type)
         document = self._document(wire, has_more_text=not self._is_kserve)
-        tensors, is_rows = read_tensors(document, self._limits)
+        tensors, is_rows = read_tensors(document, self._limits, self._rules)
         signature = "" if self._is_kserve else read_signature(document)
-        called = self._models.find(spec.changed(signature=signature), (PREDICT,))
+        called = self._models.find(spec.with_signature(signature), (PREDICT,), allows_nameless=True)
         vertex = self._options.vertex
         parameters: Parameters = {}
         if is_vertex and vertex is not None:
@@ -234,7 +238,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         signature = read_signature(document)
         names = [key for key in ("examples", "context") if key in document.members]
         examples = read_examples({key: document.plain(key) for key in names}, self._limits)
-        called = self._models.find(spec.changed(signature=signature), (method,))
+        called = self._models.find(spec.with_signature(signature), (method,))
         return InferRequest(
             model=called.model,
             context=_context(wire, RestForm(called), called.needs),
@@ -245,11 +249,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     def _decode_health(self, wire: HttpRequest) -> Call[bool]:
         if wire.method not in _GET:
             raise MethodNotAllowed(f"{wire.method} is not allowed: expected GET", allow="GET, HEAD")
-        model = self._options.default_model
-        context = _context(wire, RestForm())
-        if model is None:
-            return ServerReadyRequest(context=context)
-        return ModelReadyRequest(model=model, context=context)
+        about = self._options.default_model or ModelRef("")
+        return ServerReadyRequest(about=about, context=_context(wire, RestForm()))
 
     def _decode_vertex(self, wire: HttpRequest) -> InferRequest:
         if wire.method != "POST":
@@ -257,17 +258,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         return self._decode_predict(wire, self._default(), is_vertex=True)
 
     def _default(self) -> Spec:
-        """Return the model of requests that name none.
-
-        Raises:
-            InvalidRequest: The listener has none.
-        """
-        model = self._options.default_model
-        if model is None:
-            raise InvalidRequest(
-                "the path names no model, and the listener has none for such requests: expected "
-                "default_model of the listener"
-            )
+        """Return the model of requests that name none, without a name for the router's own."""
+        model = self._options.default_model or ModelRef("")
         return Spec(model.name, int(model.version) if model.version.isdecimal() else 0)
 
     def _document(self, wire: HttpRequest, *, has_more_text: bool) -> RowsDocument:
@@ -330,9 +322,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         return _json(orjson.dumps({"models": ready_names(entries)}))
 
 
-def _context(
-    wire: HttpRequest, form: RestForm, needs: frozenset[Need] = NEEDS
-) -> Context:
+def _context(wire: HttpRequest, form: RestForm, needs: frozenset[Need] = NEEDS) -> Context:
     return http_context(wire, NAME, needs, form)
 
 

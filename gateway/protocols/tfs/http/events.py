@@ -1,6 +1,6 @@
 """CloudEvents of KServe V1: requests that are events, and replies to them.
 
-Source: docs/protocols/tensorflow-serving.md, "9. KServe V1"; CloudEvents 1.0, HTTP binding.
+Source: docs/protocols/tensorflow-serving.md, "10. KServe V1"; CloudEvents 1.0, HTTP binding.
 """
 
 import time
@@ -51,10 +51,10 @@ def reply_event(
     """Return the headers and the body of a reply that is an event.
 
     Args:
-        form: Of the request.
+        form: What the request asked for.
         body: The JSON of the reply.
         model: Name of the model.
-        options: Of the listener.
+        options: The options of the listener.
     """
     attributes = {
         "specversion": _VERSION,

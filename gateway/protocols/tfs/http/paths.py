@@ -1,6 +1,6 @@
 """The paths of a listener, in both dialects, and those of requests to an upstream.
 
-Source: docs/protocols/tensorflow-serving.md, "2. What is served" and "9. KServe V1".
+Source: docs/protocols/tensorflow-serving.md, "2. What is served" and "10. KServe V1".
 """
 
 import enum
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from gateway.ir.errors import InvalidRequest, NotFound
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.tfs.errors import FrameworkError, NoSuchPath, SlashAtEnd
+from gateway.protocols.tfs.errors import ForeignPath, FrameworkError, SlashAtEnd
 from gateway.protocols.tfs.models import Spec
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.url_names import decoded_name, url_segment
@@ -56,13 +56,13 @@ def tensorflow_path(method: str, path: str, limits: MessageLimits) -> RestPath:
     """Return what a path of TensorFlow Serving asks for; letters of either case are the same.
 
     Raises:
-        NoSuchPath: It does not begin with `/v1/`.
+        ForeignPath: It does not begin with `/v1/`.
         InvalidRequest: It is malformed, or has a version beyond 64 bits.
     """
     found = _PATH.fullmatch(_COLON.sub(":", path))
     if found is None:
         if not path.lower().startswith("/v1/"):
-            raise NoSuchPath(f"nothing is served at {path[:_SHOWN]!r}")
+            raise ForeignPath(f"nothing is served at {path[:_SHOWN]!r}")
         raise _malformed(method, path)
     name, version, label, word, metadata = found.groups()
     verb = Verb.METADATA if metadata else _VERBS[word.lower()] if word else Verb.STATUS

@@ -2,11 +2,11 @@
 
 `wire/rows.py` reads values, `wire/row_values.py` writes them.
 
-Source: docs/protocols/tensorflow-serving.md, "3. Rows and columns".
+Source: docs/protocols/tensorflow-serving.md, "9. Rows and columns".
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.ir.context import Parameter, Parameters
 from gateway.ir.data import UntypedRules
@@ -15,22 +15,47 @@ from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import Tensor
 from gateway.protocols.tfs.declarations import B64, ModelDeclaration
 from gateway.protocols.tfs.options import NULL, OUTPUTS, PREDICTIONS, REFUSE, WORDS, TfsOptions
-from gateway.wire.row_values import Nonfinite, RowStyle, columns_json, rows_json, value_json
+from gateway.wire.row_values import NonfiniteStyle, RowStyle, columns_json, rows_json, value_json
 from gateway.wire.rows import RowsDocument, RowsReader
 
 _ROWS, _COLUMNS = "instances", "inputs"
 _SUFFIX: Final = "_bytes"
 _NONFINITE: Final = {
-    WORDS: Nonfinite.WORDS,
-    NULL: Nonfinite.NULL,
-    REFUSE: Nonfinite.REFUSE,
+    WORDS: NonfiniteStyle.WORDS,
+    NULL: NonfiniteStyle.NULL,
+    REFUSE: NonfiniteStyle.REFUSE,
 }
-_RULES: Final = UntypedRules(protocol="tfs")
-_COLUMN_RULES: Final = UntypedRules(protocol="tfs", drops_surplus=True)
+
+
+class RowRules(NamedTuple):
+    """What values a listener reads.
+
+    Attributes:
+        rows: What values of `instances` are.
+        columns: What values of `inputs` are.
+    """
+
+    rows: UntypedRules
+    columns: UntypedRules
+
+
+def row_rules(options: TfsOptions, limits: MessageLimits) -> RowRules:
+    """Return what values a listener reads: KServe knows no surplus column."""
+    is_tensorflow = not options.is_kserve
+
+    def rules(*, drops_surplus: bool) -> UntypedRules:
+        return UntypedRules(
+            protocol="tfs",
+            rounds_to_infinity=is_tensorflow,
+            drops_surplus=drops_surplus,
+            bytes_element_size=limits.bytes_element_size,
+        )
+
+    return RowRules(rules(drops_surplus=False), rules(drops_surplus=is_tensorflow))
 
 
 def read_tensors(
-    document: RowsDocument, limits: MessageLimits
+    document: RowsDocument, limits: MessageLimits, rules: RowRules
 ) -> tuple[tuple[Tensor, ...], bool]:
     """Return the tensors of a request without datatypes, and whether they are rows.
 
@@ -42,9 +67,9 @@ def read_tensors(
     if _ROWS in members and _COLUMNS in members:
         raise InvalidRequest("the body has instances and inputs: expected one of them")
     if _ROWS in members:
-        return RowsReader(document, limits, _RULES).rows(_ROWS), True
+        return RowsReader(document, limits, rules.rows).rows(_ROWS), True
     if _COLUMNS in members:
-        return RowsReader(document, limits, _COLUMN_RULES).columns(_COLUMNS), False
+        return RowsReader(document, limits, rules.columns).columns(_COLUMNS), False
     raise InvalidRequest("the body has neither instances nor inputs: expected one of them")
 
 
@@ -107,7 +132,7 @@ def write_reply(
     Args:
         outputs: With the names of clients.
         is_rows: The request had rows.
-        options: Of the listener.
+        options: The options of the listener.
         declared: What is declared of the model.
 
     Raises:
