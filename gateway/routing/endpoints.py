@@ -384,14 +384,12 @@ class Endpoints:
 
     def _candidates(self, now: float) -> list[Endpoint]:
         chosen = PLACEMENT.get() if self._has_placement else None
-        if chosen is not None:
-            return [chosen]
+        return self.candidates(now) if chosen is None else [chosen]
+
+    def candidates(self, now: float) -> list[Endpoint]:
+        """Return the endpoints that may get calls: those available, else all not drained."""
         available = [endpoint for endpoint in self.endpoints if endpoint.is_available(now)]
         return available or [endpoint for endpoint in self.endpoints if not endpoint.is_drained]
-
-    def candidates(self) -> list[Endpoint]:
-        """Return the endpoints that may get calls: those available, else all not drained."""
-        return self._candidates(self._clock())
 
     def _all_drained(self) -> Unavailable:
         if not self.endpoints:

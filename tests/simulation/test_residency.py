@@ -10,7 +10,7 @@ import pytest
 
 from gateway.ir.errors import DeadlineExceeded, LoadFailed, Overloaded
 from gateway.routing.residency.controller import WaitRules
-from gateway.routing.residency.plan import Reason
+from gateway.routing.residency.plan import UnloadReason
 from tests.simulation.residency import Callers, LoadingServer, controller, lru_loads, zipf
 from tests.simulation.virtual_time import now, simulate
 
@@ -88,7 +88,7 @@ def test_no_schedule_breaks_the_promises(seed: int) -> None:
                 elif choice == 1:
                     control.unpin(name)
                 elif not control.plan.resident(name).is_pinned:
-                    await control.unload(name, Reason.EVICTION)
+                    await control.unload(name, UnloadReason.EVICTION)
             for name in NAMES[:3]:
                 control.unpin(name)
 
@@ -158,7 +158,7 @@ def test_a_failed_load_fails_every_caller_and_pauses() -> None:
     assert ["a: model 'a' cannot be loaded: model a is broken"] * 6 == simulate(run)
 
 
-def test_a_load_goes_on_after_its_callers_have_left() -> None:
+def test_a_load_continues_after_its_callers_have_left() -> None:
     """The wait has a limit; the load has none of it."""
     server = LoadingServer(["a"], 5.0)
 
