@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -71,8 +73,8 @@ def test_no_schedule_breaks_the_promises(seed: int) -> None:
                     callers.call(zipf(NAMES, draw, 0.5), draw.choice([0.01, 0.1, 3.0]))
                 )
 
-        async def leave_early(call: object) -> None:
-            task = asyncio.ensure_future(call)  # type: ignore[arg-type]
+        async def leave_early(call: Coroutine[Any, Any, None]) -> None:
+            task = asyncio.ensure_future(call)
             if draw.random() < 0.1:
                 await asyncio.wait([task], timeout=draw.uniform(0, 1))
                 task.cancel()

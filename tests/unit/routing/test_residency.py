@@ -151,7 +151,7 @@ def run(
     return setup
 
 
-def test_probes_ask_for_liveness() -> None:
+def test_probes_check_liveness() -> None:
     """A server is not ready while it loads a model, and serves the others."""
 
     async def test(setup: Setup) -> None:
@@ -244,7 +244,7 @@ def test_an_error_of_a_loaded_model_is_returned() -> None:
         async def fail(_name: str, _seconds: float) -> None:
             raise ModelNotFound("no such version")
 
-        server.infer = fail  # type: ignore[method-assign]
+        server.infer = fail  # type: ignore[method-assign, assignment]
         with pytest.raises(ModelNotFound, match="no such version"):
             await setup.infer("a")
         assert ["a", "a"] == server.calls
@@ -485,7 +485,7 @@ def test_errors_of_inferences_are_those_of_the_server() -> None:
         async def fail(_name: str, _seconds: float) -> None:
             raise UpstreamError("a fault of the model")
 
-        setup.servers[0].infer = fail  # type: ignore[method-assign]
+        setup.servers[0].infer = fail  # type: ignore[method-assign, assignment]
         with pytest.raises(UpstreamError, match="a fault of the model"):
             await setup.infer("a")
         assert ["a", "a"] == setup.servers[0].calls
