@@ -32,7 +32,8 @@ from gateway.ir.errors import ErrorCode, GatewayError, ModelNotFound, NotSent, U
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.streams import close_stream
-from gateway.routing.endpoints import PLACEMENT, Endpoint, Endpoints
+from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.placement import PLACEMENT
 from gateway.routing.residency.controller import ResidencyController
 from gateway.routing.residency.meters import EndpointMeters
 from gateway.routing.residency.plan import ModelPhase, Resident, UnloadReason
@@ -261,7 +262,7 @@ class Residency:
     def _has_others(self, call: Call[Any], held: Held, tried: set[Endpoint]) -> bool:
         if _has_begun(call):
             return False
-        others = set(self._available(tried)) - {held.home.endpoint}
+        others = set(self._available(held.model.name, tried)) - {held.home.endpoint}
         return bool(others)
 
     async def _acquire(
@@ -300,7 +301,7 @@ class Residency:
         if len(endpoints) == 1:
             return [self._home(endpoints[0])]
         ranked = self._order(name)
-        available = set(self._available(tried))
+        available = set(self._available(name, tried))
         chosen = [each for each in ranked if each in available][: self._copies(name)]
         if not chosen:
             raise Unavailable(f"upstream {self._endpoints.name!r} has no endpoint for calls")
@@ -320,8 +321,8 @@ class Residency:
                 self._ranked[name] = ranked
         return ranked
 
-    def _available(self, tried: Iterable[Endpoint]) -> list[Endpoint]:
-        candidates = self._endpoints.candidates(self._clock())
+    def _available(self, name: str, tried: Iterable[Endpoint]) -> list[Endpoint]:
+        candidates = self._endpoints.candidates(self._clock(), name)
         return [each for each in candidates if each not in tried]
 
     def _forget_removed(self, endpoints: tuple[Endpoint, ...]) -> None:
@@ -439,6 +440,14 @@ class Residency:
         loads = (home.controller.load(model.name, call.parameters, model) for home in homes)
         await asyncio.gather(*loads)
         self._forget_descriptions(model.name)
+
+    async def load_at(self, endpoint: Endpoint, call: ModelLoadRequest, /) -> None:
+        """Load a model at one endpoint, or load it again."""
+        model = call.model
+        if model is not None:
+            controller = self._home(endpoint).controller
+            await controller.load(model.name, call.parameters, model)
+            self._forget_descriptions(model.name)
 
     async def _unload(self, model: ModelRef) -> None:
         """Unload a model everywhere, when its running calls have ended."""
