@@ -29,6 +29,7 @@ PROTOCOLS: dict[str, str] = {
     "trtis": "gateway.protocols.trtis:SPEC",
 }
 
+_RECORDED_CALLS: Final = "gateway.migration.replay.trial:try_recorded_calls"
 _PROTOCOLS_GROUP: Final = "gateway.protocols"
 _LAYERS_GROUP: Final = "gateway.layers"
 
@@ -125,6 +126,15 @@ def transform(name: str, /) -> TensorTransform:
         LookupError: It does not exist, or cannot be imported.
     """
     return cast("TensorTransform", _made("transform", name, "gateway.transforms"))
+
+
+def recorded_calls() -> Any:
+    """Return what tries a loaded model with recorded calls; see `routing.rolling.settings.Trial`.
+
+    Raises:
+        LookupError: It cannot be imported.
+    """
+    return load_dotted(_RECORDED_CALLS)
 
 
 def authoriser(name: str, /) -> Authoriser:

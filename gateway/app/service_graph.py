@@ -52,10 +52,11 @@ from gateway.policies.shared_memory.policy import (
     SharedMemoryMode,
     SharedMemoryOff,
 )
-from gateway.registry import layers, own_layers
+from gateway.registry import layers, own_layers, recorded_calls
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher, matched_name
 from gateway.routing.model_keys import ModelKeyIndex
+from gateway.routing.rolling.settings import RecordedCalls
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from gateway.routing.upstream_queries import UpstreamQuestions
@@ -480,7 +481,10 @@ class ServiceGraph:
         return ChainContext(
             name=name,
             sections={**sections, "policies": self.config.policies, "top": self.config},
-            parts={MemoryBudget: self._process.budget},
+            parts={
+                MemoryBudget: self._process.budget,
+                RecordedCalls: RecordedCalls(self.loaded, recorded_calls),
+            },
             metrics=self._process.metrics,
             keep=keep,
         )

@@ -50,6 +50,7 @@ from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, key_of
 from gateway.routing.outlier_detection import OFF, OutlierDetection
+from gateway.routing.rolling.model_calls import ModelCalls
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.settings.units import UNIX, Address, Url
@@ -451,6 +452,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         LookupError: The protocol does not exist, or does not support the carrier.
         ValueError: An option or a TLS file is invalid, or a package is missing.
     """
+    at = at.with_parts(ModelCalls())
     build = _EndpointBuilder(
         name=name,
         config=config,

@@ -228,6 +228,13 @@ RESIDENCY_WAIT_SECONDS: Final = Metric(
 RESIDENCY_WAITING: Final = Metric(
     "gateway_residency_waiting", "gauge", "Calls that wait for their model.", ("upstream",)
 )
+ROLLING_LOAD: Final = Metric(
+    "gateway_rolling_load",
+    "gauge",
+    "1 for the state of an endpoint in a rolling load: draining, loading, warming, ready or "
+    "failed; 0 for the others.",
+    ("upstream", "model", "endpoint", "state"),
+)
 BATCH_ROWS: Final = Metric("gateway_batch_rows", "histogram", "Rows of a batch.", ("model",))
 BATCH_REQUESTS: Final = Metric(
     "gateway_batch_requests", "histogram", "Requests in a batch.", ("model",)
@@ -488,6 +495,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     RESIDENCY_LOAD_SECONDS,
     RESIDENCY_WAIT_SECONDS,
     RESIDENCY_WAITING,
+    ROLLING_LOAD,
     BATCH_ROWS,
     BATCH_REQUESTS,
     BATCH_WAIT,

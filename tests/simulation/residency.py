@@ -8,11 +8,12 @@ import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.ir.calls import LoadParameters
 from gateway.ir.errors import GatewayError, NotFound, UpstreamError
 from gateway.routing.residency.controller import ResidencyController, WaitRules
-from gateway.routing.residency.plan import Phase, PlanRules
+from gateway.routing.residency.plan import ModelPhase, PlanRules
 from tests.simulation.virtual_time import now
 
 
@@ -36,36 +37,36 @@ class LoadingServer:
     unloads: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     most: int = 0
-    phases: dict[str, Phase] = field(default_factory=dict)
+    phases: dict[str, ModelPhase] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
     costs: Mapping[str, int] = field(default_factory=dict)
 
-    async def index(self) -> Mapping[str, Phase]:
+    async def index(self) -> Mapping[str, ModelPhase]:
         await asyncio.sleep(0.001)
-        return {name: self.phases.get(name, Phase.ABSENT) for name in self.names}
+        return {name: self.phases.get(name, ModelPhase.ABSENT) for name in self.names}
 
     async def load(self, name: str, _parameters: LoadParameters, /) -> None:
         self.loads.append(name)
-        if self.phases.get(name, Phase.ABSENT) is not Phase.ABSENT:
+        if self.phases.get(name, ModelPhase.ABSENT) is not ModelPhase.ABSENT:
             self.faults.append(f"load of {name}, which is {self.phases[name].value}")
-        self.phases[name] = Phase.LOADING
+        self.phases[name] = ModelPhase.LOADING
         self.most = max(self.most, self.held())
         await asyncio.sleep(self.load_s)
         if name in self.broken:
-            self.phases[name] = Phase.ABSENT
+            self.phases[name] = ModelPhase.ABSENT
             raise UpstreamError(f"model {name} is broken")
-        self.phases[name] = Phase.LOADED
+        self.phases[name] = ModelPhase.LOADED
 
     async def unload(self, name: str, /) -> None:
         self.unloads.append(name)
         if self.running.get(name):
             self.faults.append(f"unload of {name}, which is in use")
         await asyncio.sleep(0.001)
-        self.phases[name] = Phase.UNLOADING
+        self.phases[name] = ModelPhase.UNLOADING
         asyncio.get_running_loop().call_later(0.05, self._end_unload, name)
 
     def _end_unload(self, name: str) -> None:
-        self.phases[name] = Phase.ABSENT
+        self.phases[name] = ModelPhase.ABSENT
 
     async def infer(self, name: str, seconds: float) -> None:
         """Run one inference.
@@ -73,7 +74,7 @@ class LoadingServer:
         Raises:
             NotFound: The model is not loaded.
         """
-        if self.phases.get(name) is not Phase.LOADED:
+        if self.phases.get(name) is not ModelPhase.LOADED:
             raise NotFound(f"model {name} is not loaded")
         self.running[name] = self.running.get(name, 0) + 1
         try:
@@ -86,7 +87,7 @@ class LoadingServer:
         return sum(
             self.costs.get(name, 1)
             for name, phase in self.phases.items()
-            if phase is not Phase.ABSENT
+            if phase is not ModelPhase.ABSENT
         )
 
 
@@ -100,29 +101,36 @@ class Uncounted:
     def waited(self, _seconds: float, /) -> None: ...
 
 
-def controller(
-    server: LoadingServer,
-    room: int = 4,
+def rules(
+    room: int,
     *,
-    waits: WaitRules | None = None,
-    pinned: tuple[str, ...] = (),
     loads: int = 1,
     drain_after_s: float = 1.0,
     idle_s: float = math.inf,
     costs: Mapping[str, int] | None = None,
-) -> ResidencyController:
-    """Return a controller of the server in virtual time."""
-    rules = PlanRules(
+) -> PlanRules:
+    """Return what a plan decides by."""
+    return PlanRules(
         room=room,
         cost=lambda name: (costs or {}).get(name, 1),
         loads=loads,
         drain_after_s=drain_after_s,
         idle_s=idle_s,
     )
+
+
+def controller(
+    server: LoadingServer,
+    room: int = 4,
+    *,
+    waits: WaitRules | None = None,
+    pinned: tuple[str, ...] = (),
+    **changes: Any,
+) -> ResidencyController:
+    """Return a controller of the server in virtual time; for the *changes* see `rules`."""
     waits = waits or WaitRules(wait_s=300.0)
-    return ResidencyController(
-        "server", server, rules, waits, Uncounted(), pinned=pinned, clock=now
-    )
+    plan = rules(room, **changes)
+    return ResidencyController("server", server, plan, waits, Uncounted(), pinned=pinned, clock=now)
 
 
 @dataclass

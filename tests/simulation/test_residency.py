@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, LoadFailed, Overloaded
 from gateway.routing.residency.controller import WaitRules
-from gateway.routing.residency.plan import Reason
+from gateway.routing.residency.plan import UnloadReason
 from tests.simulation.residency import Callers, LoadingServer, controller, lru_loads, zipf
 from tests.simulation.virtual_time import now, simulate
 
@@ -71,8 +73,8 @@ def test_no_schedule_breaks_the_promises(seed: int) -> None:
                     callers.call(zipf(NAMES, draw, 0.5), draw.choice([0.01, 0.1, 3.0]))
                 )
 
-        async def leave_early(call: object) -> None:
-            task = asyncio.ensure_future(call)  # type: ignore[arg-type]
+        async def leave_early(call: Coroutine[Any, Any, None]) -> None:
+            task = asyncio.ensure_future(call)
             if draw.random() < 0.1:
                 await asyncio.wait([task], timeout=draw.uniform(0, 1))
                 task.cancel()
@@ -88,7 +90,7 @@ def test_no_schedule_breaks_the_promises(seed: int) -> None:
                 elif choice == 1:
                     control.unpin(name)
                 elif not control.plan.resident(name).is_pinned:
-                    await control.unload(name, Reason.EVICTION)
+                    await control.unload(name, UnloadReason.EVICTION)
             for name in NAMES[:3]:
                 control.unpin(name)
 
@@ -158,7 +160,7 @@ def test_a_failed_load_fails_every_caller_and_pauses() -> None:
     assert ["a: model 'a' cannot be loaded: model a is broken"] * 6 == simulate(run)
 
 
-def test_a_load_goes_on_after_its_callers_have_left() -> None:
+def test_a_load_continues_after_its_callers_have_left() -> None:
     """The wait has a limit; the load has none of it."""
     server = LoadingServer(["a"], 5.0)
 

@@ -29,11 +29,11 @@ from gateway.ir.errors import (
 )
 from gateway.routing.residency.plan import (
     Actions,
-    Phase,
+    ModelPhase,
     PlanRules,
-    Reason,
     ResidencyPlan,
     Resident,
+    UnloadReason,
 )
 from gateway.telemetry.error_texts import error_text
 
@@ -53,7 +53,7 @@ _UNLOADING_CAP_S: Final = 0.5
 class ModelServer(Protocol):
     """What holds the models: an upstream's endpoint, or the gateway itself."""
 
-    async def index(self) -> Mapping[str, Phase]:
+    async def index(self) -> Mapping[str, ModelPhase]:
         """Return the models of its repository, and what they are doing."""
 
     async def load(self, name: str, parameters: LoadParameters, /) -> None:
@@ -156,7 +156,7 @@ class ResidencyController:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._read_at: float | None = None
-        self._seen: Mapping[str, Phase] = {}
+        self._seen: Mapping[str, ModelPhase] = {}
         self._index_lock = asyncio.Lock()
         self._is_changing = asyncio.Event()
         self._has_advanced = asyncio.Event()
@@ -224,7 +224,7 @@ class ResidencyController:
             await self._look_for(name)
         if name not in self.models:
             raise ModelNotFound(
-                f"model {name!r} is unknown: the repository of {self.name!r} does not have it",
+                f"model {name!r} is unknown: the repository of the server does not have it",
                 model=ref,
             )
         if not self._waits.allow(name) and not self._is_or_was_requested(name):
@@ -235,7 +235,7 @@ class ResidencyController:
 
     def _is_or_was_requested(self, name: str) -> bool:
         found = self.plan.models.get(name)
-        return found is not None and (found.is_pinned or found.phase is not Phase.ABSENT)
+        return found is not None and (found.is_pinned or found.phase is not ModelPhase.ABSENT)
 
     def is_loadable(self, name: str) -> bool:
         """Return whether a load of the model would be tried now."""
@@ -247,13 +247,12 @@ class ResidencyController:
         async with self._index_lock:
             is_recent = self._read_at is not None and self._clock() < self._read_at + _UNREAD_S
             if name not in self.models and not is_recent:
-                await self.read_index()
-                self.advance()
+                await self._look()
 
     async def _wait(self, name: str, ref: ModelRef | None) -> Resident:
         now, waits = self._clock(), self._waits
         known = self.plan.resident(name)
-        if now < known.failed_until and known.phase is Phase.ABSENT:
+        if now < known.failed_until and known.phase is ModelPhase.ABSENT:
             raise LoadFailed(known.failure, model=ref)
         if not self.plan.fits(name):
             raise LoadFailed(
@@ -263,7 +262,7 @@ class ResidencyController:
             )
         if self._callers() >= waits.queued:
             raise Overloaded(
-                f"{waits.queued} calls wait for models of {self.name!r} (residency.queued)",
+                f"{waits.queued} calls wait for models already (residency.queued)",
                 model=ref,
                 limit="residency.queued",
             )
@@ -301,7 +300,7 @@ class ResidencyController:
     def want(self, name: str) -> None:
         """Load a model that is absent, though nobody waits for it."""
         model = self.plan.resident(name)
-        if model.phase is Phase.ABSENT and self._clock() >= model.failed_until:
+        if model.phase is ModelPhase.ABSENT and self._clock() >= model.failed_until:
             self.plan.wait(name, self._clock(), callers=0)
             self.advance()
 
@@ -326,11 +325,11 @@ class ResidencyController:
         finally:
             self._parameters.pop(name, None)
 
-    async def unload(self, name: str, reason: Reason) -> None:
+    async def unload(self, name: str, reason: UnloadReason) -> None:
         """Unload a model when its running calls have ended; return when the server has done it."""
         model = self.plan.evict(name, reason, self._clock())
         self.advance()
-        while model.phase in {Phase.DRAINING, Phase.UNLOADING} and model.reason is reason:
+        while model.phase in {ModelPhase.DRAINING, ModelPhase.UNLOADING} and model.reason is reason:
             await self._has_advanced.wait()
 
     def pin(self, name: str) -> None:
@@ -393,7 +392,7 @@ class ResidencyController:
         began = self._clock()
         try:
             phase = await self._phase_before_load(model)
-            if phase is Phase.ABSENT:
+            if phase is ModelPhase.ABSENT:
                 parameters = self._parameters.get(model.name, {})
                 async with asyncio.timeout(self._waits.load_timeout_s):
                     await self._server.load(model.name, parameters)
@@ -401,12 +400,12 @@ class ResidencyController:
             self._fail(model, error, began)
         else:
             if phase is None:
-                self.plan.put_back(model, Phase.ABSENT, self._clock())
-            elif phase in {Phase.LOADING, Phase.UNLOADING}:  # by another gateway
+                self.plan.put_back(model, ModelPhase.ABSENT, self._clock())
+            elif phase in {ModelPhase.LOADING, ModelPhase.UNLOADING}:  # by another gateway
                 self.plan.put_back(model, phase, self._clock())
                 self._is_changing.set()
             else:
-                self._finish(model, began, is_own=phase is Phase.ABSENT)
+                self._finish(model, began, is_own=phase is ModelPhase.ABSENT)
         self.advance()
 
     def _finish(self, model: Resident, began: float, *, is_own: bool) -> None:
@@ -417,12 +416,12 @@ class ResidencyController:
             self._is_changing.set()  # another gateway may have loaded one at the same time
         self._grant(self.plan.loaded(model, now))
 
-    async def _phase_before_load(self, model: Resident) -> Phase | None:
+    async def _phase_before_load(self, model: Resident) -> ModelPhase | None:
         """Return what the model is doing at its server; None if there is no room any more."""
         await self.read_index()
-        phase = self._seen.get(model.name, Phase.ABSENT)
+        phase = self._seen.get(model.name, ModelPhase.ABSENT)
         is_full = self.plan.held() > self._rules.room
-        return None if phase is Phase.ABSENT and is_full else phase
+        return None if phase is ModelPhase.ABSENT and is_full else phase
 
     def _fail(self, model: Resident, error: GatewayError | TimeoutError, began: float) -> None:
         now = self._clock()
@@ -459,7 +458,7 @@ class ResidencyController:
     async def _after_failed_unload(self, model: Resident) -> None:
         with suppress(GatewayError):
             await self.read_index()
-            if self._seen.get(model.name, Phase.ABSENT) is not Phase.LOADED:
+            if self._seen.get(model.name, ModelPhase.ABSENT) is not ModelPhase.LOADED:
                 self.plan.unloaded(model, self._clock())
                 return
         await asyncio.sleep(_UNREAD_S)
@@ -470,7 +469,7 @@ class ResidencyController:
         pause_s = _UNLOADING_S
         while True:
             await self.read_index()
-            if self._seen.get(model.name, Phase.ABSENT) is Phase.ABSENT:
+            if self._seen.get(model.name, ModelPhase.ABSENT) is ModelPhase.ABSENT:
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _UNLOADING_CAP_S)
@@ -491,14 +490,28 @@ class ResidencyController:
 
     async def is_gone(self, model: Resident) -> bool:
         """Return whether the server holds a model no longer, though nobody here unloaded it."""
-        if model.phase is not Phase.LOADED:
+        if model.phase is not ModelPhase.LOADED:
             return True
         try:
-            await self.read_index()
+            await self._look()
         except GatewayError:
             return False
+        return model.phase is not ModelPhase.LOADED
+
+    async def _look(self) -> None:
+        """Read the index beside the regular times."""
+        await self.read_index()
         self.advance()
-        return model.phase is not Phase.LOADED
+        if self._are_others_busy:
+            self._is_changing.set()
+
+    @property
+    def _are_others_busy(self) -> bool:
+        """Whether another gateway loads or unloads a model."""
+        return any(
+            each.phase in {ModelPhase.LOADING, ModelPhase.UNLOADING} and not each.is_own
+            for each in self.plan.models.values()
+        )
 
     async def _watch(self) -> None:
         while True:
@@ -509,11 +522,7 @@ class ResidencyController:
                 delay_s = _UNREAD_S
             else:
                 self.advance()
-                is_changing = any(
-                    each.phase in {Phase.LOADING, Phase.UNLOADING} and not each.is_own
-                    for each in self.plan.models.values()
-                )
-                delay_s = _CHANGING_S if is_changing else _INDEX_S
+                delay_s = _CHANGING_S if self._are_others_busy else _INDEX_S
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
                     await self._is_changing.wait()

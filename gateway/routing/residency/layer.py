@@ -32,10 +32,11 @@ from gateway.ir.errors import ErrorCode, GatewayError, ModelNotFound, NotSent, U
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.streams import close_stream
-from gateway.routing.endpoints import PLACEMENT, Endpoint, Endpoints
+from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.placement import PLACEMENT
 from gateway.routing.residency.controller import ResidencyController
 from gateway.routing.residency.meters import EndpointMeters
-from gateway.routing.residency.plan import Phase, Reason, Resident
+from gateway.routing.residency.plan import ModelPhase, Resident, UnloadReason
 from gateway.routing.residency.server import EndpointServer
 from gateway.routing.residency.settings import RESIDENCY
 from gateway.routing.sequence_affinity import SequenceKey, rendezvous_order
@@ -200,7 +201,7 @@ class Residency:
             return await self.send(call)
         plan = only.controller.plan
         found = plan.models.get(model.name)
-        if found is None or found.phase is not Phase.LOADED:
+        if found is None or found.phase is not ModelPhase.LOADED:
             return await self.send(call)
         plan.turn = found.turn = plan.turn + 1
         found.uses += 1
@@ -261,7 +262,7 @@ class Residency:
     def _has_others(self, call: Call[Any], held: Held, tried: set[Endpoint]) -> bool:
         if _has_begun(call):
             return False
-        others = set(self._available(tried)) - {held.home.endpoint}
+        others = set(self._available(held.model.name, tried)) - {held.home.endpoint}
         return bool(others)
 
     async def _acquire(
@@ -282,7 +283,7 @@ class Residency:
     async def _hold(self, model: ModelRef, tried: Iterable[Endpoint] = ()) -> Held:
         name = model.name
         homes = self._homes_of(name, tried)
-        loaded = [home for home in homes if _phase(home, name) is Phase.LOADED]
+        loaded = [home for home in homes if _phase(home, name) is ModelPhase.LOADED]
         if len(loaded) > 1:
             loaded.sort(key=lambda home: home.endpoint.pending)
         for home in homes if loaded else ():
@@ -300,7 +301,7 @@ class Residency:
         if len(endpoints) == 1:
             return [self._home(endpoints[0])]
         ranked = self._order(name)
-        available = set(self._available(tried))
+        available = set(self._available(name, tried))
         chosen = [each for each in ranked if each in available][: self._copies(name)]
         if not chosen:
             raise Unavailable(f"upstream {self._endpoints.name!r} has no endpoint for calls")
@@ -320,8 +321,8 @@ class Residency:
                 self._ranked[name] = ranked
         return ranked
 
-    def _available(self, tried: Iterable[Endpoint]) -> list[Endpoint]:
-        candidates = self._endpoints.candidates()
+    def _available(self, name: str, tried: Iterable[Endpoint]) -> list[Endpoint]:
+        candidates = self._endpoints.candidates(self._clock(), name)
         return [each for each in candidates if each not in tried]
 
     def _forget_removed(self, endpoints: tuple[Endpoint, ...]) -> None:
@@ -344,7 +345,7 @@ class Residency:
             return None
         found.used_at = self._clock()
         self._sequences[key] = found
-        found.held.model.uses += 1
+        found.held.home.controller.plan.use(found.held.model)
         return found.held
 
     async def _begin_sequence(
@@ -420,7 +421,7 @@ class Residency:
     async def _ready(self, call: ModelReadyRequest, model: ModelRef) -> bool:
         """Return whether an inference of the model would be served."""
         home = self._homes_of(model.name)[0]
-        if _phase(home, model.name) is Phase.LOADED:
+        if _phase(home, model.name) is ModelPhase.LOADED:
             token = PLACEMENT.set(home.endpoint)
             try:
                 return await self._inner(call)
@@ -440,20 +441,28 @@ class Residency:
         await asyncio.gather(*loads)
         self._forget_descriptions(model.name)
 
+    async def load_at(self, endpoint: Endpoint, call: ModelLoadRequest, /) -> None:
+        """Load a model at one endpoint, or load it again."""
+        model = call.model
+        if model is not None:
+            controller = self._home(endpoint).controller
+            await controller.load(model.name, call.parameters, model)
+            self._forget_descriptions(model.name)
+
     async def _unload(self, model: ModelRef) -> None:
         """Unload a model everywhere, when its running calls have ended."""
         self._forget_descriptions(model.name)
         for home in self.homes():
             home.controller.plan.unpin(model.name)
-        await self.evict(model.name, Reason.REQUEST)
+        await self.evict(model.name, UnloadReason.REQUEST)
 
-    async def evict(self, name: str, reason: Reason = Reason.EVICTION) -> None:
+    async def evict(self, name: str, reason: UnloadReason = UnloadReason.EVICTION) -> None:
         """Unload a model at every endpoint, when its running calls have ended."""
         await asyncio.gather(*(home.controller.unload(name, reason) for home in self.homes()))
 
     async def _index(self, call: RepositoryIndexRequest) -> tuple[RepositoryEntry, ...]:
         """Return the models of all endpoints; of equal ones, the entry of the readiest."""
-        endpoints = self._endpoints.candidates()
+        endpoints = self._endpoints.candidates(self._clock())
         if len(endpoints) <= 1:
             return await self._inner(call)
         results = await asyncio.gather(
@@ -553,9 +562,9 @@ def _has_begun(call: Call[Any]) -> bool:
     return body is not None and body.is_started
 
 
-def _phase(home: Home, name: str) -> Phase:
+def _phase(home: Home, name: str) -> ModelPhase:
     found = home.controller.plan.models.get(name)
-    return Phase.ABSENT if found is None else found.phase
+    return ModelPhase.ABSENT if found is None else found.phase
 
 
 def _by_model(
@@ -600,7 +609,7 @@ def _build(inner: Entries, at: LayerContext) -> Service | None:
     return residency
 
 
-LAYER: Final = Layer(
+RESIDENCY_LAYER: Final = Layer(
     "Residency",
     "loads the models that calls need, and unloads others, if `residency` is set",
     "upstream",

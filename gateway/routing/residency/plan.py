@@ -16,7 +16,7 @@ _STUCK: Final = 10.0
 """Multiple of `drain_after` after which a model that does not end its calls has a successor."""
 
 
-class Phase(enum.Enum):
+class ModelPhase(enum.Enum):
     """What a model is doing at its server."""
 
     ABSENT = "absent"
@@ -26,15 +26,17 @@ class Phase(enum.Enum):
     UNLOADING = "unloading"
 
 
-HELD: Final = frozenset({Phase.LOADING, Phase.LOADED, Phase.DRAINING, Phase.UNLOADING})
+HELD: Final = frozenset(
+    {ModelPhase.LOADING, ModelPhase.LOADED, ModelPhase.DRAINING, ModelPhase.UNLOADING}
+)
 """Phases in which a model needs room."""
 
 
-STATES: Final = (*(each.value for each in Phase if each in HELD), "failed")
+STATES: Final = (*(each.value for each in ModelPhase if each in HELD), "failed")
 """States of models that metrics show."""
 
 
-class Reason(enum.Enum):
+class UnloadReason(enum.Enum):
     """Why a model is unloaded."""
 
     ROOM = "room"
@@ -67,7 +69,7 @@ class Resident:
 
     name: str
     cost: int
-    phase: Phase = Phase.ABSENT
+    phase: ModelPhase = ModelPhase.ABSENT
     uses: int = 0
     callers: int = 0
     turn: int = 0
@@ -79,7 +81,7 @@ class Resident:
     changed_at: float = -math.inf
     failed_until: float = -math.inf
     failure: str = ""
-    reason: Reason = Reason.ROOM
+    reason: UnloadReason = UnloadReason.ROOM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +155,7 @@ class ResidencyPlan:
 
     def is_affected(self, model: Resident) -> bool:
         """Return whether the end of the last call of *model* may change the plan."""
-        return bool(self._queue) or model.phase is Phase.DRAINING
+        return bool(self._queue) or model.phase is ModelPhase.DRAINING
 
     def held(self) -> int:
         """Return the room in use."""
@@ -172,12 +174,13 @@ class ResidencyPlan:
     def acquire(self, name: str) -> Resident | None:
         """Return the model with a reference more; None if it is not loaded."""
         found = self.models.get(name)
-        if found is None or found.phase is not Phase.LOADED:
+        if found is None or found.phase is not ModelPhase.LOADED:
             return None
-        self._use(found, 1)
+        self.use(found)
         return found
 
-    def _use(self, model: Resident, uses: int) -> None:
+    def use(self, model: Resident, uses: int = 1) -> None:
+        """Give a model references that it need not be loaded for, such as those of a sequence."""
         model.uses += uses
         self.turn += 1
         model.turn = self.turn
@@ -218,10 +221,10 @@ class ResidencyPlan:
         """Let a model be evicted."""
         self.resident(name).is_pinned = False
 
-    def evict(self, name: str, reason: Reason, now: float) -> Resident:
+    def evict(self, name: str, reason: UnloadReason, now: float) -> Resident:
         """Unload a model as soon as its running calls have ended; it gets no others."""
         model = self.resident(name)
-        if model.phase in {Phase.LOADED, Phase.DRAINING}:
+        if model.phase in {ModelPhase.LOADED, ModelPhase.DRAINING}:
             self._drain(model, reason, now)
         return model
 
@@ -230,7 +233,7 @@ class ResidencyPlan:
     def loaded(self, model: Resident, now: float) -> Actions:
         """Note that a model is loaded; its callers get references."""
         model.failure = ""
-        self._enter(model, Phase.LOADED, now)
+        self._enter(model, ModelPhase.LOADED, now)
         model.idle_since = now
         return self._grant(model)
 
@@ -238,7 +241,7 @@ class ResidencyPlan:
         callers, model.callers = model.callers, 0
         model.is_wanted = False
         self._dequeue(model)
-        self._use(model, callers)
+        self.use(model, callers)
         return Actions(grants=[(model, callers)] if callers else [])
 
     def failed(self, model: Resident, reason: str, now: float) -> None:
@@ -248,9 +251,9 @@ class ResidencyPlan:
         model.callers = 0
         model.is_wanted = False
         self._dequeue(model)
-        self._enter(model, Phase.ABSENT, now)
+        self._enter(model, ModelPhase.ABSENT, now)
 
-    def put_back(self, model: Resident, phase: Phase, now: float) -> None:
+    def put_back(self, model: Resident, phase: ModelPhase, now: float) -> None:
         """Note that a load has not begun; it is the next one.
 
         Args:
@@ -264,17 +267,17 @@ class ResidencyPlan:
 
     def unloaded(self, model: Resident, now: float) -> None:
         """Note that the server holds a model no longer."""
-        self._enter(model, Phase.ABSENT, now)
+        self._enter(model, ModelPhase.ABSENT, now)
 
     def kept(self, model: Resident, now: float) -> Actions:
         """Note that an unload failed, so that the model is still loaded."""
-        self._enter(model, Phase.LOADED, now)
+        self._enter(model, ModelPhase.LOADED, now)
         return self._grant(model)
 
-    def _enter(self, model: Resident, phase: Phase, now: float) -> None:
+    def _enter(self, model: Resident, phase: ModelPhase, now: float) -> None:
         model.phase, model.changed_at, model.is_own = phase, now, False
 
-    def observe(self, found: Mapping[str, Phase], asked_at: float, now: float) -> Actions:
+    def observe(self, found: Mapping[str, ModelPhase], asked_at: float, now: float) -> Actions:
         """Note what the server has told about its models; others load and unload too.
 
         Args:
@@ -284,18 +287,21 @@ class ResidencyPlan:
         """
         actions = Actions()
         for name in found.keys() | self.models.keys():
-            seen = found.get(name, Phase.ABSENT)
-            if seen is Phase.ABSENT and name not in self.models:
+            seen = found.get(name, ModelPhase.ABSENT)
+            if seen is ModelPhase.ABSENT and name not in self.models:
                 continue
             model = self.resident(name)
             if model.is_own or model.changed_at > asked_at or model.phase is seen:
                 continue
-            if seen is Phase.LOADED:
-                if model.phase is not Phase.DRAINING:
+            if seen is ModelPhase.LOADED:
+                if model.phase is not ModelPhase.DRAINING:
                     actions.grants += self.loaded(model, now).grants
-            elif seen is not Phase.LOADING or model.phase in {Phase.ABSENT, Phase.UNLOADING}:
+            elif seen is not ModelPhase.LOADING or model.phase in {
+                ModelPhase.ABSENT,
+                ModelPhase.UNLOADING,
+            }:
                 self._enter(model, seen, now)
-                if seen is Phase.ABSENT and (model.callers or model.is_wanted):
+                if seen is ModelPhase.ABSENT and (model.callers or model.is_wanted):
                     self._queue.setdefault(name)
         return actions
 
@@ -319,7 +325,7 @@ class ResidencyPlan:
             slots -= 1
             if model.cost <= free:
                 free -= model.cost
-                self._enter(model, Phase.LOADING, now)
+                self._enter(model, ModelPhase.LOADING, now)
                 model.is_own = True
                 actions.loads.append(model)
                 continue
@@ -341,12 +347,12 @@ class ResidencyPlan:
         times: list[float] = []
         for name in self._queue:
             model = self.models[name]
-            if model.phase is Phase.ABSENT:
+            if model.phase is ModelPhase.ABSENT:
                 times.append(model.since + self._rules.drain_after_s)
         for model in self.models.values():
-            if model.phase is Phase.DRAINING:
+            if model.phase is ModelPhase.DRAINING:
                 times.append(model.changed_at + self._patience_s)
-            elif model.is_pinned and model.phase is Phase.ABSENT:
+            elif model.is_pinned and model.phase is ModelPhase.ABSENT:
                 times.append(model.failed_until)
             elif self._may_leave(model) and self._rules.idle_s < math.inf:
                 times.append(model.idle_since + self._rules.idle_s)
@@ -357,36 +363,38 @@ class ResidencyPlan:
         return self._rules.drain_after_s * _STUCK
 
     def _own_loads(self) -> int:
-        return sum(each.phase is Phase.LOADING and each.is_own for each in self.models.values())
+        return sum(
+            each.phase is ModelPhase.LOADING and each.is_own for each in self.models.values()
+        )
 
     def _coming(self, now: float) -> int:
         """Return the room that becomes free soon."""
         return sum(
             each.cost
             for each in self.models.values()
-            if each.phase is Phase.UNLOADING
-            or (each.phase is Phase.DRAINING and now < each.changed_at + self._patience_s)
+            if each.phase is ModelPhase.UNLOADING
+            or (each.phase is ModelPhase.DRAINING and now < each.changed_at + self._patience_s)
         )
 
     def _absent(self, now: float) -> Iterator[Resident]:
         """Yield the models to load, in order."""
         for model in self.models.values():
             is_due = model.is_pinned and now >= model.failed_until
-            if is_due and model.phase is Phase.ABSENT and model.name not in self._queue:
+            if is_due and model.phase is ModelPhase.ABSENT and model.name not in self._queue:
                 yield model
         for name in tuple(self._queue):
-            if self.models[name].phase is Phase.ABSENT:
+            if self.models[name].phase is ModelPhase.ABSENT:
                 yield self.models[name]
 
     def _may_leave(self, model: Resident) -> bool:
-        return model.phase is Phase.LOADED and not model.uses and not model.is_pinned
+        return model.phase is ModelPhase.LOADED and not model.uses and not model.is_pinned
 
     def _unload_idle(self, now: float, actions: Actions) -> None:
         if self._rules.idle_s == math.inf:
             return
         for model in self.models.values():
             if self._may_leave(model) and now >= model.idle_since + self._rules.idle_s:
-                self._unload(model, Reason.IDLE, now, actions)
+                self._unload(model, UnloadReason.IDLE, now, actions)
 
     def _make_room(self, lack: int, model: Resident | None, now: float, actions: Actions) -> int:
         """Unload or drain the least recently used models; return the room that becomes free.
@@ -407,30 +415,30 @@ class ResidencyPlan:
             in_use = (
                 each
                 for each in by_use
-                if each.phase is Phase.LOADED and each.uses and not each.is_pinned
+                if each.phase is ModelPhase.LOADED and each.uses and not each.is_pinned
             )
             busy = list(_enough(in_use, lack - idle_room))
         for each in idle:
-            self._unload(each, Reason.ROOM, now, actions)
+            self._unload(each, UnloadReason.ROOM, now, actions)
         for each in busy:
-            self._drain(each, Reason.ROOM, now)
+            self._drain(each, UnloadReason.ROOM, now)
         return idle_room + sum(each.cost for each in busy)
 
-    def _drain(self, model: Resident, reason: Reason, now: float) -> None:
+    def _drain(self, model: Resident, reason: UnloadReason, now: float) -> None:
         model.reason = reason
-        if model.phase is not Phase.DRAINING:
-            self._enter(model, Phase.DRAINING, now)
+        if model.phase is not ModelPhase.DRAINING:
+            self._enter(model, ModelPhase.DRAINING, now)
 
-    def _unload(self, model: Resident, reason: Reason, now: float, actions: Actions) -> None:
+    def _unload(self, model: Resident, reason: UnloadReason, now: float, actions: Actions) -> None:
         model.reason = reason
-        self._enter(model, Phase.UNLOADING, now)
+        self._enter(model, ModelPhase.UNLOADING, now)
         model.is_own = True
         actions.unloads.append(model)
 
     def _resume(self, spare: int, now: float, actions: Actions) -> None:
         """Let models get calls again that need not be unloaded any more."""
         for model in sorted(self.models.values(), key=lambda each: -each.turn):
-            if model.phase is not Phase.DRAINING or model.reason is not Reason.ROOM:
+            if model.phase is not ModelPhase.DRAINING or model.reason is not UnloadReason.ROOM:
                 continue
             is_stuck = now >= model.changed_at + self._patience_s
             if model.uses and (model.is_pinned or (is_stuck and not self._queue)):
@@ -441,7 +449,7 @@ class ResidencyPlan:
 
     def _unload_drained(self, now: float, actions: Actions) -> None:
         for model in self.models.values():
-            if model.phase is Phase.DRAINING and not model.uses:
+            if model.phase is ModelPhase.DRAINING and not model.uses:
                 self._unload(model, model.reason, now, actions)
 
 
@@ -457,10 +465,10 @@ def _enough(models: Iterable[Resident], room: int) -> Iterator[Resident]:
 def counts(models: Iterable[Resident], now: float) -> dict[str, int]:
     """Return the number of models in each state that metrics show."""
     found = dict.fromkeys(
-        (*(each.value for each in Phase if each is not Phase.ABSENT), "failed"), 0
+        (*(each.value for each in ModelPhase if each is not ModelPhase.ABSENT), "failed"), 0
     )
     for model in models:
-        if model.phase is not Phase.ABSENT:
+        if model.phase is not ModelPhase.ABSENT:
             found[model.phase.value] += 1
         elif now < model.failed_until:
             found["failed"] += 1

@@ -14,30 +14,30 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.routing.endpoints import Endpoint
-from gateway.routing.residency.plan import Phase
+from gateway.routing.residency.plan import ModelPhase
 
 _TIMEOUT_S: Final = 5.0
 """Longest time of a question for the index."""
 _UNLOAD_S: Final = 30.0
 
-_PHASES: Final[Mapping[ModelState, Phase]] = MappingProxyType(
+_PHASES: Final[Mapping[ModelState, ModelPhase]] = MappingProxyType(
     {
-        ModelState.READY: Phase.LOADED,
-        ModelState.LOADING: Phase.LOADING,
-        ModelState.UNLOADING: Phase.UNLOADING,
+        ModelState.READY: ModelPhase.LOADED,
+        ModelState.LOADING: ModelPhase.LOADING,
+        ModelState.UNLOADING: ModelPhase.UNLOADING,
     }
 )
-_ORDER: Final = (Phase.LOADED, Phase.LOADING, Phase.UNLOADING)
+_ORDER: Final = (ModelPhase.LOADED, ModelPhase.LOADING, ModelPhase.UNLOADING)
 
 
-def phases(entries: Iterable[RepositoryEntry]) -> dict[str, Phase]:
+def phases(entries: Iterable[RepositoryEntry]) -> dict[str, ModelPhase]:
     """Return what the models of an index are doing; of versions, what needs most."""
-    found: dict[str, Phase] = {}
+    found: dict[str, ModelPhase] = {}
     for entry in entries:
-        phase = _PHASES.get(entry.state, Phase.ABSENT)
-        other = found.get(entry.name, Phase.ABSENT)
+        phase = _PHASES.get(entry.state, ModelPhase.ABSENT)
+        other = found.get(entry.name, ModelPhase.ABSENT)
         both = {phase, other}
-        found[entry.name] = next((each for each in _ORDER if each in both), Phase.ABSENT)
+        found[entry.name] = next((each for each in _ORDER if each in both), ModelPhase.ABSENT)
     return found
 
 
@@ -63,7 +63,7 @@ class EndpointServer:
     def _context(self, timeout_s: float) -> Context:
         return Context(deadline=self._clock() + timeout_s)
 
-    async def index(self) -> Mapping[str, Phase]:
+    async def index(self) -> Mapping[str, ModelPhase]:
         """Return the models of the repository, and what they are doing."""
         call = RepositoryIndexRequest(context=self._context(_TIMEOUT_S))
         entries = await self._endpoint.service(call)

@@ -21,12 +21,12 @@ NEVER: Final = "never"
 
 def _parse_idle(value: object) -> object:
     if isinstance(value, str):
-        return math.inf if value == NEVER else parse_duration(value)
+        return None if value == NEVER else parse_duration(value)
     return value
 
 
 IdleTime = Annotated[
-    float,
+    float | None,
     BeforeValidator(_parse_idle),
     field_schema("duration or `never`", "string", "10m", NEVER),
 ]
@@ -50,7 +50,7 @@ class ResidencyConfig(Model):
     """Models that are loaded at the start, and never unloaded for others. Default: `[]`."""
     allow: Names = ("*",)
     """Patterns of the names of models that calls may load. Others are served while they are loaded.
-    Default: `[*]`."""
+    Default: `["*"]`."""
     copies: Annotated[int, Field(ge=1)] | Mapping[Text, Annotated[int, Field(ge=1)]] = 1
     """Number of endpoints that hold a model, or numbers by patterns of names, of which the first
     that fits counts. Default: `1`."""
@@ -66,7 +66,7 @@ class ResidencyConfig(Model):
     drain_after: Duration = 1.0
     """Wait of a call, while all models are in use, after which the least recently used one gets no
     new calls and is unloaded at the end of those that run. Default: `1s`."""
-    idle: IdleTime = math.inf
+    idle: IdleTime = None
     """Time without calls after which a model is unloaded. Default: `never`."""
     retry_failed: Duration = 10.0
     """Pause after a load that failed. Calls of the model fail meanwhile. Default: `10s`."""
@@ -103,7 +103,7 @@ class ResidencyConfig(Model):
             cost=self.cost_of,
             loads=self.loads,
             drain_after_s=self.drain_after,
-            idle_s=self.idle,
+            idle_s=math.inf if self.idle is None else self.idle,
             retry_failed_s=self.retry_failed,
         )
 
