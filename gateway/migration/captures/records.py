@@ -43,9 +43,10 @@ from gateway.migration.captures.privacy import Hasher, Payload, Privacy, least_p
 OK: Final = "ok"
 INPUT, OLD, NEW = "input", "old", "new"
 
-RAW, SLICED, ABSENT = "raw", "sliced", "absent"
+RAW, SLICED, ABSENT, JSON = "raw", "sliced", "absent", "json"
 """Forms of a tensor: elements in wire form; a slice of elements whose end only the model knows, of
-which the first has all bytes; elements that were not in the message."""
+which the first has all bytes; elements that were not in the message; elements as a JSON list, only
+in records that may lack elements."""
 
 
 INVALID_VALUES: Final = (KeyError, TypeError, ValueError, IndexError, RecursionError)
@@ -490,8 +491,11 @@ def _content_of(
     form, payload = _FORMS.get(type(tensor.data), RAW), privacy.of_tensor(tensor.name)
     declared = None
     if form == ABSENT:
-        if privacy.reads_elements:
+        if privacy.reads_elements and not privacy.can_lack_elements:
             raise MissingElements(_MISSING[type(tensor.data)])
+        if privacy.reads_elements and isinstance(tensor.data, JsonItemsData):
+            text = b"[%b]" % b",".join(tensor.data.values)
+            return JSON, None, len(text), None, text
         payload = "none"
     if isinstance(tensor.data, SlicedData):
         payload, declared = _payload_of_slices(tensors, privacy), tensor.data.declared_bytes
