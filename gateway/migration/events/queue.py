@@ -211,7 +211,7 @@ class SinkQueue:
         while self._ready and self._may_send(now):
             count = min(self._options.batch, len(self._ready))
             batch = [self._take() for _ in range(count)]
-            task = asyncio.create_task(self._attempt(batch))
+            task = asyncio.create_task(self._attempt(batch, self._rounds))
             self._tasks[task] = batch
         self._set_timer(now)
 
@@ -240,8 +240,7 @@ class SinkQueue:
 
     # -- one attempt
 
-    async def _attempt(self, batch: list[QueuedEvent]) -> None:
-        rounds = self._rounds
+    async def _attempt(self, batch: list[QueuedEvent], rounds: int) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # it runs as a task
         try:
