@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.config.models import Config, LifecycleConfig, ModelConfig, UpstreamConfig
 from gateway.config.routes import MatchConfig, RetryConfig, RouteConfig, TargetConfig
-from gateway.migration.mirror.sampling import SHADOW_HEADER
+from gateway.migration.captures.sampling import SHADOW_HEADER
 from gateway.migration.targets import LiveMigration, live_migrations
 
 OLD: Final = "old"
