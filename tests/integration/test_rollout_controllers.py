@@ -75,14 +75,14 @@ class AnalysisRun:
         failure = self._eval_condition(result, self.metric["failureCondition"])
         if failure:
             return "Failed"
-        if not failure and not success:
+        if not success:  # and no failure
             return "Inconclusive"
         return "Successful"
 
     def _eval_condition(self, result: str, condition: str) -> bool:
         name, operator, expected = condition.split()
         assert (name, operator) == ("result", "==")
-        return result == json.loads(expected)
+        return result == str(json.loads(expected))
 
     def _assess_metric_status(self) -> str:
         """`assessMetricStatus`, of a run that nobody terminates."""
