@@ -161,6 +161,9 @@ class ListenerConfig(Model):
     their client is `anonymous`, and wrong credentials are refused. `off`: no credential is read.
     Default: `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client
     has `certificates` or `unix_users`; else `off`."""
+    metrics: bool = False
+    """Whether `/metrics` is served here, too, for platforms that know one port of a container.
+    Default: `false`."""
     cors: CorsConfig | None = None
     """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
     refuse their requests."""
