@@ -328,7 +328,7 @@ class UpstreamConfig(Model):
     """URL of the metrics page of the server; with `urls` a list, one for each address. It adds to
     the metrics of `telemetry.metrics.compat` why requests failed and how many wait. It is read when
     the metrics page of the gateway is read. With `resolve: all` the page of each address is read.
-    Default: none."""
+    Default: `[]`."""
     outlier_detection: OutlierDetectionConfig | Off = OutlierDetectionConfig()
     """When an address whose calls fail gets no calls for a while. It concerns upstreams with
     several addresses. `false` switches it off. Default: the values of its keys."""

@@ -2,75 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import grpc
 import pytest
-import yaml
 
 from gateway.migration.importers.model_folder import NoModels, models_in
-from tests.integration import cli_kit, fork_server
-from tests.integration.cli_kit import Running, get, started
+from tests.integration import cli_kit
+from tests.integration.cli_kit import get
 from tests.integration.http2_kit import h2_client
-from tests.unit.backends.onnx_models import ELEMENT_TYPES, model
+from tests.integration.kserve_kit import BODY, CONFIG, ONNX, free_port, rendered, serving
 
 pytestmark = pytest.mark.timeout(120)
-
-DEPLOY = Path(__file__).parents[2] / "deploy" / "kserve"
-NAME = "main.http+grpc"
-ONNX = model(
-    [("Add", ["X", "X"], ["Y"])],
-    [("X", ELEMENT_TYPES["FP32"], ["batch", 2])],
-    [("Y", ELEMENT_TYPES["FP32"], ["batch", 2])],
-)
-BODY = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}]}
-CONFIG = """
-name: "other"
-backend: "onnxruntime"
-max_batch_size: 8
-input [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] } ]
-"""
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
-
-
-def rendered(file: str, name: str, **values: str) -> list[str]:
-    """Return the arguments of the container as KServe renders them, with other ports and folders."""
-    document = yaml.safe_load((DEPLOY / file).read_text())
-    spec = document["spec"]
-    for key in ("transformer", "predictor"):
-        if "containers" in spec.get(key, {}):
-            spec = spec[key]
-            break
-    (words,) = [each["args"] for each in spec["containers"] if each["name"] == "kserve-container"]
-    found = [word.replace("{{.Name}}", name) for word in words]
-    for key, value in values.items():
-        option = f"--{key}="
-        found = [each for each in found if not each.startswith(option)] + [f"{option}{value}"]
-    return found
-
-
-@contextmanager
-def serving(*words: str) -> Iterator[Running]:
-    """Run a command line, and wait until it listens."""
-    stderr, writer = os.pipe()
-    with open(os.devnull, "wb") as nothing:  # noqa: PTH123  # no path
-        process = fork_server.start(words, nothing.fileno(), writer)
-    os.close(writer)
-    with started(Running(process, os.fdopen(stderr))) as running:
-        yield running
 
 
 @pytest.fixture
@@ -133,7 +79,7 @@ def test_each_form_of_a_folder_has_its_models(tmp_path: Path, form: str) -> None
     assert names == models_in(folder, "digits").models.keys()
 
 
-def test_a_folder_without_a_model_says_what_is_expected(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     """An absent folder, an empty one, and one with several files have none."""
     with pytest.raises(NoModels, match="cannot be read: No such file"):
         models_in(tmp_path / "absent", "m")
@@ -217,7 +163,7 @@ def test_a_broken_model_is_tried_again_when_it_has_changed(tmp_path: Path, port:
     ("file", "protocol"),
     [("transformer.yaml", "v2"), ("transformer.yaml", "grpc-v2"), ("sidecar.yaml", "grpc-v2")],
 )
-def test_the_predictor_answers_behind_a_transformer(
+def test_a_transformer_calls_the_predictor(
     tmp_path: Path, port: int, file: str, protocol: str
 ) -> None:
     """Either protocol leads to the server that KServe names."""
