@@ -26,6 +26,7 @@ from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
+from gateway.app.metrics_page import Page
 from gateway.app.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
 from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound
 from gateway.app.process_parts import ProcessParts
@@ -78,6 +79,7 @@ class Gateway:
         drained: Endpoints that get no calls, as "UPSTREAM/ENDPOINT".
         setups: What the leading process gives the parts of extensions.
         notify: Called with the name of an extension whose leading part is to decide soon.
+        page: Returns the metrics page of all processes; None if this is the only one.
 
     Attributes:
         parts: The parts of extensions in this process.
@@ -95,6 +97,7 @@ class Gateway:
         drained: AbstractSet[str] = frozenset(),
         setups: Setups = NO_SETUPS,
         notify: Callable[[str], None] = lambda _name: None,
+        page: Page | None = None,
     ) -> None:
         problems = check(loaded)
         if problems:
@@ -102,6 +105,7 @@ class Gateway:
         config = loaded.config
         self._slot = slot
         self._sockets = sockets
+        self._page = page or self.page
         self.metrics = Metrics(
             __version__,
             series=config.telemetry.metrics.series,
@@ -189,6 +193,7 @@ class Gateway:
             tracing=self._process.tracing,
             authenticator=self._access.authenticator,
             needs_client=self._access.needs_client,
+            page=self._page,
             load=process_usage(self._slot, self.metrics) if config.telemetry.metrics.orca else None,
         )
         self._listeners = [

@@ -14,7 +14,7 @@ import structlog
 from gateway.api.access import Authenticator
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
-from gateway.app import passthrough
+from gateway.app import metrics_page, passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.chains.tracing import Tracing
 from gateway.app.declarations import Declarations
@@ -307,6 +307,7 @@ class SharedResources:
         authenticator: Returns what names the clients of a listener; None if nobody asks.
         needs_client: Returns whether each request of a listener needs a credential.
         load: Returns the load that responses tell; None where they tell none.
+        page: Returns the metrics page.
     """
 
     metrics: Metrics
@@ -324,6 +325,7 @@ class SharedResources:
     authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
     needs_client: Callable[[str], bool] = lambda _listener: False
     load: Callable[[], Load] | None = None
+    page: metrics_page.Page | None = None
 
 
 def build_listener(
@@ -353,7 +355,7 @@ def build_listener(
     limits = _limits(config, can_cut_through=shared.can_cut_through)
     http_address = config.http or config.address
     serves_grpc = config.grpc is not None or config.address is not None
-    http: list[HttpMount] = []
+    http: list[HttpMount] = _metrics_mounts(config, shared)
     grpc: list[GrpcMount] = []
     described: list[DescribedProtocol] = []
     messages = message_limits(config.messages, limits.message_bytes)
@@ -568,6 +570,12 @@ def _mount(
 ) -> HttpMount:
     read_only = [each for each in prefixes if each.endswith(tuple(binding.read_only))]
     return HttpMount(prefixes, frontend, binding.root, frozenset(read_only), exact, binding.passed)
+
+
+def _metrics_mounts(config: ListenerConfig, shared: SharedResources) -> list[HttpMount]:
+    if not config.metrics or shared.page is None:
+        return []
+    return [HttpMount((metrics_page.PATH,), metrics_page.MetricsPage(shared.page))]
 
 
 def _cors_rules(config: ListenerConfig) -> CorsRules | None:

@@ -162,6 +162,9 @@ class ListenerConfig(Model):
     their client is `anonymous`, and wrong credentials are refused. `off`: no credential is read.
     Default: `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client
     has `certificates` or `unix_users`; else `off`."""
+    metrics: bool = False
+    """Whether `/metrics` is served here, too, for platforms that know one port of a container.
+    Default: `false`."""
     cors: CorsConfig | None = None
     """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
     refuse their requests."""
@@ -326,7 +329,7 @@ class UpstreamConfig(Model):
     """URL of the metrics page of the server; with `urls` a list, one for each address. It adds to
     the metrics of `telemetry.metrics.compat` why requests failed and how many wait. It is read when
     the metrics page of the gateway is read. With `resolve: all` the page of each address is read.
-    Default: none."""
+    Default: `[]`."""
     outlier_detection: OutlierDetectionConfig | Off = OutlierDetectionConfig()
     """When an address whose calls fail gets no calls for a while. It concerns upstreams with
     several addresses. `false` switches it off. Default: the values of its keys."""

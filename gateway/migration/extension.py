@@ -42,6 +42,7 @@ class MigrationExtension:
             "diff": f"{_COMMANDS}.replay:diff",
             "report": f"{_COMMANDS}.report:report",
             "cutover": f"{_COMMANDS}.cutover:cutover",
+            "kserve": f"{_COMMANDS}.kserve:kserve",
             "migration-demo": "gateway.migration.demo.command:migration_demo",
         }
     )

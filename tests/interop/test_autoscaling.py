@@ -55,9 +55,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Page
     with serving(str(path)) as gateway:
         call(gateway)
         first = page_of(gateway)
-        clients = [
-            threading.Thread(target=lambda: [call(gateway) for _ in range(20)]) for _ in range(4)
-        ]
+        clients = [threading.Thread(target=calls, args=(gateway,)) for _ in range(4)]
         for client in clients:
             client.start()
         for client in clients:
@@ -67,6 +65,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Page
 
 def call(gateway: Running) -> None:
     assert get(gateway.url("/v2/models/simple/infer"), BODY)[0] == 200
+
+
+def calls(gateway: Running) -> None:
+    for _ in range(20):
+        call(gateway)
 
 
 def page_of(gateway: Running) -> Page:

@@ -359,6 +359,7 @@ class Supervisor:
         except OSError as error:  # no memory, no descriptors, no more processes
             raise StartError(f"cannot start a worker process: {reason_of(error)}") from error
         self._workers[slot.number] = worker
+        worker.on_page = self.page
         if self.leading is not None:
             worker.on_notice = self.leading.on_notice
         if self._stopping.is_set():
@@ -434,9 +435,8 @@ class Supervisor:
             timeout_s = self.lifecycle.worker_timeout
             await asyncio.gather(*(watch.poll(timeout_s) for watch in self._serving.values()))
 
-    async def _update_metrics(self) -> None:
+    async def _update_metrics(self) -> None:  # one worker asks the servers, which all share
         workers = [self._workers[number] for number in self._replying()]
-        # One worker asks the servers, for all of them have the same ones.
         await asyncio.gather(*(each.update_metrics(asks=each is workers[0]) for each in workers))
         for worker in self._workers.values():
             self._totals.update(worker, worker.metrics, worker.counts)

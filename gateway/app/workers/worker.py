@@ -5,6 +5,8 @@ worker drains and exits at SIGTERM. If the supervisor exits, the worker drains t
 `pre_stop`: without the supervisor there is no readiness probe for load balancers.
 """
 
+from __future__ import annotations
+
 import asyncio
 import signal
 import socket
@@ -35,6 +37,7 @@ from gateway.telemetry.aggregation import snapshot
 log = structlog.get_logger(__name__)
 
 _FAILED = 1
+_PAGE_S: Final = 10.0
 
 
 def main() -> int:
@@ -67,6 +70,7 @@ def level_at_start(level: str, *, logs_warnings: bool) -> str:
 async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     stop = StopSignal(is_final=False)
     channel = await open_channel(sock)
+    pages = _Pages(channel)
     try:
         sockets = {
             address: socket.socket(fileno=number) for address, number in setup.sockets.items()
@@ -78,11 +82,12 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
             setup.drained,
             {name: part.open() for name, part in setup.parts.items()},
             lambda name: channel.send({"notice": name}),
+            pages.page,
         )
     except (ConfigError, StartError) as error:
         return await _report_failure(channel, error)
     on_reopen(gateway.reopen_logs)
-    requests = asyncio.create_task(_handle_requests(channel, gateway))
+    requests = asyncio.create_task(_handle_requests(channel, gateway, pages))
     start = asyncio.create_task(gateway.start())
     await asyncio.wait({start, requests}, return_when=asyncio.FIRST_COMPLETED)
     if not start.done():  # the supervisor has exited
@@ -107,13 +112,49 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     return 0
 
 
+class _Pages:
+    """Asks the supervisor for the metrics page, which has all workers.
+
+    Args:
+        channel: The channel to the supervisor.
+    """
+
+    def __init__(self, channel: WorkerChannel) -> None:
+        self._channel = channel
+        self._waiting: dict[int, asyncio.Future[tuple[bytes, str]]] = {}
+        self._last_number = 0
+
+    async def page(self, accept: str) -> tuple[bytes, str]:
+        """Return the page and its content type.
+
+        Raises:
+            TimeoutError: The supervisor does not reply.
+        """
+        self._last_number += 1
+        number = self._last_number
+        found: asyncio.Future[tuple[bytes, str]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = found
+        self._channel.send({"page": accept, "page_number": number})
+        try:
+            async with asyncio.timeout(_PAGE_S):
+                return await found
+        finally:
+            del self._waiting[number]
+
+    def received(self, message: Message) -> None:
+        """Return a page to whoever waits for it."""
+        found = self._waiting.get(message["page_number"])
+        if found is not None and not found.done():
+            found.set_result((message["text"].encode(), message["content_type"]))
+
+
 async def _report_failure(channel: WorkerChannel, error: Exception) -> int:
     channel.send({"failed": str(error)})
     await channel.close()
     return _FAILED
 
 
-async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
+async def _handle_requests(channel: WorkerChannel, gateway: Gateway, pages: _Pages) -> None:
     """Reply to the supervisor's requests until it exits."""
     tasks: set[asyncio.Task[None]] = set()
     while (message := await channel.receive()) is not None:
@@ -125,6 +166,9 @@ async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
             continue
         if message["request"] == "reopen_logs":
             gateway.reopen_logs()
+            continue
+        if message["request"] == "page":
+            pages.received(message)
             continue
         if message["request"] == "ready":
             reply: dict[str, object] = {"ready": await gateway.ready()}

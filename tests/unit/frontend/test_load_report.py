@@ -53,6 +53,11 @@ def http(form: str | None) -> HttpRequest:
     return HttpRequest("POST", "/", "", Headers(headers))
 
 
+async def reply(response: Any, request: Any) -> Any:
+    """Return the single response to a request."""
+    return await reporting(response).handle(request)
+
+
 def reporting(response: Any, **options: Any) -> LoadReportingFrontend[Any, Any]:
     return LoadReportingFrontend(Inner(response, **options), lambda: LOAD)
 
@@ -68,7 +73,7 @@ def reporting(response: Any, **options: Any) -> LoadReportingFrontend[Any, Any]:
 async def test_http_responses_have_a_header(form: str, header: tuple[str, str]) -> None:
     """The response is the same but for it."""
     response = HttpResponse(200, Headers((("a", "b"),)), (b"x",))
-    found = await reporting(response).handle(http(form))
+    found = await reply(response, http(form))
     assert (("a", "b"), header) == found.headers.pairs
     assert (200, (b"x",)) == (found.status, found.body)
 
@@ -91,7 +96,7 @@ async def test_others_have_none(form: str | None) -> None:
 async def test_grpc_responses_have_trailers(form: str, pair: tuple[str, str | bytes]) -> None:
     """The binary form is the message itself; the carrier encodes it."""
     request = GrpcRequest("/s/m", metadata=(("endpoint-load-metrics-format", form),))
-    found = await reporting(GrpcResponse((b"x",), metadata=(("a", "b"),))).handle(request)
+    found = await reply(GrpcResponse((b"x",), metadata=(("a", "b"),)), request)
     assert (("a", "b"), pair) == found.metadata
 
 

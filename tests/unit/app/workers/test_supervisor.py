@@ -362,7 +362,13 @@ async def test_one_worker_requests_statistics_of_servers(
     """Workers have the same servers; what a dead one counted itself is kept."""
     await supervisor.start()
     own = [["nv_inference_count", "m", "1", "", 5]]
-    document = {"own": own, "pending": [], "arrived": {}, "sent": {}, "servers": None}
+    document: dict[str, Any] = {
+        "own": own,
+        "pending": [],
+        "arrived": {},
+        "sent": {},
+        "servers": None,
+    }
     for worker in launcher.started:
         worker.counts = document
     assert 'nv_inference_count{model="m",version="1"} 10.0' in await page(supervisor)
