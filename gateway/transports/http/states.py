@@ -29,7 +29,7 @@ class Event(enum.Enum):
 
     ANNOUNCE = "the listener closes, or does not verify the client any more"
     HALF_CLOSE = "the client has ended its side while requests are pending"
-    BREAK = "a request cannot be read, or its head came too slowly"
+    BREAK = "a request cannot be read, its head came too slowly, or it met a bug"
     LOSE = "the connection is lost"
 
 

@@ -375,7 +375,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._arrived(fault)
 
     def _stop_reading(self) -> None:
-        """Read nothing more, because of the client; handle complete requests."""
+        """Read nothing more after a request that failed; handle complete requests."""
         self._move(Event.BREAK)
         self._move_input(states.Event.STOP)
 
@@ -448,6 +448,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self.abort()
             raise
         except Exception as error:  # noqa: BLE001  # it ends this connection only
+            self._stop_reading()
             self._send_error(failure(error))
         finally:
             self._current = None
