@@ -115,6 +115,8 @@ def reload(admin: str) -> None:
     """Make a running gateway read its configuration file again.
 
     Exit status: 0 applied, 1 refused, with the errors of the file; 2 usage error.
+
+    Example: gateway reload 127.0.0.1:9901
     """
     found = post_document(admin, "/reload", {})
     print_json(found["changes"] | {"certificates": found["certificates"]})
@@ -134,6 +136,8 @@ def upstream(
 
     Calls and sequences in progress finish. Reloads keep the change; a restart ends it.
     Exit status: 0 success, 1 failure, 2 usage error.
+
+    Example: gateway upstream drain triton/10.0.0.7:8001
     """
     post_change(admin, f"/upstream/{action.value}", {"name": name})
 
@@ -153,6 +157,8 @@ def route(
     """Change the weights of a route's targets, or reset them to those of the file.
 
     Reloads keep the change; a restart ends it. Exit status: 0 success, 1 failure, 2 usage error.
+
+    Example: gateway route weights fraud triton=90 next=10
     """
     weights, admin = split_address(weights or (), admin)
     if bool(weights) is (action is RouteAction.RESET):

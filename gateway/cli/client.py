@@ -75,6 +75,8 @@ def infer(  # noqa: PLR0913, PLR0917  # one for each flag
 
     Datatypes come from the model's metadata. The nesting of VALUE is the shape; a flat list gets
     the shape of the metadata if at most one of its dimensions is variable.
+
+    Example: gateway infer oip+grpc://127.0.0.1:8001 sum -i X=[1,2]
     """
     if len(target) > 2:  # noqa: PLR2004  # URL and MODEL
         fail(f"too many arguments: {len(target)}; expected [URL] MODEL", WRONG_USAGE)
@@ -102,7 +104,10 @@ def models(
     server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """List a server's models with their versions and states."""
+    """List a server's models with their versions and states.
+
+    Example: gateway models oip+http://127.0.0.1:8000
+    """
 
     async def request(service: Service, context: Context) -> Any:
         return await service(RepositoryIndexRequest(context=context))

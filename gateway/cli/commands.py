@@ -1,6 +1,7 @@
 """The commands and their functions; only the module of the requested command is imported."""
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -45,7 +46,9 @@ def all_commands() -> Mapping[str, str]:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command that *arguments* name and return the exit status."""
-    requested = [word for word in arguments[:1] if word in COMMANDS or word in all_commands()]
+    # The shell asks for completions without arguments, and has the words in a variable.
+    words = arguments or os.environ.get("COMP_WORDS", "").split()[1:]
+    requested = [word for word in words[:1] if word in COMMANDS or word in all_commands()]
     try:
         command_line(requested)(list(arguments), prog_name="gateway")
     except SystemExit as exit_:
@@ -58,7 +61,6 @@ def command_line(names: Sequence[str] = ()) -> typer.Typer:
     # Extensions are imported only for a command that is not the gateway's own.
     commands = COMMANDS if names and set(names) <= COMMANDS.keys() else all_commands()
     app = typer.Typer(
-        add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,

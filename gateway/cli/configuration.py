@@ -94,6 +94,8 @@ def validate(
     """Check a configuration file: print `ok`, or every error and warning with its line and column.
 
     Exit status: 0 no errors, 1 errors, or warnings with --strict, 2 usage error.
+
+    Example: gateway validate gateway.yaml --strict
     """
     path = _require(config_path(config, config_option))
     problems: list[Problem] = []
@@ -195,6 +197,8 @@ def explain(  # noqa: PLR0913, PLR0917  # one for each flag
 
     With --layers, print the order of the layers. Exit status: 0 success, 1 no route matches or the
     client may not make the call, 2 usage or configuration error.
+
+    Example: gateway explain gateway.yaml --model fraud --client web
     """
     if layers:
         print_text("\n".join(describe_layers()))

@@ -53,6 +53,8 @@ def health(
     """Check whether a server, or one of its models, is ready, or a gateway alive.
 
     Exit status: 0 ready, 1 not ready or unreachable, 2 usage error.
+
+    Example: gateway health oip+grpc://127.0.0.1:8001 --model fraud
     """
     if live:
         _check_live(DEFAULT_ADMIN if url == DEFAULT_URL else url, model, timeout, output)

@@ -65,6 +65,8 @@ def init(  # noqa: PLR0913  # one for each flag
 
     `gateway init --from oip+grpc://HOST:PORT -o gateway.yaml` asks a running server for its models.
     Exit status: 0 success, 1 a server does not reply or the file exists, 2 usage error.
+
+    Example: gateway init --from oip+grpc://127.0.0.1:9001 -o gateway.yaml
     """
     urls = [*(from_ or ()), *(upstream or ())]
     if not urls and not model:

@@ -36,7 +36,8 @@ from gateway.config.load import ConfigError, load_file
 keys = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Add, list, revoke and rotate the API keys of clients, in a file of hashed keys.",
+    help="Add, list, revoke and rotate the API keys of clients, in a file of hashed keys.\n\n"
+    "Example: gateway keys add web --file keys.yaml",
 )
 
 FileOption = Annotated[Path | None, typer.Option("--file", metavar="FILE", help="The key file.")]
@@ -68,6 +69,8 @@ def add(
     """Add a key for CLIENT, and print the key, once.
 
     With --stdin an existing key is imported, and nothing is printed.
+
+    Example: gateway keys add web --file keys.yaml --expires 90d
     """
     end = None if expires is None else _now() + _duration("--expires", expires)
     key = sys.stdin.readline().strip("\r\n") if stdin else new_key()
@@ -83,7 +86,10 @@ def list_keys(
     config: ConfigOption = None,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """List the keys: id, client, times and state, and never a key or its hash."""
+    """List the keys: id, client, times and state, and never a key or its hash.
+
+    Example: gateway keys list --file keys.yaml
+    """
     found = _load(_path(file, config))
     rows = [_row(each) for each in found.keys]
     if output is OutputFormat.JSON:
@@ -99,7 +105,10 @@ def revoke(
     file: FileOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Revoke a key. It is refused within 2 s."""
+    """Revoke a key. It is refused within 2 s.
+
+    Example: gateway keys revoke KEY_ID --file keys.yaml
+    """
     with _editing(file, config) as change:
         change(lambda old: old.revoked(key_id, _now()))
     print_note(f"key {key_id} is revoked")
@@ -114,7 +123,10 @@ def rotate(
     file: FileOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Add a key for CLIENT, print it, and let its other keys expire after the overlap."""
+    """Add a key for CLIENT, print it, and let its other keys expire after the overlap.
+
+    Example: gateway keys rotate web --overlap 7d --file keys.yaml
+    """
     end = _now() + _duration("--overlap", overlap)
     key = new_key()
     with _editing(file, config) as change:

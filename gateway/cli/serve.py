@@ -169,6 +169,8 @@ def serve(  # noqa: PLR0913  # one for each flag
     SIGTERM and SIGINT stop it, after the calls in flight. SIGUSR1 opens log files again.
     Exit status: 0 stopped, 1 could not start or a worker keeps dying, 2 usage or configuration
     error.
+
+    Example: gateway serve --upstream oip+grpc://127.0.0.1:9001
     """
     path = config_path(config, config_option)
     if (path is not None) + bool(upstream) + demo != 1:

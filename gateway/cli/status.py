@@ -32,6 +32,8 @@ def status(
     """Show listeners, routes, upstreams and warnings of a running gateway.
 
     Exit status: 0 ready, or Ctrl-C while it watches; 1 not ready or unreachable, 2 usage error.
+
+    Example: gateway status 127.0.0.1:9901 --watch
     """
     if watch:
         _watch(admin, output)

@@ -101,6 +101,8 @@ def top(
     Each view is about the last minute, as the pages under `/ui/`; at first it is about the time
     since the command began, if nobody looked before. With `--output json` it is one line.
     Exit status: 0 success, 1 unreachable, 2 usage error.
+
+    Example: gateway top 127.0.0.1:9901 --sort errors
     """
     try:
         _show(admin, interval, count, sort, output)

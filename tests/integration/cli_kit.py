@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -59,11 +60,13 @@ class Running:
 
 
 @contextmanager
-def serving(*arguments: str, patience_s: float = START_S) -> Iterator[Running]:
-    """Run `gateway serve` with *arguments* and wait until it listens, for so long at most."""
+def serving(
+    *arguments: str, patience_s: float = START_S, folder: Path | None = None
+) -> Iterator[Running]:
+    """Run `gateway serve` with *arguments* in *folder* and wait until it listens, for so long at most."""
     stderr, writer = os.pipe()
     with open(os.devnull, "wb") as nothing:  # noqa: PTH123  # no path
-        process = fork_server.start(["serve", *arguments], nothing.fileno(), writer)
+        process = fork_server.start(["serve", *arguments], nothing.fileno(), writer, folder)
     os.close(writer)
     with started(Running(process, os.fdopen(stderr)), patience_s) as running:
         yield running
@@ -87,10 +90,10 @@ def started(running: Running, patience_s: float = START_S) -> Iterator[Running]:
         running.stderr.close()
 
 
-def gateway(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+def gateway(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command in *folder* to its end."""
     with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
-        process = fork_server.start(arguments, stdout.fileno(), stderr.fileno())
+        process = fork_server.start(arguments, stdout.fileno(), stderr.fileno(), folder)
         status = process.wait(60)
         for file in (stdout, stderr):
             file.seek(0)

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from gateway.cli import main
@@ -82,12 +83,18 @@ class ForkedProcess:
         return self.returncode
 
 
-def start(arguments: Sequence[str], stdout: int, stderr: int) -> ForkedProcess:
-    """Run `gateway` with *arguments*, with these file descriptors for its output."""
+def start(
+    arguments: Sequence[str], stdout: int, stderr: int, folder: Path | None = None
+) -> ForkedProcess:
+    """Run `gateway` with *arguments*, with these file descriptors for its output.
+
+    *folder* is its working directory, that of this process by default.
+    """
+    message = json.dumps([str(folder or Path.cwd()), *arguments]).encode()
     reader, writer = os.pipe()
     server = _server()
     try:
-        socket.send_fds(server, [json.dumps(arguments).encode()], [stdout, stderr, writer])
+        socket.send_fds(server, [message], [stdout, stderr, writer])
     finally:
         os.close(writer)
     return ForkedProcess(int(server.recv(16)), reader)
@@ -125,7 +132,7 @@ def _serve(line: socket.socket) -> None:
 
 
 def _watch(
-    line: socket.socket, arguments: list[str], stdout: int, stderr: int, status: int
+    line: socket.socket, words: list[str], stdout: int, stderr: int, status: int
 ) -> NoReturn:
     """Run the command in a child, report its process id, then its exit status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -133,7 +140,7 @@ def _watch(
     if not pid:
         line.close()
         os.close(status)
-        _run(arguments, stdout, stderr)
+        _run(words, stdout, stderr)
     line.send(str(pid).encode())
     for each in (line.detach(), stdout, stderr):
         os.close(each)
@@ -142,7 +149,9 @@ def _watch(
     os._exit(0)
 
 
-def _run(arguments: list[str], stdout: int, stderr: int) -> NoReturn:
+def _run(words: list[str], stdout: int, stderr: int) -> NoReturn:
+    folder, *arguments = words
+    os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)

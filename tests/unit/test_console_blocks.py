@@ -18,6 +18,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(console|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\S+\.yaml)\n")
 FLAG = re.compile(r"^--[a-z][a-z-]*|^-[a-zA-Z]$")
+EXAMPLE = re.compile(r"^  Example: gateway (.*)$", re.MULTILINE)
+# A command that is hidden, and the one that calls it.
+PUBLIC_NAMES = {"migration-demo": "demo"}
 # They need neither a server nor an address of this machine.
 OFFLINE = frozenset({"validate", "explain", "schema"})
 TUTORIALS = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
@@ -66,6 +69,18 @@ def test_commands_exist_with_their_flags(page: Path) -> None:
         given = [found[0] for word in words[1:] if (found := FLAG.match(word))]
         wrong += [f"{verb} {flag}" for flag in given if flag not in flags_of(verb)]
     assert [] == wrong
+
+
+@pytest.mark.parametrize("verb", sorted(all_commands()))
+def test_help_has_an_example(verb: str) -> None:
+    """The help of each command shows a call of it, with flags that it has."""
+    app = command_line([verb])
+    text = CliRunner(env={"COLUMNS": "200"}).invoke(app, [verb, "--help"]).stdout
+    (example,) = EXAMPLE.findall(text)
+    words = shlex.split(example)
+    assert words[0] in {verb, PUBLIC_NAMES.get(verb)}
+    given = {found[0] for word in words[1:] if (found := FLAG.match(word))}
+    assert given <= flags_of(words[0])
 
 
 def matches(shown: str, printed: str) -> bool:

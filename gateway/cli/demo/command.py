@@ -47,6 +47,8 @@ def demo(  # noqa: PLR0913  # one for each flag
     and takes them back when the new server fails. It takes about half a minute.
 
     Exit status: 0 all results agree, 1 they differ or the gateway cannot start, 2 usage error.
+
+    Example: gateway demo --once
     """
     if migrate:
         load_dotted(all_commands()["migration-demo"])(keep=keep, admin=admin)

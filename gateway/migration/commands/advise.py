@@ -63,6 +63,8 @@ def advise(
     The clients come from the stock of a gateway, or from its state directory. With --signature no
     server needs to run. Exit status: 0 success, 1 no client or no reply, 2
     usage error.
+
+    Example: gateway advise fraud --to oip+http://127.0.0.1:9000
     """
     urls = [_new_server(text) for text in to or _NEW]
     rows = [row for row in stock_rows(admin) if str(row["model"]).partition(":")[0] == model]

@@ -39,7 +39,8 @@ from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.commands.export import WRITERS, call_document
 
 capture = typer.Typer(
-    help="Start and stop recording; show, check, export and redact what is recorded.",
+    help="Start and stop recording; show, check, export and redact what is recorded.\n\n"
+    "Example: gateway capture start fraud --percent 10",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -88,6 +89,8 @@ def start(
     """Make a running gateway record calls. Absent options are as in `capture` of its file.
 
     Reloads keep the change; a restart ends it. Exit status: 0 success, 1 failure, 2 usage error.
+
+    Example: gateway capture start fraud --percent 10
     """
     models, admin = split_address(models or (), admin)
     found = {
@@ -105,6 +108,8 @@ def stop(admin: str) -> None:
     """Make a running gateway stop recording.
 
     Exit status: 0 success, 1 failure, 2 usage error.
+
+    Example: gateway capture stop
     """
     post_change(admin, "/capture/stop", {})
 
@@ -115,6 +120,8 @@ def status(admin: str, output: OutputOption = OutputFormat.TEXT) -> None:
     """Show whether a running gateway records calls, and the counts of all its processes.
 
     Exit status: 0 success, 1 failure, 2 usage error.
+
+    Example: gateway capture status
     """
     found = get_document(admin, "/capture")
     counts = _counts_of(get_metrics(admin))
@@ -144,7 +151,10 @@ def _counts_of(metrics: str) -> dict[str, Any]:
 
 @capture.command("ls")
 def list_segments(directory: CaptureArgument, output: OutputOption = OutputFormat.TEXT) -> None:
-    """List the files of a capture: calls, times, models, clients, dropped calls."""
+    """List the files of a capture: calls, times, models, clients, dropped calls.
+
+    Example: gateway capture ls capture
+    """
     found = open_capture(directory)
     summaries = list(found.summaries())
     if output is OutputFormat.JSON:
@@ -191,7 +201,10 @@ def show(
     ],
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Show one call; all of it with `--output json`."""
+    """Show one call; all of it with `--output json`.
+
+    Example: gateway capture show capture --id 191b-c7
+    """
     found = open_capture(directory)
     try:
         call = found.call(call_id)
@@ -239,7 +252,10 @@ def verify(
     ] = False,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Check checksums and manifest. Exit status: 0 whole, 1 damaged, 2 no capture."""
+    """Check checksums and manifest. Exit status: 0 whole, 1 damaged, 2 no capture.
+
+    Example: gateway capture verify capture --repair
+    """
     found = open_capture(directory)
     calls, problems = found.verify()
     kept: int | None = None
@@ -266,7 +282,10 @@ def export(
     to: Annotated[ExportFormat, typer.Option("--to", help="Format.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.", dir_okay=False)],
 ) -> None:
-    """Write a capture as Parquet (needs the extra `parquet`), JSON lines, npz, or perf input."""
+    """Write a capture as Parquet (needs the extra `parquet`), JSON lines, npz, or perf input.
+
+    Example: gateway capture export capture --to perf-analyzer -o data.json
+    """
     found = open_capture(directory)
     omissions: Counter[str] = Counter()
 
@@ -311,6 +330,8 @@ def redact_command(  # one for each flag
     """Copy a capture without some of its data.
 
     The recorded messages of clients stay only if nothing is removed.
+
+    Example: gateway capture redact capture -o clean --drop-headers
     """
     redaction = Redaction(
         tensors=dict(map(_choice, tensor or ())),

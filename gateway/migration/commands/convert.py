@@ -111,6 +111,8 @@ def convert(  # noqa: PLR0913, PLR0917  # one for each flag
 
     The path and the headers of the new message go to standard error. Exit status: 0 success, 1 a
     message could not be converted, 2 wrong usage.
+
+    Example: gateway convert request.bin --from trtis.http --to oip.http
     """
     target = None if to in _SUFFIXES else _form_of("--to", to, model, binary=binary)
     signatures = {} if signature is None else load_signatures(signature)

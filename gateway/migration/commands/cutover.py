@@ -57,6 +57,8 @@ def cutover(
 
     `wait` ends when the cut-over does. Exit status: 0 success, 1 refused or unreachable, 2 usage
     error; of `wait`: 0 done, 1 rolled back, paused or late.
+
+    Example: gateway cutover start fraud
     """
     if at_step is not None and action is not CutoverAction.RESUME:
         fail(f"--at-step with {action.value!r}; expected it with 'resume' only", WRONG_USAGE)

@@ -48,6 +48,8 @@ def import_(
 
     Settings without an equivalent are named with file and line on standard error. Exit status: 0
     success, 1 no model or, with --strict, a setting without an equivalent, 2 usage error.
+
+    Example: gateway import triton models -o gateway.yaml
     """
     found = _import(source, what)
     for each in found.unmapped:

@@ -126,6 +126,8 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
 
     Exit status: 0 the conditions hold, 1 they do not or calls could not be sent, 2 wrong usage or
     no capture.
+
+    Example: gateway replay capture --against oip+grpc://127.0.0.1:9001
     """
     migration = load_migration(compare)
     guards = Guards(migration.guards)
@@ -199,6 +201,8 @@ def diff(
     """Compare the replies of two captures, call by call, by their request ids.
 
     Exit status: 0 the conditions hold, 1 they do not, 2 wrong usage or no capture.
+
+    Example: gateway diff capture results --fail-if 'mismatch>0.1%'
     """
     migration = load_migration(compare)
     guards = Guards(migration.guards)

@@ -50,6 +50,8 @@ def report(
     It shows elements of tensors where both recordings have them. Equal recordings give equal bytes.
 
     Exit status: 0 conditions and guards hold, 1 they do not, 2 wrong usage or no capture.
+
+    Example: gateway report capture results -o report.html
     """
     if html is None and markdown is None:
         fail("nothing to write; expected -o FILE or --markdown FILE", WRONG_USAGE)

@@ -61,6 +61,8 @@ def stock(
     """Show who still calls what: clients, protocols, models, inputs, rates and errors.
 
     The counts are at most 10 s old. Exit status: 0 success, 1 unreachable or off, 2 usage error.
+
+    Example: gateway stock --by client
     """
     rows = stock_rows(admin)
     now = datetime.now(UTC)

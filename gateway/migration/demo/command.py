@@ -47,6 +47,8 @@ def migration_demo(
 
     Raises:
         typer.Exit: The exit status: 0 shown, 1 failed, 2 wrong usage.
+
+    Example: gateway demo --migrate
     """
     with tempfile.TemporaryDirectory(prefix="gateway-demo-") as folder:
         story = MigrationStory(Path(folder), keep=keep)
