@@ -245,7 +245,9 @@ _TAIL = literal(b"a", b"b")
 
 def test_a_stream_of_http2_moves_by_the_rows_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ends open, write, end and reset streams; a closed stream is known no more."""
-    found = Rows(http2.TRANSITIONS, [http2.Event.SEND_END, http2.Event.RECEIVE_END])
+    found = Rows(
+        http2.TRANSITIONS, [http2.Http2StreamEvent.SEND_END, http2.Http2StreamEvent.RECEIVE_END]
+    )
     monkeypatch.setattr(streams, "TRANSITIONS", found)
     monkeypatch.setattr(
         Http2Stream, "state", WatchedState(Http2Stream, "state", found, [http2.OPEN])
@@ -539,7 +541,7 @@ def test_a_grpc_connection_and_its_calls_move_by_the_rows_of_their_tables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A connection that is lost, and a call that is over, hold no slot, memory, timer or task."""
-    calls = Rows(grpc.TRANSITIONS, grpc.CallEvent)
+    calls = Rows(grpc.TRANSITIONS, grpc.GrpcCallEvent)
     connections = Rows(grpc.CONNECTION_TRANSITIONS)
     monkeypatch.setattr(grpc_connection, "CONNECTION_TRANSITIONS", connections)
     monkeypatch.setattr(
