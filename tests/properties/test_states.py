@@ -152,7 +152,8 @@ class Walk:
         if self.drawn.random() < 0.5:
             await asyncio.sleep(QUIET_S)
         self.peer.abort()
-        await asyncio.sleep(QUIET_S)
+        for _ in range(20):  # what was cancelled ends
+            await asyncio.sleep(0)
 
 
 # -- a stream of HTTP/2

@@ -139,6 +139,7 @@ class GrpcServerConnection(Http2Protocol):
         "_http",
         "_http_client",
         "_idle_since",
+        "_last_chance",
         "_last_seen",
         "_limits",
         "_methods",
@@ -180,6 +181,7 @@ class GrpcServerConnection(Http2Protocol):
         self._refilled = self._born
         self.state: GrpcConnectionState = OPEN
         self.idle_until = 0.0
+        self._last_chance: asyncio.TimerHandle | None = None
         read_head, header_bytes = _head_reader(limits, is_http=http is not None)
         self.core = Http2Connection(
             self, read_head, client=False, streams=limits.h2_streams, header_bytes=header_bytes
@@ -232,6 +234,8 @@ class GrpcServerConnection(Http2Protocol):
             if stream.owner is not None:
                 stream.owner.on_reset()
         self._unsent.close()
+        if self._last_chance is not None:
+            self._last_chance.cancel()
         self.core.close()
 
     def pause_writing(self) -> None:
@@ -341,7 +345,7 @@ class GrpcServerConnection(Http2Protocol):
             self.core.goaway(final=False)
             self.flush_soon()
             # Calls that were sent before GOAWAY arrived are still accepted.
-            self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
+            self._last_chance = self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
 
     def cancel_calls(self) -> None:
         """End every call with a status."""

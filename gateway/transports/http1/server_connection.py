@@ -201,9 +201,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._move(HttpConnectionEvent.LOSE)
         self._move_input(states.InputEvent.LOSE)
         self._forget()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
+        self._stop_idle_timer()
         self.resume_writing()
         if self._reading is not None:
             self._reading.fail(ConnectionResetError("the client has left"))
@@ -401,6 +399,11 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         elif self.transport is not None:
             self.transport.abort()
 
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
     def _look_at_idle(self) -> None:
         self._idle_timer = None
         if self.transport is None or self.in_flight or self._heads.is_started:
@@ -502,6 +505,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._read_on()
         self._move_input(states.InputEvent.LINGER)
         self._idle_since = self._loop.time()
+        self._stop_idle_timer()
         self._close_after_pause(self._idle_since + _MAX_LINGER_S)
 
     def _close_after_pause(self, latest: float) -> None:

@@ -98,7 +98,7 @@ class StreamConnection(asyncio.Protocol):
         self._closing_error: GatewayError | None = None
         self._is_reading = True
         self._state: FramedConnectionState = OPEN
-        self._has_waited = False
+        self._drain_timer: asyncio.TimerHandle | None = None
 
     @property
     def in_flight(self) -> int:
@@ -139,6 +139,8 @@ class StreamConnection(asyncio.Protocol):
         self._ended.set()
         self._pace.close()
         self._liveness_monitor.close()
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
         for task in (*self._running, self._room, self._farewell):
             if task is not None:
                 task.cancel()
@@ -454,11 +456,13 @@ class StreamConnection(asyncio.Protocol):
 
         A frame that the kernel has received is pending, too: closing would reset it.
         """
-        if not (self._has_waited or self.in_flight or self._transport is None) and has_unread(
-            self._transport.get_extra_info("socket")
+        is_idle = self._transport is not None and not self.in_flight
+        if (
+            is_idle
+            and self._drain_timer is None
+            and has_unread(self._transport.get_extra_info("socket"))
         ):
-            self._has_waited = True
-            self._loop.call_later(_UNREAD_S, self.drain)
+            self._drain_timer = self._loop.call_later(_UNREAD_S, self.drain)
             return
         if self._state is OPEN:
             self._move(FramedConnectionEvent.DRAIN)
