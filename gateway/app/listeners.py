@@ -374,12 +374,7 @@ def build_listener(
             described.append(
                 DescribedProtocol(codec.name, spec.grpc.methods, spec.grpc.file_descriptors())
             )
-    if config.shared_memory.mode == "forward":
-        log.warning(
-            "a client that makes a shared-memory segment smaller ends the server",
-            listener=config.name,
-            instead="shared_memory: map",
-        )
+    _warn_of_forwarded_memory(config)
     servers = built.servers
     if http_address is not None:
         _warn_of_exposure(config, http_address)
@@ -595,6 +590,15 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
 
 def _grpc_address(address: Address) -> str:
     return str(address) if address.host else f"[::]:{address.port}"
+
+
+def _warn_of_forwarded_memory(config: ListenerConfig) -> None:
+    if config.shared_memory.mode == "forward":
+        log.warning(
+            "a client that makes a shared-memory segment smaller ends the server",
+            listener=config.name,
+            instead="shared_memory: map",
+        )
 
 
 def _warn_of_exposure(config: ListenerConfig, address: Address | StreamAddress) -> None:

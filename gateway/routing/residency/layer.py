@@ -65,7 +65,7 @@ _OTHERS: Final = frozenset(
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldModel:
     """A reference to a model at one endpoint."""
 
     home: Home
@@ -88,7 +88,7 @@ class Home:
 class _OpenSequence:
     """A sequence that holds a reference."""
 
-    held: Held
+    held: HeldModel
     used_at: float
 
 
@@ -208,7 +208,7 @@ class Residency:
         try:
             return await self._inference(call)
         except GatewayError as error:
-            if error.code not in _GONE or not await self.is_gone(Held(only, found), call):
+            if error.code not in _GONE or not await self.is_gone(HeldModel(only, found), call):
                 raise
         finally:
             found.uses -= 1
@@ -216,7 +216,7 @@ class Residency:
                 only.controller.note_unused(found)
         return await self.send(call, _RESENDS - 1)
 
-    async def is_gone(self, held: Held, call: Call[Any]) -> bool:
+    async def is_gone(self, held: HeldModel, call: Call[Any]) -> bool:
         """Return whether the server does not hold the model of a call, which can be repeated."""
         if _has_begun(call) or not await held.home.controller.is_gone(held.model):
             return False
@@ -259,7 +259,7 @@ class Residency:
             self.end_call(held, sequence)
             return reply
 
-    def _has_others(self, call: Call[Any], held: Held, tried: set[Endpoint]) -> bool:
+    def _has_others(self, call: Call[Any], held: HeldModel, tried: set[Endpoint]) -> bool:
         if _has_begun(call):
             return False
         others = set(self._available(held.model.name, tried)) - {held.home.endpoint}
@@ -267,7 +267,7 @@ class Residency:
 
     async def _acquire(
         self, call: Call[Any], tried: Iterable[Endpoint] = ()
-    ) -> tuple[Held, CallSequence | None]:
+    ) -> tuple[HeldModel, CallSequence | None]:
         """Return a reference to the model of *call*, and the sequence of the call."""
         model = call.model
         if model is None:
@@ -280,7 +280,7 @@ class Residency:
             ), sequence
         return await self._hold(model, tried), None
 
-    async def _hold(self, model: ModelRef, tried: Iterable[Endpoint] = ()) -> Held:
+    async def _hold(self, model: ModelRef, tried: Iterable[Endpoint] = ()) -> HeldModel:
         name = model.name
         homes = self._homes_of(name, tried)
         loaded = [home for home in homes if _phase(home, name) is ModelPhase.LOADED]
@@ -289,7 +289,7 @@ class Residency:
         for home in homes if loaded else ():
             home.controller.want(name)  # the other copies
         home = (loaded or homes)[0]
-        return Held(home, await home.controller.hold(name, model))
+        return HeldModel(home, await home.controller.hold(name, model))
 
     def _homes_of(self, name: str, tried: Iterable[Endpoint] = ()) -> list[Home]:
         """Return the endpoints where a model lives; of those available, the first by its hash.
@@ -335,7 +335,7 @@ class Residency:
 
     # Sequences, each of which holds a reference
 
-    def _continue_sequence(self, model: ModelRef, sequence: CallSequence) -> Held | None:
+    def _continue_sequence(self, model: ModelRef, sequence: CallSequence) -> HeldModel | None:
         key: SequenceKey = (model.name, sequence.id)
         found: _OpenSequence | None = self._sequences.pop(key, None)
         if found is None:
@@ -350,7 +350,7 @@ class Residency:
 
     async def _begin_sequence(
         self, model: ModelRef, sequence: CallSequence, tried: Iterable[Endpoint]
-    ) -> Held:
+    ) -> HeldModel:
         held = await self._hold(model, tried)
         held.model.uses += 1  # of the sequence, beside that of the call
         self._sequences[model.name, sequence.id] = _OpenSequence(held, self._clock())
@@ -358,7 +358,9 @@ class Residency:
             self._watch_sequences()
         return held
 
-    def end_call(self, held: Held, sequence: CallSequence | None, *, is_lost: bool = False) -> None:
+    def end_call(
+        self, held: HeldModel, sequence: CallSequence | None, *, is_lost: bool = False
+    ) -> None:
         """Give back the reference of a call, and that of its sequence if it is over.
 
         Args:
@@ -490,14 +492,14 @@ class _HeldStream:
         self,
         residency: Residency,
         call: StreamInferRequest,
-        held: Held,
+        held: HeldModel,
         sequence: CallSequence | None,
         items: Any,
         resends: int,
     ) -> None:
         self._residency = residency
         self._call = call
-        self._held: Held | None = held
+        self._held: HeldModel | None = held
         self._sequence = sequence
         self._items = cast("AsyncIterator[InferResponse]", items)
         self._resends = resends

@@ -37,7 +37,7 @@ from gateway.transports.grpc.states import (
     RECEIVING,
     RESPONDING,
     RUNNING,
-    CallState,
+    GrpcCallState,
 )
 from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import EARLY_RESET_S
@@ -101,7 +101,7 @@ class ServerCall:
         self._started_at = monotonic()
         self._sent: asyncio.Future[None] | None = None
         self._final_response: GrpcResponse | None = None
-        self._state: CallState = RECEIVING
+        self._state: GrpcCallState = RECEIVING
         self._step: TimerStep | None = None
         self._deadline: float | None = None
         self.task: asyncio.Task[None] | None = None

@@ -32,8 +32,8 @@ from gateway.transports.grpc.states import (
     FINAL,
     IDLE,
     OPEN,
-    ConnectionEvent,
-    ConnectionState,
+    GrpcConnectionEvent,
+    GrpcConnectionState,
 )
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_body import EMPTY
@@ -139,6 +139,7 @@ class GrpcServerConnection(Http2Protocol):
         "_http",
         "_http_client",
         "_idle_since",
+        "_last_chance",
         "_last_seen",
         "_limits",
         "_methods",
@@ -178,8 +179,9 @@ class GrpcServerConnection(Http2Protocol):
         self._age_s = age_s
         self._reading_since: float | None = None
         self._refilled = self._born
-        self.state: ConnectionState = OPEN
+        self.state: GrpcConnectionState = OPEN
         self.idle_until = 0.0
+        self._last_chance: asyncio.TimerHandle | None = None
         read_head, header_bytes = _head_reader(limits, is_http=http is not None)
         self.core = Http2Connection(
             self, read_head, client=False, streams=limits.h2_streams, header_bytes=header_bytes
@@ -218,7 +220,7 @@ class GrpcServerConnection(Http2Protocol):
 
     def connection_lost(self, _error: BaseException | None) -> None:
         """Cancel the calls in progress."""
-        self._move(ConnectionEvent.LOSE)
+        self._move(GrpcConnectionEvent.LOSE)
         self.transport = None
         self._open.members.discard(self)
         self._open.active.discard(self)
@@ -232,6 +234,8 @@ class GrpcServerConnection(Http2Protocol):
             if stream.owner is not None:
                 stream.owner.on_reset()
         self._unsent.close()
+        if self._last_chance is not None:
+            self._last_chance.cancel()
         self.core.close()
 
     def pause_writing(self) -> None:
@@ -337,11 +341,11 @@ class GrpcServerConnection(Http2Protocol):
         """Accept no new calls, and close after the last one."""
         self.become_active()
         if self.state is OPEN:
-            self._move(ConnectionEvent.ANNOUNCE)
+            self._move(GrpcConnectionEvent.ANNOUNCE)
             self.core.goaway(final=False)
             self.flush_soon()
             # Calls that were sent before GOAWAY arrived are still accepted.
-            self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
+            self._last_chance = self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
 
     def cancel_calls(self) -> None:
         """End every call with a status."""
@@ -397,7 +401,7 @@ class GrpcServerConnection(Http2Protocol):
             and transport is not None
             and not transport.is_closing()
         ):
-            self._move(ConnectionEvent.SILENCE)
+            self._move(GrpcConnectionEvent.SILENCE)
             self.idle_until = min(
                 self._born + self._age_s, self._idle_since + self._limits.keepalive_s
             )
@@ -407,12 +411,12 @@ class GrpcServerConnection(Http2Protocol):
     def become_active(self) -> None:
         """Let the connection be swept again. A second call does nothing."""
         if self.state is IDLE:
-            self._move(ConnectionEvent.WAKE)
+            self._move(GrpcConnectionEvent.WAKE)
             if self.transport is not None:
                 self._open.active.add(self)
                 self.transport.set_protocol(self)
 
-    def _move(self, event: ConnectionEvent) -> None:
+    def _move(self, event: GrpcConnectionEvent) -> None:
         self.state = CONNECTION_TRANSITIONS.get((self.state, event), self.state)
 
     def _refill(self, now: float) -> None:
@@ -438,7 +442,7 @@ class GrpcServerConnection(Http2Protocol):
     def _leave_now(self, message: str = "") -> None:
         self.become_active()
         if self.state is not FINAL and self.transport is not None:
-            self._move(ConnectionEvent.CLOSE)
+            self._move(GrpcConnectionEvent.CLOSE)
             self.core.goaway(final=True, message=message)
             self.flush_soon()
             self.loop.call_soon(self._close_if_idle)

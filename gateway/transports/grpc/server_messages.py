@@ -15,7 +15,7 @@ from gateway.ir.errors import DeadlineExceeded, GatewayError, MalformedMessage, 
 from gateway.transports.admission import ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, MessageReader
-from gateway.transports.grpc.states import ConnectionState
+from gateway.transports.grpc.states import GrpcConnectionState
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
 from gateway.transports.http2.receiver import STREAM_WINDOW
@@ -31,7 +31,7 @@ class Http2ServerConnection(Protocol):
 
     core: Http2Connection
     client: ClientShares
-    state: ConnectionState
+    state: GrpcConnectionState
     is_flushing: bool
     loop: asyncio.AbstractEventLoop
 

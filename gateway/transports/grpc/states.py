@@ -13,12 +13,11 @@ limit.  A call that is OVER holds no slot, timer or memory, and no task of it go
 """
 
 import enum
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 
-class ConnectionState(enum.Enum):
+class GrpcConnectionState(enum.Enum):
     """Which new calls a connection accepts."""
 
     OPEN = "all"
@@ -28,7 +27,7 @@ class ConnectionState(enum.Enum):
     LOST = "none; there is no connection any more"
 
 
-class ConnectionEvent(enum.Enum):
+class GrpcConnectionEvent(enum.Enum):
     """What moves a connection."""
 
     SILENCE = "it has had no call for a while"
@@ -38,7 +37,7 @@ class ConnectionEvent(enum.Enum):
     LOSE = "the connection is lost"
 
 
-class CallState(enum.Enum):
+class GrpcCallState(enum.Enum):
     """How far a call is."""
 
     RECEIVING = "its request arrives, or its task has not begun"
@@ -47,7 +46,7 @@ class CallState(enum.Enum):
     OVER = "it has ended"
 
 
-class CallEvent(enum.Enum):
+class GrpcCallEvent(enum.Enum):
     """What moves a call."""
 
     RUN = "its task begins"
@@ -56,40 +55,38 @@ class CallEvent(enum.Enum):
 
 
 # A lookup of an Enum member costs as much as a function call.
-OPEN: Final = ConnectionState.OPEN
-IDLE: Final = ConnectionState.IDLE
-LEAVING: Final = ConnectionState.LEAVING
-FINAL: Final = ConnectionState.FINAL
-LOST: Final = ConnectionState.LOST
-RECEIVING: Final = CallState.RECEIVING
-RUNNING: Final = CallState.RUNNING
-RESPONDING: Final = CallState.RESPONDING
-OVER: Final = CallState.OVER
+OPEN: Final = GrpcConnectionState.OPEN
+IDLE: Final = GrpcConnectionState.IDLE
+LEAVING: Final = GrpcConnectionState.LEAVING
+FINAL: Final = GrpcConnectionState.FINAL
+LOST: Final = GrpcConnectionState.LOST
+RECEIVING: Final = GrpcCallState.RECEIVING
+RUNNING: Final = GrpcCallState.RUNNING
+RESPONDING: Final = GrpcCallState.RESPONDING
+OVER: Final = GrpcCallState.OVER
 
-TRANSITIONS: Final[Mapping[tuple[CallState, CallEvent], CallState]] = MappingProxyType(
+TRANSITIONS: Final = MappingProxyType(
     {
-        (RECEIVING, CallEvent.RUN): RUNNING,
-        (RECEIVING, CallEvent.END): OVER,
-        (RUNNING, CallEvent.RESPOND): RESPONDING,
-        (RUNNING, CallEvent.END): OVER,
-        (RESPONDING, CallEvent.END): OVER,
+        (RECEIVING, GrpcCallEvent.RUN): RUNNING,
+        (RECEIVING, GrpcCallEvent.END): OVER,
+        (RUNNING, GrpcCallEvent.RESPOND): RESPONDING,
+        (RUNNING, GrpcCallEvent.END): OVER,
+        (RESPONDING, GrpcCallEvent.END): OVER,
     }
 )
 """The state of a call that follows a state and an event. No other event happens in a state."""
 
-CONNECTION_TRANSITIONS: Final[Mapping[tuple[ConnectionState, ConnectionEvent], ConnectionState]] = (
-    MappingProxyType(
-        {
-            (OPEN, ConnectionEvent.SILENCE): IDLE,
-            (OPEN, ConnectionEvent.ANNOUNCE): LEAVING,
-            (OPEN, ConnectionEvent.CLOSE): FINAL,
-            (OPEN, ConnectionEvent.LOSE): LOST,
-            (IDLE, ConnectionEvent.WAKE): OPEN,
-            (IDLE, ConnectionEvent.LOSE): LOST,
-            (LEAVING, ConnectionEvent.CLOSE): FINAL,
-            (LEAVING, ConnectionEvent.LOSE): LOST,
-            (FINAL, ConnectionEvent.LOSE): LOST,
-        }
-    )
+CONNECTION_TRANSITIONS: Final = MappingProxyType(
+    {
+        (OPEN, GrpcConnectionEvent.SILENCE): IDLE,
+        (OPEN, GrpcConnectionEvent.ANNOUNCE): LEAVING,
+        (OPEN, GrpcConnectionEvent.CLOSE): FINAL,
+        (OPEN, GrpcConnectionEvent.LOSE): LOST,
+        (IDLE, GrpcConnectionEvent.WAKE): OPEN,
+        (IDLE, GrpcConnectionEvent.LOSE): LOST,
+        (LEAVING, GrpcConnectionEvent.CLOSE): FINAL,
+        (LEAVING, GrpcConnectionEvent.LOSE): LOST,
+        (FINAL, GrpcConnectionEvent.LOSE): LOST,
+    }
 )
 """The state of a connection that follows a state and an event. Other events change nothing."""

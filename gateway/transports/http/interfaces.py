@@ -12,7 +12,7 @@ from gateway.transports.contract import HttpAsk, HttpFrontend, ServerLimits
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.cut_through import OnBodyError, OpenBodyStream
 from gateway.transports.http.request_head import Head, Version
-from gateway.transports.http.states import ConnectionState
+from gateway.transports.http.states import HttpConnectionState
 from gateway.transports.slots import ConcurrencyLimiter
 
 
@@ -29,7 +29,7 @@ class HttpConnection(Protocol):
     """
 
     transport: asyncio.Transport | None
-    state: ConnectionState
+    state: HttpConnectionState
     is_head_sent: bool
     responses_sent: int
     client: ClientShares

@@ -9,12 +9,11 @@ no task of it goes on.
 """
 
 import enum
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 
-class ConnectionState(enum.Enum):
+class HttpConnectionState(enum.Enum):
     """Whether a connection carries further requests."""
 
     OPEN = "as the client requests"
@@ -24,34 +23,34 @@ class ConnectionState(enum.Enum):
     LOST = "none: there is no connection any more"
 
 
-class Event(enum.Enum):
+class HttpConnectionEvent(enum.Enum):
     """What moves a connection."""
 
     ANNOUNCE = "the listener closes, or does not verify the client any more"
     HALF_CLOSE = "the client has ended its side while requests are pending"
-    BREAK = "a request cannot be read, or its head came too slowly"
+    BREAK = "a request cannot be read, its head came too slowly, or it met a bug"
     LOSE = "the connection is lost"
 
 
 # A lookup of an Enum member costs as much as a function call.
-OPEN: Final = ConnectionState.OPEN
-ENDING: Final = ConnectionState.ENDING
-HALF_CLOSED: Final = ConnectionState.HALF_CLOSED
-BROKEN: Final = ConnectionState.BROKEN
-LOST: Final = ConnectionState.LOST
+OPEN: Final = HttpConnectionState.OPEN
+ENDING: Final = HttpConnectionState.ENDING
+HALF_CLOSED: Final = HttpConnectionState.HALF_CLOSED
+BROKEN: Final = HttpConnectionState.BROKEN
+LOST: Final = HttpConnectionState.LOST
 
-TRANSITIONS: Final[Mapping[tuple[ConnectionState, Event], ConnectionState]] = MappingProxyType(
+TRANSITIONS: Final = MappingProxyType(
     {
-        (OPEN, Event.ANNOUNCE): ENDING,
-        (OPEN, Event.HALF_CLOSE): HALF_CLOSED,
-        (OPEN, Event.BREAK): BROKEN,
-        (OPEN, Event.LOSE): LOST,
-        (ENDING, Event.BREAK): BROKEN,
-        (ENDING, Event.LOSE): LOST,
-        (HALF_CLOSED, Event.ANNOUNCE): ENDING,
-        (HALF_CLOSED, Event.BREAK): BROKEN,
-        (HALF_CLOSED, Event.LOSE): LOST,
-        (BROKEN, Event.LOSE): LOST,
+        (OPEN, HttpConnectionEvent.ANNOUNCE): ENDING,
+        (OPEN, HttpConnectionEvent.HALF_CLOSE): HALF_CLOSED,
+        (OPEN, HttpConnectionEvent.BREAK): BROKEN,
+        (OPEN, HttpConnectionEvent.LOSE): LOST,
+        (ENDING, HttpConnectionEvent.BREAK): BROKEN,
+        (ENDING, HttpConnectionEvent.LOSE): LOST,
+        (HALF_CLOSED, HttpConnectionEvent.ANNOUNCE): ENDING,
+        (HALF_CLOSED, HttpConnectionEvent.BREAK): BROKEN,
+        (HALF_CLOSED, HttpConnectionEvent.LOSE): LOST,
+        (BROKEN, HttpConnectionEvent.LOSE): LOST,
     }
 )
 """The state that follows a state and an event. Other events change nothing."""

@@ -33,7 +33,13 @@ from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Version, head_too_slow
 from gateway.transports.http.response_writer import write_response
-from gateway.transports.http.states import ENDING, OPEN, TRANSITIONS, ConnectionState, Event
+from gateway.transports.http.states import (
+    ENDING,
+    OPEN,
+    TRANSITIONS,
+    HttpConnectionEvent,
+    HttpConnectionState,
+)
 from gateway.transports.http1 import states
 from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, RequestHeadCache
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
@@ -138,7 +144,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
         self.is_head_sent = False
-        self.state: ConnectionState = ENDING if server.is_draining else OPEN
+        self.state: HttpConnectionState = ENDING if server.is_draining else OPEN
         self.client = NO_CLIENT_SHARES
         self.cancel_exchange: Callable[[], None] | None = None
 
@@ -162,7 +168,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or close it at once above a limit."""
         if self._server.http2 is not None and negotiated_http2(transport):
-            self._move_input(states.Event.SWITCH)
+            self._move_input(states.InputEvent.SWITCH)
             self._succeed(transport, self._server.http2())
             return
         address = client_address(transport)
@@ -192,12 +198,10 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._server.connections.discard(self)
         self._address = None
         self.transport = None
-        self._move(Event.LOSE)
-        self._move_input(states.Event.LOSE)
+        self._move(HttpConnectionEvent.LOSE)
+        self._move_input(states.InputEvent.LOSE)
         self._forget()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
+        self._stop_idle_timer()
         self.resume_writing()
         if self._reading is not None:
             self._reading.fail(ConnectionResetError("the client has left"))
@@ -274,7 +278,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         elif self._input is UNDECIDED and self._server.http2 is not None:
             first = self._unparsed + data
             if not may_be_http2(first):
-                self._move_input(states.Event.RECEIVE_HTTP1)
+                self._move_input(states.InputEvent.RECEIVE_HTTP1)
                 self._serve_requests()
                 return True
             self._unparsed = first
@@ -284,10 +288,10 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._idle_since = self._loop.time()
         return False
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: HttpConnectionEvent) -> None:
         self.state = TRANSITIONS.get((self.state, event), self.state)
 
-    def _move_input(self, event: states.Event) -> None:
+    def _move_input(self, event: states.InputEvent) -> None:
         self._input = states.TRANSITIONS.get((self._input, event), self._input)
 
     def _serve_requests(self) -> None:
@@ -297,7 +301,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     def _switch(self, successor: asyncio.Protocol) -> None:
         """Pass the connection and all received data to HTTP/2."""
         transport, first = self.transport, self._unparsed
-        self._move_input(states.Event.SWITCH)
+        self._move_input(states.InputEvent.SWITCH)
         self.connection_lost(None)
         # uvloop keeps a former protocol for as long as the connection lasts: it holds nothing more.
         vars(self).clear()
@@ -317,7 +321,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         encrypted = self.transport is None or self.transport.get_extra_info("sslcontext")
         if not whole or encrypted:
             return False
-        self._move(Event.HALF_CLOSE)
+        self._move(HttpConnectionEvent.HALF_CLOSE)
         self._head_timer.stop()
         self._half_close_monitor = HalfCloseMonitor(self._loop, self)
         self._half_close_monitor.watch()
@@ -375,9 +379,9 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._arrived(fault)
 
     def _stop_reading(self) -> None:
-        """Read nothing more, because of the client; handle complete requests."""
-        self._move(Event.BREAK)
-        self._move_input(states.Event.STOP)
+        """Read nothing more after a request that failed; handle complete requests."""
+        self._move(HttpConnectionEvent.BREAK)
+        self._move_input(states.InputEvent.STOP)
 
     def _read_on(self) -> None:
         if self._is_paused and self.transport is not None and not self.transport.is_closing():
@@ -394,6 +398,11 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._stop_reading()
         elif self.transport is not None:
             self.transport.abort()
+
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
 
     def _look_at_idle(self) -> None:
         self._idle_timer = None
@@ -448,6 +457,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self.abort()
             raise
         except Exception as error:  # noqa: BLE001  # it ends this connection only
+            self._stop_reading()
             self._send_error(failure(error))
         finally:
             self._current = None
@@ -482,7 +492,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         """Close, after the client had time to read the response."""
-        self._move_input(states.Event.STOP)
+        self._move_input(states.InputEvent.STOP)
         self._forget()
         if self.transport is None or self.transport.is_closing():
             return
@@ -493,8 +503,9 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._reading = None
         self._unparsed = b""
         self._read_on()
-        self._move_input(states.Event.LINGER)
+        self._move_input(states.InputEvent.LINGER)
         self._idle_since = self._loop.time()
+        self._stop_idle_timer()
         self._close_after_pause(self._idle_since + _MAX_LINGER_S)
 
     def _close_after_pause(self, latest: float) -> None:
@@ -519,14 +530,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def announce_close(self) -> None:
         """Send `Connection: close` with the last pending response."""
-        self._move(Event.ANNOUNCE)
+        self._move(HttpConnectionEvent.ANNOUNCE)
 
     def drain(self) -> None:
         """Close when idle, or after the last pending response.
 
         A request that the kernel has received is pending, too: closing would reset it.
         """
-        self._move(Event.ANNOUNCE)
+        self._move(HttpConnectionEvent.ANNOUNCE)
         transport = self.transport
         if self.in_flight or self._heads.is_started or transport is None:
             return

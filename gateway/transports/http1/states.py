@@ -10,7 +10,6 @@ no slot, timer or memory, and no task of it goes on.  HTTP/2 has states of its o
 """
 
 import enum
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -26,7 +25,7 @@ class InputState(enum.Enum):
     LOST = "there is no connection any more"
 
 
-class Event(enum.Enum):
+class InputEvent(enum.Enum):
     """What moves a connection."""
 
     RECEIVE_HTTP1 = "the first bytes are no beginning of HTTP/2"
@@ -44,16 +43,16 @@ LINGERING: Final = InputState.LINGERING
 HTTP2: Final = InputState.HTTP2
 LOST: Final = InputState.LOST
 
-TRANSITIONS: Final[Mapping[tuple[InputState, Event], InputState]] = MappingProxyType(
+TRANSITIONS: Final = MappingProxyType(
     {
-        (UNDECIDED, Event.RECEIVE_HTTP1): READING,
-        (UNDECIDED, Event.SWITCH): HTTP2,
-        (UNDECIDED, Event.LOSE): LOST,
-        (READING, Event.STOP): STOPPED,
-        (READING, Event.LOSE): LOST,
-        (STOPPED, Event.LINGER): LINGERING,
-        (STOPPED, Event.LOSE): LOST,
-        (LINGERING, Event.LOSE): LOST,
+        (UNDECIDED, InputEvent.RECEIVE_HTTP1): READING,
+        (UNDECIDED, InputEvent.SWITCH): HTTP2,
+        (UNDECIDED, InputEvent.LOSE): LOST,
+        (READING, InputEvent.STOP): STOPPED,
+        (READING, InputEvent.LOSE): LOST,
+        (STOPPED, InputEvent.LINGER): LINGERING,
+        (STOPPED, InputEvent.LOSE): LOST,
+        (LINGERING, InputEvent.LOSE): LOST,
     }
 )
 """The state that follows a state and an event. Other events change nothing."""

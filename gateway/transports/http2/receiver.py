@@ -32,7 +32,7 @@ from gateway.transports.http2.states import (
     HALF_CLOSED_REMOTE,
     OPEN,
     REMOTE_ENDED,
-    Event,
+    Http2StreamEvent,
 )
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
 from gateway.wire.http import Buffer
@@ -367,7 +367,7 @@ class Http2Receiver(FrameReader):
             stream.state = CLOSED
             del self.streams[number]
         else:
-            stream.move(Event.RECEIVE_END)
+            stream.move(Http2StreamEvent.RECEIVE_END)
         self._receiver.on_complete_stream(stream, head, view[begin:stop], tail)
         return end
 
@@ -418,7 +418,7 @@ class Http2Receiver(FrameReader):
         elif stream.state is OPEN:
             stream.state = HALF_CLOSED_REMOTE
         else:
-            stream.move(Event.RECEIVE_END)
+            stream.move(Http2StreamEvent.RECEIVE_END)
 
     def refuse(self, stream: Http2Stream, code: int) -> None:
         """Reset a stream after an error of the peer."""

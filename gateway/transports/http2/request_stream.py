@@ -18,7 +18,7 @@ from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.admission import ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
-from gateway.transports.http import states as http_states
+from gateway.transports.http import states
 from gateway.transports.http.authenticated import AuthenticatedExchange, is_authenticated
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.exchange import Exchange, failure
@@ -33,7 +33,7 @@ from gateway.transports.http.request_body import (
 )
 from gateway.transports.http.request_head import Head, Version
 from gateway.transports.http.shared_responses import SharedResponses
-from gateway.transports.http.states import ConnectionState
+from gateway.transports.http.states import HttpConnectionState
 from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import (
@@ -249,7 +249,7 @@ class HttpStream:
     """
 
     should_close = False
-    state: ConnectionState = http_states.OPEN  # that of the connection is HTTP/2's
+    state: HttpConnectionState = states.OPEN  # that of the connection is HTTP/2's
     must_close = False
     version: Version = (1, 1)
 

@@ -11,12 +11,11 @@ Source: RFC 9113 5.1.
 """
 
 import enum
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 
-class StreamState(enum.Enum):
+class Http2StreamState(enum.Enum):
     """Which sides of a stream may still send."""
 
     OPEN = "both"
@@ -27,7 +26,7 @@ class StreamState(enum.Enum):
     CLOSED = "none"
 
 
-class Event(enum.Enum):
+class Http2StreamEvent(enum.Enum):
     """What moves a stream."""
 
     PEND_END = "the end of this side must follow data that waits"
@@ -37,12 +36,12 @@ class Event(enum.Enum):
 
 
 # A lookup of an Enum member costs as much as a function call.
-OPEN: Final = StreamState.OPEN
-ENDING: Final = StreamState.ENDING
-HALF_CLOSED_LOCAL: Final = StreamState.HALF_CLOSED_LOCAL
-HALF_CLOSED_REMOTE: Final = StreamState.HALF_CLOSED_REMOTE
-ENDING_REMOTE: Final = StreamState.ENDING_REMOTE
-CLOSED: Final = StreamState.CLOSED
+OPEN: Final = Http2StreamState.OPEN
+ENDING: Final = Http2StreamState.ENDING
+HALF_CLOSED_LOCAL: Final = Http2StreamState.HALF_CLOSED_LOCAL
+HALF_CLOSED_REMOTE: Final = Http2StreamState.HALF_CLOSED_REMOTE
+ENDING_REMOTE: Final = Http2StreamState.ENDING_REMOTE
+CLOSED: Final = Http2StreamState.CLOSED
 
 PENDING_ENDS: Final = (ENDING, ENDING_REMOTE)
 """States in which the end of this side follows the data that waits."""
@@ -50,22 +49,22 @@ PENDING_ENDS: Final = (ENDING, ENDING_REMOTE)
 REMOTE_ENDED: Final = (HALF_CLOSED_REMOTE, ENDING_REMOTE, CLOSED)
 """States in which the peer may send nothing more. A set would hash each member in Python."""
 
-TRANSITIONS: Final[Mapping[tuple[StreamState, Event], StreamState]] = MappingProxyType(
+TRANSITIONS: Final = MappingProxyType(
     {
-        (OPEN, Event.PEND_END): ENDING,
-        (OPEN, Event.SEND_END): HALF_CLOSED_LOCAL,
-        (OPEN, Event.RECEIVE_END): HALF_CLOSED_REMOTE,
-        (OPEN, Event.RESET): CLOSED,
-        (ENDING, Event.SEND_END): HALF_CLOSED_LOCAL,
-        (ENDING, Event.RECEIVE_END): ENDING_REMOTE,
-        (ENDING, Event.RESET): CLOSED,
-        (HALF_CLOSED_LOCAL, Event.RECEIVE_END): CLOSED,
-        (HALF_CLOSED_LOCAL, Event.RESET): CLOSED,
-        (HALF_CLOSED_REMOTE, Event.PEND_END): ENDING_REMOTE,
-        (HALF_CLOSED_REMOTE, Event.SEND_END): CLOSED,
-        (HALF_CLOSED_REMOTE, Event.RESET): CLOSED,
-        (ENDING_REMOTE, Event.SEND_END): CLOSED,
-        (ENDING_REMOTE, Event.RESET): CLOSED,
+        (OPEN, Http2StreamEvent.PEND_END): ENDING,
+        (OPEN, Http2StreamEvent.SEND_END): HALF_CLOSED_LOCAL,
+        (OPEN, Http2StreamEvent.RECEIVE_END): HALF_CLOSED_REMOTE,
+        (OPEN, Http2StreamEvent.RESET): CLOSED,
+        (ENDING, Http2StreamEvent.SEND_END): HALF_CLOSED_LOCAL,
+        (ENDING, Http2StreamEvent.RECEIVE_END): ENDING_REMOTE,
+        (ENDING, Http2StreamEvent.RESET): CLOSED,
+        (HALF_CLOSED_LOCAL, Http2StreamEvent.RECEIVE_END): CLOSED,
+        (HALF_CLOSED_LOCAL, Http2StreamEvent.RESET): CLOSED,
+        (HALF_CLOSED_REMOTE, Http2StreamEvent.PEND_END): ENDING_REMOTE,
+        (HALF_CLOSED_REMOTE, Http2StreamEvent.SEND_END): CLOSED,
+        (HALF_CLOSED_REMOTE, Http2StreamEvent.RESET): CLOSED,
+        (ENDING_REMOTE, Http2StreamEvent.SEND_END): CLOSED,
+        (ENDING_REMOTE, Http2StreamEvent.RESET): CLOSED,
     }
 )
-"""The state that follows a state and an event. No other event happens in a state."""
+"""The state that follows a state and an event. Other events change nothing."""

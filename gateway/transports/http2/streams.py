@@ -22,8 +22,8 @@ from gateway.transports.http2.states import (
     PENDING_ENDS,
     REMOTE_ENDED,
     TRANSITIONS,
-    Event,
-    StreamState,
+    Http2StreamEvent,
+    Http2StreamState,
 )
 from gateway.wire.http import Buffer, size_of
 
@@ -81,15 +81,15 @@ class Http2Stream:
         self.room = room
         self.window = window
         self.frame_bytes_left = 0
-        self.state: StreamState = OPEN
+        self.state: Http2StreamState = OPEN
         self.expected_bytes: int | None = None
         self.waiting: deque[memoryview] | None = None
         self.unread = 0
         self.written = 0
 
-    def move(self, event: Event) -> None:
+    def move(self, event: Http2StreamEvent) -> None:
         """Move as `states.TRANSITIONS` says."""
-        self.state = TRANSITIONS[self.state, event]
+        self.state = TRANSITIONS.get((self.state, event), self.state)
 
     @property
     def is_remote_closed(self) -> bool:
@@ -244,13 +244,13 @@ class Http2StreamWriter:
         if stream.waiting is None:
             self._finish(stream)
         else:
-            stream.move(Event.PEND_END)
+            stream.move(Http2StreamEvent.PEND_END)
 
     def forget(self, stream: Http2Stream) -> None:
         """Close a stream both ways, and drop its data."""
         self._waiting.pop(stream.number, None)
         stream.waiting = None
-        stream.move(Event.RESET)
+        stream.move(Http2StreamEvent.RESET)
 
     def widen(self, stream: Http2Stream | None, size: int) -> bool:
         """Increase the window of a stream, or of the connection; return False on overflow."""

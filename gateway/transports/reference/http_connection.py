@@ -47,8 +47,8 @@ from gateway.transports.http.states import (
     HALF_CLOSED,
     OPEN,
     TRANSITIONS,
-    ConnectionState,
-    Event,
+    HttpConnectionEvent,
+    HttpConnectionState,
 )
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import has_unread, pause_until_drained, tune
@@ -113,7 +113,7 @@ class ReferenceHttpConnection(RequestHandler):
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
         self.is_head_sent = False
-        self.state: ConnectionState = OPEN
+        self.state: HttpConnectionState = OPEN
         self.client = NO_CLIENT_SHARES
         self.cancel_exchange: Callable[[], None] | None = None
 
@@ -134,7 +134,7 @@ class ReferenceHttpConnection(RequestHandler):
         state = self.state
         return self.in_flight <= 1 if state is HALF_CLOSED else state is not OPEN
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: HttpConnectionEvent) -> None:
         self.state = TRANSITIONS.get((self.state, event), self.state)
 
     # -- asyncio's protocol
@@ -161,7 +161,7 @@ class ReferenceHttpConnection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Remove the connection; aiohttp cancels its tasks."""
-        self._move(Event.LOSE)
+        self._move(HttpConnectionEvent.LOSE)
         if self._address is not None:
             self._count.leave(self._address)
             self._address = None
@@ -206,7 +206,7 @@ class ReferenceHttpConnection(RequestHandler):
         whole = self.in_flight > 0 and self._last_payload.is_eof()
         if not whole or self.transport is None or self.ssl_context is not None:
             return None
-        self._move(Event.HALF_CLOSE)
+        self._move(HttpConnectionEvent.HALF_CLOSE)
         self._head_timer.stop()
         self._half_close_monitor.watch()
         return True
@@ -218,7 +218,7 @@ class ReferenceHttpConnection(RequestHandler):
         if not isinstance(message, _ErrInfo):
             self._last_payload = payload
             return
-        self._move(Event.BREAK)
+        self._move(HttpConnectionEvent.BREAK)
         if in_body:
             # The framing of a body is broken: its reader gets the error and responds.
             self._messages.pop()
@@ -226,7 +226,7 @@ class ReferenceHttpConnection(RequestHandler):
             self._last_payload.set_exception(RequestPayloadError(first_line(message.message)))
 
     def _fail_head(self) -> None:
-        self._move(Event.BREAK)
+        self._move(HttpConnectionEvent.BREAK)
         fault = LineTooLong(b"", self._limits.header_total_bytes)
         info = _ErrInfo(status=400, exc=fault, message=fault.message)
         self._request_count += 1
@@ -237,7 +237,7 @@ class ReferenceHttpConnection(RequestHandler):
     def _head_timed_out(self) -> None:
         self._report(head_too_slow(self._limits))
         if self.in_flight:
-            self._move(Event.BREAK)  # handle complete requests, then close
+            self._move(HttpConnectionEvent.BREAK)  # handle complete requests, then close
         elif self.transport is not None:
             self.transport.abort()
 
@@ -274,7 +274,7 @@ class ReferenceHttpConnection(RequestHandler):
         if self.is_head_sent or self.transport is None:
             self.abort()  # a response that has started must not look complete
             raise ConnectionError("a response has begun already")
-        self._move(Event.BREAK)
+        self._move(HttpConnectionEvent.BREAK)
         write_response(self.transport, response, keep=False, version=(1, 1))
         sent: Any = KeepAliveResult(keep_alive=False)
         return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response
@@ -293,7 +293,7 @@ class ReferenceHttpConnection(RequestHandler):
 
     def announce_close(self) -> None:
         """Send `Connection: close` with the last pending response."""
-        self._move(Event.ANNOUNCE)
+        self._move(HttpConnectionEvent.ANNOUNCE)
 
     def drain(self) -> None:
         """Close when idle, or after the last pending response.

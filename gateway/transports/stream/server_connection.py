@@ -46,8 +46,8 @@ from gateway.transports.stream.states import (
     LEAVING,
     OPEN,
     TRANSITIONS,
-    Event,
-    StreamState,
+    FramedConnectionEvent,
+    FramedConnectionState,
 )
 from gateway.wire.http import Buffer, size_of
 from gateway.wire.stream import Frame
@@ -97,8 +97,8 @@ class StreamConnection(asyncio.Protocol):
         self._ended = asyncio.Event()  # the client sends nothing more
         self._closing_error: GatewayError | None = None
         self._is_reading = True
-        self._state: StreamState = OPEN
-        self._has_waited = False
+        self._state: FramedConnectionState = OPEN
+        self._drain_timer: asyncio.TimerHandle | None = None
 
     @property
     def in_flight(self) -> int:
@@ -114,7 +114,7 @@ class StreamConnection(asyncio.Protocol):
     def _reads_frames(self) -> bool:
         return self._state is OPEN or self._state is DRAINING
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: FramedConnectionEvent) -> None:
         self._state = TRANSITIONS.get((self._state, event), self._state)
 
     # -- asyncio's protocol
@@ -135,10 +135,12 @@ class StreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
         """Cancel the tasks of the connection."""
         self._transport = None
-        self._move(Event.LOSE)
+        self._move(FramedConnectionEvent.LOSE)
         self._ended.set()
         self._pace.close()
         self._liveness_monitor.close()
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
         for task in (*self._running, self._room, self._farewell):
             if task is not None:
                 task.cancel()
@@ -245,7 +247,7 @@ class StreamConnection(asyncio.Protocol):
         """Read nothing more; after the pending responses, send *error* and close."""
         if not self._reads_frames:
             return
-        self._move(Event.STOP_READING)
+        self._move(FramedConnectionEvent.STOP_READING)
         self._closing_error = error
         self._drop_partial()
 
@@ -297,7 +299,7 @@ class StreamConnection(asyncio.Protocol):
         state = self._state
         is_last = state is not OPEN and state is not LEAVING
         if is_last and not (state is DRAINING and self._framer.wanted):
-            self._move(Event.FINISH)
+            self._move(FramedConnectionEvent.FINISH)
             self._send_closing_frame()
 
     def _answered(self, task: asyncio.Task[None]) -> None:
@@ -454,19 +456,21 @@ class StreamConnection(asyncio.Protocol):
 
         A frame that the kernel has received is pending, too: closing would reset it.
         """
-        if not (self._has_waited or self.in_flight or self._transport is None) and has_unread(
-            self._transport.get_extra_info("socket")
+        is_idle = self._transport is not None and not self.in_flight
+        if (
+            is_idle
+            and self._drain_timer is None
+            and has_unread(self._transport.get_extra_info("socket"))
         ):
-            self._has_waited = True
-            self._loop.call_later(_UNREAD_S, self.drain)
+            self._drain_timer = self._loop.call_later(_UNREAD_S, self.drain)
             return
         if self._state is OPEN:
-            self._move(Event.DRAIN)
+            self._move(FramedConnectionEvent.DRAIN)
         self._advance()
 
     def fail_in_flight(self) -> None:
         """End the requests in progress with an error, and close."""
-        self._move(Event.GIVE_UP)
+        self._move(FramedConnectionEvent.GIVE_UP)
         if self._state is GIVEN_UP:
             self._drop_partial()
         for task in list(self._running):

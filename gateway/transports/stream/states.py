@@ -10,12 +10,11 @@ no task of it goes on.
 """
 
 import enum
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 
-class StreamState(enum.Enum):
+class FramedConnectionState(enum.Enum):
     """What a connection still reads and handles."""
 
     OPEN = "it reads frames"
@@ -26,7 +25,7 @@ class StreamState(enum.Enum):
     LOST = "there is no connection any more"
 
 
-class Event(enum.Enum):
+class FramedConnectionEvent(enum.Enum):
     """What moves a connection."""
 
     DRAIN = "the listener drains"
@@ -37,29 +36,29 @@ class Event(enum.Enum):
 
 
 # A lookup of an Enum member costs as much as a function call.
-OPEN: Final = StreamState.OPEN
-DRAINING: Final = StreamState.DRAINING
-CLOSING: Final = StreamState.CLOSING
-GIVEN_UP: Final = StreamState.GIVEN_UP
-LEAVING: Final = StreamState.LEAVING
-LOST: Final = StreamState.LOST
+OPEN: Final = FramedConnectionState.OPEN
+DRAINING: Final = FramedConnectionState.DRAINING
+CLOSING: Final = FramedConnectionState.CLOSING
+GIVEN_UP: Final = FramedConnectionState.GIVEN_UP
+LEAVING: Final = FramedConnectionState.LEAVING
+LOST: Final = FramedConnectionState.LOST
 
-TRANSITIONS: Final[Mapping[tuple[StreamState, Event], StreamState]] = MappingProxyType(
+TRANSITIONS: Final = MappingProxyType(
     {
-        (OPEN, Event.DRAIN): DRAINING,
-        (OPEN, Event.STOP_READING): CLOSING,
-        (OPEN, Event.GIVE_UP): GIVEN_UP,
-        (OPEN, Event.LOSE): LOST,
-        (DRAINING, Event.STOP_READING): CLOSING,
-        (DRAINING, Event.GIVE_UP): GIVEN_UP,
-        (DRAINING, Event.FINISH): LEAVING,
-        (DRAINING, Event.LOSE): LOST,
-        (CLOSING, Event.GIVE_UP): GIVEN_UP,
-        (CLOSING, Event.FINISH): LEAVING,
-        (CLOSING, Event.LOSE): LOST,
-        (GIVEN_UP, Event.FINISH): LEAVING,
-        (GIVEN_UP, Event.LOSE): LOST,
-        (LEAVING, Event.LOSE): LOST,
+        (OPEN, FramedConnectionEvent.DRAIN): DRAINING,
+        (OPEN, FramedConnectionEvent.STOP_READING): CLOSING,
+        (OPEN, FramedConnectionEvent.GIVE_UP): GIVEN_UP,
+        (OPEN, FramedConnectionEvent.LOSE): LOST,
+        (DRAINING, FramedConnectionEvent.STOP_READING): CLOSING,
+        (DRAINING, FramedConnectionEvent.GIVE_UP): GIVEN_UP,
+        (DRAINING, FramedConnectionEvent.FINISH): LEAVING,
+        (DRAINING, FramedConnectionEvent.LOSE): LOST,
+        (CLOSING, FramedConnectionEvent.GIVE_UP): GIVEN_UP,
+        (CLOSING, FramedConnectionEvent.FINISH): LEAVING,
+        (CLOSING, FramedConnectionEvent.LOSE): LOST,
+        (GIVEN_UP, FramedConnectionEvent.FINISH): LEAVING,
+        (GIVEN_UP, FramedConnectionEvent.LOSE): LOST,
+        (LEAVING, FramedConnectionEvent.LOSE): LOST,
     }
 )
 """The state that follows a state and an event. Other events change nothing."""
