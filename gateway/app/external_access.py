@@ -77,7 +77,7 @@ class ExternalAccess:
             operations=expanded(settings.operations),
             headers=frozenset(settings.headers),
             listener=listener.name,
-            default_model=listener.default_model or "",
+            default_model=loaded.config.default_model_of(listener),
             request_facts=request_facts,
         )
 

@@ -97,7 +97,7 @@ def quota_layers(
     rules = quota_rules(config)
 
     def layer(listener: ListenerConfig) -> Callable[..., ApplyQuotas]:
-        default_model = listener.default_model or ""
+        default_model = config.default_model_of(listener)
         quotas = QuotasOfCalls(rules, listener.name, default_model=default_model, route_of=route_of)
         return partial(ApplyQuotas, quotas=quotas, accounts=accounts, on_refused=on_refused)
 
