@@ -138,16 +138,18 @@ class QuotaPlan:
         parts: The quotas.
         charges: What each call takes; None if that depends on its size.
         has_seconds: Whether time is charged after the call.
-        told: The quotas that clients are told of.
+        header_parts: The quotas that clients are told of.
     """
 
-    __slots__ = ("charges", "has_seconds", "parts", "told")
+    __slots__ = ("charges", "has_seconds", "header_parts", "parts")
 
     def __init__(self, parts: Sequence[QuotaPart]) -> None:
         units = {part.quota.limit.unit for part in parts}
         self.parts = tuple(parts)
         self.has_seconds = SECONDS in units
-        self.told = tuple(each for each in parts if each.quota.is_told and not each.quota.is_shadow)
+        self.header_parts = tuple(
+            each for each in parts if each.quota.is_told and not each.quota.is_shadow
+        )
         self.charges: tuple[Charge, ...] | None = None
         if not units & {"elements", "bytes"}:
             self.charges = tuple(charges_of(parts, None))
@@ -305,8 +307,8 @@ class ApplyQuotas:
         if short:
             short = await self._shortage(call, identity, plan, charges, short)
         since = self._utc()
-        if plan.told:
-            QUOTA_NOTES.set(partial(self._notes, plan.told))
+        if plan.header_parts:
+            QUOTA_NOTES.set(partial(self._notes, plan.header_parts))
         try:
             reply = await inner(call)
         except BaseException as error:
@@ -377,7 +379,7 @@ class ApplyQuotas:
             return short
         wait_s = max(_LEAST_WAIT_S, *(one.wait_s for one in refusing))
         keys = {one.charge.key for one in refusing}
-        QUOTA_NOTES.set(partial(self._notes, plan.told, keys, wait_s))
+        QUOTA_NOTES.set(partial(self._notes, plan.header_parts, keys, wait_s))
         names = " and ".join(sorted({repr(one.charge.key[0]) for one in refusing}))
         error = QuotaExceeded(f"this client has used up the quota {names}", model=call.model)
         error.limit = "quotas"
