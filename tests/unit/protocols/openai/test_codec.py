@@ -358,7 +358,7 @@ def test_members_of_cohere_that_are_not_built_are_named(members: Any, member: st
     ],
     ids=repr,
 )
-def test_members_of_cohere_that_ask_for_nothing_pass(members: Any) -> None:
+def test_default_values_of_cohere_pass(members: Any) -> None:
     """Their values are what is done anyway."""
     body = {"model": "m", "query": "q", "documents": ["a"], **members}
     assert isinstance(codec().decode_call(post(body, RERANK)), InferRequest)
