@@ -88,13 +88,6 @@ _GRPC_IDS: Final = {
 }
 
 
-_TELLING: Final[Mapping[Any, Any]] = {
-    attach_http_request_id: telling_http(attach_http_request_id),
-    attach_grpc_request_id: telling_grpc(attach_grpc_request_id),
-}
-"""What attaches the request id and what a client is told of quotas."""
-
-
 @dataclass(frozen=True, slots=True)
 class ListenerEntry:
     """What a listener calls.
@@ -217,7 +210,9 @@ class BuiltListener:
     ) -> None:
         """Send the calls of a frontend to the entry, and let responses tell of its quotas."""
         if attach is not None and self._entry.has_quotas:
-            attach = _TELLING[attach]
+            own = None if spec.http is None else spec.http.quota_headers
+            is_http = attach is attach_http_request_id
+            attach = telling_http(attach, own) if is_http else telling_grpc(attach)
         if isinstance(codec, DeclaringCodec):
             codec.declare(self._entry.declared(spec))
         frontend.replace_service(self._service_of(spec, codec), self._check_of(codec), attach)
