@@ -24,7 +24,7 @@ def with_datatypes(inner: Service, needs: frozenset[Need]) -> Service:
 
     Args:
         inner: The server.
-        needs: Of its codec.
+        needs: What the codec needs to write a message.
     """
     return GuessedOutputs(inner) if Need.UNTYPED in needs else inner
 

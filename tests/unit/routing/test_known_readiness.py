@@ -20,12 +20,12 @@ class Model:
 
     def __init__(self) -> None:
         self.is_ready = True
-        self.asked = 0
+        self.count = 0
         self.answers = asyncio.Event()
         self.answers.set()
 
     async def __call__(self, _call: Call[Any], /) -> Any:
-        self.asked += 1
+        self.count += 1
         await self.answers.wait()
         return self.is_ready
 
@@ -35,13 +35,13 @@ async def test_the_last_state_is_kept_for_a_second() -> None:
     clock, model = FakeClock(), Model()
     known = KnownReadiness(clock)
     assert [await known.is_ready(M, NO_CONTEXT, model) for _ in range(3)] == [True] * 3
-    assert model.asked == 1
+    assert model.count == 1
     model.is_ready = False
     clock.advance(1.1)
     assert not await known.is_ready(M, NO_CONTEXT, model)
 
 
-async def test_a_model_that_does_not_answer_keeps_its_state(monkeypatch: Any) -> None:
+async def test_a_silent_model_keeps_its_state(monkeypatch: Any) -> None:
     """The probe is answered nevertheless; one that never answered is not ready."""
     monkeypatch.setattr(known_readiness, "_WAIT_S", 0.0)
     clock, model = FakeClock(), Model()
