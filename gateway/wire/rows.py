@@ -12,7 +12,7 @@ Source: docs/protocols/rows.md, "1. Forms".
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -34,6 +34,8 @@ from gateway.wire.json_values import check_depth, too_deep, without_mark
 # Below this size orjson is faster, above it simdjson.
 _SIMD_FROM_BYTES: Final = 8192
 _SHOWN: Final = 64
+# Work for a member of an object, in items.
+_MEMBER: Final = 2
 _WORDS: Final = (b"NaN", b"Infinity")
 _LISTS: Final = (list, simdjson.Array)
 _PROXIES: Final = (simdjson.Array, simdjson.Object)
@@ -119,10 +121,10 @@ def read_any(
         if not has_more_text and not (has_nonfinite and any(word in text for word in _WORDS)):
             raise MalformedMessage(f"{what} is not JSON: {error}") from error
         return _read_slowly(text, what, limits, has_nonfinite, has_more_text)
-    if text.count(b":") != _count_keys(value):
-        _read_slowly(text, what, limits, has_nonfinite, has_more_text)  # finds a repeated key
     if text.count(b"[") + text.count(b"{") > limits.json_depth:
         check_depth([value], what, limits)
+    if text.count(b":") != _count_keys(value):
+        _read_slowly(text, what, limits, has_nonfinite, has_more_text)  # finds a repeated key
     return value
 
 
@@ -221,7 +223,7 @@ class RowsReader:
         self._document = document
         self._limits = limits
         self._rules = rules
-        self._is_slow = False
+        self._is_slow = self._is_bounded = False
         # Opening brackets: of the rows, and of other members.
         self._lists = self._others = 0
         self._numeric = 0
@@ -300,9 +302,10 @@ class RowsReader:
         names = list(found[0])
         fractions: dict[str, int] = {}
         check_count(f"keys of {key}[0]", len(names), self._limits.tensors, "tensors")
-        if not names:
-            raise InvalidRequest(f"{key}[0] is an empty object: expected the inputs of the model")
-        charge(len(found) * len(names))
+        _check_names(names, f"{key}[0]")
+        count = len(found) * len(names)
+        check_count(f"values in {key}", count, self._limits.bytes_elements, "bytes_elements")
+        charge(count * _MEMBER)
         self._lists += 1
         values: dict[str, list[Any]] = {name: [] for name in names}
         for index, row in enumerate(found):
@@ -336,8 +339,7 @@ class RowsReader:
             return (self._tensor("", key, self._value(found)),)
         members = found if type(found) is dict else _members(found, key)
         check_count(f"keys of {key}", len(members), self._limits.tensors, "tensors")
-        if not members:
-            raise InvalidRequest(f"{key} is an empty object: expected the inputs of the model")
+        _check_names(members, key)
         return tuple(
             [
                 self._tensor(name, f"{key}.{name}", self._value(value))
@@ -364,13 +366,18 @@ class RowsReader:
                 f"{key}.index has {len(index)} items: expected {len(data)}, as {key}.data has rows"
             )
         rows = self._value(data)
-        if isinstance(rows, np.ndarray) and _may_have_integers(rows):
+        is_few = isinstance(rows, np.ndarray) and rows.size <= self._limits.bytes_elements
+        if is_few and _may_have_integers(rows):
+            charge(rows.size)
             rows = _plain(data)
         return self._table(f"{key}.data", columns, rows, JsonLayout.TABLE)
 
     def _records(self, key: str) -> tuple[Tensor, ...]:
-        found = _plain(self._document.members.get(key))
+        found = self._document.members.get(key)
         self._start(key)
+        if type(found) in _PROXIES:
+            self._check_objects()
+            found = _plain(found)
         if type(found) is not list or not found:
             raise InvalidRequest(f"{key} is {show(found)}: expected a list of objects")
         names: dict[str, None] = {}
@@ -381,10 +388,9 @@ class RowsReader:
         columns = column_names(list(names), key, self._limits)
         if not columns:
             raise InvalidRequest(f"{key}[0] is an empty object: expected the columns of a table")
-        check_count(
-            f"values in {key}", len(found) * len(columns), self._limits.elements, "elements"
-        )
-        charge(len(found) * len(columns))
+        count = len(found) * len(columns)
+        check_count(f"values in {key}", count, self._limits.bytes_elements, "bytes_elements")
+        charge(count)
         rows = [[row.get(name) for name in columns] for row in found]
         return self._table(key, columns, rows, JsonLayout.RECORDS)
 
@@ -423,11 +429,17 @@ class RowsReader:
             array = self._numbers(value)
             if array is not None:
                 return array
-        _check_objects(bytes(self._document.text), "the message", self._limits)
+        self._check_objects()
         plain = _plain(value)
         check_depth([plain], "the message", self._limits)
         self._lists += _count_lists(plain)
         return plain
+
+    def _check_objects(self) -> None:
+        """Bound the Python objects of a long message, once."""
+        if not self._is_bounded:
+            _check_objects(bytes(self._document.text), "the message", self._limits)
+            self._is_bounded = True
 
     def _numbers(self, data: Any) -> npt.NDArray[Any] | None:
         """Return nested lists of numbers as an array; None for other elements or nesting."""
@@ -565,6 +577,13 @@ def _count_lists(value: Any) -> int:
     return 1 + (sum(map(_count_lists, value)) if kinds & {list, dict} else 0)
 
 
+def _check_names(names: Collection[str], place: str) -> None:
+    if not names:
+        raise InvalidRequest(f"{place} is an empty object: expected the inputs of the model")
+    if "" in names:
+        raise InvalidRequest(f"{place} has an empty key: expected names of inputs")
+
+
 def _other_keys(
     where: str, members: Mapping[str, Any], names: Sequence[str], first: str
 ) -> InvalidRequest:
@@ -585,5 +604,7 @@ def show(value: Any) -> str:
         return f"a list of {len(value)} items"
     if _is_object(value):
         return "an object"
+    if isinstance(value, str):
+        value = value[: _SHOWN + 1]
     text = f"{value!r}"
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
