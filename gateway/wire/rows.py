@@ -30,6 +30,7 @@ from gateway.ir.tensor import Tensor
 from gateway.ir.untyped import nested_shape
 from gateway.ir.work import JSON_ELEMENT, LIST, OBJECT_BYTE, PARSED_BYTE, PARSED_NUMBER, charge
 from gateway.wire.json_values import check_depth, too_deep, without_mark
+from gateway.wire.tables import column_names, is_object, repeated_key, show, table_tensor
 
 # Below this size orjson is faster, above it simdjson.
 _SIMD_FROM_BYTES: Final = 8192
@@ -162,12 +163,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {_repeated(keys)[:_SHOWN]!r} occurs twice in one object")
+        raise ValueError(f"the key {repeated_key(keys)[:_SHOWN]!r} occurs twice in one object")
     return found
-
-
-def _repeated(keys: Sequence[str]) -> str:
-    return next(key for at, key in enumerate(keys) if key in keys[:at])
 
 
 def _finite(text: str) -> float:
@@ -196,7 +193,7 @@ def _members(item: Any, what: str) -> dict[str, Any]:
     keys = list(item)
     if len(set(keys)) != len(keys):
         raise MalformedMessage(
-            f"{what} has the key {_repeated(keys)[:_SHOWN]!r} twice in one object"
+            f"{what} has the key {repeated_key(keys)[:_SHOWN]!r} twice in one object"
         )
     try:
         return {key: item[key] for key in keys}
@@ -291,7 +288,7 @@ class RowsReader:
         if not len(found) and not allows_empty:
             raise InvalidRequest(f"{key} is an empty list: expected at least one row")
         first = found[0] if len(found) else None
-        if not _is_object(first) or self._is_b64(first):
+        if not is_object(first) or self._is_b64(first):
             return (self._tensor("", key, self._value(found)),)
         return self._objects(key, found)
 
@@ -309,7 +306,7 @@ class RowsReader:
         self._lists += 1
         values: dict[str, list[Any]] = {name: [] for name in names}
         for index, row in enumerate(found):
-            if not _is_object(row):
+            if not is_object(row):
                 raise InvalidRequest(
                     f"{key}[{index}] is {show(row)}: expected an object, as {key}[0] is one"
                 )
@@ -335,7 +332,7 @@ class RowsReader:
         self._start(key)
         if found is None:
             raise InvalidRequest(f"{key} is null: expected a value, or an object of inputs")
-        if not _is_object(found) or self._is_b64(found):
+        if not is_object(found) or self._is_b64(found):
             return (self._tensor("", key, self._value(found)),)
         members = found if type(found) is dict else _members(found, key)
         check_count(f"keys of {key}", len(members), self._limits.tensors, "tensors")
@@ -350,7 +347,7 @@ class RowsReader:
     def _split(self, key: str) -> tuple[Tensor, ...]:
         found = self._document.members.get(key)
         self._start(key)
-        if not _is_object(found):
+        if not is_object(found):
             raise InvalidRequest(f"{key} is {show(found)}: expected an object")
         members = found if type(found) is dict else _members(found, key)
         names, data = _plain(members.get("columns")), members.get("data")
@@ -478,52 +475,6 @@ class RowsReader:
         return tuple(shape) if is_regular else None
 
 
-def column_names(found: Sequence[Any], place: str, limits: MessageLimits) -> tuple[str, ...]:
-    """Return the names of the columns of a table, each of them once; numbers become their text.
-
-    Raises:
-        InvalidRequest: One is neither text nor an integer, or occurs twice.
-        TooLarge: There are too many.
-    """
-    check_count(f"names in {place}", len(found), limits.json_keys, "json_keys")
-    names = []
-    for index, each in enumerate(found):
-        if type(each) is not str and type(each) is not int:
-            raise InvalidRequest(f"{place}[{index}] is {show(each)}: expected the name of a column")
-        name = str(each)
-        check_name("name of a column", name, limits.name_bytes, "name_bytes")
-        names.append(name)
-    if len(set(names)) != len(names):
-        raise InvalidRequest(f"{place} has {_repeated(names)[:_SHOWN]!r} twice")
-    return tuple(names)
-
-
-def table_tensor(
-    place: str,
-    columns: tuple[str, ...],
-    rows: Any,
-    layout: JsonLayout,
-    rules: UntypedRules,
-    size_bytes: int = 0,
-) -> Tensor:
-    """Return a table as one tensor without a name.
-
-    Raises:
-        InvalidRequest: A row has another number of values than there are columns.
-    """
-    if isinstance(rows, np.ndarray) and rows.shape[1:] != (len(columns),):
-        rows = rows.tolist()
-    if not isinstance(rows, np.ndarray):
-        for index, row in enumerate(rows):
-            if type(row) is not list or len(row) != len(columns):
-                found = f"{len(row)} values" if type(row) is list else show(row)
-                raise InvalidRequest(
-                    f"{place}[{index}] has {found}: expected {len(columns)}, one for each column"
-                )
-    data = UntypedData(rows, layout, place, rules, "", columns, size_bytes)
-    return Tensor("", None, None, data)
-
-
 def _stacked(values: list[Any]) -> Any:
     """Return the values of one member in all rows, as one array where all are arrays."""
     kinds = set(map(type, values))
@@ -561,10 +512,6 @@ def _may_have_integers(rows: npt.NDArray[Any]) -> bool:
     return is_table and rows.dtype.kind == "f" and bool((rows == np.floor(rows)).all(0).any())
 
 
-def _is_object(value: Any) -> bool:
-    return type(value) is dict or type(value) is simdjson.Object
-
-
 def _count_lists(value: Any) -> int:
     if type(value) in _PROXIES:
         text: Any = value.mini  # bytes, unlike in its stub
@@ -592,19 +539,3 @@ def _other_keys(
             return InvalidRequest(f"{where} lacks {name[:_SHOWN]!r}, which {first} has")
     other = next(name for name in members if name not in names)
     return InvalidRequest(f"{where} has {other[:_SHOWN]!r}, which {first} lacks")
-
-
-def show(value: Any) -> str:
-    """Return a value as an error may show it."""
-    if value is None:
-        return "null or missing"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if type(value) in (list, simdjson.Array):
-        return f"a list of {len(value)} items"
-    if _is_object(value):
-        return "an object"
-    if isinstance(value, str):
-        value = value[: _SHOWN + 1]
-    text = f"{value!r}"
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

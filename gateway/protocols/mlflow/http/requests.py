@@ -15,15 +15,8 @@ from gateway.ir.tensor import Tensor
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.wire.errors import UnsupportedContentType
 from gateway.wire.http import HttpRequest
-from gateway.wire.rows import (
-    RowsDocument,
-    RowsReader,
-    column_names,
-    read_any,
-    read_rows_document,
-    show,
-    table_tensor,
-)
+from gateway.wire.rows import RowsDocument, RowsReader, read_any, read_rows_document
+from gateway.wire.tables import column_names, show, table_tensor
 
 JSON, CSV, LINES = "application/json", "text/csv", "application/jsonlines"
 
