@@ -220,6 +220,8 @@ class HttpBinding:
             listener passes unknown paths to, if there is one.
         yielded: Paths among these that another protocol of the listener may own instead, because
             both write what the clients of either read.
+        keeps_if_listed: On a listener that lists the protocol by name, no option of another
+            protocol may claim a path that is yielded.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -231,6 +233,7 @@ class HttpBinding:
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     public: tuple[str, ...] = ()
     yielded: frozenset[str] = frozenset()
+    keeps_if_listed: bool = False
     read_only: frozenset[str] = frozenset()
 
 

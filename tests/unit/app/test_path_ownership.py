@@ -69,3 +69,15 @@ def test_a_path_of_options_may_be_the_refusal_of_chat() -> None:
         assert all(
             text in problem.message for text, problem in zip(expected, problems, strict=True)
         )
+
+
+def test_paths_of_a_container_belong_to_one_protocol() -> None:
+    """Among all protocols the option decides; beside one that is listed it is an error."""
+    text = 'version: 1\nlisteners: [{http: "127.0.0.1:0", options: {oip: {sagemaker: true}}}]\n'
+    loaded = load_text(text)
+    assert [] == check(loaded)
+    owned = owned_paths(loaded.config.listeners[0])
+    assert {"/ping", "/invocations"} <= set(owned["oip"])
+    assert "/invocations" not in owned["mlflow"]
+    problems = check(load_text(config("mlflow", "oip", options="{oip: {sagemaker: true}}")))
+    assert any("'/invocations' belongs to oip and to mlflow" in each.message for each in problems)
