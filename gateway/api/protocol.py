@@ -246,6 +246,8 @@ class HttpBinding:
         shared_option: The option that gets the paths of a listener that another protocol yields to
             it; "" for none.
         quota_headers: Further headers that tell its clients of quotas; None for none.
+        keeps_if_listed: On a listener that lists the protocol by name, no option of another
+            protocol may claim a path that is yielded.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -257,6 +259,7 @@ class HttpBinding:
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     public: tuple[str, ...] = ()
     yielded: frozenset[str] = frozenset()
+    keeps_if_listed: bool = False
     read_only: frozenset[str] = frozenset()
     exact_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     passed: frozenset[str] = frozenset()
