@@ -58,7 +58,7 @@ def ovms_seen(sidecar: Running) -> dict[str, Any]:
     return found
 
 
-def test_kserve_clients_ask_about_server_and_model(kserve_seen: dict[str, Any]) -> None:
+def test_kserve_clients_read_the_state_of_server_and_model(kserve_seen: dict[str, Any]) -> None:
     """Both are there; an unknown model is 404, and an explanation 501."""
     assert (True, True) == (kserve_seen["live"], kserve_seen["ready"])
     assert 404 == kserve_seen["unknown"]["status"]
