@@ -14,7 +14,7 @@ import structlog
 from gateway.api.access import Authenticator
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
-from gateway.app import passthrough
+from gateway.app import metrics_page, passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.chains.tracing import Tracing
 from gateway.app.declarations import Declarations
@@ -34,6 +34,7 @@ from gateway.frontend.frontend import (
     CheckInference,
     Frontend,
 )
+from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
 from gateway.ir.errors import Unauthenticated
@@ -142,6 +143,7 @@ class BuiltListener:
     Attributes:
         servers: By name ("main.http").
         rejections: Counts and logs the requests that reach no service.
+        load: Returns the load that responses tell; None where they tell none.
         tls: Its TLS files; None without TLS.
         authentication: Asks who sends each request; None if nobody asks.
         needs_client: Returns whether each request needs a credential.
@@ -158,6 +160,7 @@ class BuiltListener:
         self.rejections = rejections
         self._tracing = tracing
         self.servers: dict[str, Server] = {}
+        self.load: Callable[[], Load] | None = None
         self.tls: TlsFiles | None = None
         self.authentication: Authentication | None = None
         self.needs_client: Callable[[], bool] = lambda: False
@@ -205,7 +208,9 @@ class BuiltListener:
         attach = request_ids.get("attach_request_id")
         self._connect_frontend(built, spec, codec, attach)
         self._frontends.append((spec, codec, built, attach))
-        return built
+        if self.load is None or attach is None:
+            return built
+        return LoadReportingFrontend(built, self.load)
 
     def _connect_frontend(
         self, frontend: Frontend[Any, Any], spec: ProtocolSpec, codec: Any, attach: Any
@@ -301,6 +306,8 @@ class SharedResources:
         tracing: Makes spans; None for no spans.
         authenticator: Returns what names the clients of a listener; None if nobody asks.
         needs_client: Returns whether each request of a listener needs a credential.
+        load: Returns the load that responses tell; None where they tell none.
+        page: Returns the metrics page.
     """
 
     metrics: Metrics
@@ -317,6 +324,8 @@ class SharedResources:
     tracing: Tracing | None = None
     authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
     needs_client: Callable[[str], bool] = lambda _listener: False
+    load: Callable[[], Load] | None = None
+    page: metrics_page.Page | None = None
 
 
 def build_listener(
@@ -336,6 +345,7 @@ def build_listener(
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
     built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
+    built.load = shared.load
     built.needs_client = partial(shared.needs_client, config.name)
     authenticator = shared.authenticator(config)
     authentication = built.authentication = (
@@ -345,7 +355,7 @@ def build_listener(
     limits = _limits(config, can_cut_through=shared.can_cut_through)
     http_address = config.http or config.address
     serves_grpc = config.grpc is not None or config.address is not None
-    http: list[HttpMount] = []
+    http: list[HttpMount] = _metrics_mounts(config, shared)
     grpc: list[GrpcMount] = []
     described: list[DescribedProtocol] = []
     messages = message_limits(config.messages, limits.message_bytes)
@@ -364,12 +374,7 @@ def build_listener(
             described.append(
                 DescribedProtocol(codec.name, spec.grpc.methods, spec.grpc.file_descriptors())
             )
-    if config.shared_memory.mode == "forward":
-        log.warning(
-            "a client that makes a shared-memory segment smaller ends the server",
-            listener=config.name,
-            instead="shared_memory: map",
-        )
+    _warn_of_forwarded_memory(config)
     servers = built.servers
     if http_address is not None:
         _warn_of_exposure(config, http_address)
@@ -562,6 +567,12 @@ def _mount(
     return HttpMount(prefixes, frontend, binding.root, frozenset(read_only), exact, binding.passed)
 
 
+def _metrics_mounts(config: ListenerConfig, shared: SharedResources) -> list[HttpMount]:
+    if not config.metrics or shared.page is None:
+        return []
+    return [HttpMount((metrics_page.PATH,), metrics_page.MetricsPage(shared.page))]
+
+
 def _cors_rules(config: ListenerConfig) -> CorsRules | None:
     return None if config.cors is None else CorsRules(config.cors.origins, config.cors.max_age)
 
@@ -579,6 +590,15 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
 
 def _grpc_address(address: Address) -> str:
     return str(address) if address.host else f"[::]:{address.port}"
+
+
+def _warn_of_forwarded_memory(config: ListenerConfig) -> None:
+    if config.shared_memory.mode == "forward":
+        log.warning(
+            "a client that makes a shared-memory segment smaller ends the server",
+            listener=config.name,
+            instead="shared_memory: map",
+        )
 
 
 def _warn_of_exposure(config: ListenerConfig, address: Address | StreamAddress) -> None:

@@ -139,6 +139,11 @@ def shape(*dims: int) -> Callable[[Any], object]:
     return change
 
 
+def datatype(number: int) -> Callable[[Any], object]:
+    """Return what gives a tensor another datatype."""
+    return lambda one: setattr(one, "dtype", number)
+
+
 def unknown_rank(tensor: Any) -> None:
     tensor.tensor_shape.unknown_rank = True
 
@@ -163,7 +168,7 @@ MESSAGES: dict[str, bytes] = {
     "two_fields": request(fields(float_val=[1.0], int_val=[1])),
     "amplified": request(filled),
     **{
-        f"dtype_{number}": request(lambda one, number=number: setattr(one, "dtype", number))
+        f"dtype_{number}": request(datatype(number))
         for number in (0, 8, 11, 20, 21, 101, 123, 99)
     },
     "duplicate_filter": request() + b"\x1a\x01A\x1a\x01A",

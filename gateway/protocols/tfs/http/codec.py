@@ -36,7 +36,7 @@ from gateway.protocols.tfs.examples import (
     values_of,
 )
 from gateway.protocols.tfs.http import upstream
-from gateway.protocols.tfs.http.events import EventForm, event_form, is_event, reply_event
+from gateway.protocols.tfs.http.events import CloudEventForm, event_form, is_event, reply_event
 from gateway.protocols.tfs.http.examples_json import read_examples
 from gateway.protocols.tfs.http.paths import MODELS, RestPath, Verb, kserve_path, tensorflow_path
 from gateway.protocols.tfs.http.predict import (
@@ -80,7 +80,7 @@ class RestForm(Struct, frozen=True):
 
     called: CalledModel | None = None
     is_rows: bool = False
-    event: EventForm | None = None
+    event: CloudEventForm | None = None
 
 
 class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):

@@ -20,7 +20,7 @@ _BINARY: Final = ("ce-specversion", "ce-id", "ce-source", "ce-type")
 _ATTRIBUTES: Final = frozenset({"specversion", "id", "source", "type", "time", "data"})
 
 
-class EventForm(Struct, frozen=True):
+class CloudEventForm(Struct, frozen=True):
     """The form of the reply to an event.
 
     Attributes:
@@ -31,12 +31,12 @@ class EventForm(Struct, frozen=True):
     is_structured: bool
 
 
-def event_form(wire: HttpRequest, content_type: str) -> EventForm | None:
+def event_form(wire: HttpRequest, content_type: str) -> CloudEventForm | None:
     """Return the form of the reply to a request; None for a plain reply."""
     if content_type == STRUCTURED_TYPE:
-        return EventForm(is_structured=True)
+        return CloudEventForm(is_structured=True)
     if all(wire.headers.get(name) is not None for name in _BINARY):
-        return EventForm(is_structured=False)
+        return CloudEventForm(is_structured=False)
     return None
 
 
@@ -46,7 +46,7 @@ def is_event(members: Mapping[str, Any]) -> bool:
 
 
 def reply_event(
-    form: EventForm, body: bytes, model: str, options: TfsOptions
+    form: CloudEventForm, body: bytes, model: str, options: TfsOptions
 ) -> tuple[tuple[tuple[str, str], ...], bytes]:
     """Return the headers and the body of a reply that is an event.
 
