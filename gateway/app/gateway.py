@@ -159,6 +159,7 @@ class Gateway:
             tracing=None if self._export is None else self._export.tracing,
         )
         self._graph = ServiceGraph(loaded, self._process)
+        self.parts.hold(self._graph.held_models())
         # What the listeners call: the entries of the graph, except after a reload.
         self._entries = self._graph.entries
         self.metrics.watch(names.IN_FLIGHT_BYTES, lambda: self._budget.used_bytes)
@@ -439,6 +440,7 @@ class Gateway:
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph
+        self.parts.hold(graph.held_models())
         finishing: dict[str, FinishSequences] = {}
         sequences = None
         is_any_open = old.open_sequences(graph.parts)

@@ -404,7 +404,7 @@ class Endpoints:
 
     def _candidates(self, now: float, model: ModelRef | None) -> list[Endpoint]:
         chosen = PLACEMENT.get() if self._has_placement else None
-        if chosen is not None:
+        if chosen is not None and chosen in self.endpoints:
             return [chosen]
         return self.candidates(now, "" if model is None else model.name)
 
