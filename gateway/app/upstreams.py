@@ -40,6 +40,7 @@ from gateway.ir.context import Need
 from gateway.ir.errors import ErrorCode
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
+from gateway.policies.count_models import counted
 from gateway.policies.divide_rows import DivideRows
 from gateway.policies.forward_headers import QuestionHeaders
 from gateway.policies.known_models import KnownModels
@@ -391,9 +392,11 @@ class _EndpointBuilder:
             client_header=config.client_header,
             ends_at_empty_classes=identity.ends_at_empty_classes,
             trace=None if self.tracing is None else partial(self.tracing.attempt, self.name, url),
+            count=counted(metrics.model_counts, self.name),
         )
         at = self.at.inside(name, "upstream", config).with_parts(parts)
         endpoint = Endpoint(name, build_chain("endpoint", connected.service, at))
+        questions = build_chain("endpoint", probing.service, at)
         prober = Prober(
             self.name,
             endpoint,
@@ -401,10 +404,12 @@ class _EndpointBuilder:
             timeout_s=config.probe.timeout,
             report=partial(metrics.upstream_ready, self.name, name),
             identify=identity,
-            service=build_chain("endpoint", probing.service, at),
+            service=questions,
         )
         closes = (connected.close, probing.close)
-        return BuiltEndpoint(endpoint, prober, identity, withheld, connected.http, closes)
+        return BuiltEndpoint(
+            endpoint, prober, identity, withheld, connected.http, closes, questions
+        )
 
     def connect(self, url: Url, **settings: Any) -> Connected:
         """Build a client of the server at *url*; for the *settings* see `connect`."""

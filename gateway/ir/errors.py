@@ -122,6 +122,10 @@ class InvalidMember(InvalidRequest):
         self.reason = reason
 
 
+class ModelNotNamed(InvalidRequest):
+    """The request names no model, and there is no default model."""
+
+
 class NotFound(GatewayError):
     """The requested object does not exist."""
 

@@ -16,8 +16,10 @@ from gateway.api.extension import (
     ServingProcess,
 )
 from gateway.config.load import LoadedConfig
+from gateway.migration.events.settings import EVENTS, check_events
 from gateway.migration.names import METRICS
 from gateway.migration.settings import CAPTURE, MIGRATIONS, STOCK
+from gateway.registry import event_sink_names
 from gateway.routing.rolling.settings import ROLLING_LOAD
 
 _COMMANDS: Final = "gateway.migration.commands"
@@ -27,7 +29,7 @@ class MigrationExtension:
     """Records, compares and moves calls from an old to a new server."""
 
     name = "migration"
-    settings = (STOCK, CAPTURE, MIGRATIONS)
+    settings = (STOCK, CAPTURE, MIGRATIONS, EVENTS)
     metrics = METRICS
     commands: Mapping[str, str] = MappingProxyType(
         {
@@ -40,6 +42,7 @@ class MigrationExtension:
             "diff": f"{_COMMANDS}.replay:diff",
             "report": f"{_COMMANDS}.report:report",
             "cutover": f"{_COMMANDS}.cutover:cutover",
+            "kserve": f"{_COMMANDS}.kserve:kserve",
             "migration-demo": "gateway.migration.demo.command:migration_demo",
         }
     )
@@ -57,6 +60,7 @@ class MigrationExtension:
             yield ("stock",), "needs 'state: {directory: DIR}', where the counts are kept"
         yield from check_captures(loaded.config)
         yield from check_migrations(loaded.config)
+        yield from check_events(loaded.config, frozenset(event_sink_names()))
 
     def warnings(self, config: ConfigView, /) -> Iterator[Finding]:
         """Yield the cut-overs that nothing stops before a server that fails all calls."""
@@ -123,7 +127,8 @@ def _check_trials(config: ConfigView) -> Iterator[Finding]:
 
 def _is_used(config: ConfigView) -> bool:
     stock, capture = config.setting(STOCK), config.setting(CAPTURE)
-    return stock is not None or capture is not None or bool(config.setting(MIGRATIONS))
+    is_recorded = stock is not None or capture is not None
+    return is_recorded or bool(config.setting(MIGRATIONS)) or bool(config.setting(EVENTS))
 
 
 EXTENSION: Final = MigrationExtension()

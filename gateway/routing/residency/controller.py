@@ -428,7 +428,9 @@ class ResidencyController:
         now = self._clock()
         if is_own:
             self._meters.loaded(model.name, "ok", now - began)
-            log.info("resident model loaded", server=self.name, model=model.name, seconds=now - began)
+            log.info(
+                "resident model loaded", server=self.name, model=model.name, seconds=now - began
+            )
             self._is_changing.set()  # another gateway may have loaded one at the same time
         self._grant(self.plan.loaded(model, now))
 
@@ -462,7 +464,10 @@ class ResidencyController:
             await self._until_unloaded(model)
         except GatewayError as error:
             log.warning(
-                "resident model not unloaded", server=self.name, model=model.name, reason=error_text(error)
+                "resident model not unloaded",
+                server=self.name,
+                model=model.name,
+                reason=error_text(error),
             )
             await self._after_failed_unload(model)
         else:

@@ -21,7 +21,7 @@ GONE: Final = frozenset({ErrorCode.NOT_FOUND, ErrorCode.NOT_READY, ErrorCode.UNA
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldModel:
     """A reference to a model at one endpoint."""
 
     home: Home
@@ -46,11 +46,11 @@ class Sender(Protocol):
     async def send(self, call: Call[R], resends: int = ..., /) -> R:
         """Send a call to an endpoint that holds its model."""
 
-    async def is_gone(self, held: Held, call: Call[Any], /) -> bool:
+    async def is_gone(self, held: HeldModel, call: Call[Any], /) -> bool:
         """Return whether the server does not hold the model of a call, which can be repeated."""
 
     def end_call(
-        self, held: Held, sequence: CallSequence | None, /, *, is_lost: bool = False
+        self, held: HeldModel, sequence: CallSequence | None, /, *, is_lost: bool = False
     ) -> None:
         """Give back the reference of a call."""
 
@@ -62,14 +62,14 @@ class HeldStream:
         self,
         residency: Sender,
         call: StreamInferRequest,
-        held: Held,
+        held: HeldModel,
         sequence: CallSequence | None,
         items: Any,
         resends: int,
     ) -> None:
         self._residency = residency
         self._call = call
-        self._held: Held | None = held
+        self._held: HeldModel | None = held
         self._sequence = sequence
         self._items = cast("AsyncIterator[InferResponse]", items)
         self._resends = resends

@@ -34,7 +34,7 @@ from gateway.ir.streaming_body import streaming_body_of
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.placement import PLACEMENT
 from gateway.routing.residency.controller import ResidencyController
-from gateway.routing.residency.held import GONE, Held, HeldStream, Home
+from gateway.routing.residency.held import GONE, HeldModel, HeldStream, Home
 from gateway.routing.residency.meters import EndpointMeters
 from gateway.routing.residency.plan import ModelPhase, UnloadReason
 from gateway.routing.residency.server import EndpointServer
@@ -64,7 +64,7 @@ _OTHERS: Final = frozenset(
 class _OpenSequence:
     """A sequence that holds a reference."""
 
-    held: Held
+    held: HeldModel
     used_at: float
 
 
@@ -184,7 +184,7 @@ class Residency:
         try:
             return await self._inference(call)
         except GatewayError as error:
-            if error.code not in GONE or not await self.is_gone(Held(only, found), call):
+            if error.code not in GONE or not await self.is_gone(HeldModel(only, found), call):
                 raise
         finally:
             found.uses -= 1
@@ -192,7 +192,7 @@ class Residency:
                 only.controller.note_unused(found)
         return await self.send(call, _RESENDS - 1)
 
-    async def is_gone(self, held: Held, call: Call[Any]) -> bool:
+    async def is_gone(self, held: HeldModel, call: Call[Any]) -> bool:
         """Return whether the server does not hold the model of a call, which can be repeated."""
         if _has_begun(call) or not await held.home.controller.is_gone(held.model):
             return False
@@ -235,7 +235,7 @@ class Residency:
             self.end_call(held, sequence)
             return reply
 
-    def _has_others(self, call: Call[Any], held: Held, tried: set[Endpoint]) -> bool:
+    def _has_others(self, call: Call[Any], held: HeldModel, tried: set[Endpoint]) -> bool:
         if _has_begun(call):
             return False
         others = set(self._available(held.model.name, tried)) - {held.home.endpoint}
@@ -243,7 +243,7 @@ class Residency:
 
     async def _acquire(
         self, call: Call[Any], tried: Iterable[Endpoint] = ()
-    ) -> tuple[Held, CallSequence | None]:
+    ) -> tuple[HeldModel, CallSequence | None]:
         """Return a reference to the model of *call*, and the sequence of the call."""
         model = call.model
         if model is None:
@@ -256,7 +256,7 @@ class Residency:
             ), sequence
         return await self._hold(model, tried), None
 
-    async def _hold(self, model: ModelRef, tried: Iterable[Endpoint] = ()) -> Held:
+    async def _hold(self, model: ModelRef, tried: Iterable[Endpoint] = ()) -> HeldModel:
         name = model.name
         homes = self._homes_of(name, tried)
         loaded = [home for home in homes if _phase(home, name) is ModelPhase.LOADED]
@@ -265,7 +265,7 @@ class Residency:
         for home in homes if loaded else ():
             home.controller.want(name)  # the other copies
         home = (loaded or homes)[0]
-        return Held(home, await home.controller.hold(name, model))
+        return HeldModel(home, await home.controller.hold(name, model))
 
     def _homes_of(self, name: str, tried: Iterable[Endpoint] = ()) -> list[Home]:
         """Return the endpoints where a model lives; of those available, the first by its hash.
@@ -311,7 +311,7 @@ class Residency:
 
     # Sequences, each of which holds a reference
 
-    def _continue_sequence(self, model: ModelRef, sequence: CallSequence) -> Held | None:
+    def _continue_sequence(self, model: ModelRef, sequence: CallSequence) -> HeldModel | None:
         key: SequenceKey = (model.name, sequence.id)
         found: _OpenSequence | None = self._sequences.pop(key, None)
         if found is None:
@@ -326,7 +326,7 @@ class Residency:
 
     async def _begin_sequence(
         self, model: ModelRef, sequence: CallSequence, tried: Iterable[Endpoint]
-    ) -> Held:
+    ) -> HeldModel:
         held = await self._hold(model, tried)
         held.model.uses += 1  # of the sequence, beside that of the call
         self._sequences[model.name, sequence.id] = _OpenSequence(held, self._clock())
@@ -334,7 +334,9 @@ class Residency:
             self._watch_sequences()
         return held
 
-    def end_call(self, held: Held, sequence: CallSequence | None, *, is_lost: bool = False) -> None:
+    def end_call(
+        self, held: HeldModel, sequence: CallSequence | None, *, is_lost: bool = False
+    ) -> None:
         """Give back the reference of a call, and that of its sequence if it is over.
 
         Args:

@@ -25,7 +25,7 @@ def prepare_residents(folder: Path, ports: Ports) -> Command:
 
 
 @dataclasses.dataclass
-class Held:
+class HeldModels:
     """What a part of the log says.
 
     Attributes:
@@ -39,9 +39,9 @@ class Held:
     most: int
 
 
-def read_log(path: Path) -> Held:
+def read_log(path: Path) -> HeldModels:
     """Return what the log of a server says."""
-    found = Held([], [], 0)
+    found = HeldModels([], [], 0)
     held: set[str] = set()
     for line in path.read_text(errors="replace").splitlines():
         begins, ends = _BEGINS.search(line), _ENDS.search(line)
