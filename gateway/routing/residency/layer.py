@@ -101,6 +101,7 @@ class Residency:
         self._is_started = False
         self._ranked: dict[str, tuple[Endpoint, ...]] = {}
         self._ranked_of: tuple[Endpoint, ...] = ()
+        self._first: dict[str, Home] = {}  # of models that live at one endpoint
         self._descriptions: dict[tuple[Any, ...], Any] = {}
         self._sequences: dict[SequenceKey, _OpenSequence] = {}
         self._sequence_timer: asyncio.TimerHandle | None = None
@@ -173,8 +174,10 @@ class Residency:
     async def _infer(self, call: InferRequest) -> InferResponse:
         # The usual call: one endpoint, and the model is loaded.
         only, model = self._only, call.model
-        if only is None or model is None or call.sequence is not None:
+        if model is None or call.sequence is not None:
             return await self.send(call)
+        if only is None:
+            return await self._infer_at_home(call, model)
         plan = only.controller.plan
         found = plan.models.get(model.name)
         if found is None or found.phase is not ModelPhase.LOADED:
@@ -190,6 +193,33 @@ class Residency:
             found.uses -= 1
             if not found.uses:
                 only.controller.note_unused(found)
+        return await self.send(call, _RESENDS - 1)
+
+    async def _infer_at_home(self, call: InferRequest, model: ModelRef) -> InferResponse:
+        """Send an inference to the first of several endpoints, if it holds the model alone."""
+        home = self._first.get(model.name)
+        endpoints = self._endpoints.endpoints
+        if home is None or endpoints is not self._ranked_of or home.endpoint.closed_to:
+            return await self.send(call)
+        plan = home.controller.plan
+        found = plan.models.get(model.name)
+        is_loaded = found is not None and found.phase is ModelPhase.LOADED
+        if found is None or not is_loaded or not home.endpoint.is_available(self._clock()):
+            return await self.send(call)
+        plan.turn = found.turn = plan.turn + 1
+        found.uses += 1
+        token = PLACEMENT.set(home.endpoint)
+        try:
+            return await self._inference(call)
+        except GatewayError as error:
+            is_gone = error.code in GONE and await self.is_gone(HeldModel(home, found), call)
+            if not is_gone and not isinstance(error, NotSent):
+                raise
+        finally:
+            PLACEMENT.reset(token)
+            found.uses -= 1
+            if not found.uses:
+                home.controller.note_unused(found)
         return await self.send(call, _RESENDS - 1)
 
     async def is_gone(self, held: HeldModel, call: Call[Any]) -> bool:
@@ -281,7 +311,10 @@ class Residency:
         chosen = [each for each in ranked if each in available][: self._copies(name)]
         if not chosen:
             raise Unavailable(f"upstream {self._endpoints.name!r} has no endpoint for calls")
-        return [self._home(each) for each in chosen]
+        homes = [self._home(each) for each in chosen]
+        if self._copies(name) == 1 and chosen[0] is ranked[0] and name in self._ranked:
+            self._first[name] = homes[0]
+        return homes
 
     def _order(self, name: str) -> tuple[Endpoint, ...]:
         """Return the endpoints in the order of their hashes with a name."""
@@ -303,6 +336,7 @@ class Residency:
 
     def _forget_removed(self, endpoints: tuple[Endpoint, ...]) -> None:
         self._ranked, self._ranked_of = {}, endpoints
+        self._first.clear()
         for endpoint in self._homes.keys() - set(endpoints):
             home = self._homes.pop(endpoint)
             task = asyncio.ensure_future(home.controller.close())
