@@ -23,11 +23,14 @@ from gateway.settings.units import UNIX, Url
 PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",
     "grps": "gateway.protocols.grps:SPEC",
+    "mlflow": "gateway.protocols.mlflow:SPEC",
     "oip": "gateway.protocols.oip:SPEC",
     "openai": "gateway.protocols.openai:SPEC",
+    "tfs": "gateway.protocols.tfs:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",
 }
 
+_RECORDED_CALLS: Final = "gateway.migration.replay.trial:try_recorded_calls"
 _PROTOCOLS_GROUP: Final = "gateway.protocols"
 _LAYERS_GROUP: Final = "gateway.layers"
 _EVENT_SINKS_GROUP: Final = "gateway.event_sinks"
@@ -125,6 +128,15 @@ def transform(name: str, /) -> TensorTransform:
         LookupError: It does not exist, or cannot be imported.
     """
     return cast("TensorTransform", _made("transform", name, "gateway.transforms"))
+
+
+def recorded_calls() -> Any:
+    """Return what tries a loaded model with recorded calls; see `routing.rolling.settings.Trial`.
+
+    Raises:
+        LookupError: It cannot be imported.
+    """
+    return load_dotted(_RECORDED_CALLS)
 
 
 def authoriser(name: str, /) -> Authoriser:

@@ -30,6 +30,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
+        self._timer_cancelled_count: int
 
     def time(self) -> float:
         """Return the virtual time in seconds."""

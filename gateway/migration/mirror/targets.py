@@ -67,7 +67,7 @@ def _is_pipeline(target: TargetConfig, config: Config) -> bool:
 
 
 def _is_used(model: ModelConfig) -> bool:
-    return model.backend is not None or model.signature is not None
+    return model.backend is not None or model.signature is not None or bool(model.protocols)
 
 
 def _route(
