@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.ir.calls import InferRequest
@@ -12,7 +14,7 @@ from tests.fakes import FakeClock
 from tests.unit.migration.events.kit import definition
 
 
-def sink(clock: FakeClock | None = None, workers: int = 1, **keys: object) -> ServingSink:
+def sink(clock: FakeClock | None = None, workers: int = 1, **keys: Any) -> ServingSink:
     return ServingSink(definition(**keys), workers, FakeClock() if clock is None else clock)
 
 

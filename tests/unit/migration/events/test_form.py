@@ -132,7 +132,7 @@ def test_texts_and_truth_values_are_json() -> None:
     assert [["ä", "b"], [True, False]] == [each["data"] for each in found]
 
 
-def test_payload_says_what_is_sent_of_elements() -> None:
+def test_payload_limits_what_is_sent_of_elements() -> None:
     """Hashes are equal for equal elements; without a payload nothing of a client's values is sent."""
     call = call_with(
         array_tensor("x", VALUES), array_tensor("again", VALUES), parameters={"secret": "s"}
@@ -144,7 +144,7 @@ def test_payload_says_what_is_sent_of_elements() -> None:
     assert body(sent(call, payload="none"), payload="none")["inputs"] == [
         {"name": name, "shape": [1, 2], "datatype": "FP32"} for name in ("x", "again")
     ]
-    single = {"payload": "full", "tensors": {"again": "none"}}
+    single: dict[str, Any] = {"payload": "full", "tensors": {"again": "none"}}
     assert ["data" in each for each in body(sent(call, **single), **single)["inputs"]] == [
         True,
         False,
@@ -165,7 +165,7 @@ def test_slices_of_one_buffer_are_sent_as_the_least_of_them() -> None:
     """The buffer of one tensor has the elements of all, so a hidden one hides all."""
     whole = memoryview(bytes(range(8)))
     slices = [Tensor(name, None, None, SlicedData(whole, place)) for place, name in enumerate("ab")]
-    keys = {"tensors": {"b": "none"}}
+    keys: dict[str, Any] = {"tensors": {"b": "none"}}
     assert not any(
         {"b64", "data"} & each.keys() for each in body(sent(call_with(*slices)), **keys)["inputs"]
     )
@@ -192,7 +192,7 @@ def test_the_replies_of_a_stream_are_one() -> None:
     ]
 
 
-def test_replies_of_other_shapes_stay_apart() -> None:
+def test_replies_of_other_shapes_are_not_joined() -> None:
     """Outputs that do not fit together follow one another."""
     replies = [reply_with(array_tensor("y", np.zeros((1, size), np.int32))) for size in (1, 2)]
     shapes = [each["shape"] for each in body(sent(call_with(), *replies), RESPONSE)["outputs"]]
