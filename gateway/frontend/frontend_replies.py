@@ -44,6 +44,7 @@ from gateway.model_info.server_dialects import ServerDialects
 from gateway.service import Service, bound_call
 from gateway.session import SessionReply
 from gateway.telemetry.upstream_metrics import ByteCounter
+from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.frontend import ServerFrontend
 from gateway.wire.request_id import new_request_ids
 
@@ -119,6 +120,9 @@ class FrontendReplies(ServerFrontend[Q, A]):
         self._decoupled_models = DecoupledModels(service)
         self._known_inputs = KnownInputs(service)
         self._dialects = ServerDialects(service)
+        self._streams_decoupled: StreamsDecoupled | None = None
+        if isinstance(codec, StreamsDecoupled):
+            self._streams_decoupled = codec
         self._streaming: StreamCodec[Q, A] | None = None
         if isinstance(codec, StreamCodec):
             self._streaming = codec

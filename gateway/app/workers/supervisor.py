@@ -13,7 +13,7 @@ from gateway import __version__
 from gateway.app.activation import activated_sockets
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
-from gateway.app.announce import log_addresses, log_default_timeout
+from gateway.app.announce import log_addresses, log_default_timeout, log_platform
 from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
@@ -210,6 +210,7 @@ class Supervisor(WorkerReports):
         except OSError as error:  # no memory, no descriptors, no more processes
             raise StartError(f"cannot start a worker process: {reason_of(error)}") from error
         self._workers[slot.number] = worker
+        worker.on_page = self.page
         if self.leading is not None:
             worker.on_notice = self.leading.on_notice
         if self._stopping.is_set():
@@ -266,7 +267,7 @@ class Supervisor(WorkerReports):
         metrics = worker.metrics
         if self.leading is not None:
             metrics = self.leading.on_process_ended(metrics)
-        self._totals.update(worker, metrics)
+        self._totals.update(worker, metrics, worker.counts)
         self._totals.process_ended(worker)
         del self._workers[slot.number]
         if self._stopping.is_set() and status != 0 and not killed_early:
@@ -417,6 +418,7 @@ async def _serve(
         return await supervisor.stop()
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
     log_extensions(sockets.loaded.config.listeners)
+    log_platform(sockets.loaded.config)
     log_default_timeout(sockets.loaded.config.policies)
     log_addresses(addresses)
     log.info("started", version=__version__, workers=supervisor.count, **addresses)

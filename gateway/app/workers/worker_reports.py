@@ -170,9 +170,9 @@ class WorkerReports:
         current = 0.0 if worker is None else total_of(worker.metrics, names.REQUESTS.name)
         return self._past_requests[number] + current
 
-    async def _update_metrics(self) -> None:
+    async def _update_metrics(self) -> None:  # one worker asks the servers, which all share
         workers = [self._workers[number] for number in self._replying()]
-        await asyncio.gather(*(worker.update_metrics() for worker in workers))
+        await asyncio.gather(*(each.update_metrics(asks=each is workers[0]) for each in workers))
         for worker in self._workers.values():
-            self._totals.update(worker, worker.metrics)
+            self._totals.update(worker, worker.metrics, worker.counts)
         self._totals.update(self, snapshot(LostLines({"stderr": logs.lost_lines})))
