@@ -30,10 +30,8 @@ from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.app.worker_slot import ProcessOptions
 from gateway.config.models import ListenerConfig, StreamConfig
-from gateway.frontend.frontend import (
-    CheckInference,
-    Frontend,
-)
+from gateway.frontend.frontend import Frontend
+from gateway.frontend.frontend_replies import CheckInference
 from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
