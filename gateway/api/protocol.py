@@ -220,6 +220,8 @@ class HttpBinding:
             listener passes unknown paths to, if there is one.
         yielded: Paths among these that another protocol of the listener may own instead, because
             both write what the clients of either read.
+        keeps_if_listed: On a listener that lists the protocol by name, no option of another
+            protocol may claim a path that is yielded.
         exact_paths: Returns whole paths that a listener's options add, without those below them.
         passed: Prefixes under which a POST goes to the server that the listener passes unknown
             paths to, where that server is known to have the path.
@@ -236,6 +238,7 @@ class HttpBinding:
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     public: tuple[str, ...] = ()
     yielded: frozenset[str] = frozenset()
+    keeps_if_listed: bool = False
     read_only: frozenset[str] = frozenset()
     exact_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     passed: frozenset[str] = frozenset()

@@ -443,12 +443,16 @@ class RowsReader:
         shape = self._shape_of_numbers(data)
         if shape is None:
             return None
-        for code, dtype in _CODES:
+        # Most lists are of one kind, which their first number shows.
+        begins_with_float = type(_first_leaf(data)) is float
+        for code, dtype in _CODES[-1:] if begins_with_float else _CODES:
             try:
                 found = np.frombuffer(data.as_buffer(of_type=code), dtype)
             except (TypeError, ValueError):
                 continue
-            first = _first_fraction(data, found.size) if code == "d" else 0
+            first: int | None = 0
+            if code == "d" and not begins_with_float:
+                first = _first_fraction(data, found.size)
             # Without a fraction: integers of both signs that need 64 bits each.
             if found.size != math.prod(shape) or first is None:
                 return None
@@ -490,6 +494,13 @@ def _stacked(values: list[Any]) -> Any:
 def _lists_of(shape: Sequence[int]) -> int:
     """Return how many lists a shape is written with."""
     return sum(math.prod(shape[:depth]) for depth in range(len(shape)))
+
+
+def _first_leaf(data: Any) -> Any:
+    """Return the first element of nested lists without empty ones."""
+    while type(data) is simdjson.Array:
+        data = data[0]
+    return data
 
 
 def _first_fraction(data: Any, count: int) -> int | None:
