@@ -220,7 +220,7 @@ def test_undecodable_message_is_named(tmp_path: Path) -> None:
         assert "Traceback" not in result.output
 
 
-def test_rows_without_datatypes_are_converted(signature: Path, tmp_path: Path) -> None:
+def test_rows_of_mlflow_are_converted(signature: Path, tmp_path: Path) -> None:
     """A recorded call of MLflow has its datatypes in a request of another protocol."""
     directory = tmp_path / "capture"
     config = demo_config(http="127.0.0.1:0", grpc="off", admin="off")
