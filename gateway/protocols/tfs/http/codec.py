@@ -7,6 +7,7 @@ Source: docs/protocols/tensorflow-serving.md.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
 
 import orjson
@@ -61,6 +62,7 @@ R = TypeVar("R")
 
 NAME: Final = "tfs.http"
 _HEADERS: Final = Headers(JSON)
+_PATHS: Final = 256
 _GET: Final = frozenset({"GET", "HEAD"})
 _EXPLAIN: Final = (":explain", "%3aexplain")
 _METHODS: Final = {Verb.CLASSIFY: CLASSIFY, Verb.REGRESS: REGRESS}
@@ -105,6 +107,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self._models = ModelTable(limits)
         self._rules = row_rules(self._options, limits)
         self._is_kserve = self._options.is_kserve
+        # Clients repeat the same few paths. A path that raises is not cached.
+        self._find = lru_cache(_PATHS)(self._found)
         # Clients of another protocol of the listener read the same paths.
         self._is_shared = MODELS in self._options.shared
         vertex = self._options.vertex
@@ -131,8 +135,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return self._decode_predict(wire, self._default())
         is_root = wire.path == ROOT and self._options.root
         is_explain = self._is_shared and wire.path.lower().endswith(_EXPLAIN)
-        find = kserve_path if self._is_kserve or is_root or is_explain else tensorflow_path
-        return self._decode(find(wire.method, wire.path, self._limits), wire)
+        is_kserve = self._is_kserve or is_root or is_explain
+        return self._decode(self._find(wire.method, wire.path, is_kserve), wire)
 
     def encode_reply(  # noqa: PLR0911  # one for each kind of call
         self, call: Call[R], reply: R, /
@@ -182,6 +186,10 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         """
         # The type of a call determines that of its reply, which mypy cannot follow.
         return cast("R", upstream.decode_reply(call, wire, self._options, self._limits, NAME))
+
+    def _found(self, method: str, path: str, is_kserve: bool) -> RestPath:
+        find = kserve_path if is_kserve else tensorflow_path
+        return find(method, path, self._limits)
 
     def _decode(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
         verb = found.verb
