@@ -240,7 +240,14 @@ class HttpBinding:
             listener passes unknown paths to, if there is one.
         yielded: Paths among these that another protocol of the listener may own instead, because
             both write what the clients of either read.
+        exact_paths: Returns whole paths that a listener's options add, without those below them.
+        passed: Prefixes under which a POST goes to the server that the listener passes unknown
+            paths to, where that server is known to have the path.
+        shared_option: The option that gets the paths of a listener that another protocol yields to
+            it; "" for none.
         quota_headers: Further headers that tell its clients of quotas; None for none.
+        keeps_if_listed: On a listener that lists the protocol by name, no option of another
+            protocol may claim a path that is yielded.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -252,7 +259,11 @@ class HttpBinding:
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     public: tuple[str, ...] = ()
     yielded: frozenset[str] = frozenset()
+    keeps_if_listed: bool = False
     read_only: frozenset[str] = frozenset()
+    exact_paths: Callable[[Options], tuple[str, ...]] = _no_paths
+    passed: frozenset[str] = frozenset()
+    shared_option: str = ""
     quota_headers: QuotaHeaders | None = None
 
 

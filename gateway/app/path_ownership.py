@@ -23,14 +23,45 @@ def owned_paths(config: ListenerConfig) -> Mapping[str, tuple[str, ...]]:
     return found
 
 
+def shared_paths(name: str, config: ListenerConfig) -> tuple[str, ...]:
+    """Return the paths that the protocol *name* owns and another one of the listener yields."""
+    claims = _claims(config)
+    others = [(binding, paths) for other, (binding, paths) in claims.items() if other != name]
+    return tuple(
+        [
+            path
+            for path in owned_paths(config).get(name, ())
+            if any(path in paths and path in binding.yielded for binding, paths in others)
+        ]
+    )
+
+
+def exact_paths(name: str, config: ListenerConfig) -> tuple[str, ...]:
+    """Return the whole paths that the options of a listener add to a protocol."""
+    spec = protocol(name)
+    return () if spec.http is None else spec.http.exact_paths(config.options.get(spec.name, {}))
+
+
 def conflicts(config: ListenerConfig) -> Iterator[str]:
-    """Yield the error for each path that two protocols of a listener claim and neither yields."""
+    """Yield the error for each path that two protocols of a listener claim and neither yields.
+
+    Some protocols that the listener lists by name do not yield a path to an option of another one.
+    """
     owners: dict[str, str] = {}
-    for name, (binding, paths) in _claims(config).items():
-        for path in paths:
-            if path in binding.yielded:
+    claims = _claims(config)
+    given = {
+        path: name
+        for name, (binding, _) in claims.items()
+        for path in binding.own_paths(config.options.get(name, {}))
+    }
+    for name, (binding, paths) in claims.items():
+        for path in (*paths, *exact_paths(name, config)):
+            if path not in binding.yielded:
+                other = owners.setdefault(path, name)
+            elif binding.keeps_if_listed and config.protocols is not None:
+                other = given.get(path, name)
+            else:
                 continue
-            other = owners.setdefault(path, name)
             if other != name:
                 yield (
                     f"path {path!r} belongs to {other} and to {name}; expected only one of them "

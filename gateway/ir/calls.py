@@ -90,7 +90,16 @@ class ServerLiveRequest(Call[bool], frozen=True, kw_only=True):
 
 
 class ServerReadyRequest(Call[bool], frozen=True, kw_only=True):
-    """Whether the server accepts inference requests."""
+    """Whether the server accepts inference requests.
+
+    `model` is None even for the readiness of one model, which no model is asked for.
+
+    Attributes:
+        about: The only model that must be ready, as far as is known; "" for the default model.
+            None for all routes.
+    """
+
+    about: ModelRef | None = None
 
 
 class ServerMetadataRequest(Call[ServerMetadata], frozen=True, kw_only=True):

@@ -19,7 +19,14 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
-from gateway.ir.data import ItemsData, JsonItemsData, RawData, SharedMemoryData, SlicedData
+from gateway.ir.data import (
+    ItemsData,
+    JsonItemsData,
+    RawData,
+    SharedMemoryData,
+    SlicedData,
+    UntypedData,
+)
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
 from gateway.ir.tensor import Tensor, as_raw
@@ -48,7 +55,7 @@ _ENTRY_BYTES = 1024
 _MANY_ROWS = 256
 _SIZE = struct.Struct("<Q")
 # Their elements are elsewhere, or have no wire form.
-_NOT_STORED = (SlicedData, SharedMemoryData, JsonItemsData)
+_NOT_STORED = (SlicedData, SharedMemoryData, JsonItemsData, UntypedData)
 # The attribute `name` of an enum member is slower than the rest of the description.
 _NAMES: dict[Datatype | None, str] = {datatype: datatype.name for datatype in Datatype}
 

@@ -15,6 +15,8 @@ from gateway.config.load import ConfigError
 from gateway.migration.importers.graphpipe_command import import_graphpipe
 from gateway.migration.importers.grps_config import import_grps
 from gateway.migration.importers.imported import Imported
+from gateway.migration.importers.mlflow_model import import_mlflow
+from gateway.migration.importers.tensorflow_models import import_models
 from gateway.migration.importers.triton_repository import import_repository
 
 
@@ -25,6 +27,8 @@ class ImportSource(enum.Enum):
     TRTIS = "trtis"
     GRAPHPIPE = "graphpipe"
     GRPS = "grps"
+    TFS = "tfs"
+    MLFLOW = "mlflow"
 
 
 def import_(
@@ -32,9 +36,10 @@ def import_(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="REPOSITORY|CONF|-- COMMAND...",
-            help="Model repository of Triton or TensorRT, directory `conf` of grps, or command "
-            "line of a GraphPipe server.",
+            metavar="REPOSITORY|CONF|MLMODEL|-- COMMAND...",
+            help="Model repository of Triton or TensorRT, directory `conf` of grps, file MLmodel "
+            "of MLflow, models.config of TensorFlow Serving, or command line of a GraphPipe "
+            "server.",
         ),
     ],
     out: Annotated[
@@ -44,7 +49,7 @@ def import_(
         bool, typer.Option("--strict", help="Exit with 1 if a setting has no equivalent.")
     ] = False,
 ) -> None:
-    """Write a configuration that replaces a server of Triton, TensorRT, GraphPipe or grps.
+    """Write a configuration that replaces a server, or stands before one.
 
     Settings without an equivalent are named with file and line on standard error. Exit status: 0
     success, 1 no model or, with --strict, a setting without an equivalent, 2 usage error.
@@ -82,6 +87,10 @@ def _import(source: ImportSource, what: list[str]) -> Imported:
             fail(f"too many arguments: {len(what)}; expected one directory", WRONG_USAGE)
         if source is ImportSource.GRPS:
             return import_grps(Path(what[0]))
+        if source is ImportSource.MLFLOW:
+            return import_mlflow(Path(what[0]), DEFAULT_HTTP, DEFAULT_GRPC)
+        if source is ImportSource.TFS:
+            return import_models(Path(what[0]))
         repository = import_repository(Path(what[0]))
     except OSError as error:
         fail(f"cannot read {error.filename or what[0]}: {error.strerror}", WRONG_USAGE)

@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.config.models import Config, LifecycleConfig, ModelConfig, UpstreamConfig
 from gateway.config.routes import MatchConfig, RetryConfig, RouteConfig, TargetConfig
-from gateway.migration.mirror.sampling import SHADOW_HEADER
+from gateway.migration.captures.sampling import SHADOW_HEADER
 from gateway.migration.targets import LiveMigration, live_migrations
 
 OLD: Final = "old"
@@ -44,6 +44,7 @@ def shadow_config(config: Config) -> Config:
             "admin": None,
             "stock": None,
             "capture": None,
+            "events": {},
             "routes": (*routes, *(config.routes if has_pipeline else ())),
             "upstreams": {
                 name: _with_shadow_header(upstream)

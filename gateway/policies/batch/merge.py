@@ -19,6 +19,7 @@ from gateway.ir.data import (
     SharedMemoryData,
     SlicedData,
     TensorData,
+    UntypedData,
     check_items,
 )
 from gateway.ir.datatypes import Datatype
@@ -48,7 +49,7 @@ def row_count(call: InferRequest) -> int:
         shape, data = tensor.shape, tensor.data
         if tensor.datatype is None or not shape or shape[0] != rows:
             return 0
-        if isinstance(data, SlicedData | SharedMemoryData | JsonItemsData):
+        if isinstance(data, SlicedData | SharedMemoryData | JsonItemsData | UntypedData):
             return 0
     if any(output.shared is not None for output in call.outputs):
         return 0

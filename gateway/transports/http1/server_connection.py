@@ -9,37 +9,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from enum import Enum, auto
-from typing import Any, Final
+from typing import Any
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
-from gateway.concurrency.timeouts import RestartableTimer
-from gateway.ir.errors import Overloaded
-from gateway.transports.admission import NO_CLIENT_SHARES, client_shares
+from gateway.transports.admission import client_shares
 from gateway.transports.authentication import peer_of
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
     client_address,
-    connection_refusal,
 )
 from gateway.transports.http.authenticated import http1_exchange
-from gateway.transports.http.exchange import failure
 from gateway.transports.http.faults import (
     HttpError,
     connection_refused_response,
-    text_response,
 )
 from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.interfaces import ListenerState
-from gateway.transports.http.request_head import Version, head_too_slow
-from gateway.transports.http.response_writer import write_response
-from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, RequestHeadCache
+from gateway.transports.http.response_sender import failure
+from gateway.transports.http.states import (
+    OPEN,
+    HttpConnectionEvent,
+)
+from gateway.transports.http1 import states
+from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
+from gateway.transports.http1.response_order import Http1ServerState, OrderedResponses
+from gateway.transports.http1.states import HTTP2, READING, UNDECIDED
 from gateway.transports.http2.frames import PREFACE, may_be_http2
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import (
-    end_output,
     has_unread,
     pause_until_drained,
     peer_missing,
@@ -47,42 +46,13 @@ from gateway.transports.net.sockets import (
     tune,
 )
 from gateway.transports.net.tls import negotiated_http2
-from gateway.wire.http import HttpResponse
 
-_LINGER_S = 1.0
-"""A client that has its last response may still send: what arrives is dropped until it pauses."""
-_MAX_LINGER_S = 10.0
 _TURN_REQUESTS = 8
 _HEAD_BYTES = 4096  # nearly every head is shorter
 
 
-class _Input(Enum):
-    """What a connection does with received bytes."""
-
-    NEW = auto()  # nothing has arrived: the first bytes decide between HTTP/1 and HTTP/2
-    OPEN = auto()
-    CLOSED = auto()  # nothing more is read; complete requests are handled
-    LINGERING = auto()  # it is dropped until the client pauses, and the connection closed
-    HTTP2 = auto()  # they are another protocol's
-
-
-# A lookup of an Enum member costs as much as a function call.
-_OPEN: Final = _Input.OPEN
-_CLOSED: Final = _Input.CLOSED
-
-
-class Http1ServerProtocol:
-    """The state that the connections of a server share.
-
-    Args:
-        listener: The state of the listener.
-        count: Counts its connections.
-        reserve: Whether they may use the descriptors in reserve.
-        http2: Creates the protocol of an HTTP/2 connection; None to reject HTTP/2.
-
-    Attributes:
-        is_draining: Whether each response is the last of its connection.
-    """
+class Http1ServerProtocol(Http1ServerState):
+    """Makes the connections of a server, with the arguments of their state, and knows them."""
 
     def __init__(
         self,
@@ -92,15 +62,8 @@ class Http1ServerProtocol:
         reserve: bool,
         http2: Callable[[], asyncio.Protocol] | None = None,
     ) -> None:
-        self.listener = listener
-        self.count = count
-        self.can_use_reserve = reserve
-        self.http2 = http2
-        self.is_draining = False
+        super().__init__(listener, count, reserve=reserve, http2=http2)
         self.connections: set[Http1ServerConnection] = set()
-        self.head_cache = RequestHeadCache(listener.limits)
-        # Read into and emptied within one call of the loop, so one will do for all.
-        self.buffer = memoryview(bytearray(READ_BYTES))
 
     def __call__(self) -> Http1ServerConnection:
         """Return the protocol of one more connection."""
@@ -111,15 +74,8 @@ class Http1ServerProtocol:
         """Connections there are now."""
         return list(self.connections)
 
-    def refusal(self, transport: Any, address: str) -> Overloaded | None:
-        """Return the error for one more connection from *address*; None if there is room."""
-        refusal = connection_refusal(self.count, transport, address, reserve=self.can_use_reserve)
-        if refusal is not None:
-            self.listener.on_reject(refusal)
-        return refusal
 
-
-class Http1ServerConnection(asyncio.BufferedProtocol):
+class Http1ServerConnection(OrderedResponses):
     """A connection of a server: reads requests, and is the `HttpConnection` of their exchanges.
 
     Args:
@@ -127,54 +83,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         loop: The event loop.
     """
 
-    def __init__(self, server: Http1ServerProtocol, loop: asyncio.AbstractEventLoop) -> None:
-        limits = server.listener.limits
-        self._server = server
-        self._loop = loop
-        self._limits = limits
-        self._heads = HeadReader(limits, server.head_cache)
-        self._queue: list[BufferedRequest | HttpError] = []  # short, and smaller than a deque
-        self._current: BufferedRequest | None = None
-        self._reading: ReceivingRequest | None = None
-        self._unparsed = b""
-        self._is_paused = False
-        self._input = _OPEN if server.http2 is None else _Input.NEW
-        self._successor: asyncio.Protocol | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._idle_since = 0.0
-        self._half_close_monitor: HalfCloseMonitor | None = None
-        self._address: str | None = None
-        self.transport: Any = None
-        self.write_paused: asyncio.Event | None = None
-        self.responses_sent = 0
-        self.is_head_sent = False
-        self.is_ending = server.is_draining
-        self.client = NO_CLIENT_SHARES
-        self.cancel_exchange: Callable[[], None] | None = None
-
-    @property
-    def in_flight(self) -> int:
-        """The number of requests without a complete response."""
-        return len(self._queue) + (self._current is not None)
-
-    @property
-    def request_version(self) -> Version | None:
-        """The HTTP version of the request in progress; None without one."""
-        return None if self._current is None else self._current.version
-
-    @property
-    def must_close(self) -> bool:
-        """Whether the current response is the last."""
-        return self.is_ending and not self._queue
+    _server: Http1ServerProtocol
 
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or close it at once above a limit."""
         if self._server.http2 is not None and negotiated_http2(transport):
+            self._move_input(states.InputEvent.SWITCH)
             self._succeed(transport, self._server.http2())
             return
         address = client_address(transport)
@@ -193,8 +109,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         tune(transport.get_extra_info("socket"))
         pause_until_drained(transport)
         self._head_timer.start()
-        if self._input is _OPEN:
-            self._open_input()
+        if self._input is READING:
+            self._serve_requests()
 
     def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002  # asyncio's
         """Cancel the exchange in progress."""
@@ -204,10 +120,10 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._server.connections.discard(self)
         self._address = None
         self.transport = None
+        self._move(HttpConnectionEvent.LOSE)
+        self._move_input(states.InputEvent.LOSE)
         self._forget()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
+        self._stop_idle_timer()
         self.resume_writing()
         if self._reading is not None:
             self._reading.fail(ConnectionResetError("the client has left"))
@@ -220,16 +136,6 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self._half_close_monitor = None
         if self._task is not None:
             self._task.cancel()
-
-    def pause_writing(self) -> None:
-        """Note that the write buffer is full."""
-        self.write_paused = asyncio.Event()
-
-    def resume_writing(self) -> None:
-        """Note that the write buffer is empty."""
-        if self.write_paused is not None:
-            self.write_paused.set()
-            self.write_paused = None
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  # asyncio's
         """Return the buffer for the next bytes: the body itself, if one is being received."""
@@ -256,7 +162,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse requests in *data*, and keep the rest."""
-        if self._input is not _OPEN and not self._opens(data):
+        if self._input is not READING and not self._opens(data):
             return
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
@@ -279,38 +185,38 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def _opens(self, data: bytes) -> bool:
         """Return whether *data* is read as HTTP/1, where that is not decided or not so."""
-        if self._input is _Input.HTTP2 and self._successor is not None:
+        if self._input is HTTP2 and self._successor is not None:
             self._successor.data_received(data)
-        elif self._input is _Input.NEW and self._server.http2 is not None:
+        elif self._input is UNDECIDED and self._server.http2 is not None:
             first = self._unparsed + data
             if not may_be_http2(first):
-                self._open_input()
+                self._move_input(states.InputEvent.RECEIVE_HTTP1)
+                self._serve_requests()
                 return True
             self._unparsed = first
             if len(first) >= len(PREFACE):
                 self._switch(self._server.http2())
-        elif self._input is _Input.LINGERING:
+        elif self._input is states.LINGERING:
             self._idle_since = self._loop.time()
         return False
 
-    def _open_input(self) -> None:
-        """Read HTTP/1 from now on."""
-        self._input = _OPEN
+    def _serve_requests(self) -> None:
+        """Begin to handle requests of HTTP/1."""
         self._task = self._loop.create_task(self._serve())
 
     def _switch(self, successor: asyncio.Protocol) -> None:
         """Pass the connection and all received data to HTTP/2."""
         transport, first = self.transport, self._unparsed
+        self._move_input(states.InputEvent.SWITCH)
         self.connection_lost(None)
         # uvloop keeps a former protocol for as long as the connection lasts: it holds nothing more.
         vars(self).clear()
-        self._reading, self._input, self._successor, self._address = None, _CLOSED, None, None
+        self._reading, self._input, self._successor, self._address = None, HTTP2, None, None
         if not transport.is_closing():
             self._succeed(transport, successor)
             successor.data_received(first)
 
     def _succeed(self, transport: Any, successor: asyncio.Protocol) -> None:
-        self._input = _Input.HTTP2
         self._successor = successor
         transport.set_protocol(successor)
         successor.connection_made(transport)
@@ -321,7 +227,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         encrypted = self.transport is None or self.transport.get_extra_info("sslcontext")
         if not whole or encrypted:
             return False
-        self.is_ending = True
+        self._move(HttpConnectionEvent.HALF_CLOSE)
         self._head_timer.stop()
         self._half_close_monitor = HalfCloseMonitor(self._loop, self)
         self._half_close_monitor.watch()
@@ -374,35 +280,9 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def _break(self, fault: HttpError) -> None:
         """Send *fault* after the responses before it, and read nothing more."""
-        self._input = _CLOSED
+        self._stop_reading()
         self._head_timer.stop()
         self._arrived(fault)
-
-    def _read_on(self) -> None:
-        if self._is_paused and self.transport is not None and not self.transport.is_closing():
-            self._is_paused = False
-            self.transport.resume_reading()
-
-    # -- time
-
-    def _head_timed_out(self) -> None:
-        error = head_too_slow(self._limits).error
-        error.client = self.client.caller.client()
-        self._server.listener.on_reject(error)
-        if self.in_flight:
-            self._input, self.is_ending = _CLOSED, True  # handle complete requests, then close
-        elif self.transport is not None:
-            self.transport.abort()
-
-    def _look_at_idle(self) -> None:
-        self._idle_timer = None
-        if self.transport is None or self.in_flight or self._heads.is_started:
-            return  # it is armed again when the connection idles again
-        left_s = self._idle_since + self._limits.keepalive_s - self._loop.time()
-        if left_s <= 0:
-            self.transport.close()
-        else:
-            self._idle_timer = self._loop.call_later(left_s, self._look_at_idle)
 
     # -- responses
 
@@ -421,7 +301,9 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         try:
             while True:
                 if not queue:
-                    if self._input is _CLOSED or (self.is_ending and self.responses_sent):
+                    if self._input is not READING or (
+                        self.state is not OPEN and self.responses_sent
+                    ):
                         break
                     await self._idle()
                     in_a_row = 0
@@ -445,19 +327,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self.abort()
             raise
         except Exception as error:  # noqa: BLE001  # it ends this connection only
+            self._stop_reading()
             self._send_error(failure(error))
         finally:
             self._current = None
             self._task = None  # which holds what ended it, and that this frame
             self._end()
 
-    def _send_fault(self, fault: HttpError) -> None:
-        """Report a request that cannot be parsed, and send the error."""
-        error = fault.error
-        error.client = self.client.caller.client()
-        error.wire_status = fault.status
-        request_id = self._server.listener.on_reject(error) or ""
-        self._send_error(text_response(fault.status, fault.message, request_id))
+    # -- ending
 
     def _idle(self) -> asyncio.Future[None]:
         """Return a future that is done when the next request has arrived."""
@@ -467,63 +344,12 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._waiter = self._loop.create_future()
         return self._waiter
 
-    def _send_error(self, response: HttpResponse) -> None:
-        """Write an error as the last response."""
-        if self.transport is None:
-            return
-        if self.is_head_sent and self._current is not None:
-            self.abort()  # a response that has started must not look complete
-            return
-        write_response(self.transport, response, keep=False, version=(1, 1))
-        end_output(self.transport)
-
-    def _end(self) -> None:
-        """Close, after the client had time to read the response."""
-        self._forget()
-        if self.transport is None or self.transport.is_closing():
-            return
-        if self._reading is None and not self._unparsed and not self._heads.is_started:
-            self.transport.close()
-            return
-        # The client may still send: a reset would destroy data that it has not read.
-        self._reading = None
-        self._unparsed = b""
-        self._read_on()
-        self._input = _Input.LINGERING
-        self._idle_since = self._loop.time()
-        self._close_after_pause(self._idle_since + _MAX_LINGER_S)
-
-    def _close_after_pause(self, latest: float) -> None:
-        """Close once the client has stopped sending, at *latest* on the clock of the loop."""
-        self._idle_timer = None
-        if self.transport is None:
-            return
-        left_s = min(self._idle_since + _LINGER_S, latest) - self._loop.time()
-        if left_s <= 0:
-            self.transport.close()
-        else:
-            self._idle_timer = self._loop.call_later(left_s, self._close_after_pause, latest)
-
-    # -- ending
-
-    def _forget(self) -> None:
-        """Read nothing more, and drop requests that will not be handled."""
-        self._input = _CLOSED
-        for request in self._queue:
-            if isinstance(request, BufferedRequest) and request.reservation is not None:
-                request.reservation.close()
-        self._queue.clear()
-
-    def announce_close(self) -> None:
-        """Send `Connection: close` with the last pending response."""
-        self.is_ending = True
-
     def drain(self) -> None:
         """Close when idle, or after the last pending response.
 
         A request that the kernel has received is pending, too: closing would reset it.
         """
-        self.is_ending = True
+        self._move(HttpConnectionEvent.ANNOUNCE)
         transport = self.transport
         if self.in_flight or self._heads.is_started or transport is None:
             return
@@ -533,8 +359,3 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     def fail_in_flight(self) -> None:
         """End the requests in progress with an error."""
         (self.cancel_exchange or self.abort)()
-
-    def abort(self) -> None:
-        """Close at once, without the rest of the output."""
-        if self.transport is not None:
-            self.transport.abort()

@@ -25,7 +25,7 @@ from gateway.transports.connection_count import (
     client_address,
     connection_refusal,
 )
-from gateway.transports.http.exchange import failure
+from gateway.transports.contract import ServerLimits
 from gateway.transports.http.faults import (
     HttpError,
     connection_refused_response,
@@ -41,7 +41,17 @@ from gateway.transports.http.request_head import (
     malformed,
     too_many_fields,
 )
+from gateway.transports.http.response_sender import failure
 from gateway.transports.http.response_writer import write_response
+from gateway.transports.http.states import (
+    BROKEN,
+    HALF_CLOSED,
+    OPEN,
+    TRANSITIONS,
+    HttpConnectionEvent,
+    HttpConnectionState,
+)
+from gateway.transports.http.write_pause import WritePause
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import has_unread, pause_until_drained, tune
 from gateway.transports.reference.http_request import KeepAliveResult
@@ -49,7 +59,7 @@ from gateway.transports.reference.http_request import KeepAliveResult
 _READ_BYTES = 32 * 1024
 
 
-class ReferenceHttpConnection(RequestHandler):
+class ReferenceHttpConnection(WritePause, RequestHandler):
     """A connection of a listener.
 
     Args:
@@ -100,14 +110,12 @@ class ReferenceHttpConnection(RequestHandler):
         self._address: str | None = None
         self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
         self._head_bytes = 0
-        self._is_broken = False
         self._last_payload: Any = EMPTY_PAYLOAD
         self._half_close_monitor = HalfCloseMonitor(loop, self)
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
         self.is_head_sent = False
-        self.is_draining = False
-        self.is_half_closed = False
+        self.state: HttpConnectionState = OPEN
         self.client = NO_CLIENT_SHARES
         self.cancel_exchange: Callable[[], None] | None = None
 
@@ -123,14 +131,13 @@ class ReferenceHttpConnection(RequestHandler):
         return None if request is None else (request.version.major, request.version.minor)
 
     @property
-    def is_ending(self) -> bool:
-        """Whether a response may be the last."""
-        return self._is_broken or self.is_draining or self.is_half_closed
-
-    @property
     def must_close(self) -> bool:
         """Whether the current response is the last."""
-        return self._is_broken or self.is_draining or (self.is_half_closed and self.in_flight <= 1)
+        state = self.state
+        return self.in_flight <= 1 if state is HALF_CLOSED else state is not OPEN
+
+    def _move(self, event: HttpConnectionEvent) -> None:
+        self.state = TRANSITIONS.get((self.state, event), self.state)
 
     # -- asyncio's protocol
 
@@ -156,6 +163,7 @@ class ReferenceHttpConnection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Remove the connection; aiohttp cancels its tasks."""
+        self._move(HttpConnectionEvent.LOSE)
         if self._address is not None:
             self._count.leave(self._address)
             self._address = None
@@ -166,21 +174,9 @@ class ReferenceHttpConnection(RequestHandler):
             return
         super().connection_lost(exc)
 
-    def pause_writing(self) -> None:
-        """Note that the write buffer is full."""
-        super().pause_writing()
-        self.write_paused = asyncio.Event()
-
-    def resume_writing(self) -> None:
-        """Note that the write buffer is empty."""
-        super().resume_writing()
-        if self.write_paused is not None:
-            self.write_paused.set()
-            self.write_paused = None
-
     def data_received(self, data: bytes) -> None:
         """Parse, watching how long and how big the head of a request grows."""
-        if self._is_broken:
+        if self.state is BROKEN:
             return
         count_before = self._request_count
         in_body = not self._last_payload.is_eof()
@@ -200,7 +196,7 @@ class ReferenceHttpConnection(RequestHandler):
         whole = self.in_flight > 0 and self._last_payload.is_eof()
         if not whole or self.transport is None or self.ssl_context is not None:
             return None
-        self.is_half_closed = True
+        self._move(HttpConnectionEvent.HALF_CLOSE)
         self._head_timer.stop()
         self._half_close_monitor.watch()
         return True
@@ -212,7 +208,7 @@ class ReferenceHttpConnection(RequestHandler):
         if not isinstance(message, _ErrInfo):
             self._last_payload = payload
             return
-        self._is_broken = True
+        self._move(HttpConnectionEvent.BREAK)
         if in_body:
             # The framing of a body is broken: its reader gets the error and responds.
             self._messages.pop()
@@ -220,7 +216,7 @@ class ReferenceHttpConnection(RequestHandler):
             self._last_payload.set_exception(RequestPayloadError(first_line(message.message)))
 
     def _fail_head(self) -> None:
-        self._is_broken = True
+        self._move(HttpConnectionEvent.BREAK)
         fault = LineTooLong(b"", self._limits.header_total_bytes)
         info = _ErrInfo(status=400, exc=fault, message=fault.message)
         self._request_count += 1
@@ -231,7 +227,7 @@ class ReferenceHttpConnection(RequestHandler):
     def _head_timed_out(self) -> None:
         self._report(head_too_slow(self._limits))
         if self.in_flight:
-            self._is_broken = True  # handle complete requests, then close
+            self._move(HttpConnectionEvent.BREAK)  # handle complete requests, then close
         elif self.transport is not None:
             self.transport.abort()
 
@@ -260,7 +256,7 @@ class ReferenceHttpConnection(RequestHandler):
         if isinstance(exc, HttpProcessingError):
             self.responses_sent += 1
             self.is_head_sent = False
-            fault = self._head_fault(exc)
+            fault = _head_fault(exc, self._limits)
             request_id = self._report(fault, fault.status)
             response = text_response(fault.status, fault.message, request_id)
         else:
@@ -268,17 +264,10 @@ class ReferenceHttpConnection(RequestHandler):
         if self.is_head_sent or self.transport is None:
             self.abort()  # a response that has started must not look complete
             raise ConnectionError("a response has begun already")
-        self._is_broken = True
+        self._move(HttpConnectionEvent.BREAK)
         write_response(self.transport, response, keep=False, version=(1, 1))
         sent: Any = KeepAliveResult(keep_alive=False)
         return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response
-
-    def _head_fault(self, error: HttpProcessingError) -> HttpError:
-        if isinstance(error, LineTooLong):
-            return head_too_large(self._limits)
-        if "Too many headers" in error.message:
-            return too_many_fields(self._limits)
-        return malformed(error.message)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a bug, but not broken framing after the response."""
@@ -287,7 +276,7 @@ class ReferenceHttpConnection(RequestHandler):
 
     def announce_close(self) -> None:
         """Send `Connection: close` with the last pending response."""
-        self.is_draining = True
+        self._move(HttpConnectionEvent.ANNOUNCE)
 
     def drain(self) -> None:
         """Close when idle, or after the last pending response.
@@ -312,3 +301,11 @@ class ReferenceHttpConnection(RequestHandler):
         """Close at once, without the rest of the output."""
         if self.transport is not None:
             self.transport.abort()
+
+
+def _head_fault(error: HttpProcessingError, limits: ServerLimits) -> HttpError:
+    if isinstance(error, LineTooLong):
+        return head_too_large(limits)
+    if "Too many headers" in error.message:
+        return too_many_fields(limits)
+    return malformed(error.message)

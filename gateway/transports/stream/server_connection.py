@@ -7,205 +7,44 @@ listens.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass
-from enum import Enum, auto
-from time import monotonic
-from typing import Any
+from abc import ABC, abstractmethod
 
-import structlog
-
-from gateway.concurrency.limiter import CLIENT_MEMORY, WAITED_S
 from gateway.ir.errors import (
-    Cancelled,
-    DeadlineExceeded,
     GatewayError,
     InvalidRequest,
-    Overloaded,
-    Unavailable,
 )
 from gateway.transports.admission import (
-    NO_CLIENT_SHARES,
-    RESPONSE_PATIENCE_S,
-    RESPONSE_UNCOUNTED_BYTES,
-    Reservation,
     client_shares,
-    no_memory,
 )
 from gateway.transports.authentication import peer_of
-from gateway.transports.contract import is_probe
 from gateway.transports.net.sockets import has_unread, pause_until_drained
-from gateway.transports.net.write_drain import SlowReaderError, drain_writes
+from gateway.transports.stream.frame_responses import FrameResponses, PendingFrame, log
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.liveness import LivenessMonitor
 from gateway.transports.stream.pacing import FrameTimeouts
-from gateway.wire.http import Buffer, size_of
+from gateway.transports.stream.states import (
+    DRAINING,
+    GIVEN_UP,
+    LEAVING,
+    OPEN,
+    FramedConnectionEvent,
+)
 from gateway.wire.stream import Frame
 
-log = structlog.get_logger(__name__)
-
-_LINGER_S = 1.0
 _UNREAD_S = 0.02
 """How long a connection that drains has to read what the kernel has received."""
 
 
-@dataclass(slots=True)
-class PendingFrame:
-    """A complete frame without a complete response.
-
-    Attributes:
-        is_late: It arrived after the connection stopped reading.
-        is_answered: A response, or a part of one, was written.
-    """
-
-    frame: Frame
-    reservation: Reservation
-    is_late: bool
-    is_answered: bool = False
-
-
-class _StreamState(Enum):
-    """What a connection still reads."""
-
-    OPEN = auto()
-    DRAINING = auto()  # the rest of a frame that has started
-    CLOSING = auto()  # nothing; pending frames are handled
-
-
-class StreamConnection(asyncio.Protocol):
-    """A connection of *listener*."""
-
-    def __init__(self, listener: StreamListenerState, loop: asyncio.AbstractEventLoop) -> None:
-        self._listener = listener
-        self._loop = loop
-        self._framer = listener.framer()
-        self._pace = FrameTimeouts(listener.limits, loop, self._too_slow)
-        self._liveness_monitor = LivenessMonitor(loop, self._is_unseen, self._probe)
-        self._transport: Any = None
-        self._address: str | None = None
-        self._client = NO_CLIENT_SHARES
-        self._partial = self._new_lease()
-        self._queue: deque[PendingFrame] = deque()
-        self._running: dict[asyncio.Task[None], PendingFrame] = {}
-        self._room: asyncio.Task[None] | None = None
-        self._farewell: asyncio.Task[None] | None = None
-        self._writing = asyncio.Lock()
-        self._is_writable = asyncio.Event()
-        self._is_writable.set()
-        self._ended = asyncio.Event()  # the client sends nothing more
-        self._closing_error: GatewayError | None = None
-        self._is_reading = True
-        self._state = _StreamState.OPEN
-        self._has_given_up = False
-        self._has_waited = False
+class FrameIntake(FrameResponses, ABC):
+    """The incomplete frame of a connection, and the memory for it."""
 
     @property
-    def in_flight(self) -> int:
-        """Frames taken and not yet answered."""
-        return len(self._queue) + len(self._running)
+    def _reads_frames(self) -> bool:
+        return self._state is OPEN or self._state is DRAINING
 
-    @property
-    def transport(self) -> Any:
-        """That of asyncio; None before and after."""
-        return self._transport
-
-    # -- asyncio's protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or close it at once above a limit."""
-        self._transport = transport
-        self._address = self._listener.enter(self, transport)
-        if self._address is None:
-            return
-        listener = self._listener
-        peer = None if listener.authentication is None else peer_of(transport)
-        self._client = client_shares(self._address, listener.slots, listener.budget, peer)
-        self._partial = self._new_lease()
-        pause_until_drained(transport)
-        self._pace.opened()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
-        """Cancel the tasks of the connection."""
-        self._transport = None
-        self._state = _StreamState.CLOSING
-        self._ended.set()
-        self._pace.close()
-        self._liveness_monitor.close()
-        for task in (*self._running, self._room, self._farewell):
-            if task is not None:
-                task.cancel()
-        self._room = self._farewell = None
-        for pending in self._queue:
-            pending.reservation.close()
-        self._queue.clear()
-        self._partial.close()
-        if self._address is not None:
-            self._listener.count.leave(self._address)
-            self._address = None
-        self._forget_if_over()
-
-    def pause_writing(self) -> None:
-        """Note that the write buffer is full."""
-        self._is_writable.clear()
-
-    def resume_writing(self) -> None:
-        """Note that the write buffer is empty, and continue."""
-        self._is_writable.set()
-        self._advance()
-
-    def data_received(self, data: bytes) -> None:
-        """Split *data* into frames, and start to handle them."""
-        if self._state is _StreamState.CLOSING:
-            return
-        try:
-            frames = self._framer.receive(data)
-            fault = self._framer.fault
-        except GatewayError as error:
-            frames, fault = [], error
-        # While draining an ordered connection, started frames are finished and the rest is not
-        # read.  Otherwise one client could keep it open for ever.
-        late = self._state is _StreamState.DRAINING and self._listener.width > 1
-        for frame in frames:
-            self._partial.stop_watching()
-            client = self._client.caller.client()
-            sent = Frame(
-                frame.payload, frame.correlation, frame.deadline, frame.extra_bytes, client
-            )
-            self._queue.append(PendingFrame(sent, self._partial, late))
-            self._partial = self._new_lease()
-        self._pace.received(len(data), partial=self._framer.wanted > 0, frames=len(frames))
-        if fault is not None:
-            self._end_reading(fault)
-        else:
-            self._hold()
-        self._advance()
-
-    def eof_received(self) -> bool:
-        """Finish the complete frames of a client that has closed its half."""
-        self._ended.set()
-        if self._transport.get_extra_info("sslcontext") is not None:
-            return False  # TLS has no half-closed connections
-        fault: GatewayError | None = None
-        try:
-            self._framer.receive(b"")
-        except GatewayError as error:
-            fault = error
-        self._end_reading(fault)
-        self._advance()
-        return True
-
-    # -- taking frames
-
-    def _with_client(self, error: GatewayError) -> GatewayError:
-        """Return *error*, after adding the client to it."""
-        error.client = self._client.caller.client()
-        return error
-
-    def _new_lease(self) -> Reservation:
-        listener = self._listener
-        return Reservation(listener.budget, listener.limits.queue_wait_s, self._client.memory)
+    @abstractmethod
+    def _advance(self) -> None:
+        """Start the frames that can be handled, update reading, and close at the end."""
 
     def _hold(self) -> None:
         """Reserve memory for an incomplete frame, one step ahead."""
@@ -237,14 +76,112 @@ class StreamConnection(asyncio.Protocol):
 
     def _end_reading(self, error: GatewayError | None) -> None:
         """Read nothing more; after the pending responses, send *error* and close."""
-        if self._state is _StreamState.CLOSING:
+        if not self._reads_frames:
             return
-        self._state = _StreamState.CLOSING
+        self._move(FramedConnectionEvent.STOP_READING)
         self._closing_error = error
+        self._drop_partial()
+
+    def _drop_partial(self) -> None:
+        """Drop an incomplete frame, of which nothing more is read."""
         if self._room is not None:
             self._room.cancel()
             self._room = None
         self._partial.close()
+
+
+class StreamConnection(FrameIntake):
+    """A connection of *listener*."""
+
+    def __init__(self, listener: StreamListenerState, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(listener, loop)
+        self._pace = FrameTimeouts(listener.limits, loop, self._too_slow)
+        self._liveness_monitor = LivenessMonitor(loop, self._is_unseen, self._probe)
+
+    # -- asyncio's protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept the connection, or close it at once above a limit."""
+        self._transport = transport
+        self._address = self._listener.enter(self, transport)
+        if self._address is None:
+            return
+        listener = self._listener
+        peer = None if listener.authentication is None else peer_of(transport)
+        self._client = client_shares(self._address, listener.slots, listener.budget, peer)
+        self._partial = self._new_lease()
+        pause_until_drained(transport)
+        self._pace.opened()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
+        """Cancel the tasks of the connection."""
+        self._transport = None
+        self._move(FramedConnectionEvent.LOSE)
+        self._ended.set()
+        self._pace.close()
+        self._liveness_monitor.close()
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        for task in (*self._running, self._room, self._farewell):
+            if task is not None:
+                task.cancel()
+        self._room = self._farewell = None
+        for pending in self._queue:
+            pending.reservation.close()
+        self._queue.clear()
+        self._partial.close()
+        if self._address is not None:
+            self._listener.count.leave(self._address)
+            self._address = None
+        self._forget_if_over()
+
+    def resume_writing(self) -> None:
+        """Note that the write buffer is empty, and continue."""
+        self._is_writable.set()
+        self._advance()
+
+    def data_received(self, data: bytes) -> None:
+        """Split *data* into frames, and start to handle them."""
+        if self._state is not OPEN and self._state is not DRAINING:
+            return
+        try:
+            frames = self._framer.receive(data)
+            fault = self._framer.fault
+        except GatewayError as error:
+            frames, fault = [], error
+        # While draining an ordered connection, started frames are finished and the rest is not
+        # read.  Otherwise one client could keep it open for ever.
+        late = self._state is DRAINING and self._listener.width > 1
+        for frame in frames:
+            self._partial.stop_watching()
+            client = self._client.caller.client()
+            sent = Frame(
+                frame.payload, frame.correlation, frame.deadline, frame.extra_bytes, client
+            )
+            self._queue.append(PendingFrame(sent, self._partial, late))
+            self._partial = self._new_lease()
+        self._pace.received(len(data), partial=self._framer.wanted > 0, frames=len(frames))
+        if fault is not None:
+            self._end_reading(fault)
+        else:
+            self._hold()
+        self._advance()
+
+    def eof_received(self) -> bool:
+        """Finish the complete frames of a client that has closed its half."""
+        self._ended.set()
+        if self._transport.get_extra_info("sslcontext") is not None:
+            return False  # TLS has no half-closed connections
+        fault: GatewayError | None = None
+        try:
+            self._framer.receive(b"")
+        except GatewayError as error:
+            fault = error
+        self._end_reading(fault)
+        self._advance()
+        return True
+
+    # -- taking frames
 
     def _too_slow(self, limit: str) -> None:
         """Close a connection that is idle too long, or whose frame arrives too slowly."""
@@ -280,13 +217,14 @@ class StreamConnection(asyncio.Protocol):
             return
         self._update_reading()
         self._liveness_monitor.watch(self._transport, ended=self._ended.is_set())
-        is_reading = self._is_reading and self._state is not _StreamState.CLOSING
+        is_reading = self._is_reading and self._reads_frames
         self._pace.update(busy=self.in_flight > 0, reading=is_reading)
         if self.in_flight:
             return
-        if self._state is _StreamState.DRAINING and not self._framer.wanted:
-            self._state = _StreamState.CLOSING
-        if self._state is _StreamState.CLOSING and self._farewell is None:
+        state = self._state
+        is_last = state is not OPEN and state is not LEAVING
+        if is_last and not (state is DRAINING and self._framer.wanted):
+            self._move(FramedConnectionEvent.FINISH)
             self._send_closing_frame()
 
     def _answered(self, task: asyncio.Task[None]) -> None:
@@ -300,9 +238,9 @@ class StreamConnection(asyncio.Protocol):
     def _update_reading(self) -> None:
         """Read while there is room; the kernel keeps the rest."""
         full = self.in_flight >= self._listener.ahead or self._room is not None
-        is_last = self._state is _StreamState.DRAINING and not self._framer.wanted
+        is_last = self._state is DRAINING and not self._framer.wanted
         unwanted = is_last and self._listener.width == 1
-        reading = self._state is _StreamState.CLOSING or not (full or unwanted)
+        reading = not (full or unwanted) or not self._reads_frames
         if reading == self._is_reading or self._transport.is_closing():
             return
         self._is_reading = reading
@@ -315,127 +253,6 @@ class StreamConnection(asyncio.Protocol):
         if self._transport is None and not self._running:
             self._listener.forget(self)
 
-    # -- responses
-
-    async def _answer(self, pending: PendingFrame) -> None:
-        CLIENT_MEMORY.set(self._client.memory)
-        try:
-            await self._ask_or_give_up(pending)
-        except SlowReaderError as error:
-            self._listener.on_reject(self._with_client(Cancelled(str(error), limit=error.limit)))
-        except OSError:  # the client has left
-            self.abort()
-
-    async def _ask_or_give_up(self, pending: PendingFrame) -> None:
-        try:
-            if pending.is_late:
-                await self._refuse(pending, _shutting_down())
-            else:
-                await self._admit_and_ask(pending)
-        except asyncio.CancelledError:
-            if not self._has_given_up or pending.is_answered or self._transport is None:
-                raise  # a local variable with the task would be a reference cycle
-            if (task := asyncio.current_task()) is not None:
-                task.uncancel()
-            await self._refuse(pending, _shutting_down())
-
-    async def _admit_and_ask(self, pending: PendingFrame) -> None:
-        slots, limits, client = self._listener.slots, self._listener.limits, self._client.slots
-        try:
-            frame, reservation, waited_s = pending.frame, pending.reservation, 0.0
-            needed = size_of(frame.payload) + frame.extra_bytes
-            more = needed + self._listener.budget.call_bytes - reservation.size_bytes
-            # Memory comes first: who has a slot must not wait for those who wait for slots.
-            has_memory = more <= 0 or reservation.try_grow(more)
-            if not has_memory or not slots.try_acquire(1, client):
-                if is_probe(self._listener.frontend, frame, needed):
-                    await self._ask(pending)
-                    return
-                if not has_memory:
-                    await reservation.grow(more)
-                began = monotonic()
-                await slots.wait(limits.queue_wait_s, client, deadline=frame.deadline)
-                waited_s = monotonic() - began
-        except GatewayError as error:
-            await self._refuse(pending, error)
-            return
-        has_slot = True
-        try:
-            waited_s += reservation.waited_s
-            if waited_s:
-                WAITED_S.set(waited_s)
-            found = await self._listener.frontend.handle(pending.frame)
-            if isinstance(found, Frame):
-                has_slot = False
-                slots.release(1, client)
-                await self._write(found, pending)
-                return
-            await self._relay(found, pending)
-        except (DeadlineExceeded, Overloaded) as error:
-            await self._refuse(pending, error)
-        finally:
-            if has_slot:
-                slots.release(1, client)
-
-    async def _relay(self, found: AsyncGenerator[Frame, None], pending: PendingFrame) -> None:
-        async with aclosing(found) as answers:
-            async for answer in answers:
-                await self._write(answer, pending)
-
-    async def _ask(self, pending: PendingFrame) -> None:
-        found = await self._listener.frontend.handle(pending.frame)
-        if isinstance(found, Frame):
-            await self._write(found, pending)
-        else:
-            await self._relay(found, pending)
-
-    async def _refuse(self, pending: PendingFrame, error: GatewayError) -> None:
-        await self._write(self._listener.frontend.reject(self._with_client(error)), pending)
-
-    async def _write(self, answer: Frame, pending: PendingFrame) -> None:
-        """Write a frame, with the number of its question, and wait until the kernel has it."""
-        size = size_of(answer.payload)
-        if size <= RESPONSE_UNCOUNTED_BYTES and not self._writing.locked():
-            await self._write_now(answer, pending)
-            return
-        # Until the client has read it, the budget counts the response and not the request.
-        pending.reservation.close()
-        pending.frame = Frame((), pending.frame.correlation)
-        held = self._new_lease()
-        try:
-            if held.try_grow_response(size):
-                held.watch_progress(
-                    self._unwritten, lambda _error: self.abort(), RESPONSE_PATIENCE_S
-                )
-            else:
-                answer = self._listener.frontend.reject(self._with_client(no_memory(size)))
-            await self._write_now(answer, pending)
-        finally:
-            held.close()
-
-    def _unwritten(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    async def _write_now(self, answer: Frame, pending: PendingFrame) -> None:
-        async with self._writing:
-            if self._transport is None or self._transport.is_closing():
-                raise ConnectionResetError("the client has left")
-            buffers = self._framed(Frame(answer.payload, pending.frame.correlation))
-            pending.is_answered = True
-            self._transport.writelines(buffers)
-            await self._flush()
-
-    def _framed(self, frame: Frame) -> list[Buffer]:
-        try:
-            return self._framer.send(frame)
-        except GatewayError as error:  # no frame can carry it
-            refusal = self._listener.frontend.reject(self._with_client(error))
-            return self._framer.send(Frame(refusal.payload, frame.correlation))
-
-    async def _flush(self) -> None:
-        if not self._is_writable.is_set():
-            await drain_writes(self._transport, self._is_writable, self._listener.limits)
-
     # -- ending
 
     def drain(self) -> None:
@@ -443,28 +260,26 @@ class StreamConnection(asyncio.Protocol):
 
         A frame that the kernel has received is pending, too: closing would reset it.
         """
-        if not (self._has_waited or self.in_flight or self._transport is None) and has_unread(
-            self._transport.get_extra_info("socket")
+        is_idle = self._transport is not None and not self.in_flight
+        if (
+            is_idle
+            and self._drain_timer is None
+            and has_unread(self._transport.get_extra_info("socket"))
         ):
-            self._has_waited = True
-            self._loop.call_later(_UNREAD_S, self.drain)
+            self._drain_timer = self._loop.call_later(_UNREAD_S, self.drain)
             return
-        if self._state is _StreamState.OPEN:
-            self._state = _StreamState.DRAINING
+        if self._state is OPEN:
+            self._move(FramedConnectionEvent.DRAIN)
         self._advance()
 
     def fail_in_flight(self) -> None:
         """End the requests in progress with an error, and close."""
-        self._end_reading(None)
-        self._has_given_up = True
+        self._move(FramedConnectionEvent.GIVE_UP)
+        if self._state is GIVEN_UP:
+            self._drop_partial()
         for task in list(self._running):
             task.cancel()
         self._advance()
-
-    def abort(self) -> None:
-        """Close at once, without the rest of the output."""
-        if self._transport is not None:
-            self._transport.abort()
 
     def _send_closing_frame(self) -> None:
         if self._closing_error is None and (self._ended.is_set() or self._listener.width == 1):
@@ -472,22 +287,6 @@ class StreamConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._farewell = self._loop.create_task(self._send_last_frame(self._closing_error))
-
-    async def _send_last_frame(self, error: GatewayError | None) -> None:
-        """Send the last frame, and read for a moment so that no reset destroys it."""
-        try:
-            if error is not None:
-                refusal = self._listener.frontend.reject(self._with_client(error))
-                self._transport.writelines(self._framer.send(refusal))
-                await self._flush()
-            if not self._ended.is_set() and self._transport.can_write_eof():
-                self._transport.write_eof()
-                async with asyncio.timeout(_LINGER_S):
-                    await self._ended.wait()
-        except (OSError, TimeoutError):  # the client does not read it
-            self.abort()
-        if self._transport is not None:
-            self._transport.close()
 
     def _is_unseen(self) -> bool:
         """Whether the client could leave unnoticed: its response is pending and nothing is read."""
@@ -499,7 +298,3 @@ class StreamConnection(asyncio.Protocol):
     def _probe(self) -> None:
         if self._is_writable.is_set():  # otherwise a failed write would show it
             self._transport.write(self._framer.begin())
-
-
-def _shutting_down() -> Unavailable:
-    return Unavailable("the gateway is shutting down")

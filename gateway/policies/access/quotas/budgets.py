@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, Protocol
 
+from msgspec import Struct
+
 PERIOD_S: Final = {"s": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
 """The seconds of each period but a month."""
 
@@ -156,6 +158,11 @@ class Bucket:
         """Return whether it is as a new one is."""
         return self.used() <= _TOLERANCE and not self.held
 
+    def adopt(self, used: float, held: float) -> None:
+        """Continue with the counts of another budget."""
+        self.held = held
+        self._tokens = max(0.0, self.limit.capacity - used - held)
+
 
 class Window:
     """What was used in the current calendar window.
@@ -203,8 +210,10 @@ class Window:
 
     def reset_s(self) -> float:
         """Return the seconds until the window ends."""
-        self.room()
-        return max(0.0, self.ends - self._clock())
+        now = self._clock()
+        if now >= self.ends:
+            self.room()
+        return self.ends - now
 
     def used(self) -> float:
         """Return what is used in the window."""
@@ -220,6 +229,11 @@ class Window:
         """Continue with the count of an earlier process, if its window has not ended."""
         if ends == self.ends:
             self._used = max(self._used, used)
+
+    def adopt(self, used: float, held: float) -> None:
+        """Continue with the counts of another budget, in the same window."""
+        self.held = held
+        self._used = used + held
 
 
 class Budget(Protocol):
@@ -259,6 +273,10 @@ class Budget(Protocol):
 
     def is_unused(self) -> bool:
         """Return whether it is as a new one is."""
+        ...
+
+    def adopt(self, used: float, held: float, /) -> None:
+        """Continue with the counts of another budget, in the same window."""
         ...
 
 
@@ -310,6 +328,15 @@ class Budgets:
             self._budgets[name] = kept[name]
             for budget in kept[name].values():
                 budget.change(limit)
+
+    def move(self, pools: Pools | None) -> None:
+        """Have the budgets in a store, or without one; what was used of them is still used."""
+        self._pools = pools
+        for budgets in self._budgets.values():
+            for key, old in budgets.items():
+                old.room()  # of the current window
+                new = budgets[key] = self._open(key, old.limit)
+                new.adopt(old.used(), old.held)
 
     def __iter__(self) -> Iterator[tuple[Key, Budget]]:
         """Iterate over all budgets with their keys."""
@@ -380,7 +407,7 @@ def has_room(room: float, amount: float) -> bool:
     return room + _TOLERANCE >= amount if amount else room > _TOLERANCE
 
 
-class BudgetState(NamedTuple):
+class BudgetState(Struct, frozen=True):
     """What a client is told of a budget."""
 
     limit: Limit
@@ -462,8 +489,9 @@ class LocalAccounts:
         budget = self.budgets.find(key)
         if budget is None:
             return None
-        window_s = budget.limit.window_s(self.clocks.utc())
-        return BudgetState(budget.limit, max(0.0, budget.room()), budget.reset_s(), window_s)
+        limit, left = budget.limit, budget.room()
+        window_s = _PERIODS.get(limit.period) or limit.window_s(self.clocks.utc())
+        return BudgetState(limit, max(0.0, left), budget.reset_s(), window_s)
 
     def used(self) -> Iterator[tuple[Hashable, float]]:
         """Yield what is used of each budget."""
