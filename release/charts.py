@@ -28,6 +28,7 @@ OVERLAYS: Final = ROOT / "deploy" / "kustomize"
 SCHEMAS: Final = ROOT / "deploy" / "schemas"
 LOCK: Final = ROOT / "requirements" / "charts.lock"
 TOOLS: Final = Path(sys.prefix) / "tools"
+EXAMPLES: Final = ("argo", "flagger", "kserve")
 VERSIONS: Final = ("1.33", "1.35", "1.37")
 
 _RELEASE: Final = ("test", "--namespace", "inference")
@@ -67,6 +68,14 @@ def sources() -> dict[str, list[str]]:
     for path in sorted((OVERLAYS / "overlays").iterdir()):
         found[f"kustomize {path.name}"] = [*kustomize, str(path)]
     return found
+
+
+def examples() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the documents that users apply after a change, each with its file."""
+    for folder in EXAMPLES:
+        for path in sorted((ROOT / "deploy" / folder).iterdir()):
+            for document in yaml.safe_load_all(path.read_text("utf-8")):
+                yield path, document
 
 
 def render(command: list[str]) -> list[dict[str, Any]]:
@@ -109,14 +118,11 @@ def main() -> int:
                 failures += 1
                 print(f"{name}: {document['kind']} {document['metadata']['name']}: {problem}")
         print(f"{name}: {len(documents)} documents")
-    for path in sorted(
-        [*(ROOT / "deploy" / "argo").iterdir(), *(ROOT / "deploy" / "flagger").iterdir()]
-    ):
-        for document in yaml.safe_load_all(path.read_text("utf-8")):
-            count += 1
-            for problem in problems(document):
-                failures += 1
-                print(f"{path.name}: {problem}")
+    for path, document in examples():
+        count += 1
+        for problem in problems(document):
+            failures += 1
+            print(f"{path.name}: {problem}")
     print(
         f"{count} documents are checked for Kubernetes {', '.join(VERSIONS)}: {failures} problems"
     )

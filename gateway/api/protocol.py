@@ -222,6 +222,11 @@ class HttpBinding:
             both write what the clients of either read.
         keeps_if_listed: On a listener that lists the protocol by name, no option of another
             protocol may claim a path that is yielded.
+        exact_paths: Returns whole paths that a listener's options add, without those below them.
+        passed: Prefixes under which a POST goes to the server that the listener passes unknown
+            paths to, where that server is known to have the path.
+        shared_option: The option that gets the paths of a listener that another protocol yields to
+            it; "" for none.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -235,6 +240,9 @@ class HttpBinding:
     yielded: frozenset[str] = frozenset()
     keeps_if_listed: bool = False
     read_only: frozenset[str] = frozenset()
+    exact_paths: Callable[[Options], tuple[str, ...]] = _no_paths
+    passed: frozenset[str] = frozenset()
+    shared_option: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

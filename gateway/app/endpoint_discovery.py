@@ -18,6 +18,7 @@ from gateway.app.server_identity import ServerIdentity
 from gateway.concurrency.background import start_background
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
+from gateway.service import Service
 from gateway.settings.units import Url
 from gateway.transports.contract import HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
@@ -40,6 +41,7 @@ class BuiltEndpoint:
         withheld: Cancelled calls that still run there.
         http: Its HTTP client; None if it has none.
         closes: Close its clients.
+        questions: Sends questions over connections that inferences do not use.
     """
 
     endpoint: Endpoint
@@ -48,6 +50,7 @@ class BuiltEndpoint:
     withheld: WithheldCalls
     http: HttpClient | None
     closes: tuple[Callable[[], Awaitable[None]], ...]
+    questions: Service
 
     async def drain(self) -> None:
         """Stop probing, and wait for cancelled calls that still run."""

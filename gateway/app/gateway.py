@@ -20,17 +20,20 @@ from gateway.app.access import AccessControl
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.status.document import Document, gauge_entries
-from gateway.app.announce import log_addresses, log_default_timeout, log_models
+from gateway.app.announce import log_addresses, log_default_timeout, log_models, log_platform
 from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
 from gateway.app.listeners import SharedResources, build_listener, log_extensions
+from gateway.app.metrics_page import Page
 from gateway.app.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
 from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound
 from gateway.app.process_parts import ProcessParts
+from gateway.app.process_usage import process_usage
 from gateway.app.reload import Reloader
 from gateway.app.retirement import EarlierSequences, Retirements
+from gateway.app.server_counts import ServerCounts
 from gateway.app.service_graph import ServiceGraph
 from gateway.app.upstreams import max_connections
 from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
@@ -47,11 +50,13 @@ from gateway.routing.finish_sequences import FinishSequences
 from gateway.service import Service
 from gateway.telemetry import error_texts, logs, names
 from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.aggregation import write_page
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.triton_names import TritonNames
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
 from gateway.transports.net.tls_files import TlsFiles
@@ -74,6 +79,7 @@ class Gateway:
         drained: Endpoints that get no calls, as "UPSTREAM/ENDPOINT".
         setups: What the leading process gives the parts of extensions.
         notify: Called with the name of an extension whose leading part is to decide soon.
+        page: Returns the metrics page of all processes; None if this is the only one.
 
     Attributes:
         parts: The parts of extensions in this process.
@@ -91,6 +97,7 @@ class Gateway:
         drained: AbstractSet[str] = frozenset(),
         setups: Setups = NO_SETUPS,
         notify: Callable[[str], None] = lambda _name: None,
+        page: Page | None = None,
     ) -> None:
         problems = check(loaded)
         if problems:
@@ -98,6 +105,7 @@ class Gateway:
         config = loaded.config
         self._slot = slot
         self._sockets = sockets
+        self._page = page or self.page
         self.metrics = Metrics(
             __version__,
             series=config.telemetry.metrics.series,
@@ -159,6 +167,9 @@ class Gateway:
             tracing=None if self._export is None else self._export.tracing,
         )
         self._graph = ServiceGraph(loaded, self._process)
+        counts = self.metrics.model_counts
+        self._counts = None if counts is None else ServerCounts(lambda: self._graph, counts)
+        self._totals = None if counts is None else TritonNames()
         # What the listeners call: the entries of the graph, except after a reload.
         self._entries = self._graph.entries
         self.metrics.watch(names.IN_FLIGHT_BYTES, lambda: self._budget.used_bytes)
@@ -182,6 +193,8 @@ class Gateway:
             tracing=self._process.tracing,
             authenticator=self._access.authenticator,
             needs_client=self._access.needs_client,
+            page=self._page,
+            load=process_usage(self._slot, self.metrics) if config.telemetry.metrics.orca else None,
         )
         self._listeners = [
             build_listener(listener, self._entries[listener.name], self.ready, shared)
@@ -200,7 +213,7 @@ class Gateway:
     def _tls_files(self) -> list[TlsFiles]:
         """Return the TLS files of the listeners and of the upstreams in force."""
         listeners = [each.tls for each in self._listeners if each.tls is not None]
-        own = [] if self._admin_tls is None else [self._admin_tls]
+        own = [each for each in (self._admin_tls, self._process.external.tls) if each is not None]
         return [*listeners, *own, *self._graph.tls_files(), *self._access.tls_files()]
 
     @property
@@ -220,11 +233,25 @@ class Gateway:
 
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page, and its content type."""
-        return self.metrics.page(accept)
+        if self._totals is None:
+            return self.metrics.page(accept)
+        return write_page(await self.families(), accept)
 
     async def families(self) -> Iterable[Metric]:
         """Return the metrics."""
-        return self.metrics.registry.collect()
+        found = self.metrics.registry.collect()
+        if self._totals is None or self._counts is None:
+            return found
+        self._totals.update(self, await self._counts.document(asks=True))
+        return (*found, *self._totals.collect())
+
+    async def server_counts(self, *, asks: bool) -> Document | None:
+        """Return what `TritonNames` adds up; None without such names.
+
+        Args:
+            asks: Whether this process asks its servers.
+        """
+        return None if self._counts is None else await self._counts.document(asks=asks)
 
     async def status(self) -> Document:
         """Return the status of the process, as GET /status shows it."""
@@ -299,6 +326,7 @@ class Gateway:
         self._has_started.set()
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
+            log_platform(self._graph.config)
             log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)

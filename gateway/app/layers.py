@@ -14,6 +14,8 @@ from gateway.app.chains import listener, model, route, upstream
 from gateway.app.chains.rows import PACKAGES, End, Row
 from gateway.app.package_layers import guarded
 from gateway.registry import layers
+from gateway.routing.residency.layer import RESIDENCY_LAYER
+from gateway.routing.rolling.layer import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
 from gateway.service import Service, bound_call, bound_inference
 
 SHARED_MODEL: Final = "upstream model"
@@ -33,6 +35,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             listener.SERVER_STATUS,
             listener.UNKNOWN_MODELS,
             listener.USAGE_STATISTICS,
+            listener.COUNT_MODELS,
             listener.REFRESH_MODEL_INDEX,
             listener.OWN_SEQUENCES,
             listener.OWN_REGIONS,
@@ -69,11 +72,14 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             End("Endpoints", "the chain 'upstream', with the endpoint that balancing chooses"),
         ),
         "upstream": (
+            ROLLING_LOAD_LAYER,
+            RESIDENCY_LAYER,
             upstream.ADAPTIVE_CONCURRENCY,
             PACKAGES,
             End("Endpoints", "the chain 'endpoint' of the endpoint that balancing chooses"),
         ),
         "endpoint": (
+            MODEL_CALLS_LAYER,
             upstream.FORWARD_HEADERS,
             upstream.CLASSIFY,
             upstream.COMPLETE,
@@ -81,6 +87,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             upstream.SIGNATURES,
             upstream.CONFIRM_UNLOAD,
             PACKAGES,
+            upstream.COUNT_SENT,
             upstream.TRACE_ATTEMPT,
             End("Upstream", "encodes the call, sends it and decodes the response"),
         ),

@@ -14,12 +14,14 @@ import structlog
 from gateway.api.access import Authenticator
 from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
 from gateway.api.tap import Tap
-from gateway.app import passthrough
+from gateway.app import metrics_page, passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.chains.tracing import Tracing
+from gateway.app.declarations import Declarations
 from gateway.app.exposure import exposure_risks
 from gateway.app.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
+from gateway.app.path_ownership import exact_paths, shared_paths
 from gateway.app.public_paths import listener_authentication, path_prefixes
 from gateway.app.quotas import telling_grpc, telling_http
 from gateway.app.rejection_log import RejectionLog
@@ -32,6 +34,7 @@ from gateway.frontend.frontend import (
     CheckInference,
     Frontend,
 )
+from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
 from gateway.ir.errors import Unauthenticated
@@ -63,6 +66,7 @@ from gateway.transports.http2.frames import may_be_http2
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
+from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.request_id import (
     attach_grpc_request_id,
     attach_http_request_id,
@@ -101,6 +105,7 @@ class ListenerEntry:
         http_clients: Clients of HTTP upstreams, by the name of the upstream.
         access: What its clients may do; None if there are no rules.
         has_quotas: Whether responses may tell clients of quotas.
+        declarations: What the configuration declares of models for protocols, by model.
     """
 
     service: Service
@@ -108,12 +113,21 @@ class ListenerEntry:
     http_clients: Mapping[str, PassthroughClient] = field(default_factory=dict)
     access: ListenerAccess | None = None
     has_quotas: bool = False
+    declarations: Declarations = field(default_factory=dict)
 
     def of_protocol(self, spec: ProtocolSpec) -> Service:
         """Return what handles the calls of one protocol."""
         return (
             ResolveModelKeys(self.service, self.model_keys) if spec.has_model_keys else self.service
         )
+
+    def declared(self, spec: ProtocolSpec) -> Mapping[str, object]:
+        """Return what is declared for one protocol, by model."""
+        return {
+            name: found[spec.name]
+            for name, found in self.declarations.items()
+            if spec.name in found
+        }
 
 
 class BuiltListener:
@@ -129,6 +143,7 @@ class BuiltListener:
     Attributes:
         servers: By name ("main.http").
         rejections: Counts and logs the requests that reach no service.
+        load: Returns the load that responses tell; None where they tell none.
         tls: Its TLS files; None without TLS.
         authentication: Asks who sends each request; None if nobody asks.
         needs_client: Returns whether each request needs a credential.
@@ -145,6 +160,7 @@ class BuiltListener:
         self.rejections = rejections
         self._tracing = tracing
         self.servers: dict[str, Server] = {}
+        self.load: Callable[[], Load] | None = None
         self.tls: TlsFiles | None = None
         self.authentication: Authentication | None = None
         self.needs_client: Callable[[], bool] = lambda: False
@@ -192,7 +208,9 @@ class BuiltListener:
         attach = request_ids.get("attach_request_id")
         self._connect_frontend(built, spec, codec, attach)
         self._frontends.append((spec, codec, built, attach))
-        return built
+        if self.load is None or attach is None:
+            return built
+        return LoadReportingFrontend(built, self.load)
 
     def _connect_frontend(
         self, frontend: Frontend[Any, Any], spec: ProtocolSpec, codec: Any, attach: Any
@@ -200,6 +218,8 @@ class BuiltListener:
         """Send the calls of a frontend to the entry, and let responses tell of its quotas."""
         if attach is not None and self._entry.has_quotas:
             attach = _TELLING[attach]
+        if isinstance(codec, DeclaringCodec):
+            codec.declare(self._entry.declared(spec))
         frontend.replace_service(self._service_of(spec, codec), self._check_of(codec), attach)
 
     def _service_of(self, spec: ProtocolSpec, codec: Any) -> Service:
@@ -286,6 +306,8 @@ class SharedResources:
         tracing: Makes spans; None for no spans.
         authenticator: Returns what names the clients of a listener; None if nobody asks.
         needs_client: Returns whether each request of a listener needs a credential.
+        load: Returns the load that responses tell; None where they tell none.
+        page: Returns the metrics page.
     """
 
     metrics: Metrics
@@ -302,6 +324,8 @@ class SharedResources:
     tracing: Tracing | None = None
     authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
     needs_client: Callable[[str], bool] = lambda _listener: False
+    load: Callable[[], Load] | None = None
+    page: metrics_page.Page | None = None
 
 
 def build_listener(
@@ -321,6 +345,7 @@ def build_listener(
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
     built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
+    built.load = shared.load
     built.needs_client = partial(shared.needs_client, config.name)
     authenticator = shared.authenticator(config)
     authentication = built.authentication = (
@@ -330,7 +355,7 @@ def build_listener(
     limits = _limits(config, can_cut_through=shared.can_cut_through)
     http_address = config.http or config.address
     serves_grpc = config.grpc is not None or config.address is not None
-    http: list[HttpMount] = []
+    http: list[HttpMount] = _metrics_mounts(config, shared)
     grpc: list[GrpcMount] = []
     described: list[DescribedProtocol] = []
     messages = message_limits(config.messages, limits.message_bytes)
@@ -340,7 +365,8 @@ def build_listener(
         if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            http.append(_mount(spec.http, path_prefixes(name, spec.http, config), frontend))
+            prefixes = path_prefixes(name, spec.http, config)
+            http.append(_mount(spec.http, prefixes, frontend, exact_paths(name, config)))
         if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
             frontend = built.frontend(spec, codec, **_GRPC_IDS)
@@ -348,12 +374,7 @@ def build_listener(
             described.append(
                 DescribedProtocol(codec.name, spec.grpc.methods, spec.grpc.file_descriptors())
             )
-    if config.shared_memory.mode == "forward":
-        log.warning(
-            "a client that makes a shared-memory segment smaller ends the server",
-            listener=config.name,
-            instead="shared_memory: map",
-        )
+    _warn_of_forwarded_memory(config)
     servers = built.servers
     if http_address is not None:
         _warn_of_exposure(config, http_address)
@@ -539,9 +560,17 @@ def _shared_port(  # one caller
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
 
 
-def _mount(binding: HttpBinding, prefixes: Sequence[str], frontend: HttpFrontend) -> HttpMount:
+def _mount(
+    binding: HttpBinding, prefixes: Sequence[str], frontend: HttpFrontend, exact: Sequence[str]
+) -> HttpMount:
     read_only = [each for each in prefixes if each.endswith(tuple(binding.read_only))]
-    return HttpMount(prefixes, frontend, binding.root, frozenset(read_only))
+    return HttpMount(prefixes, frontend, binding.root, frozenset(read_only), exact, binding.passed)
+
+
+def _metrics_mounts(config: ListenerConfig, shared: SharedResources) -> list[HttpMount]:
+    if not config.metrics or shared.page is None:
+        return []
+    return [HttpMount((metrics_page.PATH,), metrics_page.MetricsPage(shared.page))]
 
 
 def _cors_rules(config: ListenerConfig) -> CorsRules | None:
@@ -553,11 +582,23 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     options = config.options.get(spec.name, {})
     if spec.default_model and config.default_model is not None:
         options = {spec.default_model: config.default_model, **options}
-    return {**spec.options(options), **shared.process_options.of_protocol(spec)}
+    found = {**spec.options(options), **shared.process_options.of_protocol(spec)}
+    if spec.http is not None and spec.http.shared_option:
+        found[spec.http.shared_option] = shared_paths(spec.name, config)
+    return found
 
 
 def _grpc_address(address: Address) -> str:
     return str(address) if address.host else f"[::]:{address.port}"
+
+
+def _warn_of_forwarded_memory(config: ListenerConfig) -> None:
+    if config.shared_memory.mode == "forward":
+        log.warning(
+            "a client that makes a shared-memory segment smaller ends the server",
+            listener=config.name,
+            instead="shared_memory: map",
+        )
 
 
 def _warn_of_exposure(config: ListenerConfig, address: Address | StreamAddress) -> None:

@@ -7,7 +7,7 @@ supervisor of the workers. A file with an error changes nothing.
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ Changes = Mapping[str, list[str]]
 """Names of parts that were added, replaced or removed, such as "upstream a"."""
 
 Load = Callable[[], LoadedConfig]
+"""Reads the configuration; a `FollowedLoad` also tells when to read it again."""
 Apply = Callable[[LoadedConfig, AbstractSet[str]], Awaitable[Changes]]
 """Puts a configuration in force, with the names of drained endpoints."""
 
@@ -88,6 +89,23 @@ class ReloadResult:
     def error(self) -> str:
         """The errors, one for each line, as `gateway validate` prints them; "" for none."""
         return self.reason or "\n".join(f"{self.source}:{problem}" for problem in self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedLoad:
+    """Reads a configuration that follows something other than a file.
+
+    Attributes:
+        load: Reads it.
+        follow: Runs beside the gateway, and calls its argument when it must be read again.
+    """
+
+    load: Load
+    follow: Callable[[Callable[[], Awaitable[ReloadResult]]], Coroutine[Any, Any, None]]
+
+    def __call__(self) -> LoadedConfig:
+        """Return the configuration."""
+        return self.load()
 
 
 class Reloader:
@@ -174,6 +192,9 @@ class Reloader:
         """Begin to reload after each request, and after each change of a file that is watched."""
         log_retired_keys(self._loaded)
         self._tasks = [start_background(self._run(), "reloads")]
+        if isinstance(self._load, FollowedLoad):
+            following = self._load.follow(self.reload)
+            self._tasks.append(start_background(following, "what the configuration follows"))
         settings, loaded = self._loaded.config.lifecycle.reload, self._loaded
         if settings.watch:
             path = Path(loaded.source)
@@ -284,8 +305,6 @@ def _fixed_findings(old: Config, new: Config) -> Iterator[Finding]:
             yield path, _NEEDS_RESTART
     if _admin_addresses(old) != _admin_addresses(new):
         yield ("admin",), _NEEDS_RESTART
-    if (old.quota_store is None) != (new.quota_store is None):
-        yield ("quota_store",), _NEEDS_RESTART
     before = {listener.name: listener for listener in old.listeners}
     for index, listener in enumerate(new.listeners):
         at: KeyPath = ("listeners", index)

@@ -52,10 +52,11 @@ from gateway.policies.shared_memory.policy import (
     SharedMemoryMode,
     SharedMemoryOff,
 )
-from gateway.registry import layers, own_layers
+from gateway.registry import layers, own_layers, recorded_calls
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher, matched_name
 from gateway.routing.model_keys import ModelKeyIndex
+from gateway.routing.rolling.settings import RecordedCalls
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from gateway.routing.upstream_queries import UpstreamQuestions
@@ -92,6 +93,8 @@ class ServiceGraph:
         server: Handles the calls to the gateway itself.
         entries: What each listener calls, by the name of the listener. The name "" has no default
             model and no shared memory.
+        models: The models of this process.
+        upstreams: The upstreams.
         pipelines: The pipelines of the configuration.
     """
 
@@ -105,7 +108,7 @@ class ServiceGraph:
         process.metrics.access.allow_clients(config.clients)
         process.metrics.allow_models({*config.models, *config.pipelines, *named_models(config)})
         self._declarations = read_declarations(config, loaded.directory)
-        self._models: BuiltModels = build_models(
+        self.models: BuiltModels = build_models(
             config,
             loaded.directory,
             process.metrics,
@@ -116,7 +119,7 @@ class ServiceGraph:
             shared=self._shared_settings("model"),
             declarations=self._declarations,
         )
-        self._upstreams = self._build_upstreams()
+        self.upstreams = self._build_upstreams()
         self._targets = self._build_targets()
         self.pipelines: BuiltPipelines = build_pipelines(
             config,
@@ -124,7 +127,7 @@ class ServiceGraph:
             process.tracing,
             self._context("", {}, self.parts.keep_of("pipelines", "")),
         )
-        own = {**self._models.targets, **self.pipelines.targets}
+        own = {**self.models.targets, **self.pipelines.targets}
         shifts = process.parts.shifts(loaded)
         self._route_settings = self._shared_settings("route", "target")
         self._routes = routes = [
@@ -145,7 +148,7 @@ class ServiceGraph:
         )
         http_clients = {
             name: passthrough_client(built.http, built, config.upstreams[name])
-            for name, built in self._upstreams.items()
+            for name, built in self.upstreams.items()
             if built.http is not None
         }
         services = {
@@ -156,7 +159,12 @@ class ServiceGraph:
         }
         self.entries: Mapping[str, ListenerEntry] = {
             name: ListenerEntry(
-                service, model_keys, http_clients, access.get(name), bool(config.quotas)
+                service,
+                model_keys,
+                http_clients,
+                access.get(name),
+                bool(config.quotas),
+                self._declarations,
             )
             for name, service in {"": self._entry("", SharedMemoryOff()), **services}.items()
         }
@@ -168,11 +176,11 @@ class ServiceGraph:
             LoadError: A model cannot be loaded; the others are unloaded.
             MismatchError: The models of a pipeline do not fit together.
         """
-        await self._models.load(
-            [name for name in self._models.loadable if self.parts.is_new("model", name)]
+        await self.models.load(
+            [name for name in self.models.loadable if self.parts.is_new("model", name)]
         )
         upstreams = [
-            built for name, built in self._upstreams.items() if self.parts.is_new("upstream", name)
+            built for name, built in self.upstreams.items() if self.parts.is_new("upstream", name)
         ]
         await _probe_once(upstreams)
         for built in upstreams:
@@ -205,11 +213,11 @@ class ServiceGraph:
         names = [ruled.name for ruled in ruled_routes(self.config)]
         return {
             "config": {"file": self.loaded.source, "sha256": self.loaded.sha256},
-            "routes": list(route_entries(self._routes, self._upstreams, required or names)),
-            "upstreams": list(upstream_entries(self._upstreams, self._process.metrics.attempts)),
+            "routes": list(route_entries(self._routes, self.upstreams, required or names)),
+            "upstreams": list(upstream_entries(self.upstreams, self._process.metrics.attempts)),
             "models": [
                 {"name": name, "ready": model.ready(), "unloaded": model.is_unloaded}
-                for name, model in self._models.loadable.items()
+                for name, model in self.models.loadable.items()
             ],
         }
 
@@ -232,14 +240,14 @@ class ServiceGraph:
         """
         if all(kept.has("route", built.ruled.name, built) for built in self._routes):
             return None
-        models = self._models.loadable.items()
+        models = self.models.loadable.items()
         if any(
             model.has_sequences() for name, model in models if not kept.has("model", name, model)
         ):
             return lambda: True  # only the model knows which of them have ended
         found = [
             (built.endpoints.affinity, built.endpoints.affinity.open_sequences())
-            for built in self._upstreams.values()
+            for built in self.upstreams.values()
         ]
         open_at_first = [(affinity, sequences) for affinity, sequences in found if sequences]
         if not open_at_first:
@@ -252,20 +260,20 @@ class ServiceGraph:
         Args:
             names: As "UPSTREAM/ENDPOINT"; the endpoint "*" means all of the upstream.
         """
-        for name, built in self._upstreams.items():
+        for name, built in self.upstreams.items():
             prefix = f"{name}/"
             own = {each.removeprefix(prefix) for each in names if each.startswith(prefix)}
             built.endpoints.drain(own)
 
     def tls_files(self) -> list[TlsFiles]:
         """Return the TLS files of the upstreams."""
-        return [built.tls for built in self._upstreams.values() if built.tls is not None]
+        return [built.tls for built in self.upstreams.values() if built.tls is not None]
 
     def endpoints(self) -> set[tuple[str, str]]:
         """Return the names of all upstreams, each with its endpoints."""
         return {
             (name, endpoint.name)
-            for name, built in self._upstreams.items()
+            for name, built in self.upstreams.items()
             for endpoint in built.endpoints.endpoints
         }
 
@@ -284,14 +292,14 @@ class ServiceGraph:
         for built in self._removed_upstreams(kept):
             await built.close()
         kept = kept or KeptParts()
-        models = self._models.loadable.items()
-        await self._models.close(
+        models = self.models.loadable.items()
+        await self.models.close(
             [name for name, model in models if not kept.has("model", name, model)]
         )
 
     def _removed_upstreams(self, kept: KeptParts | None) -> list[BuiltUpstream]:
         kept = kept or KeptParts()
-        upstreams = self._upstreams.items()
+        upstreams = self.upstreams.items()
         return [built for name, built in upstreams if not kept.has("upstream", name, built)]
 
     def _build_upstreams(self) -> dict[str, BuiltUpstream]:
@@ -374,7 +382,7 @@ class ServiceGraph:
                 ),
             )
 
-        return {name: build(name, built) for name, built in self._upstreams.items()}
+        return {name: build(name, built) for name, built in self.upstreams.items()}
 
     def _build_route(
         self, ruled: RuledRoute, own: Mapping[str, RouteTarget], shift: TrafficShift | None
@@ -415,7 +423,7 @@ class ServiceGraph:
     ) -> Service:
         access = ClientAccess(
             rules,
-            self._process.external.layer(self.config, listener),
+            self._process.external.layer(self.loaded, listener),
             quotas,
             self._sequence_ids(),
         )
@@ -430,7 +438,7 @@ class ServiceGraph:
     def _shared_memory_mode(self, listener: ListenerConfig) -> SharedMemoryMode:
         sharing, process = listener.shared_memory, self._process
         if sharing.mode == "forward":
-            services = [built.service for built in self._upstreams.values()]
+            services = [built.service for built in self.upstreams.values()]
             return ForwardRegions(services, sharing.keys, process.forwarded)
         if sharing.mode == "map":
             return CopyRegions(
@@ -473,7 +481,10 @@ class ServiceGraph:
         return ChainContext(
             name=name,
             sections={**sections, "policies": self.config.policies, "top": self.config},
-            parts={MemoryBudget: self._process.budget},
+            parts={
+                MemoryBudget: self._process.budget,
+                RecordedCalls: RecordedCalls(self.loaded, recorded_calls),
+            },
             metrics=self._process.metrics,
             keep=keep,
         )
@@ -486,7 +497,7 @@ class ServiceGraph:
 
     def _upstream_identity(self) -> ServerMetadata | None:
         """Return the metadata of the first server that has told them; None if none has."""
-        members = [each for built in self._upstreams.values() for each in built.members]
+        members = [each for built in self.upstreams.values() for each in built.members]
         servers = (each.identity.server for each in members)
         return next((server for server in servers if server is not None), None)
 
@@ -495,8 +506,8 @@ class ServiceGraph:
 
         Targets do not know the names of routes, nor models and pipelines of the gateway.
         """
-        config, upstreams = self.config, tuple(self._upstreams.values())
-        if self._models.loadable or config.pipelines or config.routes:
+        config, upstreams = self.config, tuple(self.upstreams.values())
+        if self.models.loadable or config.pipelines or config.routes:
             return lambda: True
         if _statistics_of(config) != {"target"}:
             return lambda: True
@@ -505,7 +516,7 @@ class ServiceGraph:
     def _forget(self) -> None:
         """Forget what a load or unload may have changed."""
         self.server.forget()
-        for built in self._upstreams.values():
+        for built in self.upstreams.values():
             built.sequence_ids.forget()
 
     def _server_info(
@@ -515,12 +526,12 @@ class ServiceGraph:
         named = {
             name: by_name[route].ready for route, name in routes_of_models(self.config, routes)
         }
-        models, pipelines = self._models.loadable, self.pipelines.pipelines
+        models, pipelines = self.models.loadable, self.pipelines.pipelines
         required = required_routes(self.config)
         decisive = [built for built in routes if required is None or built.ruled.name in required]
-        indexes = [Index("local", self._models.index, ttl_s=0)]
+        indexes = [Index("local", self.models.index, ttl_s=0)]
         indexes.append(Index("pipelines", self.pipelines.index, ttl_s=0))
-        indexes += [Index(name, built.service) for name, built in self._upstreams.items()]
+        indexes += [Index(name, built.service) for name, built in self.upstreams.items()]
         return ServerInfo(
             ServerOptions(
                 metadata=ServerMetadata("tensor-gateway", __version__, EXTENSIONS),

@@ -40,6 +40,7 @@ from gateway.ir.context import Need
 from gateway.ir.errors import ErrorCode
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
+from gateway.policies.count_models import counted
 from gateway.policies.divide_rows import DivideRows
 from gateway.policies.forward_headers import QuestionHeaders
 from gateway.policies.known_models import KnownModels
@@ -49,6 +50,7 @@ from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, key_of
 from gateway.routing.outlier_detection import OFF, OutlierDetection
+from gateway.routing.rolling.model_calls import ModelCalls
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.settings.units import UNIX, Address, Url
@@ -307,6 +309,8 @@ class BuiltUpstream:
             self._discovery.start()
         for member in self._members:
             member.prober.start()
+        if self.endpoints.residency is not None:
+            self.endpoints.residency.start()
 
     async def drain(self, timeout_s: float) -> None:
         """Stop probing, and wait for cancelled calls that still run."""
@@ -319,6 +323,8 @@ class BuiltUpstream:
 
     async def close(self) -> None:
         """Stop probing and close every connection."""
+        if self.endpoints.residency is not None:
+            await self.endpoints.residency.close()
         if self._discovery is not None:
             await self._discovery.close()
         for member in self.members:
@@ -386,9 +392,11 @@ class _EndpointBuilder:
             client_header=config.client_header,
             ends_at_empty_classes=identity.ends_at_empty_classes,
             trace=None if self.tracing is None else partial(self.tracing.attempt, self.name, url),
+            count=counted(metrics.model_counts, self.name),
         )
         at = self.at.inside(name, "upstream", config).with_parts(parts)
         endpoint = Endpoint(name, build_chain("endpoint", connected.service, at))
+        questions = build_chain("endpoint", probing.service, at)
         prober = Prober(
             self.name,
             endpoint,
@@ -396,10 +404,12 @@ class _EndpointBuilder:
             timeout_s=config.probe.timeout,
             report=partial(metrics.upstream_ready, self.name, name),
             identify=identity,
-            service=build_chain("endpoint", probing.service, at),
+            service=questions,
         )
         closes = (connected.close, probing.close)
-        return BuiltEndpoint(endpoint, prober, identity, withheld, connected.http, closes)
+        return BuiltEndpoint(
+            endpoint, prober, identity, withheld, connected.http, closes, questions
+        )
 
     def connect(self, url: Url, **settings: Any) -> Connected:
         """Build a client of the server at *url*; for the *settings* see `connect`."""
@@ -442,6 +452,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         LookupError: The protocol does not exist, or does not support the carrier.
         ValueError: An option or a TLS file is invalid, or a package is missing.
     """
+    at = at.with_parts(ModelCalls())
     build = _EndpointBuilder(
         name=name,
         config=config,
@@ -472,7 +483,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     adaptive = UpstreamParts(_adaptive(name, config, metrics))
     return BuiltUpstream(
         name,
-        build_chain("upstream", balanced, at.with_parts(adaptive)),
+        build_chain("upstream", balanced, at.with_parts(adaptive, balanced)),
         balanced,
         sequence_ids=sequence_ids,
         members=members,

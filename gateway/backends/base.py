@@ -127,6 +127,11 @@ class BackendService(Dispatch, backend.Backend):
         return self._pool.has_sequences
 
     @property
+    def running(self) -> int:
+        """The number of inferences that run."""
+        return self._pool.running
+
+    @property
     def is_loaded(self) -> bool:
         """Whether the model accepts inferences."""
         return self._signature is not None

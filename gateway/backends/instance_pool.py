@@ -38,6 +38,11 @@ class InstancePool:
         return self._instances.queued
 
     @property
+    def running(self) -> int:
+        """The number of inferences that run."""
+        return self._instances.used
+
+    @property
     def is_idle(self) -> bool:
         """Whether no instance runs an inference."""
         return not self._instances.used

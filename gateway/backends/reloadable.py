@@ -71,6 +71,10 @@ class ReloadableModel:
         """Return whether the model may have the state of a sequence."""
         return self._current.has_sequences()
 
+    def running(self) -> int:
+        """Return the number of inferences that run in the current versions."""
+        return self._current.running()
+
     def entries(self) -> tuple[RepositoryEntry, ...]:
         """Return the versions as entries of a repository index, oldest first."""
         entries = self._current.entries()

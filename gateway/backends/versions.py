@@ -80,6 +80,10 @@ class Versions:
         """Return whether a version may have the state of a sequence."""
         return any(backend.has_sequences for backend in self._backends.values())
 
+    def running(self) -> int:
+        """Return the number of inferences that run."""
+        return sum(backend.running for backend in self._backends.values())
+
     def entries(self) -> tuple[RepositoryEntry, ...]:
         """Return the versions as entries of a repository index, oldest first."""
         states = {True: ModelState.READY, False: ModelState.UNAVAILABLE}

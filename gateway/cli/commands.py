@@ -73,8 +73,16 @@ def command_line(names: Sequence[str] = ()) -> typer.Typer:
         if isinstance(command, typer.Typer):  # a command with commands of its own
             app.add_typer(command, name=name)
         else:
-            app.command(name, hidden=getattr(command, "is_hidden", False))(command)
+            app.command(
+                name,
+                hidden=getattr(command, "is_hidden", False),
+                context_settings=_UNKNOWN if hasattr(command, "passes_unknown") else None,
+            )(command)
     return app
+
+
+_UNKNOWN: Final = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""Of a command that gets the options that it does not have as its further arguments."""
 
 
 def _print_version(value: bool) -> None:

@@ -1,6 +1,6 @@
 """Finds the configuration file of a container whose platform starts it with `serve` alone.
 
-Source: docs/how-to/sagemaker.md.
+Source: docs/how-to/sagemaker.md, docs/how-to/vertex.md.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from gateway.cli.output import WRONG_USAGE, fail
 
 CONFIG: Final = "GATEWAY_CONFIG"
 BASE_DIR: Final = "SAGEMAKER_BASE_DIR"
+STORAGE: Final = "AIP_STORAGE_URI"
 NAME: Final = "gateway.yaml"
 
 _BASE_DIR: Final = "/opt/ml"
@@ -31,7 +32,18 @@ def found_config(environment: Mapping[str, str]) -> Path:
     if found is None:
         fail(
             "no configuration: expected exactly one of CONFIG.yaml, --upstream URL and --demo, or "
-            f"a file in {CONFIG}, which is not set, or one of {', '.join(map(str, candidates))}",
+            f"a file in {CONFIG}, which is not set, or one of "
+            f"{', '.join(map(str, candidates))}{_storage_note(environment.get(STORAGE))}",
             WRONG_USAGE,
         )
     return found
+
+
+def _storage_note(storage: str | None) -> str:
+    """Return what to do with artefacts that Vertex AI only names."""
+    if not storage:
+        return ""
+    return (
+        f"; {STORAGE} is {storage}, which the gateway does not fetch: put the artefacts into the "
+        "image, or copy them with a start command"
+    )

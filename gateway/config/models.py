@@ -162,6 +162,9 @@ class ListenerConfig(Model):
     their client is `anonymous`, and wrong credentials are refused. `off`: no credential is read.
     Default: `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client
     has `certificates` or `unix_users`; else `off`."""
+    metrics: bool = False
+    """Whether `/metrics` is served here, too, for platforms that know one port of a container.
+    Default: `false`."""
     cors: CorsConfig | None = None
     """Web pages of other origins that may use the listener over HTTP. Default: none; browsers then
     refuse their requests."""
@@ -322,6 +325,11 @@ class UpstreamConfig(Model):
     HTTP upstreams need none of this. Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
+    metrics: Names = ()
+    """URL of the metrics page of the server; with `urls` a list, one for each address. It adds to
+    the metrics of `telemetry.metrics.compat` why requests failed and how many wait. It is read when
+    the metrics page of the gateway is read. With `resolve: all` the page of each address is read.
+    Default: `[]`."""
     outlier_detection: OutlierDetectionConfig | Off = OutlierDetectionConfig()
     """When an address whose calls fail gets no calls for a while. It concerns upstreams with
     several addresses. `false` switches it off. Default: the values of its keys."""
@@ -367,6 +375,18 @@ class UpstreamConfig(Model):
         if len(kinds) > 1:
             found = ", ".join(sorted(kinds))
             raise ValueError(f"the urls of one upstream need the same protocol, found {found}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> UpstreamConfig:
+        if self.metrics and len(self.metrics) != len(self.all_urls):
+            raise ValueError(
+                f"'metrics' has {len(self.metrics)} URLs and the upstream {len(self.all_urls)}; "
+                "expected one for each address"
+            )
+        for page in self.metrics:
+            if not page.startswith(("http://", "https://")):
+                raise ValueError(f"'metrics': {page!r} is no URL; expected http://HOST:PORT/PATH")
         return self
 
     @property

@@ -57,8 +57,14 @@ class MetricsConfig(Model):
     """Settings of the metrics."""
 
     compat: tuple[Literal["triton"], ...] = ()
-    """Servers whose metric names are published too. `triton` adds the `nv_inference_*` metrics, for
-    existing dashboards. Default: `[]`."""
+    """Servers whose metric names are published too. `triton` adds what Triton publishes of each
+    model, `nv_inference_*` and `nv_cache_*_per_model`, for existing dashboards and autoscalers. Of
+    models of a Triton the values are its own: it is asked when the page is read, at most once a
+    second. Other models have what the gateway measures. Default: `[]`."""
+    orca: bool = False
+    """Whether responses tell the load of the gateway to clients and proxies that ask for it: the
+    CPU, the memory and the queued inferences, as ORCA. They ask by the header or metadata
+    `endpoint-load-metrics-format` with the value `TEXT`, `JSON` or `BIN`. Default: `false`."""
     series: int = Field(500, ge=1)
     """Largest number of model names in metric labels. Calls to further models have the label
     `_unknown`. Default: `500`."""

@@ -34,6 +34,7 @@ from gateway.ir.metadata import (
     SharedRegion,
     Trend,
 )
+from gateway.ir.rows import IndependentRows
 from gateway.ir.statistics import ModelStatistics
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.ir.text_tasks import TextTask
@@ -313,6 +314,7 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
         batch_size: None if shapes include the batch axis. Otherwise shapes are those of one item;
             it is 1 for a model that does not batch.
         texts: The task, where inputs are texts of it and have no names; its call has `Need.TEXTS`.
+        rows: What is known of rows that do not depend on one another; None if they may depend.
     """
 
     inputs: tuple[Tensor, ...] = ()
@@ -325,6 +327,7 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
     flat_members: Members = field(default_factory=dict)
     batch_size: int | None = None
     texts: TextTask | None = None
+    rows: IndependentRows | None = None
 
     @property
     def shares_memory(self) -> bool:

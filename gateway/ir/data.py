@@ -133,6 +133,7 @@ class UntypedRules(Struct, frozen=True, kw_only=True):
         has_nonfinite: NaN and infinities are numbers.
         has_nulls: `null` is NaN for floats.
         has_texts: Elements are texts that hold numbers, as in CSV.
+        rounds_to_infinity: A number beyond FP32 is an infinity there; otherwise it is refused.
         drops_surplus: Inputs that the model lacks are ignored.
         bytes_element_size: Most bytes of one element of BYTES.
     """
@@ -142,6 +143,7 @@ class UntypedRules(Struct, frozen=True, kw_only=True):
     has_nonfinite: bool = True
     has_nulls: bool = False
     has_texts: bool = False
+    rounds_to_infinity: bool = False
     drops_surplus: bool = False
     bytes_element_size: int = 16 << 20
 

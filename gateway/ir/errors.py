@@ -257,6 +257,12 @@ class Unavailable(GatewayError):
     is_retryable = True
 
 
+class LoadFailed(Unavailable):
+    """The model of the call cannot be loaded; a retry would not load it either."""
+
+    is_retryable = False
+
+
 class NotSent(Unavailable):
     """The upstream did not receive the call, so a retry is always safe."""
 

@@ -145,6 +145,8 @@ def _elements(data: UntypedData, datatype: Datatype, shape: Shape, has_base64: b
     if isinstance(value, np.ndarray):
         charge(value.size * JSON_NUMBER, 0)
         array = _narrow_array(value, datatype)
+        if array is None and _rounds(data, datatype):
+            array = _rounded(value)
         if array is not None:
             return ArrayData(array.reshape(shape))
         raise _misfit(data, value, datatype)
@@ -233,12 +235,12 @@ def _misfit(data: UntypedData, values: npt.NDArray[Any], datatype: Datatype) -> 
 
 def _bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16] | None:
     """Round to bfloat16 once, ties to even; None when a finite value becomes infinite."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         single = values.astype(np.float32)
+        rest = np.abs(values) - np.abs(single.astype(np.float64))
     bits = single.view(np.uint32)
     # FP32 may lie between two values of BF16 because it was rounded itself.
     is_tie = (bits & 0xFFFF) == _HALF
-    rest = np.abs(values) - np.abs(single.astype(np.float64))
     bits = bits + (is_tie & (rest > 0)).astype(np.uint32) - (is_tie & (rest < 0)).astype(np.uint32)
     found = bf16_of_fp32(bits.view(np.float32))
     is_infinite = (found & 0x7FFF) == _BF16_INFINITY
@@ -263,10 +265,26 @@ def _packed(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) 
         if found is not None:
             return RawData(memoryview(found.tobytes()))
         raise _out_of_range(data, flat, value, datatype)
+    return _pack(data, flat, value, datatype)
+
+
+def _pack(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) -> TensorData:
     try:
         return RawData(memoryview(packer(datatype, len(flat))(*flat)))
     except (struct.error, OverflowError):
-        raise _out_of_range(data, flat, value, datatype) from None
+        if not _rounds(data, datatype):
+            raise _out_of_range(data, flat, value, datatype) from None
+        return ArrayData(_rounded(np.array(flat, np.float64)))
+
+
+def _rounds(data: UntypedData, datatype: Datatype) -> bool:
+    return datatype is Datatype.FP32 and data.rules.rounds_to_infinity
+
+
+def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return numbers as FP32, those that are too large as infinities."""
+    with np.errstate(over="ignore"):
+        return values.astype(Datatype.FP32.numpy_dtype)
 
 
 def _bf16_of(flat: list[Any]) -> npt.NDArray[np.uint16] | None:

@@ -18,6 +18,7 @@ from prometheus_client.samples import Exemplar, Sample
 
 from gateway.telemetry import names
 from gateway.telemetry.exposition import encode_page
+from gateway.telemetry.triton_names import Document, TritonNames
 
 Labels = tuple[tuple[str, str], ...]
 Snapshot = Sequence[Sequence[Any]]
@@ -29,7 +30,9 @@ A sample has its name, labels and value, and its exemplar if there is one.
 # Gauges whose aggregate is the minimum.
 _MINIMUM: Final = frozenset({names.UPSTREAM_READY.name, names.TLS_CERTIFICATE_EXPIRY.name})
 # Gauges with the same value in every process.
-_MAXIMUM: Final = frozenset({names.BUILD_INFO.name, names.CONFIG_INFO.name})
+_MAXIMUM: Final = frozenset(
+    {names.BUILD_INFO.name, names.CONFIG_INFO.name, names.RESIDENCY_MODELS.name}
+)
 
 
 def snapshot(registry: Collector) -> Snapshot:
@@ -85,14 +88,17 @@ class MetricsAggregator:
     def __init__(self) -> None:
         self._exited: dict[str, _Family] = {}
         self._running: dict[object, Snapshot] = {}
+        self._triton = TritonNames()
 
-    def update(self, process: object, latest: Snapshot) -> None:
-        """Store the latest snapshot of a process."""
+    def update(self, process: object, latest: Snapshot, counts: Document | None = None) -> None:
+        """Store the latest snapshot of a process, and its counts for the names of Triton."""
         self._running[process] = latest
+        self._triton.update(process, counts)
 
     def process_ended(self, process: object) -> None:
         """Keep the counters of a process that exited; drop its gauges."""
         _merge(self._exited, self._running.pop(process, ()), counters_only=True)
+        self._triton.process_ended(process)
 
     def collect(self) -> list[Metric]:
         """Return the aggregated metrics."""
@@ -100,7 +106,7 @@ class MetricsAggregator:
         _merge(families, [_values(family) for family in self._exited.values()])
         for latest in self._running.values():
             _merge(families, latest)
-        return [_metric(family) for family in families.values()]
+        return [*(_metric(family) for family in families.values()), *self._triton.collect()]
 
 
 def _merge(families: dict[str, _Family], added: Snapshot, *, counters_only: bool = False) -> None:

@@ -37,6 +37,12 @@ class LabelledGauges(Collector):
         sources = self._gauges.setdefault(metric, {})
         sources[tuple(labels.items())] = (weakref.ref(owner), read)
 
+    def total(self, metric: names.Metric) -> float:
+        """Return the sum of one gauge over all labels."""
+        sources = self._gauges.get(metric, {}).values()
+        found = ((reference(), read) for reference, read in sources)
+        return sum(float(read(owner)) for owner, read in found if owner is not None)
+
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
         for described, sources in self._gauges.items():

@@ -28,6 +28,7 @@ from gateway.telemetry.call_path import INFERENCES
 from gateway.telemetry.exposition import encode_page
 from gateway.telemetry.families import counter_family
 from gateway.telemetry.gauges import InfoMetric, LabelledGauges
+from gateway.telemetry.model_counts import ModelCounts
 from gateway.telemetry.model_usage import Usage
 from gateway.telemetry.pipeline_metrics import StepMetrics
 from gateway.telemetry.rolling_stats import RollingStats
@@ -46,7 +47,7 @@ class Metrics:
     Args:
         version: Version of the gateway.
         series: Maximum number of model labels that requests may create.
-        triton: Also publish Triton's names for inference counts and durations.
+        triton: Also count inferences by model, for Triton's names.
 
     Attributes:
         usage: Usage statistics of models.
@@ -58,6 +59,7 @@ class Metrics:
         trends: Rolling statistics of inferences.
         gauges: Values that are read at each scrape.
         loop_lag: Metric of the event loop's delays.
+        model_counts: Counts of inferences for the names of other servers; None without `triton`.
     """
 
     def __init__(self, version: str, *, series: int = 500, triton: bool = False) -> None:
@@ -120,7 +122,7 @@ class Metrics:
         self.steps = StepMetrics(self.registry, _BUCKETS)
         Gauge(*names.BUILD_INFO.arguments, registry=self.registry).labels(version).set(1)
         self._own: dict[str, Counter | Gauge | Histogram] = {}
-        self._triton = _TritonNames(self.registry) if triton else None
+        self.model_counts = ModelCounts(self.usage) if triton else None
 
     def watch(self, metric: names.Metric, read: Callable[[], float]) -> None:
         """Publish a gauge without labels whose value is read at each scrape."""
@@ -147,9 +149,6 @@ class Metrics:
             self.trends.add(seconds, record.ended, code != OK)
         if record.limit is not None:
             self.limit_exceeded(protocol, record.limit)
-        if self._triton is not None and kind == "InferRequest":
-            model = self._calls.label_of(record.model)
-            self._triton.count(model, record.version, ok=code == OK, seconds=seconds)
 
     def exemplify(self, record: CallRecord) -> None:
         """Keep the trace of a call as an exemplar of its duration."""
@@ -239,38 +238,3 @@ class _WatchedCounter(Collector):
         for values, count in self._read().items():
             metric.add_metric(values, count)
         yield metric
-
-
-class _TritonNames(Collector):
-    """Metrics under Triton's names, for dashboards and autoscalers.
-
-    They are counters without `_total`, which `encode_page` writes for the type "unknown".
-    Source: Triton metrics documentation, "Inference Request Metrics".
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._success: dict[tuple[str, str], float] = {}
-        self._failure: dict[tuple[str, str], float] = {}
-        self._duration_us: dict[tuple[str, str], float] = {}
-        registry.register(self)
-
-    def count(self, model: str, version: str, *, ok: bool, seconds: float) -> None:
-        labels = (model, version)
-        counts = self._success
-        if not ok:
-            counts = self._failure
-            # Versions come from clients: only one that has served becomes a label.
-            labels = labels if labels in self._success else (model, "")
-        counts[labels] = counts.get(labels, 0) + 1
-        self._duration_us[labels] = self._duration_us.get(labels, 0) + seconds * 1e6
-
-    def collect(self) -> Iterable[Metric]:
-        for described, values in (
-            (names.TRITON_SUCCESS, self._success),
-            (names.TRITON_FAILURE, self._failure),
-            (names.TRITON_DURATION, self._duration_us),
-        ):
-            metric = Metric(described.name, described.help, "unknown")
-            for (model, version), value in values.copy().items():
-                metric.add_sample(described.name, {"model": model, "version": version}, value)
-            yield metric

@@ -14,6 +14,7 @@ The gateway can only measure these times:
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Self
 
 from gateway.ir.context import ModelRef
 from gateway.ir.statistics import BatchStatistics, Duration, InferStatistics, ModelStatistics
@@ -55,13 +56,22 @@ class Usage:
     Args:
         capacity: Maximum number of models and versions, whose names may come from clients.
         now_ms: Milliseconds since the epoch.
+        sharing_of: Records the batches and the cache lookups; None for the object itself.
     """
 
-    def __init__(self, capacity: int = _CAPACITY, *, now_ms: Callable[[], int] = epoch_ms) -> None:
+    def __init__(
+        self,
+        capacity: int = _CAPACITY,
+        *,
+        now_ms: Callable[[], int] = epoch_ms,
+        sharing_of: Self | None = None,
+    ) -> None:
         self._capacity = capacity
         self._now_ms = now_ms
         self._counts: dict[ModelRef, _Counts] = {}
         self._sharing: dict[str, _SharingCounts] = {}
+        if sharing_of is not None:
+            self._sharing = sharing_of._sharing  # noqa: SLF001  # of the same class
 
     def record_call(self, model: ModelRef, *, ok: bool, seconds: float, queued_s: float) -> None:
         """Count a completed or failed request."""

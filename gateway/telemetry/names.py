@@ -195,6 +195,46 @@ WITHHELD_CALLS: Final = Metric(
     "Calls without a client that still run at an endpoint.",
     ("upstream", "endpoint"),
 )
+RESIDENCY_MODELS: Final = Metric(
+    "gateway_residency_models",
+    "gauge",
+    "Models at an endpoint, by state: loading, loaded, draining, unloading or failed.",
+    ("upstream", "endpoint", "state"),
+)
+RESIDENCY_LOADS: Final = Metric(
+    "gateway_residency_loads_total",
+    "counter",
+    "Loads of models by the gateway, by outcome: ok or failed.",
+    ("upstream", "endpoint", "model", "outcome"),
+)
+RESIDENCY_UNLOADS: Final = Metric(
+    "gateway_residency_unloads_total",
+    "counter",
+    "Unloads of models by the gateway, by reason: room, idle, request or eviction.",
+    ("upstream", "endpoint", "model", "reason"),
+)
+RESIDENCY_LOAD_SECONDS: Final = Metric(
+    "gateway_residency_load_seconds",
+    "histogram",
+    "Time of a load that succeeded.",
+    ("upstream", "endpoint"),
+)
+RESIDENCY_WAIT_SECONDS: Final = Metric(
+    "gateway_residency_wait_seconds",
+    "histogram",
+    "Time that a call waited until its model was loaded.",
+    ("upstream",),
+)
+RESIDENCY_WAITING: Final = Metric(
+    "gateway_residency_waiting", "gauge", "Calls that wait for their model.", ("upstream",)
+)
+ROLLING_LOAD: Final = Metric(
+    "gateway_rolling_load",
+    "gauge",
+    "1 for the state of an endpoint in a rolling load: draining, loading, warming, ready or "
+    "failed; 0 for the others.",
+    ("upstream", "model", "endpoint", "state"),
+)
 BATCH_ROWS: Final = Metric("gateway_batch_rows", "histogram", "Rows of a batch.", ("model",))
 BATCH_REQUESTS: Final = Metric(
     "gateway_batch_requests", "histogram", "Requests in a batch.", ("model",)
@@ -313,6 +353,12 @@ WORKER_REQUESTS: Final = Metric(
     "gateway_worker_requests_total", "counter", "Calls that the worker completed.", ("worker",)
 )
 BUILD_INFO: Final = Metric("gateway_build_info", "gauge", "Version of the gateway.", ("version",))
+COMPAT_STALE: Final = Metric(
+    "gateway_compat_stale",
+    "gauge",
+    "1 if a server did not reply in time and its values under other names are old, else 0.",
+    ("upstream",),
+)
 TRITON_SUCCESS: Final = Metric(
     "nv_inference_request_success",
     "counter",
@@ -320,11 +366,101 @@ TRITON_SUCCESS: Final = Metric(
     ("model", "version"),
 )
 TRITON_FAILURE: Final = Metric(
-    "nv_inference_request_failure", "counter", "Failed inference requests.", ("model", "version")
+    "nv_inference_request_failure",
+    "counter",
+    "Failed inference requests, by reason.",
+    ("model", "version", "reason"),
+)
+TRITON_COUNT: Final = Metric(
+    "nv_inference_count",
+    "counter",
+    "Inferences, without cached ones; each row of a batch counts.",
+    ("model", "version"),
+)
+TRITON_EXEC_COUNT: Final = Metric(
+    "nv_inference_exec_count",
+    "counter",
+    "Executions of the model; a batch counts once.",
+    ("model", "version"),
 )
 TRITON_DURATION: Final = Metric(
-    "nv_inference_request_duration_us", "counter", "Cumulative duration.", ("model", "version")
+    "nv_inference_request_duration_us",
+    "counter",
+    "Cumulative time of successful requests, in microseconds.",
+    ("model", "version"),
 )
+TRITON_QUEUE_DURATION: Final = Metric(
+    "nv_inference_queue_duration_us",
+    "counter",
+    "Cumulative time of requests in queues, in microseconds.",
+    ("model", "version"),
+)
+TRITON_INPUT_DURATION: Final = Metric(
+    "nv_inference_compute_input_duration_us",
+    "counter",
+    "Cumulative time in which inputs are prepared, in microseconds.",
+    ("model", "version"),
+)
+TRITON_INFER_DURATION: Final = Metric(
+    "nv_inference_compute_infer_duration_us",
+    "counter",
+    "Cumulative time of executions, in microseconds.",
+    ("model", "version"),
+)
+TRITON_OUTPUT_DURATION: Final = Metric(
+    "nv_inference_compute_output_duration_us",
+    "counter",
+    "Cumulative time in which outputs are prepared, in microseconds.",
+    ("model", "version"),
+)
+TRITON_PENDING: Final = Metric(
+    "nv_inference_pending_request_count",
+    "gauge",
+    "Requests that wait for their execution.",
+    ("model", "version"),
+)
+TRITON_CACHE_HITS: Final = Metric(
+    "nv_cache_num_hits_per_model",
+    "counter",
+    "Cache hits of a model with a cache.",
+    ("model", "version"),
+)
+TRITON_CACHE_MISSES: Final = Metric(
+    "nv_cache_num_misses_per_model",
+    "counter",
+    "Cache misses of a model with a cache.",
+    ("model", "version"),
+)
+TRITON_CACHE_HIT_DURATION: Final = Metric(
+    "nv_cache_hit_duration_per_model",
+    "counter",
+    "Cumulative time of cache hits, in microseconds.",
+    ("model", "version"),
+)
+TRITON_CACHE_MISS_DURATION: Final = Metric(
+    "nv_cache_miss_duration_per_model",
+    "counter",
+    "Cumulative time of cache misses, in microseconds.",
+    ("model", "version"),
+)
+
+TRITON_METRICS: Final[tuple[Metric, ...]] = (
+    TRITON_SUCCESS,
+    TRITON_FAILURE,
+    TRITON_COUNT,
+    TRITON_EXEC_COUNT,
+    TRITON_DURATION,
+    TRITON_QUEUE_DURATION,
+    TRITON_INPUT_DURATION,
+    TRITON_INFER_DURATION,
+    TRITON_OUTPUT_DURATION,
+    TRITON_PENDING,
+    TRITON_CACHE_HITS,
+    TRITON_CACHE_MISSES,
+    TRITON_CACHE_HIT_DURATION,
+    TRITON_CACHE_MISS_DURATION,
+)
+"""What Triton 2.51 publishes of models, in the order of its page."""
 
 METRICS: Final[tuple[Metric, ...]] = (
     REQUESTS,
@@ -353,6 +489,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     ENDPOINT_EJECTIONS,
     WITHHELD_CANCELLATIONS,
     WITHHELD_CALLS,
+    RESIDENCY_MODELS,
+    RESIDENCY_LOADS,
+    RESIDENCY_UNLOADS,
+    RESIDENCY_LOAD_SECONDS,
+    RESIDENCY_WAIT_SECONDS,
+    RESIDENCY_WAITING,
+    ROLLING_LOAD,
     BATCH_ROWS,
     BATCH_REQUESTS,
     BATCH_WAIT,
@@ -379,8 +522,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     WORKER_RESTARTS,
     WORKER_REQUESTS,
     BUILD_INFO,
-    TRITON_SUCCESS,
-    TRITON_FAILURE,
-    TRITON_DURATION,
+    COMPAT_STALE,
+    *TRITON_METRICS,
 )
 """All metrics of the core, in the order of the documentation."""

@@ -152,7 +152,8 @@ def _row_values(tensor: Tensor, style: RowStyle) -> Sequence[Any]:
     charge(array.size * JSON_NUMBER)
     if style.nonfinite is NonfiniteStyle.REFUSE and _has_nonfinite(tensor):
         next(_nonfinite_words(tensor.name, array, style))
-    return list(array)
+    # orjson knows one class of each width, and numpy has two of some.
+    return array.tolist() if array.ndim == 1 and array.dtype.kind != "f" else list(array)
 
 
 def _list(value: Any) -> Any:
@@ -177,7 +178,8 @@ def _numbers(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def _scalar(array: npt.NDArray[Any]) -> bytes:
-    return orjson.dumps(array[()], None, orjson.OPT_SERIALIZE_NUMPY)
+    element = array[()] if array.dtype.kind == "f" else array.item()
+    return orjson.dumps(element, None, orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _nonfinite_words(name: str, array: npt.NDArray[Any], style: RowStyle) -> Iterator[bytes]:

@@ -523,6 +523,11 @@ def _may_have_integers(rows: npt.NDArray[Any]) -> bool:
     return is_table and rows.dtype.kind == "f" and bool((rows == np.floor(rows)).all(0).any())
 
 
+def is_list(value: Any) -> bool:
+    """Return whether a member of a document is a list."""
+    return type(value) in _LISTS
+
+
 def _count_lists(value: Any) -> int:
     if type(value) in _PROXIES:
         text: Any = value.mini  # bytes, unlike in its stub

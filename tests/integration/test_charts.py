@@ -70,6 +70,18 @@ def test_every_document_is_valid(rendered: Documents) -> None:
     assert "HorizontalPodAutoscaler" in {part["kind"] for part in rendered["helm autoscaling"]}
 
 
+def test_every_example_is_valid() -> None:
+    """The templates for other controllers, and the runtime of KServe with its examples."""
+    found = list(charts.examples())
+    assert {"argo", "flagger", "kserve"} <= {path.parent.name for path, _ in found}
+    wrong = [
+        f"{path.name}: {problem}"
+        for path, document in found
+        for problem in charts.problems(document)
+    ]
+    assert [] == wrong
+
+
 def test_wrong_documents_are_found() -> None:
     """A misspelt key is a problem, in a resource of Kubernetes and in one of another project."""
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"container": []}}

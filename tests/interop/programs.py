@@ -23,6 +23,7 @@ PACKAGES = {
     "nginx": "nginx-light",
     "haproxy": "haproxy",
     "chromium": "chromium",
+    "redis-server": "redis-server",
 }
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _INSTALL_S = 240.0
@@ -37,6 +38,32 @@ def program(name: str) -> str:
         if found is None:
             pytest.skip(f"{name} is needed: apt-get install {PACKAGES[name]} ({why})")
     return found
+
+
+@lru_cache
+def promtool() -> str:
+    """Return the path of promtool, unpacked from its package; skips the test where it cannot be had.
+
+    The package is not installed: it would bring a server, and 100 MiB of other packages.
+    """
+    found = shutil.which("promtool", path=_PATH)
+    if found is not None:
+        return found
+    folder = cache_folder() / "prometheus"
+    unpacked = folder / "usr/bin/promtool"
+    with exclusive(cache_folder() / "prometheus.lock"):
+        if not unpacked.exists():
+            folder.mkdir(exist_ok=True)
+            # Lists that are old name packages that are gone.
+            for verb in (("download", "prometheus"), ("update", "-q"), ("download", "prometheus")):
+                if not any(folder.glob("prometheus_*.deb")):
+                    command = ["apt-get", *verb]
+                    subprocess.run(command, cwd=folder, timeout=_INSTALL_S, check=False)
+            for package in folder.glob("prometheus_*.deb"):
+                subprocess.run(["dpkg", "-x", str(package), str(folder)], check=True, timeout=60)
+    if not unpacked.exists():
+        pytest.skip("promtool is needed: apt-get download prometheus")
+    return str(unpacked)
 
 
 @lru_cache

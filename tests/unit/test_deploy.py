@@ -72,7 +72,10 @@ def test_other_controllers_request_the_verdict() -> None:
         hook["type"]: hook["url"].partition("/verdict?as=")[2]
         for hook in canary["spec"]["analysis"]["webhooks"]
     }
-    assert {"confirm-promotion": "gate", "rollback": "rollback", "rollout": "check"} == forms
+    gates = {"confirm-traffic-increase": "gate", "confirm-promotion": "gate"}
+    assert gates | {"rollback": "rollback", "rollout": "check"} == forms
+    limit = metric["inconclusiveLimit"]
+    assert limit < metric["count"], "undecided verdicts would pass"
 
 
 SYSTEMD = shutil.which("systemd-analyze")

@@ -14,6 +14,7 @@ from gateway.policies.access.authorise import Authorise, ListenerAccess
 from gateway.policies.access.external import AskExternal
 from gateway.policies.access.owners import OwnRegions, OwnSequences, SequenceIds
 from gateway.policies.access.quotas.layer import ApplyQuotas
+from gateway.policies.count_models import CountModels
 from gateway.policies.limits.shed_load import OVERLOAD, shed_load
 from gateway.policies.observe import Observe
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
@@ -136,6 +137,11 @@ def _count_usage(inner: Entries, models: ServedModels) -> Service | None:
     return UsageStatistics(inner.questions, models.usage, is_counting=models.is_counting)
 
 
+def _count_models(inner: Entries, process: ProcessParts) -> Service | None:
+    counts = process.metrics.model_counts
+    return None if counts is None else CountModels(inner.questions, counts)
+
+
 def _refresh_index(inner: Entries, models: ServedModels) -> Service:
     return RefreshModelIndex(inner.questions, models.forget)
 
@@ -220,6 +226,12 @@ USAGE_STATISTICS: Final = Layer(
     "counts calls of each model, if a listener has `statistics` on",
     "listener",
     with_part(ServedModels, _count_usage),
+)
+COUNT_MODELS: Final = Layer(
+    "CountModels",
+    "counts inferences by model, if `telemetry.metrics.compat` is set",
+    "listener",
+    with_part(ProcessParts, _count_models),
 )
 REFRESH_MODEL_INDEX: Final = Layer(
     "RefreshModelIndex",

@@ -33,6 +33,7 @@ class EndpointParts:
     Attributes:
         classifies: Whether the server computes classes; None if it depends on the server.
         client_header: The header with the name of the client; None for none.
+        count: Builds the layer that counts inferences; None for none.
         ends_at_empty_classes: Whether the server may end at classes of an empty output.
     """
 
@@ -44,6 +45,7 @@ class EndpointParts:
     ends_at_empty_classes: Callable[[], bool] = bool
     client_header: str | None = None
     trace: Wrap | None = None
+    count: Wrap | None = None
     declarations: Declarations = field(default_factory=dict)
 
 
@@ -80,6 +82,10 @@ def _describe(inner: Entries, at: EndpointParts) -> Service:
 
 def _trace(inner: Entries, at: EndpointParts) -> Service | None:
     return None if at.trace is None else at.trace(inner.questions)
+
+
+def _count(inner: Entries, at: EndpointParts) -> Service | None:
+    return None if at.count is None else at.count(inner.questions)
 
 
 ADAPTIVE_CONCURRENCY: Final = Layer(
@@ -132,4 +138,10 @@ TRACE_ATTEMPT: Final = Layer(
     "makes the span of each request, if `telemetry.otlp` has traces",
     "endpoint",
     with_part(EndpointParts, _trace),
+)
+COUNT_SENT: Final = Layer(
+    "CountSent",
+    "counts inferences at the server, if `telemetry.metrics.compat` is set",
+    "endpoint",
+    with_part(EndpointParts, _count),
 )

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -59,19 +59,24 @@ class WorkerProcess:
     Attributes:
         pid: The process id.
         metrics: The last metrics that the worker sent.
+        counts: What it told last for the names of other servers; see `app.server_counts`.
         on_document: Called with each document that the process of an extension sends by itself.
         on_notice: Called with the name of an extension whose leading part is to decide soon.
+        on_page: Returns the metrics page of all processes, for one that serves it.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, channel: WorkerChannel) -> None:
         self.pid = process.pid
         self.metrics: Snapshot = ()
+        self.counts: Mapping[str, Any] | None = None
         self.on_document: Callable[[Mapping[str, Any]], None] | None = None
         self.on_notice: Callable[[str], None] | None = None
+        self.on_page: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None
         self._process = process
         self._channel = channel
         self._pending: dict[int, asyncio.Future[Message]] = {}
         self._last_number = 0
+        self._pages: set[asyncio.Task[None]] = set()
         self._has_exited = False
         # The addresses, or the reason why the worker cannot start.
         self._startup: asyncio.Future[Mapping[str, str] | str] = (
@@ -103,9 +108,13 @@ class WorkerProcess:
         """Send a message without a reply; do nothing if the process has exited."""
         self._channel.send(message)
 
-    async def update_metrics(self) -> bool:
-        """Request the metrics of the worker; return False and keep the last ones on timeout."""
-        return "metrics" in await self._request("metrics")
+    async def update_metrics(self, *, asks: bool = False) -> bool:
+        """Request the metrics of the worker; return False and keep the last ones on timeout.
+
+        Args:
+            asks: Whether the worker asks its servers for theirs.
+        """
+        return "metrics" in await self._request("metrics", asks=asks)
 
     async def exchange(self, part: str, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Send a document to the part of an extension; return its reply, or None on timeout."""
@@ -166,12 +175,7 @@ class WorkerProcess:
 
     async def _receive(self) -> None:
         while (message := await self._channel.receive()) is not None:
-            if "metrics" in message:
-                self.metrics = message["metrics"]
-            if "notice" in message and self.on_notice is not None:
-                self.on_notice(message["notice"])
-            if "number" not in message and "document" in message and self.on_document is not None:
-                self.on_document(message["document"])
+            self._note(message)
             if "started" in message:
                 self._set_startup(message["started"])
             elif "failed" in message:
@@ -185,6 +189,30 @@ class WorkerProcess:
                 reply.set_result({})
         status = await self._process.wait()
         self._set_startup(f"worker process {self.pid} {describe_exit(status)} before it was ready")
+
+    def _note(self, message: Message) -> None:
+        """Take what the process sends by itself, or with a reply."""
+        if "metrics" in message:
+            self.metrics = message["metrics"]
+            self.counts = message.get("counts")
+        if "notice" in message and self.on_notice is not None:
+            self.on_notice(message["notice"])
+        if "page" in message:
+            self._start_page(message)
+        if "number" not in message and "document" in message and self.on_document is not None:
+            self.on_document(message["document"])
+
+    def _start_page(self, message: Message) -> None:
+        page = start_background(self._send_page(message), f"metrics page for {self.pid}")
+        self._pages.add(page)
+        page.add_done_callback(self._pages.discard)
+
+    async def _send_page(self, message: Message) -> None:
+        if self.on_page is not None:
+            text, content_type = await self.on_page(message["page"])
+            number = message["page_number"]
+            found = {"text": text.decode(), "content_type": content_type, "page_number": number}
+            self.send({"request": "page", **found})
 
     def _set_startup(self, result: Mapping[str, str] | str) -> None:
         if not self._startup.done():

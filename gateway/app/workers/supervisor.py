@@ -17,7 +17,7 @@ from gateway.app.activation import activated_sockets
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.status.document import Document
-from gateway.app.announce import log_addresses, log_default_timeout
+from gateway.app.announce import log_addresses, log_default_timeout, log_platform
 from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
@@ -359,6 +359,7 @@ class Supervisor:
         except OSError as error:  # no memory, no descriptors, no more processes
             raise StartError(f"cannot start a worker process: {reason_of(error)}") from error
         self._workers[slot.number] = worker
+        worker.on_page = self.page
         if self.leading is not None:
             worker.on_notice = self.leading.on_notice
         if self._stopping.is_set():
@@ -415,7 +416,7 @@ class Supervisor:
         metrics = worker.metrics
         if self.leading is not None:
             metrics = self.leading.on_process_ended(metrics)
-        self._totals.update(worker, metrics)
+        self._totals.update(worker, metrics, worker.counts)
         self._totals.process_ended(worker)
         del self._workers[slot.number]
         if self._stopping.is_set() and status != 0 and not killed_early:
@@ -434,11 +435,11 @@ class Supervisor:
             timeout_s = self.lifecycle.worker_timeout
             await asyncio.gather(*(watch.poll(timeout_s) for watch in self._serving.values()))
 
-    async def _update_metrics(self) -> None:
+    async def _update_metrics(self) -> None:  # one worker asks the servers, which all share
         workers = [self._workers[number] for number in self._replying()]
-        await asyncio.gather(*(worker.update_metrics() for worker in workers))
+        await asyncio.gather(*(each.update_metrics(asks=each is workers[0]) for each in workers))
         for worker in self._workers.values():
-            self._totals.update(worker, worker.metrics)
+            self._totals.update(worker, worker.metrics, worker.counts)
         self._totals.update(self, snapshot(LostLines({"stderr": logs.lost_lines})))
 
     async def _wait_all(self, timeout_s: float) -> None:
@@ -573,6 +574,7 @@ async def _serve(
         return await supervisor.stop()
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
     log_extensions(sockets.loaded.config.listeners)
+    log_platform(sockets.loaded.config)
     log_default_timeout(sockets.loaded.config.policies)
     log_addresses(addresses)
     log.info("started", version=__version__, workers=supervisor.count, **addresses)

@@ -5,10 +5,15 @@ worker drains and exits at SIGTERM. If the supervisor exits, the worker drains t
 `pre_stop`: without the supervisor there is no readiness probe for load balancers.
 """
 
+from __future__ import annotations
+
 import asyncio
 import signal
 import socket
 import sys
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import structlog
 
@@ -32,6 +37,7 @@ from gateway.telemetry.aggregation import snapshot
 log = structlog.get_logger(__name__)
 
 _FAILED = 1
+_PAGE_S: Final = 10.0
 
 
 def main() -> int:
@@ -64,6 +70,7 @@ def level_at_start(level: str, *, logs_warnings: bool) -> str:
 async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     stop = StopSignal(is_final=False)
     channel = await open_channel(sock)
+    pages = _Pages(channel)
     try:
         sockets = {
             address: socket.socket(fileno=number) for address, number in setup.sockets.items()
@@ -75,11 +82,12 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
             setup.drained,
             {name: part.open() for name, part in setup.parts.items()},
             lambda name: channel.send({"notice": name}),
+            pages.page,
         )
     except (ConfigError, StartError) as error:
         return await _report_failure(channel, error)
     on_reopen(gateway.reopen_logs)
-    requests = asyncio.create_task(_handle_requests(channel, gateway))
+    requests = asyncio.create_task(_handle_requests(channel, gateway, pages))
     start = asyncio.create_task(gateway.start())
     await asyncio.wait({start, requests}, return_when=asyncio.FIRST_COMPLETED)
     if not start.done():  # the supervisor has exited
@@ -99,9 +107,45 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         log.error("supervisor exited")
         await gateway.stop(pre_stop_s=0)
         requests.result()  # raises if handling a request failed
-    channel.send(_metrics(gateway))
+    channel.send(await _metrics(gateway, asks=False))
     await channel.close()
     return 0
+
+
+class _Pages:
+    """Asks the supervisor for the metrics page, which has all workers.
+
+    Args:
+        channel: The channel to the supervisor.
+    """
+
+    def __init__(self, channel: WorkerChannel) -> None:
+        self._channel = channel
+        self._waiting: dict[int, asyncio.Future[tuple[bytes, str]]] = {}
+        self._last_number = 0
+
+    async def page(self, accept: str) -> tuple[bytes, str]:
+        """Return the page and its content type.
+
+        Raises:
+            TimeoutError: The supervisor does not reply.
+        """
+        self._last_number += 1
+        number = self._last_number
+        found: asyncio.Future[tuple[bytes, str]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = found
+        self._channel.send({"page": accept, "page_number": number})
+        try:
+            async with asyncio.timeout(_PAGE_S):
+                return await found
+        finally:
+            del self._waiting[number]
+
+    def received(self, message: Message) -> None:
+        """Return a page to whoever waits for it."""
+        found = self._waiting.get(message["page_number"])
+        if found is not None and not found.done():
+            found.set_result((message["text"].encode(), message["content_type"]))
 
 
 async def _report_failure(channel: WorkerChannel, error: Exception) -> int:
@@ -110,27 +154,28 @@ async def _report_failure(channel: WorkerChannel, error: Exception) -> int:
     return _FAILED
 
 
-async def _handle_requests(channel: WorkerChannel, gateway: Gateway) -> None:
+async def _handle_requests(channel: WorkerChannel, gateway: Gateway, pages: _Pages) -> None:
     """Reply to the supervisor's requests until it exits."""
-    reloads: set[asyncio.Task[None]] = set()
+    tasks: set[asyncio.Task[None]] = set()
     while (message := await channel.receive()) is not None:
-        if message["request"] == "reload":
-            # It may take long, and the supervisor asks for readiness meanwhile.
-            reload = asyncio.create_task(_reload(channel, gateway, message))
-            reloads.add(reload)
-            reload.add_done_callback(reloads.discard)
+        # They may take long, and the supervisor asks for readiness meanwhile.
+        if message["request"] in _LONG:
+            task = asyncio.create_task(_LONG[message["request"]](channel, gateway, message))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
             continue
         if message["request"] == "reopen_logs":
             gateway.reopen_logs()
+            continue
+        if message["request"] == "page":
+            pages.received(message)
             continue
         if message["request"] == "ready":
             reply: dict[str, object] = {"ready": await gateway.ready()}
         elif message["request"] == "exchange":
             reply = {"document": gateway.parts.exchange(message["part"], message["document"])}
-        elif message["request"] == "status":
-            reply = {"status": await gateway.status()}
         else:
-            reply = _metrics(gateway)
+            reply = {"status": await gateway.status()}
         channel.send({**reply, "number": message["number"]})
 
 
@@ -148,8 +193,21 @@ async def _reload(channel: WorkerChannel, gateway: Gateway, message: Message) ->
     channel.send({**reply, "number": message["number"]})
 
 
-def _metrics(gateway: Gateway) -> dict[str, object]:
-    return {"metrics": snapshot(gateway.metrics.registry)}
+async def _reply_metrics(channel: WorkerChannel, gateway: Gateway, message: Message) -> None:
+    found = await _metrics(gateway, asks=bool(message.get("asks")))
+    channel.send({**found, "number": message["number"]})
+
+
+async def _metrics(gateway: Gateway, *, asks: bool) -> dict[str, object]:
+    """Return the metrics; with *asks* also what its servers count, if that is on."""
+    counts = await gateway.server_counts(asks=asks)
+    found = snapshot(gateway.metrics.registry)
+    return {"metrics": found} if counts is None else {"metrics": found, "counts": counts}
+
+
+_LONG: Final[Mapping[str, Callable[..., Coroutine[Any, Any, None]]]] = MappingProxyType(
+    {"reload": _reload, "metrics": _reply_metrics}
+)
 
 
 if __name__ == "__main__":

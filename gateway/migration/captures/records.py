@@ -45,10 +45,10 @@ from gateway.migration.captures.untyped import untyped_data, untyped_payload, un
 OK: Final = "ok"
 INPUT, OLD, NEW = "input", "old", "new"
 
-RAW, SLICED, ABSENT, UNTYPED = "raw", "sliced", "absent", "untyped"
+RAW, SLICED, ABSENT, UNTYPED, JSON = "raw", "sliced", "absent", "untyped", "json"
 """Forms of a tensor: elements in wire form; a slice of elements whose end only the model knows, of
 which the first has all bytes; elements that were not in the message; JSON whose datatype only the
-model knows."""
+model knows; elements as a JSON list, only in records that may lack elements."""
 
 
 INVALID_VALUES: Final = (KeyError, TypeError, ValueError, IndexError, RecursionError)
@@ -493,8 +493,11 @@ def _content_of(
     form, payload = _FORMS.get(type(tensor.data), RAW), privacy.of_tensor(tensor.name)
     declared = None
     if form == ABSENT:
-        if privacy.reads_elements:
+        if privacy.reads_elements and not privacy.can_lack_elements:
             raise MissingElements(_MISSING[type(tensor.data)])
+        if privacy.reads_elements and isinstance(tensor.data, JsonItemsData):
+            text = b"[%b]" % b",".join(tensor.data.values)
+            return JSON, None, len(text), None, text
         payload = "none"
     if isinstance(tensor.data, UntypedData):
         payload = untyped_payload(tensor.name, privacy.of_tensor, privacy.tensors)

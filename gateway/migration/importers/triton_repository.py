@@ -77,6 +77,20 @@ def import_repository(repository: Path) -> ImportedRepository:
     return found
 
 
+def import_model(folder: Path, name: str) -> ImportedRepository:
+    """Import the model of a folder under another name, whatever its configuration calls it.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    found = ImportedRepository()
+    _ModelImport(folder, found).run()
+    for model in list(found.models.values()):  # at most one
+        found.models = {name: model}
+    found.pipelines = {}
+    return found
+
+
 class _ModelImport:
     """The import of one model.
 

@@ -34,10 +34,13 @@ class Ports:
 
 @dataclass(frozen=True)
 class Command:
-    """A program to start: its words, its working folder, and what it adds to the environment.
+    """A program to start.
 
     Attributes:
-        ready_path: Where it answers with 200 when it is ready.
+        words: The program and its arguments.
+        folder: Its working folder.
+        variables: What it adds to the environment.
+        ready_path: The path whose status is 200 when it is ready.
     """
 
     words: tuple[str, ...]

@@ -100,7 +100,9 @@ class Names:
         withheld = WithheldCalls(1.0, enabled=False)
         self.withheld[address].append(withheld)
         identity = ServerIdentity("up", endpoint.name, url, "auto", withheld)
-        return BuiltEndpoint(endpoint, prober, identity, withheld, None, (server.close,))
+        return BuiltEndpoint(
+            endpoint, prober, identity, withheld, None, (server.close,), endpoint.service
+        )
 
     async def _look_up(self, host: str, _port: int) -> HostAddresses:
         self.lookup.set()

@@ -28,7 +28,7 @@ CALLS = "gateway_requests_total"
 
 def counted(calls: int, *, model: str = "m", ready: bool = True) -> Snapshot:
     """Return the snapshot of a process that served *calls* calls, after transport."""
-    metrics = Metrics("1", triton=True)
+    metrics = Metrics("1")
     metrics.allow_models([model])
     for _ in range(calls):
         path = CallPath(route="r", target="t", upstream_s=0.0005)
@@ -52,8 +52,6 @@ def values(metrics: Iterable[Metric]) -> dict[str, float]:
     }
 
 
-# The parser adds `_total` to the name of a counter without it.
-TRITON = "nv_inference_request_success_total,model=m,version="
 REQUESTS = f"{CALLS},code=ok,kind=InferRequest,model={{}},protocol=oip.http,route=r,target=t"
 DURATION = "gateway_request_duration_seconds"
 LABELS = "protocol=oip.http,route=r,target=t"
@@ -85,7 +83,6 @@ def test_counters_and_histograms_are_added_up() -> None:
     assert 7 == found[REQUESTS.format("m")]
     assert [0, 7, 7] == [found[BUCKET.format(bound)] for bound in ("0.0005", "0.001", "+Inf")]
     assert pytest.approx(0.007) == found[f"{DURATION}_sum,kind=InferRequest,{LABELS}"]
-    assert 7 == found[TRITON]
 
 
 def test_labels_of_all_processes_are_kept() -> None:
@@ -115,7 +112,6 @@ def test_counts_of_ended_processes_are_kept() -> None:
     totals.process_ended("first")
     found = values(totals.collect())
     assert 5 == found[REQUESTS.format("m")]
-    assert 5 == found[TRITON]
     assert "gateway_in_flight_bytes" not in found
     totals.update("second", counted(2))
     totals.update("second", counted(3))

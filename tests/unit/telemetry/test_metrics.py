@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed
-
 from gateway.ir.context import Context
 from gateway.ir.errors import TooLarge
-from gateway.telemetry.aggregation import MetricsAggregator, snapshot, write_page
 from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
@@ -87,48 +84,6 @@ def test_requests_that_block_the_event_loop_are_counted() -> None:
     for model, count in (("m", 2.0), ("_unknown", 1.0), ("", 1.0)):
         line = f'gateway_loop_blocked_requests_total{{model="{model}",protocol="oip.http"}} {count}'
         assert line in page(metrics)
-
-
-def test_triton_metrics_can_be_enabled() -> None:
-    """Dashboards for Triton find its counters, which count only inferences."""
-    metrics = Metrics("1", triton=True)
-    call(metrics)
-    call(metrics, code="upstream")
-    call(metrics, kind="ModelReadyRequest")
-    text = page(metrics)
-    assert 'nv_inference_request_success{model="m",version="1"} 1.0' in text
-    assert 'nv_inference_request_failure{model="m",version="1"} 1.0' in text
-    assert 'nv_inference_request_duration_us{model="m",version="1"} 4000.0' in text
-
-
-def test_the_counters_of_triton_were_gauges() -> None:
-    """Their names have no `_total`, so that OpenMetrics, which requires it, has no type for them."""
-    metrics = Metrics("1", triton=True)
-    call(metrics)
-    types = [line for line in page(metrics).splitlines() if line.startswith("# TYPE nv_")]
-    assert types == [
-        f"# TYPE nv_inference_request_{name} counter"
-        for name in ("success", "failure", "duration_us")
-    ]
-    text = metrics.page("application/openmetrics-text")[0].decode()
-    assert "# TYPE nv_inference_request_success unknown" in text
-    families = parsed(text)  # type: ignore[no-untyped-call]  # of prometheus_client
-    names = {sample.name for family in families for sample in family.samples}
-    assert {"nv_inference_request_success", "nv_inference_request_duration_us"} <= names
-    workers = MetricsAggregator()
-    workers.update("one", snapshot(metrics.registry))
-    text = write_page(workers.collect(), "")[0].decode()
-    assert "# TYPE nv_inference_request_success counter" in text
-
-
-def test_triton_metrics_have_no_unknown_labels() -> None:
-    """Unknown models, and versions without a successful call, are no labels."""
-    metrics = Metrics("1", triton=True)
-    metrics.allow_models(["m"])
-    call(metrics, "stranger", "not_found")
-    call(metrics, "m", "not_found")
-    assert "stranger" not in page(metrics)
-    assert 'nv_inference_request_failure{model="m",version=""} 1.0' in page(metrics)
 
 
 def test_gauges() -> None:

@@ -34,6 +34,8 @@ class FakeWorker:
         self.metrics: Snapshot = ()
         self.is_ready = True
         self.replies = True
+        self.counts: dict[str, Any] | None = None
+        self.asks: list[bool] = []
         self.commands: list[str] = []
         self.startup: asyncio.Future[Mapping[str, str] | str] = asyncio.Future()
         self.over: asyncio.Future[int] = asyncio.Future()
@@ -66,8 +68,9 @@ class FakeWorker:
     async def ready(self) -> bool:
         return self.is_ready
 
-    async def update_metrics(self) -> bool:
+    async def update_metrics(self, *, asks: bool = False) -> bool:
         self.commands.append("count")
+        self.asks.append(asks)
         return self.replies
 
     async def status(self) -> dict[str, Any]:
@@ -351,6 +354,28 @@ async def test_metrics_continue_when_a_worker_is_replaced(
     assert 'gateway_worker_requests_total{worker="1"} 6.0' in found
     assert 'gateway_worker_requests_total{worker="2"} 2.0' in found
     assert 'gateway_worker_up{worker="1"} 1.0' in found
+
+
+async def test_one_worker_requests_statistics_of_servers(
+    supervisor: Supervisor, launcher: FakeLauncher
+) -> None:
+    """Workers have the same servers; what a dead one counted itself is kept."""
+    await supervisor.start()
+    own = [["nv_inference_count", "m", "1", "", 5]]
+    document: dict[str, Any] = {
+        "own": own,
+        "pending": [],
+        "arrived": {},
+        "sent": {},
+        "servers": None,
+    }
+    for worker in launcher.started:
+        worker.counts = document
+    assert 'nv_inference_count{model="m",version="1"} 10.0' in await page(supervisor)
+    assert [True, False] == [worker.asks[-1] for worker in launcher.started[:2]]
+    launcher.started[0].end(KILLED)
+    await launcher.wait_launched(3)
+    assert 'nv_inference_count{model="m",version="1"} 10.0' in await page(supervisor)
 
 
 OTHER = LOADED.changed(in_flight_bytes=5, listeners=())

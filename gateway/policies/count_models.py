@@ -1,0 +1,128 @@
+"""Layers that count inferences by model, for the names of other servers' metrics.
+
+`CountModels` is outside of the router and knows the names that clients use. `CountSent` is at an
+endpoint and knows the names of its server.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.ir.streams import on_stream_end
+from gateway.service import ReplyCoroutine, Service
+from gateway.telemetry.call_path import CallPath, current_path
+from gateway.telemetry.model_counts import ModelCounts
+
+R = TypeVar("R")
+
+_INFERENCES: Final = (InferRequest, StreamInferRequest)
+
+
+class CountModels:
+    """Counts the inferences of clients, and those that are in flight.
+
+    Args:
+        inner: The service to call.
+        counts: The counts of the process.
+        clock: High-resolution seconds.
+    """
+
+    def __init__(
+        self,
+        inner: Service,
+        counts: ModelCounts,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._inner = inner
+        self._counts = counts
+        self._clock = clock
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Handle *call*."""
+        return self._count(call) if type(call) in _INFERENCES else self._inner(call)
+
+    async def _count(self, call: Call[R]) -> R:
+        start = self._clock()
+        model, path = call.model or ModelRef(""), current_path()
+        self._counts.arrived[model.name] += 1
+        try:
+            reply = await self._inner(call)
+        except BaseException as error:
+            self._on_end(model, path, start, error)
+            raise
+        if isinstance(reply, InferResponse):
+            model = _with_version(model, reply.model)
+        return on_stream_end(call, reply, partial(self._on_end, model, path, start))
+
+    def _on_end(
+        self, model: ModelRef, path: CallPath | None, start: float, error: BaseException | None
+    ) -> None:
+        counts = self._counts
+        left = counts.arrived[model.name] - 1
+        if left > 0:
+            counts.arrived[model.name] = left
+        else:
+            del counts.arrived[model.name]
+        code = None if error is None else _code_of(error)
+        if isinstance(error, GatewayError):
+            model = _with_version(model, error.model)
+        target, queued_s = ("", 0.0) if path is None else (path.target, path.queued_s)
+        counts.ended(model, target, code, self._clock() - start, queued_s)
+
+
+class CountSent:
+    """Counts the inferences that are at the servers of an upstream.
+
+    Args:
+        inner: Sends calls to an endpoint of the upstream.
+        upstream: Its name.
+        counts: The counts of the process.
+    """
+
+    def __init__(self, inner: Service, upstream: str, counts: ModelCounts) -> None:
+        self._inner = inner
+        self._running = counts.sent[upstream]
+
+    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+        """Handle *call*."""
+        return self._count(call) if type(call) in _INFERENCES else self._inner(call)
+
+    async def _count(self, call: Call[R]) -> R:
+        name = "" if call.model is None else call.model.name
+        self._running[name] += 1
+        try:
+            reply = await self._inner(call)
+        except BaseException:
+            self._on_end(name)
+            raise
+        return on_stream_end(call, reply, partial(self._on_end, name))
+
+    def _on_end(self, name: str, _error: BaseException | None = None) -> None:
+        left = self._running[name] - 1
+        if left > 0:
+            self._running[name] = left
+        else:
+            del self._running[name]
+
+
+def _code_of(error: BaseException) -> ErrorCode:
+    if isinstance(error, GatewayError):
+        return error.code
+    is_left = isinstance(error, asyncio.CancelledError | GeneratorExit)
+    return ErrorCode.CANCELLED if is_left else ErrorCode.INTERNAL
+
+
+def _with_version(requested: ModelRef, found: ModelRef | None) -> ModelRef:
+    if requested.version or found is None:
+        return requested
+    return ModelRef(requested.name, found.version)
+
+
+def counted(counts: ModelCounts | None, upstream: str) -> Callable[[Service], Any] | None:
+    """Return what wraps the service of an endpoint; None where nothing is counted."""
+    return None if counts is None else partial(CountSent, upstream=upstream, counts=counts)
