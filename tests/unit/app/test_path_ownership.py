@@ -71,18 +71,6 @@ def test_a_path_of_options_may_be_the_refusal_of_chat() -> None:
         )
 
 
-def test_paths_of_a_container_belong_to_one_protocol() -> None:
-    """Among all protocols the option decides; beside one that is listed it is an error."""
-    text = 'version: 1\nlisteners: [{http: "127.0.0.1:0", options: {oip: {sagemaker: true}}}]\n'
-    loaded = load_text(text)
-    assert [] == check(loaded)
-    owned = owned_paths(loaded.config.listeners[0])
-    assert {"/ping", "/invocations"} <= set(owned["oip"])
-    assert "/invocations" not in owned["mlflow"]
-    problems = check(load_text(config("mlflow", "oip", options="{oip: {sagemaker: true}}")))
-    assert any("'/invocations' belongs to oip and to mlflow" in each.message for each in problems)
-
-
 def test_a_whole_path_of_options_may_lie_below_another_protocol() -> None:
     """Vertex AI's default routes are below `/v1`; a path that another protocol has is an error."""
     for path, expected in (("/v1/endpoints/1/deployedModels/2:predict", 0), ("/v2", 1)):
@@ -96,3 +84,15 @@ def test_a_protocol_knows_which_of_its_paths_another_one_yields() -> None:
     """TensorFlow Serving owns the list of models, and shares it only where OpenAI is served."""
     for names, expected in ((("openai", "tfs"), ("/v1/models",)), (("oip", "tfs"), ())):
         assert expected == shared_paths("tfs", load_text(config(*names)).config.listeners[0])
+
+
+def test_paths_of_a_container_belong_to_one_protocol() -> None:
+    """Among all protocols the option decides; beside one that is listed it is an error."""
+    text = 'version: 1\nlisteners: [{http: "127.0.0.1:0", options: {oip: {sagemaker: true}}}]\n'
+    loaded = load_text(text)
+    assert [] == check(loaded)
+    owned = owned_paths(loaded.config.listeners[0])
+    assert {"/ping", "/invocations"} <= set(owned["oip"])
+    assert "/invocations" not in owned["mlflow"]
+    problems = check(load_text(config("mlflow", "oip", options="{oip: {sagemaker: true}}")))
+    assert any("'/invocations' belongs to oip and to mlflow" in each.message for each in problems)
