@@ -136,13 +136,13 @@ def test_joined_results_are_those_of_one_process(
 ) -> None:
     """`diff` prints the same bytes, but for the times of two replays."""
     one = diff(str(capture), str(results["whole"]), "--output", output)
-    joined = diff(str(capture), f"file://{results['shards']}", "--output", output)
-    assert one[0] == joined[0] == 0
+    several = diff(str(capture), f"file://{results['shards']}", "--output", output)
+    assert one[0] == several[0] == 0
     if output == "text":
-        assert one[1] == joined[1]
+        assert one[1] == several[1]
         assert f"{CALLS} calls compared" in one[1]
         return
-    documents = [json.loads(each[1]) for each in (one, joined)]
+    documents = [json.loads(each[1]) for each in (one, several)]
     for document in documents:  # both were sent at another time
         del document["latency"]
     assert documents[0] == documents[1]

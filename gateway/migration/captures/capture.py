@@ -53,7 +53,6 @@ class Capture:
 
     Attributes:
         problems: What could not be read so far, and why.
-        kept: What must live as long as the capture.
 
     Raises:
         UnreadableSegment: There is no segment.
@@ -62,7 +61,6 @@ class Capture:
     def __init__(self, path: Path, *others: Path) -> None:
         self.path = path
         self.problems: list[str] = []
-        self.kept: object = None
         self._paths = (path, *others)
         self.segments: list[Path] = []
         for each in self._paths:

@@ -5,8 +5,11 @@ gateways may upload to one prefix.
 """
 
 import json
+import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -35,20 +38,20 @@ def open_captures(locations: Sequence[str]) -> Capture:
         UnreadableSegment: There is no segment, or an object cannot be read.
         ValueError: A URL is malformed.
     """
-    kept: list[tempfile.TemporaryDirectory[str]] = []
-    paths: list[Path] = []
-    for location in locations:
-        if not is_object_url(location):
-            paths += _with_segments(Path(location))
-            continue
-        copies = tempfile.TemporaryDirectory(prefix="gateway-capture-")
-        kept.append(copies)
-        try:
-            paths += fetch(location, Path(copies.name))
-        except ObjectStoreError as error:
-            raise UnreadableSegment(f"{location}: {error}") from error
-    found = Capture(*paths)
-    found.kept = kept
+    with ExitStack() as stack:
+        paths: list[Path] = []
+        for location in locations:
+            if not is_object_url(location):
+                paths += _with_segments(Path(location))
+                continue
+            copies = tempfile.mkdtemp(prefix="gateway-capture-")
+            stack.callback(shutil.rmtree, copies, ignore_errors=True)
+            try:
+                paths += fetch(location, Path(copies))
+            except ObjectStoreError as error:
+                raise UnreadableSegment(f"{location}: {error}") from error
+        found = Capture(*paths)
+        weakref.finalize(found, stack.pop_all().close)
     return found
 
 

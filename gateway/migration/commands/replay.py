@@ -147,11 +147,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         fail("--wire sends messages as they are; --reference and --model do not apply", WRONG_USAGE)
     if report_file is not None and reference is not None:
         fail("--report shows recorded replies; --reference does not apply", WRONG_USAGE)
-    part = None if shard is None else parse_or_fail(parse_shard_here, shard)
-    if part is not None and limit is not None:
-        fail("--limit would leave out calls of every shard; expected --where", WRONG_USAGE)
-    if part is not None and report_file is not None:
-        fail("--report needs all shards; expected `gateway report` afterwards", WRONG_USAGE)
+    part = _shard(shard, limit, report_file)
     found = open_capture(capture)
     listed = open_list(mismatches)
     freeze_startup_objects()  # a collection takes 40 ms, which makes calls late
@@ -190,6 +186,17 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
     is_empty = not report.sent and part is None
     if judgement.is_failure or report.failed or report.stopped or is_empty:
         raise typer.Exit(FAILED)
+
+
+def _shard(text: str | None, limit: int | None, report_file: Path | None) -> Shard | None:
+    """Return the shard of the flag, with which some others make no sense."""
+    if text is None:
+        return None
+    if limit is not None:
+        fail("--limit would leave out calls of every shard; expected --where", WRONG_USAGE)
+    if report_file is not None:
+        fail("--report needs all shards; expected `gateway report` afterwards", WRONG_USAGE)
+    return parse_or_fail(parse_shard_here, text)
 
 
 def diff(
@@ -381,7 +388,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
             options,
             lag_s=running.report.lag_p99_s,
             recorded_percent=recorded_percent,
-            is_selection=selection != Selection(),
+            is_selection=selection != Selection() or part is not None,
         )
         if writer is not None:
             writer.close(description(options, problem))
