@@ -12,7 +12,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject_Size
 from cpython.unicode cimport PyUnicode_DecodeASCII
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy
 
@@ -38,6 +38,7 @@ cdef object _python_version(str name):
 
 
 include "compiled/bytes.pxi"
+include "compiled/base64.pxi"
 include "compiled/json_numbers.pxi"
 include "compiled/message_parts.pxi"
 include "compiled/json_templates.pxi"

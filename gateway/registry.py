@@ -6,12 +6,13 @@ Modules are imported on first use, so a configuration does not load protocols th
 import dataclasses
 import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
 from gateway.api.authoriser import Authoriser
 from gateway.api.comparison import ComparisonRule
+from gateway.api.events import EventSink
 from gateway.api.extension import CompletedExtension, Extension
 from gateway.api.layer import Layer
 from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
@@ -22,13 +23,17 @@ from gateway.settings.units import UNIX, Url
 PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",
     "grps": "gateway.protocols.grps:SPEC",
+    "mlflow": "gateway.protocols.mlflow:SPEC",
     "oip": "gateway.protocols.oip:SPEC",
     "openai": "gateway.protocols.openai:SPEC",
+    "tfs": "gateway.protocols.tfs:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",
 }
 
+_RECORDED_CALLS: Final = "gateway.migration.replay.trial:try_recorded_calls"
 _PROTOCOLS_GROUP: Final = "gateway.protocols"
 _LAYERS_GROUP: Final = "gateway.layers"
+_EVENT_SINKS_GROUP: Final = "gateway.event_sinks"
 
 BACKENDS: dict[str, str] = {
     "onnx": "gateway.backends.repository:from_spec",
@@ -125,6 +130,15 @@ def transform(name: str, /) -> TensorTransform:
     return cast("TensorTransform", _made("transform", name, "gateway.transforms"))
 
 
+def recorded_calls() -> Any:
+    """Return what tries a loaded model with recorded calls; see `routing.rolling.settings.Trial`.
+
+    Raises:
+        LookupError: It cannot be imported.
+    """
+    return load_dotted(_RECORDED_CALLS)
+
+
 def authoriser(name: str, /) -> Authoriser:
     """Return the authoriser *name*, made anew if it is a class.
 
@@ -141,6 +155,20 @@ def comparison_rule(name: str, /) -> ComparisonRule:
         LookupError: It does not exist, or cannot be imported.
     """
     return cast("ComparisonRule", _made("comparison rule", name, "gateway.comparison_rules"))
+
+
+def event_sink_names() -> tuple[str, ...]:
+    """Return the schemes of URLs of events that sinks of installed packages are for."""
+    return tuple(_entry_names(_EVENT_SINKS_GROUP))
+
+
+def event_sink(scheme: str, /) -> Callable[[str], EventSink]:
+    """Return what makes the sink of a package for URLs of a scheme, of the URL.
+
+    Raises:
+        LookupError: It does not exist, or cannot be imported.
+    """
+    return cast("Callable[[str], EventSink]", _find("event sink", scheme, {}, _EVENT_SINKS_GROUP))
 
 
 def protocol(name: str, /) -> ProtocolSpec:

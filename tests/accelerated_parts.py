@@ -29,6 +29,7 @@ from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
+from gateway.protocols.openai.http import embeddings
 from gateway.transports import authentication, callers
 from gateway.transports.grpc import (
     client_call,
@@ -78,6 +79,7 @@ MODULES: Final = (
     forward_headers,
     callers,
     header_fields,
+    embeddings,
     http,
     authenticator,
     authentication,
@@ -559,6 +561,13 @@ def pairs_named(random: Random) -> tuple[Any, ...]:
     return tuple(pairs), wanted
 
 
+def base64_entries(random: Random) -> tuple[Any, ...]:
+    """Rows of any size, and some counts that leave a rest."""
+    count = random.choice((0, 1, 2, 9, 10, 11, 101))
+    rows = random.randbytes(count * random.randrange(40) + random.randrange(3))
+    return random.choice((rows, memoryview(rows))), count
+
+
 PARTS: Final[dict[str, Part]] = {
     each.__name__: each
     for each in (
@@ -589,6 +598,7 @@ PARTS: Final[dict[str, Part]] = {
         read_response_head,
         decode_block,
         pairs_named,
+        base64_entries,
     )
 }
 """The inputs of each function, by its name."""

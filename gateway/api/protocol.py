@@ -220,6 +220,11 @@ class HttpBinding:
             listener passes unknown paths to, if there is one.
         yielded: Paths among these that another protocol of the listener may own instead, because
             both write what the clients of either read.
+        exact_paths: Returns whole paths that a listener's options add, without those below them.
+        passed: Prefixes under which a POST goes to the server that the listener passes unknown
+            paths to, where that server is known to have the path.
+        shared_option: The option that gets the paths of a listener that another protocol yields to
+            it; "" for none.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -232,6 +237,9 @@ class HttpBinding:
     public: tuple[str, ...] = ()
     yielded: frozenset[str] = frozenset()
     read_only: frozenset[str] = frozenset()
+    exact_paths: Callable[[Options], tuple[str, ...]] = _no_paths
+    passed: frozenset[str] = frozenset()
+    shared_option: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

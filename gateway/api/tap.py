@@ -10,6 +10,7 @@ from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import close_stream
 from gateway.ir.teed_body import TeedBody
+from gateway.service import Service
 from gateway.telemetry.call_path import CallPath
 
 CountCall = Callable[[InferRequest, float, bool], None]
@@ -28,6 +29,7 @@ class TappedCall(Struct):
         error: Code and text of the error that ended the call; None for none.
         teed: Keeps the body of a call that began before it was received; None for others.
         is_complete: Whether a stream of replies was read to its end.
+        service: What the frontend called, for questions about the model; None before that.
     """
 
     call: Call[Any]
@@ -39,6 +41,7 @@ class TappedCall(Struct):
     error: tuple[ErrorCode, str] | None = None
     teed: TeedBody | None = None
     is_complete: bool = False
+    service: Service | None = None
 
     def add(self, item: InferResponse) -> None:
         """Note a reply."""

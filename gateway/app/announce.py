@@ -1,5 +1,6 @@
 """What the log says when the gateway has started: where it listens, and what to try first."""
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -7,7 +8,7 @@ from typing import Final
 import structlog
 
 from gateway.config.load import LoadedConfig
-from gateway.config.models import ListenerConfig
+from gateway.config.models import Config, ListenerConfig
 from gateway.config.routes import PoliciesConfig
 from gateway.ir.calls import RepositoryIndexRequest
 from gateway.ir.context import Context
@@ -21,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 _LISTED: Final = 20
 _PATIENCE_S: Final = 5.0
+_VERTEX_VERSION: Final = "1"
+_VERTEX_FACTS: Final = ("ENDPOINT_ID", "DEPLOYED_MODEL_ID", "PROJECT_NUMBER", "MACHINE_TYPE")
 
 
 def log_addresses(addresses: Mapping[str, str]) -> None:
@@ -42,6 +45,31 @@ def log_default_timeout(policies: PoliciesConfig) -> None:
             "default timeout",
             timeout=f"{policies.timeout:g}s",
             keys="policies.timeout, or timeout of a route; 0s sets no limit",
+        )
+
+
+def log_platform(config: Config, environment: Mapping[str, str] = os.environ) -> None:
+    """Log in which container of Vertex AI the gateway runs, and what is wrong there.
+
+    Args:
+        config: The configuration.
+        environment: The environment variables.
+
+    Source: docs/how-to/vertex.md.
+    """
+    mode = environment.get("AIP_MODE")
+    if mode is None:
+        return
+    version = environment.get("AIP_MODE_VERSION", "")
+    facts = {key.lower(): environment.get(f"AIP_{key}", "") for key in _VERTEX_FACTS}
+    log.info("platform", name="Vertex AI", mode=mode, version=version, **facts)
+    if version and version.partition(".")[0] != _VERTEX_VERSION:
+        log.warning("unknown contract of the platform", version=version, known=_VERTEX_VERSION)
+    if environment.get("AIP_STORAGE_URI") and not (config.models or config.upstreams):
+        log.warning(
+            "models are not fetched",
+            storage=environment["AIP_STORAGE_URI"],
+            instead="put the artefacts into the image, or copy them with a start command",
         )
 
 

@@ -201,6 +201,11 @@ def upstream_tls(name: str, tls: TlsConfig | None, directory: Path) -> TlsFiles 
     return None if tls is None else TlsFiles(f"upstream {name}", client_tls(tls, directory))
 
 
+def external_tls(tls: TlsConfig | None, directory: Path) -> TlsFiles | None:
+    """Return the TLS files of the program that decides; see `listener_tls`."""
+    return None if tls is None else TlsFiles("external", client_tls(tls, directory))
+
+
 def client_tls(tls: TlsConfig, directory: Path) -> ClientTls:
     """Return TLS to a server, with the paths of its files."""
     at = partial(_path, directory)
@@ -245,6 +250,8 @@ def check_tls_files(config: Config, directory: Path) -> None:
         _check("admin", admin_tls, config.admin, directory)
     for name, upstream in config.upstreams.items():
         _check(f"upstream {name}", upstream_tls, name, upstream.server_tls, directory)
+    if config.security.external is not None:
+        _check("external", external_tls, config.security.external.server_tls, directory)
 
 
 def _check(socket: str, read: Callable[..., TlsFiles | None], *arguments: Any) -> None:

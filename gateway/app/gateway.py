@@ -20,7 +20,7 @@ from gateway.app.access import AccessControl
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.status.document import Document, gauge_entries
-from gateway.app.announce import log_addresses, log_default_timeout, log_models
+from gateway.app.announce import log_addresses, log_default_timeout, log_models, log_platform
 from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
@@ -213,7 +213,7 @@ class Gateway:
     def _tls_files(self) -> list[TlsFiles]:
         """Return the TLS files of the listeners and of the upstreams in force."""
         listeners = [each.tls for each in self._listeners if each.tls is not None]
-        own = [] if self._admin_tls is None else [self._admin_tls]
+        own = [each for each in (self._admin_tls, self._process.external.tls) if each is not None]
         return [*listeners, *own, *self._graph.tls_files(), *self._access.tls_files()]
 
     @property
@@ -326,6 +326,7 @@ class Gateway:
         self._has_started.set()
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
+            log_platform(self._graph.config)
             log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)

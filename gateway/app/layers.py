@@ -14,6 +14,8 @@ from gateway.app.chains import listener, model, route, upstream
 from gateway.app.chains.rows import PACKAGES, End, Row
 from gateway.app.package_layers import guarded
 from gateway.registry import layers
+from gateway.routing.residency.layer import RESIDENCY_LAYER
+from gateway.routing.rolling.layer import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
 from gateway.service import Service, bound_call, bound_inference
 
 SHARED_MODEL: Final = "upstream model"
@@ -70,11 +72,14 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             End("Endpoints", "the chain 'upstream', with the endpoint that balancing chooses"),
         ),
         "upstream": (
+            ROLLING_LOAD_LAYER,
+            RESIDENCY_LAYER,
             upstream.ADAPTIVE_CONCURRENCY,
             PACKAGES,
             End("Endpoints", "the chain 'endpoint' of the endpoint that balancing chooses"),
         ),
         "endpoint": (
+            MODEL_CALLS_LAYER,
             upstream.FORWARD_HEADERS,
             upstream.CLASSIFY,
             upstream.COMPLETE,

@@ -17,9 +17,11 @@ from gateway.api.tap import Tap
 from gateway.app import metrics_page, passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.chains.tracing import Tracing
+from gateway.app.declarations import Declarations
 from gateway.app.exposure import exposure_risks
 from gateway.app.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
+from gateway.app.path_ownership import exact_paths, shared_paths
 from gateway.app.public_paths import listener_authentication, path_prefixes
 from gateway.app.quotas import telling_grpc, telling_http
 from gateway.app.rejection_log import RejectionLog
@@ -64,6 +66,7 @@ from gateway.transports.http2.frames import may_be_http2
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
+from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.request_id import (
     attach_grpc_request_id,
     attach_http_request_id,
@@ -102,6 +105,7 @@ class ListenerEntry:
         http_clients: Clients of HTTP upstreams, by the name of the upstream.
         access: What its clients may do; None if there are no rules.
         has_quotas: Whether responses may tell clients of quotas.
+        declarations: What the configuration declares of models for protocols, by model.
     """
 
     service: Service
@@ -109,12 +113,21 @@ class ListenerEntry:
     http_clients: Mapping[str, PassthroughClient] = field(default_factory=dict)
     access: ListenerAccess | None = None
     has_quotas: bool = False
+    declarations: Declarations = field(default_factory=dict)
 
     def of_protocol(self, spec: ProtocolSpec) -> Service:
         """Return what handles the calls of one protocol."""
         return (
             ResolveModelKeys(self.service, self.model_keys) if spec.has_model_keys else self.service
         )
+
+    def declared(self, spec: ProtocolSpec) -> Mapping[str, object]:
+        """Return what is declared for one protocol, by model."""
+        return {
+            name: found[spec.name]
+            for name, found in self.declarations.items()
+            if spec.name in found
+        }
 
 
 class BuiltListener:
@@ -205,6 +218,8 @@ class BuiltListener:
         """Send the calls of a frontend to the entry, and let responses tell of its quotas."""
         if attach is not None and self._entry.has_quotas:
             attach = _TELLING[attach]
+        if isinstance(codec, DeclaringCodec):
+            codec.declare(self._entry.declared(spec))
         frontend.replace_service(self._service_of(spec, codec), self._check_of(codec), attach)
 
     def _service_of(self, spec: ProtocolSpec, codec: Any) -> Service:
@@ -350,7 +365,8 @@ def build_listener(
         if spec.http is not None and http_address is not None:
             codec: Any = spec.http.codec(messages, options)
             frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            http.append(_mount(spec.http, path_prefixes(name, spec.http, config), frontend))
+            prefixes = path_prefixes(name, spec.http, config)
+            http.append(_mount(spec.http, prefixes, frontend, exact_paths(name, config)))
         if spec.grpc is not None and serves_grpc:
             codec = spec.grpc.codec(messages, options)
             frontend = built.frontend(spec, codec, **_GRPC_IDS)
@@ -358,12 +374,7 @@ def build_listener(
             described.append(
                 DescribedProtocol(codec.name, spec.grpc.methods, spec.grpc.file_descriptors())
             )
-    if config.shared_memory.mode == "forward":
-        log.warning(
-            "a client that makes a shared-memory segment smaller ends the server",
-            listener=config.name,
-            instead="shared_memory: map",
-        )
+    _warn_of_forwarded_memory(config)
     servers = built.servers
     if http_address is not None:
         _warn_of_exposure(config, http_address)
@@ -549,9 +560,11 @@ def _shared_port(  # one caller
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
 
 
-def _mount(binding: HttpBinding, prefixes: Sequence[str], frontend: HttpFrontend) -> HttpMount:
+def _mount(
+    binding: HttpBinding, prefixes: Sequence[str], frontend: HttpFrontend, exact: Sequence[str]
+) -> HttpMount:
     read_only = [each for each in prefixes if each.endswith(tuple(binding.read_only))]
-    return HttpMount(prefixes, frontend, binding.root, frozenset(read_only))
+    return HttpMount(prefixes, frontend, binding.root, frozenset(read_only), exact, binding.passed)
 
 
 def _metrics_mounts(config: ListenerConfig, shared: SharedResources) -> list[HttpMount]:
@@ -569,11 +582,23 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     options = config.options.get(spec.name, {})
     if spec.default_model and config.default_model is not None:
         options = {spec.default_model: config.default_model, **options}
-    return {**spec.options(options), **shared.process_options.of_protocol(spec)}
+    found = {**spec.options(options), **shared.process_options.of_protocol(spec)}
+    if spec.http is not None and spec.http.shared_option:
+        found[spec.http.shared_option] = shared_paths(spec.name, config)
+    return found
 
 
 def _grpc_address(address: Address) -> str:
     return str(address) if address.host else f"[::]:{address.port}"
+
+
+def _warn_of_forwarded_memory(config: ListenerConfig) -> None:
+    if config.shared_memory.mode == "forward":
+        log.warning(
+            "a client that makes a shared-memory segment smaller ends the server",
+            listener=config.name,
+            instead="shared_memory: map",
+        )
 
 
 def _warn_of_exposure(config: ListenerConfig, address: Address | StreamAddress) -> None:

@@ -23,11 +23,30 @@ def owned_paths(config: ListenerConfig) -> Mapping[str, tuple[str, ...]]:
     return found
 
 
+def shared_paths(name: str, config: ListenerConfig) -> tuple[str, ...]:
+    """Return the paths that the protocol *name* owns and another one of the listener yields."""
+    claims = _claims(config)
+    others = [(binding, paths) for other, (binding, paths) in claims.items() if other != name]
+    return tuple(
+        [
+            path
+            for path in owned_paths(config).get(name, ())
+            if any(path in paths and path in binding.yielded for binding, paths in others)
+        ]
+    )
+
+
+def exact_paths(name: str, config: ListenerConfig) -> tuple[str, ...]:
+    """Return the whole paths that the options of a listener add to a protocol."""
+    spec = protocol(name)
+    return () if spec.http is None else spec.http.exact_paths(config.options.get(spec.name, {}))
+
+
 def conflicts(config: ListenerConfig) -> Iterator[str]:
     """Yield the error for each path that two protocols of a listener claim and neither yields."""
     owners: dict[str, str] = {}
     for name, (binding, paths) in _claims(config).items():
-        for path in paths:
+        for path in (*paths, *exact_paths(name, config)):
             if path in binding.yielded:
                 continue
             other = owners.setdefault(path, name)

@@ -52,7 +52,7 @@ def listener_access(config: Config, on_denied: OnDenied) -> dict[str, ListenerAc
         listener.name: ListenerAccess(
             permissions,
             listener.name,
-            default_model=listener.default_model or "",
+            default_model=config.default_model_of(listener),
             public_health=config.security.public_health,
             on_denied=on_denied,
         )
@@ -170,7 +170,7 @@ def facts_of(config: Config, example: ExampleCall) -> Facts:
         )
     model: str | None = example.model or None
     if example.operation == INFERENCE and model is None:
-        model = listener.default_model
+        model = config.default_model_of(listener) or None
     return Facts(example.operation, model, example.version, example.protocol, listener.name)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, Final
 
 import structlog
@@ -26,10 +27,17 @@ _ASK_S: Final = 0.005
 _TICK_S: Final = 0.02
 _RETURN_S: Final = 0.1
 _RETRY_S: Final = 0.5
+_FIRST_S: Final = 1.0
 _LAST_S: Final = 0.5
+_PRESENCE_S: Final = 2.0
 
 # One script, so that each lease is atomic. Windows follow the clock of the store. A gateway sends
-# what it was granted so far (`mine`): where the store has lost it, it counts again.
+# what it was granted so far (`mine`), which counts where the store or a reply was lost.
+# A late request is older than the last one, and changes nothing.
+#
+# Each gateway has a share of the rest of a window, for the time without the store. What the others
+# may spend without it is not granted, so that all of them never spend more than there is. A share
+# counts as the gateway last told it, or as the store last told the gateway, whichever is more.
 SCRIPT: Final = """
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
@@ -37,6 +45,7 @@ local id = ARGV[1]
 local ends, mine, returned = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local need, want, amount = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local rate, burst, whole = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] == '1'
+local known, share, alone = ARGV[11] == '1', tonumber(ARGV[12]), ARGV[13] == '1'
 redis.call('ZADD', KEYS[2], now, id)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - 10)
 redis.call('EXPIRE', KEYS[2], 60)
@@ -47,13 +56,13 @@ local function cut(value)
   if value < 0 then return 0 end
   return whole and math.floor(value + 0.000001) or value
 end
-local grant, left, wait, short = 0, 0, 0, 0
+local grant, left, wait, short, part = 0, 0, 0, 0, 0
 if rate > 0 then
   local tokens = redis.call('HGET', KEYS[1], 'tokens')
-  if tokens then
+  if tokens and not alone then
     tokens = math.min(burst, tonumber(tokens) + (now - get('at')) * rate)
   else
-    tokens = ARGV[11] == '1' and 0 or burst
+    tokens = (known or alone) and 0 or burst
   end
   tokens = math.min(burst, tokens + returned)
   grant = cut(math.min(want, tokens))
@@ -65,25 +74,34 @@ if rate > 0 then
   if grant < need then wait = math.max(0, (math.min(need, whole and 1 or need) - left) / rate) end
 elseif now >= ends then
   left = amount
+elseif tonumber(ARGV[14]) <= get('n:' .. id) then
+  left = math.max(0, amount - get('granted'))
 else
-  local granted, own = get('granted'), get('r:' .. id)
+  redis.call('HSET', KEYS[1], 'n:' .. id, ARGV[14])
   if mine > 0 and redis.call('HEXISTS', KEYS[1], 'granted') == 0 then set('lost', now) end
-  if now - get('lost') < 1.2 then want, need = 0, 0 end
-  if mine > own then
-    granted = granted + mine - own
-    own = mine
+  local lost = now - get('lost') < 1.2
+  if lost then want, need = 0, 0 end
+  local own = mine - returned
+  local granted = get('granted') + own - get('r:' .. id)
+  local promised = 0
+  for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    if other ~= id then promised = promised + get('s:' .. other) end
   end
-  granted, own = granted - returned, own - returned
-  grant = cut(math.min(want, amount - granted))
+  grant = cut(math.min(want, amount - granted - promised))
   granted, own = granted + grant, own + grant
   left = math.max(0, amount - granted)
+  if share >= 0 then
+    part = cut(math.min(left / replicas, left - promised))
+    if lost then part = math.min(part, share) end
+  end
   set('granted', granted)
   set('r:' .. id, own)
+  set('s:' .. id, math.max(part, share))
   if grant < need then
     redis.call('HSETNX', KEYS[1], 'since', now)
     set('lacking', now)
     redis.call('HSET', KEYS[1], 'lacks', id)
-    wait = now - get('since') < 3 and 0.05 or ends - now
+    wait = (left > 0 or now - get('since') < 3) and 0.05 or ends - now
   elseif left > 0 then
     redis.call('HDEL', KEYS[1], 'since')
   end
@@ -91,7 +109,18 @@ else
   redis.call('EXPIREAT', KEYS[1], math.ceil(ends) + 3600)
 end
 local time_text = string.format('%.6f', now)
-return {tostring(grant), tostring(left), time_text, replicas, tostring(wait), short}
+return {tostring(grant), tostring(left), time_text, replicas, tostring(wait), short, tostring(part)}
+"""
+
+
+# Counts this gateway among those that ask, where it has no question.
+PRESENCE: Final = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - 10)
+redis.call('EXPIRE', KEYS[1], 60)
+return {string.format('%.6f', now), redis.call('ZCARD', KEYS[1])}
 """
 
 
@@ -101,23 +130,27 @@ class QuotaStore:
     Args:
         config: Where the store is.
         leases: The pools.
-        name: The name of this gateway among all that use the store; None for one of its own.
+        name: The name of this gateway among all that use the store.
     """
 
-    def __init__(
-        self, config: QuotaStoreConfig, leases: PoolLeases, name: str | None = None
-    ) -> None:
+    def __init__(self, config: QuotaStoreConfig, leases: PoolLeases, name: str) -> None:
         self._config = self._next = config
         self._leases = leases
-        self._name = os.urandom(8).hex() if name is None else name
+        self._name = name
+        self._numbers = count(int(time.monotonic() * 1e6))  # above those of an earlier object
         self._client = client_of(config)
         self._wanted = asyncio.Event()
         self._answered = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._returned_at = 0.0
+        self._returned_at = self._asked_at = 0.0
 
-    def start(self) -> None:
-        """Begin to ask the store."""
+    async def start(self) -> None:
+        """Connect to the store, for a second at most, and begin to ask it.
+
+        The first connection takes longer than a question, and until the store has told how many
+        gateways there are, each may spend the budget of all.
+        """
+        await self._try((), max(_FIRST_S, self._config.timeout))
         self._task = start_background(self._run(), "leases of quotas")
 
     def change(self, config: QuotaStoreConfig) -> None:
@@ -148,7 +181,9 @@ class QuotaStore:
         if self._leases.is_up:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_LAST_S):
-                    await self._exchange(self._leases.returns(everything=True))
+                    if returns := self._leases.returns(everything=True):
+                        await self._exchange(returns)
+                    await self._client.zrem(self._replicas_key, self._name)
         with contextlib.suppress(Exception):
             await self._client.aclose()
 
@@ -161,9 +196,6 @@ class QuotaStore:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         retry_at = 0.0
-        with contextlib.suppress(Exception):  # the first question meets it again
-            async with asyncio.timeout(self._config.timeout):
-                await self._client.ping()
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
@@ -181,9 +213,9 @@ class QuotaStore:
                     continue
                 self._leases.ask_again()
             questions = self._questions(now)
-            if not questions:
+            if not questions and self._leases.is_up and now - self._asked_at < _PRESENCE_S:
                 continue
-            if not await self._try(questions):
+            if not await self._try(questions, self._config.timeout):
                 retry_at = loop.time() + _RETRY_S
             self._wake()
 
@@ -212,10 +244,10 @@ class QuotaStore:
         answered, self._answered = self._answered, asyncio.Event()
         answered.set()
 
-    async def _try(self, questions: Sequence[LeaseRequest]) -> bool:
+    async def _try(self, questions: Sequence[LeaseRequest], timeout_s: float) -> bool:
         """Ask the store; return whether it replied."""
         try:
-            async with asyncio.timeout(self._config.timeout):
+            async with asyncio.timeout(timeout_s):
                 await self._exchange(questions)
         except Exception as error:  # noqa: BLE001  # whatever it is, the store is away
             self._leases.fail(questions)
@@ -230,13 +262,16 @@ class QuotaStore:
         return True
 
     async def _exchange(self, questions: Sequence[LeaseRequest]) -> None:
+        self._asked_at = asyncio.get_running_loop().time()
         if not questions:
+            utc, replicas = await self._client.eval(PRESENCE, 1, self._replicas_key, self._name)
+            self._leases.hear(float(utc), int(replicas))
             return
         pipeline = self._client.pipeline(transaction=False)
         for question in questions:
             pipeline.eval(SCRIPT, 2, *self._arguments(question))
         for question, reply in zip(questions, await pipeline.execute(), strict=True):
-            granted, left, utc, replicas, wait_s, is_short = reply
+            granted, left, utc, replicas, wait_s, is_short, share = reply
             self._leases.receive(
                 question,
                 LeaseReply(
@@ -246,15 +281,20 @@ class QuotaStore:
                     int(replicas),
                     float(wait_s),
                     bool(int(is_short)),
+                    float(share),
                 ),
             )
+
+    @property
+    def _replicas_key(self) -> str:
+        return f"{self._config.prefix}:replicas"
 
     def _arguments(self, question: LeaseRequest) -> list[Any]:
         limit = question.limit
         name = "|".join(question.key)
         return [
             f"{self._config.prefix}:quota:{name}:{question.ends:.0f}",
-            f"{self._config.prefix}:replicas",
+            self._replicas_key,
             self._name,
             repr(question.ends),
             repr(question.mine),
@@ -266,6 +306,9 @@ class QuotaStore:
             repr(limit.capacity),
             "1" if limit.unit == "calls" else "0",
             "1" if question.is_known else "0",
+            repr(question.share),
+            "1" if question.was_alone else "0",
+            str(next(self._numbers)),
         ]
 
 
@@ -277,10 +320,11 @@ def client_of(config: QuotaStoreConfig) -> Any:
     """
     import redis.asyncio  # noqa: PLC0415  # an extra
 
+    timeout_s = max(_FIRST_S, config.timeout)  # the store has timeouts of its own
     return redis.asyncio.Redis.from_url(
         config.url,
         decode_responses=True,
-        socket_timeout=config.timeout,
-        socket_connect_timeout=config.timeout,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
         retry=None,
     )

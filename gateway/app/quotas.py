@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
@@ -19,11 +21,12 @@ from gateway.api.extension import (
 )
 from gateway.app.quota_counts import QuotaCounts
 from gateway.app.quota_store import QuotaStore
+from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig
-from gateway.config.permissions import QuotaConfig
+from gateway.config.permissions import QuotaConfig, QuotaStoreConfig
 from gateway.ir.calls import Call
-from gateway.policies.access.quotas.budgets import Budgets, Limit, LocalAccounts
+from gateway.policies.access.quotas.budgets import Budgets, Key, Limit, LocalAccounts
 from gateway.policies.access.quotas.layer import (
     QUOTA_NOTES,
     Accounts,
@@ -94,7 +97,7 @@ def quota_layers(
     rules = quota_rules(config)
 
     def layer(listener: ListenerConfig) -> Callable[..., ApplyQuotas]:
-        default_model = listener.default_model or ""
+        default_model = config.default_model_of(listener)
         quotas = QuotasOfCalls(rules, listener.name, default_model=default_model, route_of=route_of)
         return partial(ApplyQuotas, quotas=quotas, accounts=accounts, on_refused=on_refused)
 
@@ -116,19 +119,88 @@ def limits_of(config: Config) -> dict[str, Limit]:
     return {name: limit_of(quota) for name, quota in config.quotas.items()}
 
 
-def _budgets_of(config: Config) -> tuple[Budgets, QuotaStore | None]:
-    """Return the budgets of a configuration, and the store that replicas share."""
-    limits, settings = limits_of(config), config.quota_store
-    if settings is None:
-        return Budgets(limits), None
-    leases = PoolLeases(settings.replicas)
-    return Budgets(limits, pools=leases), QuotaStore(settings, leases)
+class StoredBudgets:
+    """The budgets of a gateway, and the store that replicas share, if there is one.
 
+    Args:
+        loaded: The configuration.
+    """
 
-def _change_store(store: QuotaStore | None, config: Config) -> None:
-    """Let *store* follow a reload, which neither adds nor removes it."""
-    if store is not None and config.quota_store is not None:
-        store.change(config.quota_store)
+    def __init__(self, loaded: LoadedConfig) -> None:
+        self._limits = limits_of(loaded.config)
+        self._name = os.urandom(8).hex()  # a store that comes again knows this gateway
+        self.budgets = Budgets(self._limits)
+        settings = loaded.config.quota_store
+        self._store = None if settings is None else self._opened(settings)
+        self._counts = QuotaCounts(self.budgets, loaded)
+        self._changing: asyncio.Task[None] | None = None
+
+    def _opened(self, settings: QuotaStoreConfig) -> QuotaStore:
+        """Let the budgets be in the store of the settings."""
+        leases = PoolLeases(settings.replicas)
+        self.budgets.move(leases)
+        return QuotaStore(settings, leases, self._name)
+
+    async def ask(self, needs: Mapping[Key, float]) -> None:
+        """Ask the store, if there is one, for what calls need."""
+        if self._store is not None:
+            await self._store.ask(needs)
+
+    async def start(self) -> None:
+        """Continue with the counts of an earlier process."""
+        self._counts.start()
+        if self._store is not None:
+            await self._store.start()
+
+    def expect(self, config: Config) -> None:
+        """Have the budgets of the next configuration besides those of this one."""
+        self.budgets.change({**self._limits, **limits_of(config)})
+
+    def change(self, config: Config) -> None:
+        """Follow a reload."""
+        self._limits = limits_of(config)
+        self.budgets.change(self._limits)
+        store, settings = self._store, config.quota_store
+        if store is not None and settings is not None:
+            store.change(settings)
+        elif store is not None:
+            self.budgets.move(None)
+            self._store = None
+            self._do_next(store.stop)
+        elif settings is not None:
+            self._store = self._opened(settings)
+            self._do_next(self._store.start)
+
+    def _do_next(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Start or stop a store in the background, after the steps of earlier reloads."""
+        earlier = self._changing
+
+        async def change() -> None:
+            if earlier is not None:
+                await asyncio.gather(earlier, return_exceptions=True)
+            await step()
+
+        self._changing = start_background(change(), "change of the store of quotas")
+
+    async def stop(self) -> None:
+        """Write the counts, and return all leases; idempotent."""
+        if self._changing is not None:
+            await asyncio.gather(self._changing, return_exceptions=True)
+        if self._store is not None:
+            await self._store.stop()
+        await self._counts.stop()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the sum of what is used of each quota, in the current window or burst."""
+        used: dict[str, float] = {}
+        for key, budget in self.budgets:
+            used[key[0]] = used.get(key[0], 0.0) + budget.used()
+        metric = gauge_family(names.QUOTA_USED)
+        for name, amount in used.items():
+            metric.add_metric((name,), amount)
+        yield metric
+        if self._store is not None:
+            yield from self._store.collect()
 
 
 class ServingQuotas(ServingPart):
@@ -141,38 +213,28 @@ class ServingQuotas(ServingPart):
     """
 
     def __init__(self, process: ServingProcess) -> None:
-        config = LoadedConfig.of(process.config).config
-        limits = limits_of(config)
-        self._store: QuotaStore | None = None
+        loaded = LoadedConfig.of(process.config)
+        self.accounts: LocalAccounts | LeasedAccounts
+        self._own: StoredBudgets | None = None
         if process.count == 1:
-            budgets, self._store = _budgets_of(config)
-            ask = None if self._store is None else self._store.ask
-            self.accounts: LocalAccounts | LeasedAccounts = LocalAccounts(budgets, ask=ask)
-            if self._store is not None:
-                process.metrics.registry.register(self._store)
+            self._own = StoredBudgets(loaded)
+            self.accounts = LocalAccounts(self._own.budgets, ask=self._own.ask)
+            process.metrics.registry.register(self._own)
         else:
-            self.accounts = LeasedAccounts(limits, process.notify)
-        self._counts: QuotaCounts | None = None
-        if isinstance(self.accounts, LocalAccounts):
-            process.metrics.registry.register(UsedQuotas(self.accounts.budgets))
-            self._counts = QuotaCounts(self.accounts.budgets, LoadedConfig.of(process.config))
+            self.accounts = LeasedAccounts(limits_of(loaded.config), process.notify)
 
     async def start(self) -> None:
         """Continue with the counts of an earlier process."""
-        if self._counts is not None:
-            self._counts.start()
-        if self._store is not None:
-            self._store.start()
+        if self._own is not None:
+            await self._own.start()
 
     def change(self, config: ConfigView, /) -> None:
         """Follow a reload."""
         loaded = LoadedConfig.of(config).config
-        limits = limits_of(loaded)
-        _change_store(self._store, loaded)
-        if isinstance(self.accounts, LocalAccounts):
-            self.accounts.budgets.change(limits)
-        else:
-            self.accounts.change(limits)
+        if self._own is not None:
+            self._own.change(loaded)
+        if isinstance(self.accounts, LeasedAccounts):
+            self.accounts.change(limits_of(loaded))
 
     def exchange(self, document: Mapping[str, Any], /) -> Mapping[str, Any]:
         """Reply to the leader."""
@@ -180,10 +242,8 @@ class ServingQuotas(ServingPart):
 
     async def stop(self) -> None:
         """Write the counts; idempotent."""
-        if self._store is not None:
-            await self._store.stop()
-        if self._counts is not None:
-            await self._counts.stop()
+        if self._own is not None:
+            await self._own.stop()
 
 
 class LeadingQuotas(LeadingPart):
@@ -194,35 +254,25 @@ class LeadingQuotas(LeadingPart):
     """
 
     def __init__(self, processes: Processes) -> None:
-        config = LoadedConfig.of(processes.config).config
-        self._limits = limits_of(config)
-        self._budgets, self._store = _budgets_of(config)
+        self._own = StoredBudgets(LoadedConfig.of(processes.config))
 
         async def exchange(document: Mapping[str, Any]) -> Mapping[str, Any]:
             return await processes.exchange(QUOTAS, document)
 
-        ask = None if self._store is None else self._store.ask
-        leader = QuotaLeader(self._budgets, exchange, processes.count, ask)
+        leader = QuotaLeader(self._own.budgets, exchange, processes.count, self._own.ask)
         self._rounds = Rounds(leader, lambda: None)
-        self._used = UsedQuotas(self._budgets)
-        self._counts = QuotaCounts(self._budgets, LoadedConfig.of(processes.config))
 
     def collect(self) -> Iterable[Metric]:
         """Return what is used."""
-        yield from self._used.collect()
-        if self._store is not None:
-            yield from self._store.collect()
+        return self._own.collect()
 
     def check_reload(self, config: ConfigView, /) -> None:
         """Have the budgets of the next configuration before a worker asks for them."""
-        self._budgets.change({**self._limits, **limits_of(LoadedConfig.of(config).config)})
+        self._own.expect(LoadedConfig.of(config).config)
 
     async def change(self, config: ConfigView, /) -> None:
         """Forget the quotas that the configuration no longer has."""
-        loaded = LoadedConfig.of(config).config
-        self._limits = limits_of(loaded)
-        self._budgets.change(self._limits)
-        _change_store(self._store, loaded)
+        self._own.change(LoadedConfig.of(config).config)
 
     def on_notice(self) -> None:
         """Make a round soon."""
@@ -230,9 +280,7 @@ class LeadingQuotas(LeadingPart):
 
     async def start(self) -> None:
         """Continue with the counts of an earlier process."""
-        self._counts.start()
-        if self._store is not None:
-            self._store.start()
+        await self._own.start()
 
     def lead(self) -> None:
         """Begin to make rounds."""
@@ -241,30 +289,7 @@ class LeadingQuotas(LeadingPart):
     async def stop(self) -> None:
         """End; idempotent."""
         await self._rounds.stop()
-        if self._store is not None:
-            await self._store.stop()
-        await self._counts.stop()
-
-
-class UsedQuotas:
-    """The metric of what is used of budgets.
-
-    Args:
-        budgets: The budgets.
-    """
-
-    def __init__(self, budgets: Budgets) -> None:
-        self._budgets = budgets
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the sum of what is used of each quota, in the current window or burst."""
-        used: dict[str, float] = {}
-        for key, budget in self._budgets:
-            used[key[0]] = used.get(key[0], 0.0) + budget.used()
-        metric = gauge_family(names.QUOTA_USED)
-        for name, amount in used.items():
-            metric.add_metric((name,), amount)
-        yield metric
+        await self._own.stop()
 
 
 def rate_limit_headers(notes: QuotaNotes) -> tuple[tuple[str, str], ...]:

@@ -305,8 +305,6 @@ def _fixed_findings(old: Config, new: Config) -> Iterator[Finding]:
             yield path, _NEEDS_RESTART
     if _admin_addresses(old) != _admin_addresses(new):
         yield ("admin",), _NEEDS_RESTART
-    if (old.quota_store is None) != (new.quota_store is None):
-        yield ("quota_store",), _NEEDS_RESTART
     before = {listener.name: listener for listener in old.listeners}
     for index, listener in enumerate(new.listeners):
         at: KeyPath = ("listeners", index)

@@ -52,10 +52,11 @@ from gateway.policies.shared_memory.policy import (
     SharedMemoryMode,
     SharedMemoryOff,
 )
-from gateway.registry import layers, own_layers
+from gateway.registry import layers, own_layers, recorded_calls
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher, matched_name
 from gateway.routing.model_keys import ModelKeyIndex
+from gateway.routing.rolling.settings import RecordedCalls
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
 from gateway.routing.upstream_queries import UpstreamQuestions
@@ -158,7 +159,12 @@ class ServiceGraph:
         }
         self.entries: Mapping[str, ListenerEntry] = {
             name: ListenerEntry(
-                service, model_keys, http_clients, access.get(name), bool(config.quotas)
+                service,
+                model_keys,
+                http_clients,
+                access.get(name),
+                bool(config.quotas),
+                self._declarations,
             )
             for name, service in {"": self._entry("", SharedMemoryOff()), **services}.items()
         }
@@ -417,12 +423,12 @@ class ServiceGraph:
     ) -> Service:
         access = ClientAccess(
             rules,
-            self._process.external.layer(self.config, listener),
+            self._process.external.layer(self.loaded, listener),
             quotas,
             self._sequence_ids(),
         )
         return self._entry(
-            listener.default_model or "",
+            self.config.default_model_of(listener),
             self._shared_memory_mode(listener),
             self._upstream_identity if listener.identity == "upstream" else lambda: None,
             listener,
@@ -475,7 +481,10 @@ class ServiceGraph:
         return ChainContext(
             name=name,
             sections={**sections, "policies": self.config.policies, "top": self.config},
-            parts={MemoryBudget: self._process.budget},
+            parts={
+                MemoryBudget: self._process.budget,
+                RecordedCalls: RecordedCalls(self.loaded, recorded_calls),
+            },
             metrics=self._process.metrics,
             keep=keep,
         )

@@ -83,6 +83,8 @@ def _tls_to_servers(config: Config) -> Iterator[tuple[KeyPath, TlsConfig | None]
         yield ("upstreams", name, "tls"), upstream.tls
     for index, issuer in enumerate(config.security.jwt):
         yield ("security", "jwt", index, "tls"), issuer.tls
+    if config.security.external is not None:
+        yield ("security", "external", "tls"), config.security.external.tls
 
 
 def _secret_files(loaded: LoadedConfig) -> Iterator[tuple[KeyPath, str]]:

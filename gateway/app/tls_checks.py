@@ -19,6 +19,9 @@ def check_tls(config: Config) -> Iterator[Finding]:
                 yield from _check_grpcio(at, listener.tls)
     if config.admin is not None and config.admin.tls is not None:
         yield from _check_server(("admin", "tls"), config.admin.tls, "the admin port")
+    external = config.security.external
+    if external is not None and external.tls is not None:
+        yield from _check_client(("security", "external", "tls"), external.tls)
     for name, upstream in config.upstreams.items():
         if upstream.tls is not None:
             at = ("upstreams", name, "tls")
@@ -42,7 +45,7 @@ def _check_client(at: KeyPath, tls: TlsConfig) -> Iterator[Finding]:
         yield at, "'cert' or 'key' is missing; expected both or neither"
     for key in _LISTENER_KEYS:
         if key in tls.model_fields_set:
-            yield (*at, key), "is for listeners; an upstream has 'cert' and 'key'"
+            yield (*at, key), "is for listeners; a client has 'cert' and 'key'"
 
 
 def _check_grpcio(at: KeyPath, tls: TlsConfig) -> Iterator[Finding]:

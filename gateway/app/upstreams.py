@@ -50,6 +50,7 @@ from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, key_of
 from gateway.routing.outlier_detection import OFF, OutlierDetection
+from gateway.routing.rolling.model_calls import ModelCalls
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.settings.units import UNIX, Address, Url
@@ -308,6 +309,8 @@ class BuiltUpstream:
             self._discovery.start()
         for member in self._members:
             member.prober.start()
+        if self.endpoints.residency is not None:
+            self.endpoints.residency.start()
 
     async def drain(self, timeout_s: float) -> None:
         """Stop probing, and wait for cancelled calls that still run."""
@@ -320,6 +323,8 @@ class BuiltUpstream:
 
     async def close(self) -> None:
         """Stop probing and close every connection."""
+        if self.endpoints.residency is not None:
+            await self.endpoints.residency.close()
         if self._discovery is not None:
             await self._discovery.close()
         for member in self.members:
@@ -447,6 +452,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         LookupError: The protocol does not exist, or does not support the carrier.
         ValueError: An option or a TLS file is invalid, or a package is missing.
     """
+    at = at.with_parts(ModelCalls())
     build = _EndpointBuilder(
         name=name,
         config=config,
@@ -477,7 +483,7 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     adaptive = UpstreamParts(_adaptive(name, config, metrics))
     return BuiltUpstream(
         name,
-        build_chain("upstream", balanced, at.with_parts(adaptive)),
+        build_chain("upstream", balanced, at.with_parts(adaptive, balanced)),
         balanced,
         sequence_ids=sequence_ids,
         members=members,

@@ -11,6 +11,7 @@ from gateway.api.protocol import ProtocolSpec
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath
 from gateway.registry import protocol
+from gateway.routing.rolling.settings import ROLLING_LOAD
 from gateway.settings.units import AUTO
 
 STATELESS: Final = frozenset({"onnx", "torch"})
@@ -31,6 +32,9 @@ def _findings(config: Config) -> Iterator[Finding]:
         yield from _check_listener(("listeners", index), listener, config)
     if not config.lifecycle.online:
         yield ("lifecycle", "online"), "waits for a call that would reach one worker only"
+    for name, upstream in config.upstreams.items():
+        if ROLLING_LOAD.of(upstream) is not None:
+            yield ("upstreams", name, "rolling_load"), "would reach one worker only"
     for name, model in config.models.items():
         if model.backend is not None and model.signature is not None and model.signature.stateful:
             path: KeyPath = ("models", name, "signature", "stateful")

@@ -10,6 +10,7 @@ import typer
 
 from gateway.app import connect
 from gateway.app.errors import reason_of
+from gateway.cli.guessed_outputs import GuessedOutputs
 from gateway.cli.health import DEFAULT_URL, NO_FLAGS, TimeoutOption, UrlArgument, VersionOption
 from gateway.cli.output import (
     WRONG_USAGE,
@@ -158,7 +159,10 @@ async def _connect_and_run(
         context = Context(
             deadline=time.monotonic() + timeout_s, needs=_NEEDS, metadata=server.metadata
         )
-        return await request(Complete(connected.service, connected.needs), context)
+        inner: Service = connected.service
+        if Need.UNTYPED in connected.needs:
+            inner = GuessedOutputs(inner)
+        return await request(Complete(inner, connected.needs), context)
     finally:
         await connected.close()
 

@@ -1,5 +1,6 @@
 """The command `serve`: serves a configuration file, a sidecar, or the demo models."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.configuration import ConfigArgument, ConfigOption, config_path, load_checked
+from gateway.cli.container import found_config
 from gateway.cli.demo.config import demo_config
 from gateway.cli.output import WRONG_USAGE, fail
 from gateway.cli.run import run_loaded, run_mapping
@@ -166,6 +168,8 @@ def serve(  # noqa: PLR0913  # one for each flag
 ) -> None:
     """Serve: `serve CONFIG.yaml`, `serve --upstream URL`, or `serve --demo`.
 
+    `serve` alone serves the first of these files: that of GATEWAY_CONFIG; model/gateway.yaml below
+    SAGEMAKER_BASE_DIR, which is /opt/ml by default; /etc/gateway/gateway.yaml.
     SIGTERM and SIGINT stop it, after the calls in flight. SIGUSR1 opens log files again.
     Exit status: 0 stopped, 1 could not start or a worker keeps dying, 2 usage or configuration
     error.
@@ -173,6 +177,8 @@ def serve(  # noqa: PLR0913  # one for each flag
     Example: gateway serve --upstream oip+grpc://127.0.0.1:9001
     """
     path = config_path(config, config_option)
+    if path is None and not upstream and not demo:
+        path = found_config(os.environ)
     if (path is not None) + bool(upstream) + demo != 1:
         fail("expected exactly one of CONFIG.yaml, --upstream URL and --demo", WRONG_USAGE)
     addresses = {"--http": http, "--grpc": grpc, "--admin": admin}

@@ -34,6 +34,8 @@ def key_hint(root: type[Model], loc: tuple[str | int, ...]) -> str:
     places = list(_places(root, name, "", ()))
     inner = [place for place in places if own and place.startswith(f"{own}.")]
     others = [place for place in places if place not in inner]
+    nearest = min((place.count(".") for place in inner), default=0)
+    inner = [place for place in inner if place.count(".") == nearest]
     if len(others) > _MAX_PLACES:
         others = []  # many sections have a key of this name
     others.sort(key=lambda place: place.count("."))

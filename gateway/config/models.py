@@ -132,8 +132,8 @@ class ListenerConfig(Model):
     streams: tuple[StreamConfig, ...] = ()
     """Sockets of protocols that need neither HTTP nor gRPC. Default: `[]`."""
     protocols: Names | None = None
-    """Protocols that clients may use: `oip`, `trtis`, `graphpipe`, `grps`. Default: all of
-    them."""
+    """Protocols that clients may use: `oip`, `mlflow` and the others of the table in
+    the README. Default: all of them."""
     options: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     """Options of protocols on this listener, by the name of the protocol. Default: none, so each
     option has its own default."""
@@ -141,7 +141,8 @@ class ListenerConfig(Model):
     """Forwarding of requests for paths of no protocol to an HTTP upstream. Default: none, and such
     requests get status 404."""
     default_model: Name | None = None
-    """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default:
+    """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default: the
+    only model, if the gateway runs one and has no upstreams, or the routes name one; otherwise
     none, and such requests are refused."""
     identity: Literal["gateway", "upstream"] = "gateway"
     """Whose name and version clients find in the metadata of the server. `upstream`: those of the
@@ -574,3 +575,21 @@ class Config(Model):
     for each connection. Default: a quarter of `in_flight_bytes`."""
     shared_regions: int = Field(128, ge=1)
     """Largest number of shared-memory regions that clients may register. Default: `128`."""
+
+    def default_model_of(self, listener: ListenerConfig) -> str:
+        """Return the model of requests to a listener that name none; "" for none.
+
+        It is that of the listener, or else the only model that there is.
+        """
+        return listener.default_model or self._only_model()
+
+    def _only_model(self) -> str:
+        names = [name for name, model in self.models.items() if model.backend is not None]
+        names += self.pipelines
+        if self.routes:
+            matches = [route.match for route in self.routes]
+            names = [name for match in matches for name in (match and match.model) or ("*",)]
+        elif self.upstreams:
+            return ""
+        is_plain = len(names) == 1 and not any(each in names[0] for each in "*?[")
+        return names[0] if is_plain else ""

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gateway.config.tls import TlsConfig
 from gateway.settings.fields import (
-    HOST_PORT,
+    GRPC_SERVER,
     QUOTA_LIMIT,
     STORE_URL,
     Duration,
@@ -130,9 +131,12 @@ class ExternalConfig(Model):
     It needs exactly one of `grpc` and `python`.
     """
 
-    grpc: Annotated[Text, Field(pattern=HOST_PORT)] | None = None
+    grpc: Annotated[Text, Field(pattern=GRPC_SERVER)] | None = None
     """Address of a server of `envoy.service.auth.v3.Authorization`, such as OPA-Envoy, as
-    `HOST:PORT`. Default: none."""
+    `HOST:PORT`, or `grpcs://HOST:PORT` with TLS. Default: none."""
+    tls: TlsConfig | None = None
+    """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: that
+    for `grpcs://`, else no TLS."""
     python: Text | None = None
     """Dotted name of a callable `decide(client, facts)`, plain or async, as `package.module:name`.
     `True` allows; `False` or a text denies. Default: none."""
@@ -152,17 +156,31 @@ class ExternalConfig(Model):
     def _check_program(self) -> ExternalConfig:
         if (self.grpc is None) == (self.python is None):
             raise ValueError("'external' needs exactly one of 'grpc' and 'python'")
+        if self.grpc is None and self.tls is not None:
+            raise ValueError("'tls' is for 'grpc', and 'external' has 'python'; remove it")
         for name in self.headers:
             if name.lower() in CREDENTIAL_HEADERS:
                 raise ValueError(f"'headers' has {name!r}, which holds credentials; remove it")
         return self
+
+    @property
+    def address(self) -> str:
+        """The address of the server; "" for none."""
+        return (self.grpc or "").rpartition("://")[2]
+
+    @property
+    def server_tls(self) -> TlsConfig | None:
+        """TLS to the server: `tls`, or the default of `grpcs://`."""
+        is_url = (self.grpc or "").startswith("grpcs://")
+        return TlsConfig() if self.tls is None and is_url else self.tls
 
 
 class QuotaStoreConfig(Model):
     """Where several gateways share the budgets of `quotas`: a server of Valkey or Redis.
 
     No call waits for it. It needs the extra `quota`. A reload may change its keys: another store
-    gets the counts of the gateway. To add or remove `quota_store` needs a restart.
+    gets the counts of the gateway. So does a store that a reload adds; without it, the gateway goes
+    on with its own counts.
     """
 
     url: Annotated[Text, Field(pattern=STORE_URL)] = Field(repr=False)

@@ -25,6 +25,7 @@ from gateway.frontend.carriers import (
 )
 from gateway.ir.calls import (
     Call,
+    InferRequest,
     InferResponse,
     ModelReadyRequest,
     ServerLiveRequest,
@@ -56,6 +57,7 @@ from gateway.model_info.server_dialects import ServerDialects
 from gateway.service import Service, bound_call
 from gateway.session import Session, SessionCall, SessionReply
 from gateway.telemetry.upstream_metrics import ByteCounter
+from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.frontend import ServerFrontend, SessionLimits
 from gateway.wire.request_id import new_request_ids
 
@@ -133,6 +135,9 @@ class Frontend(ServerFrontend[Q, A]):
         self._decoupled_models = DecoupledModels(service)
         self._known_inputs = KnownInputs(service)
         self._dialects = ServerDialects(service)
+        self._streams_decoupled: StreamsDecoupled | None = None
+        if isinstance(codec, StreamsDecoupled):
+            self._streams_decoupled = codec
         self._streaming: StreamCodec[Q, A] | None = None
         if isinstance(codec, StreamCodec):
             self._streaming = codec
@@ -190,6 +195,8 @@ class Frontend(ServerFrontend[Q, A]):
         found = call.context.request_id
         if not found:
             call = call.with_context(request_id=request_id)
+        if self._streams_decoupled is not None and type(call) is InferRequest:
+            call = await self._as_stream(call, self._streams_decoupled)
         if type(call) is StreamInferRequest:
             return self._stream(call, wire)
         chosen = None if self._choose is None else self._choose(call)
@@ -208,6 +215,15 @@ class Frontend(ServerFrontend[Q, A]):
             self._bytes.received += wire.size_bytes  # type: ignore[attr-defined]  # of every message
             self._bytes.sent += response.size_bytes  # type: ignore[attr-defined]
         return attach_request_id(response, found or request_id)
+
+    async def _as_stream(self, call: InferRequest, codec: StreamsDecoupled) -> Call[Any]:
+        """Return *call* as a stream, if its model is decoupled and its caller takes them."""
+        stream = codec.stream_of(call)
+        if stream is None:
+            return call
+        found = self._decoupled_models.is_decoupled(stream)
+        is_decoupled = found if isinstance(found, bool) else await found
+        return stream if is_decoupled else call
 
     def early_bytes(self, wire: Q, /) -> int | None:
         """Return how many bytes of a body `handle_early` needs; None for the whole body."""

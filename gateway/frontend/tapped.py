@@ -88,7 +88,7 @@ class TappedFrontend(Frontend[Q, A]):
 
     async def _observed(self, exchange: TappedCall, call: Call[Any]) -> Any:
         """Call the service, and note the call path, the replies and the error."""
-        token = CALL_PATH.set(exchange.path)
+        token, exchange.service = CALL_PATH.set(exchange.path), self._service
         try:
             reply = await self._service(call)
         except BaseException as error:

@@ -34,6 +34,7 @@ from gateway.ir.metadata import (
     SharedRegion,
     Trend,
 )
+from gateway.ir.rows import IndependentRows
 from gateway.ir.statistics import ModelStatistics
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.ir.text_tasks import TextTask
@@ -89,7 +90,16 @@ class ServerLiveRequest(Call[bool], frozen=True, kw_only=True):
 
 
 class ServerReadyRequest(Call[bool], frozen=True, kw_only=True):
-    """Whether the server accepts inference requests."""
+    """Whether the server accepts inference requests.
+
+    `model` is None even for the readiness of one model, which no model is asked for.
+
+    Attributes:
+        about: The only model that must be ready, as far as is known; "" for the default model.
+            None for all routes.
+    """
+
+    about: ModelRef | None = None
 
 
 class ServerMetadataRequest(Call[ServerMetadata], frozen=True, kw_only=True):
@@ -304,6 +314,7 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
         batch_size: None if shapes include the batch axis. Otherwise shapes are those of one item;
             it is 1 for a model that does not batch.
         texts: The task, where inputs are texts of it and have no names; its call has `Need.TEXTS`.
+        rows: What is known of rows that do not depend on one another; None if they may depend.
     """
 
     inputs: tuple[Tensor, ...] = ()
@@ -316,6 +327,7 @@ class InferRequest(Call[InferResponse], frozen=True, kw_only=True):
     flat_members: Members = field(default_factory=dict)
     batch_size: int | None = None
     texts: TextTask | None = None
+    rows: IndependentRows | None = None
 
     @property
     def shares_memory(self) -> bool:

@@ -116,7 +116,8 @@ class Need(enum.Enum):
     To encode a message, a codec needs NAMES, DATATYPES, SHAPES, BATCHING or OUTPUTS. BATCHING is a
     separate batch size with shapes of one item. OUTPUTS is the name of every requested output in a
     request, and outputs in the model's order in a reply. FLAT_MEMBERS: replies of streams may hold
-    outputs by name alone (`InferResponse.flat_members`).
+    outputs by name alone (`InferResponse.flat_members`). UNTYPED: outputs of replies are JSON
+    without datatypes (`UntypedData`).
 
     A message that a codec decoded needs SUBSTITUTES, WIDENED or NUMERIC_VERSIONS. SUBSTITUTES: the
     protocol sends BOOL as UINT8 and BF16 as FP32. WIDENED: the protocol sends a datatype it does
@@ -135,6 +136,7 @@ class Need(enum.Enum):
     NUMERIC_VERSIONS = "numbers"
     FLAT_MEMBERS = "flat members"
     TEXTS = "texts"
+    UNTYPED = "untyped"
 
     # Enum's hash is written in Python and takes ten times as long; every call uses it repeatedly.
     __hash__ = object.__hash__

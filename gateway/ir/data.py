@@ -6,6 +6,7 @@ Data stays in the form in which it was received. `as_raw`, `as_numpy` and `as_it
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -108,8 +109,81 @@ class JsonItemsData(Struct, frozen=True, eq=False):
     values: Sequence[bytes]
 
 
+class JsonLayout(enum.Enum):
+    """How a JSON value without a datatype holds the elements of a tensor."""
+
+    VALUE = "value"
+    """The value is nested as the tensor."""
+    MEMBERS = "members"
+    """The rows were objects; the value is the list of one member of each."""
+    TABLE = "table"
+    """The rows are lists, with one value for each column."""
+    RECORDS = "records"
+    """As `TABLE`, of rows that were objects."""
+    LINES = "lines"
+    """As `TABLE`, of the lines of a CSV text."""
+
+
+class UntypedRules(Struct, frozen=True, kw_only=True):
+    """What a protocol allows where JSON values become typed elements.
+
+    Attributes:
+        protocol: Its name, for what the configuration declares of a model for it.
+        has_b64: An object with `b64` as its only key is bytes.
+        has_nonfinite: NaN and infinities are numbers.
+        has_nulls: `null` is NaN for floats.
+        has_texts: Elements are texts that hold numbers, as in CSV.
+        rounds_to_infinity: A number beyond FP32 is an infinity there; otherwise it is refused.
+        drops_surplus: Inputs that the model lacks are ignored.
+        bytes_element_size: Most bytes of one element of BYTES.
+    """
+
+    protocol: str = ""
+    has_b64: bool = True
+    has_nonfinite: bool = True
+    has_nulls: bool = False
+    has_texts: bool = False
+    rounds_to_infinity: bool = False
+    drops_surplus: bool = False
+    bytes_element_size: int = 16 << 20
+
+
+class UntypedData(Struct, frozen=True, eq=False):
+    """A JSON value whose datatype only the model knows, and where it stands in its message.
+
+    `Complete` replaces it by a form with a datatype.
+
+    Attributes:
+        value: A scalar or nested lists; or an array of int64, uint64 or float64 with the shape of
+            the lists, if a long message has numbers only.
+        layout: How the value holds the elements.
+        place: Where it stands, such as "instances" or "inputs.INPUT0".
+        rules: What the protocol allows.
+        member: The key in each row, or the column of a table.
+        columns: Names of the columns of a whole table; None for the value of one tensor.
+        size_bytes: Bytes of the message; 0 for all tensors but the first.
+        first_fraction: Of an array of float64: the first element that was not an integer.
+    """
+
+    value: Any
+    layout: JsonLayout
+    place: str
+    rules: UntypedRules
+    member: str = ""
+    columns: tuple[str, ...] | None = None
+    size_bytes: int = 0
+    first_fraction: int = 0
+
+
 TensorData = (
-    RawData | ArrayData | ItemsData | SlicedData | SharedMemoryData | StreamedData | JsonItemsData
+    RawData
+    | ArrayData
+    | ItemsData
+    | SlicedData
+    | SharedMemoryData
+    | StreamedData
+    | JsonItemsData
+    | UntypedData
 )
 
 

@@ -122,6 +122,10 @@ class InvalidMember(InvalidRequest):
         self.reason = reason
 
 
+class ModelNotNamed(InvalidRequest):
+    """The request names no model, and there is no default model."""
+
+
 class NotFound(GatewayError):
     """The requested object does not exist."""
 
@@ -251,6 +255,12 @@ class Unavailable(GatewayError):
 
     code = ErrorCode.UNAVAILABLE
     is_retryable = True
+
+
+class LoadFailed(Unavailable):
+    """The model of the call cannot be loaded; a retry would not load it either."""
+
+    is_retryable = False
 
 
 class NotSent(Unavailable):

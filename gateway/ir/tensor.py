@@ -24,6 +24,7 @@ from gateway.ir.data import (
     SlicedData,
     StreamedData,
     TensorData,
+    UntypedData,
     as_bools,
     check_items,
     join_items,
@@ -81,7 +82,7 @@ class Tensor(Struct, frozen=True, eq=False):
         data = self.data
         if isinstance(data, SlicedData):
             return 0 if data.index else data.whole.nbytes
-        if isinstance(data, SharedMemoryData | StreamedData):
+        if isinstance(data, SharedMemoryData | StreamedData | UntypedData):
             return data.size_bytes
         if isinstance(data, RawData):
             return data.view.nbytes
@@ -295,6 +296,10 @@ def _content(tensor: Tensor) -> object:
         return (data.whole, data.index, data.declared_bytes)
     if isinstance(data, JsonItemsData):
         return tuple(data.values)
+    if isinstance(data, UntypedData):
+        value = data.value
+        plain = value.tolist() if isinstance(value, np.ndarray) else value
+        return (repr(plain), data.layout, data.place, data.rules, data.member, data.columns)
     return data if isinstance(data, SharedMemoryData | StreamedData) else as_raw(tensor)
 
 
@@ -327,8 +332,10 @@ def _size_mismatch(name: str, datatype: Datatype, shape: Shape, found: int) -> I
 
 
 def _unreadable(
-    name: str, data: SlicedData | SharedMemoryData | StreamedData | JsonItemsData
+    name: str, data: SlicedData | SharedMemoryData | StreamedData | JsonItemsData | UntypedData
 ) -> GatewayError:
+    if isinstance(data, UntypedData):
+        return InvalidTensor(f"tensor {name!r} is JSON, whose datatype only the model knows")
     if isinstance(data, JsonItemsData):
         found = [index for index, value in enumerate(data.values) if not value.startswith(b'"')]
         index = found[0] if found else 0

@@ -72,10 +72,7 @@ class RequestValidator:
             return self._all_outputs
         for output in call.outputs:
             if output.name not in self._outputs:
-                raise self._invalid(
-                    f"model {str(self.model)!r} has no output {output.name!r}; "
-                    f"its outputs are {quote_names(self._outputs)}"
-                )
+                raise unknown_output(self.model, output.name, self._outputs)
             if output.classes:
                 raise Unsupported(
                     f"classification of output {output.name!r} is not supported by models that "
@@ -109,6 +106,14 @@ def unknown_input(model: ModelRef, name: str, declared: Iterable[str]) -> Invali
     """Return the error of an input that *model*, with the inputs *declared*, does not have."""
     return InvalidRequest(
         f"model {str(model)!r} has no input {name!r}; its inputs are {quote_names(declared)}",
+        model=model,
+    )
+
+
+def unknown_output(model: ModelRef, name: str, declared: Iterable[str]) -> InvalidRequest:
+    """Return the error of an output that *model*, with the outputs *declared*, does not have."""
+    return InvalidRequest(
+        f"model {str(model)!r} has no output {name!r}; its outputs are {quote_names(declared)}",
         model=model,
     )
 

@@ -16,8 +16,11 @@ from gateway.api.extension import (
     ServingProcess,
 )
 from gateway.config.load import LoadedConfig
+from gateway.migration.events.settings import EVENTS, check_events
 from gateway.migration.names import METRICS
 from gateway.migration.settings import CAPTURE, MIGRATIONS, STOCK
+from gateway.registry import event_sink_names
+from gateway.routing.rolling.settings import ROLLING_LOAD
 
 _COMMANDS: Final = "gateway.migration.commands"
 
@@ -26,7 +29,7 @@ class MigrationExtension:
     """Records, compares and moves calls from an old to a new server."""
 
     name = "migration"
-    settings = (STOCK, CAPTURE, MIGRATIONS)
+    settings = (STOCK, CAPTURE, MIGRATIONS, EVENTS)
     metrics = METRICS
     commands: Mapping[str, str] = MappingProxyType(
         {
@@ -46,6 +49,7 @@ class MigrationExtension:
 
     def check(self, config: ConfigView, /) -> Iterator[Finding]:
         """Yield what is wrong with captures, migrations and the stock of callers."""
+        yield from _check_trials(config)
         if not _is_used(config):
             return
         from gateway.migration.options import check_captures  # noqa: PLC0415  # if it is used
@@ -56,6 +60,7 @@ class MigrationExtension:
             yield ("stock",), "needs 'state: {directory: DIR}', where the counts are kept"
         yield from check_captures(loaded.config)
         yield from check_migrations(loaded.config)
+        yield from check_events(loaded.config, frozenset(event_sink_names()))
 
     def warnings(self, config: ConfigView, /) -> Iterator[Finding]:
         """Yield the cut-overs that nothing stops before a server that fails all calls."""
@@ -101,9 +106,29 @@ class MigrationExtension:
         return MigrationLeading(LoadedConfig.of(processes.config), processes)
 
 
+def _check_trials(config: ConfigView) -> Iterator[Finding]:
+    """Yield the migrations and conditions of rolling loads that do not exist."""
+    for path, rules in config.values(ROLLING_LOAD):
+        if rules is None:
+            continue
+        migrations = config.setting(MIGRATIONS)
+        if rules.compare is not None and rules.compare not in migrations:
+            names = ", ".join(migrations) or "none"
+            found = f"unknown migration {rules.compare!r}; expected one of {names}"
+            yield (*path, "compare"), found
+        from gateway.migration.compare.conditions import parse_fail_if  # noqa: PLC0415  # if it is used
+
+        for number, text in enumerate(rules.fail_if):
+            try:
+                parse_fail_if(text)
+            except ValueError as error:
+                yield (*path, "fail_if", number), str(error)
+
+
 def _is_used(config: ConfigView) -> bool:
     stock, capture = config.setting(STOCK), config.setting(CAPTURE)
-    return stock is not None or capture is not None or bool(config.setting(MIGRATIONS))
+    is_recorded = stock is not None or capture is not None
+    return is_recorded or bool(config.setting(MIGRATIONS)) or bool(config.setting(EVENTS))
 
 
 EXTENSION: Final = MigrationExtension()

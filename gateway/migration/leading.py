@@ -12,6 +12,7 @@ from gateway.config.load import LoadedConfig
 from gateway.migration.admin import MigrationPages
 from gateway.migration.cutover.controller import CutoverController
 from gateway.migration.cutover.shifts import ShiftWeights
+from gateway.migration.events.settings import EVENTS
 from gateway.migration.mirror.keeper import NAME, EvidenceDocuments, ShadowKeeper, shadow_channels
 from gateway.migration.mirror.lost_samples import with_lost_samples
 
@@ -37,7 +38,8 @@ class MigrationLeading(MigrationPages):
         self.keeper = ShadowKeeper(loaded, processes.count) if needs_shadow else None
         self._processes = processes
         evidence = None if self.keeper is None else EvidenceDocuments(self.keeper)
-        super().__init__(evidence, self.cutovers)
+        has_events = bool(EVENTS.of(loaded.config))
+        super().__init__(evidence, self.cutovers, has_events=has_events)
 
     def setup(self, number: int, /) -> PartSetup:
         """Return the weights in force, and the sockets to the shadow process."""
@@ -56,6 +58,7 @@ class MigrationLeading(MigrationPages):
         Raises:
             ConfigError: It does.
         """
+        super().check_reload(config)
         self.cutovers.check(LoadedConfig.of(config))
 
     async def change(self, config: ConfigView, /) -> None:

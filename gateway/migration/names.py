@@ -90,6 +90,27 @@ MIGRATION_LATENCY: Final = Metric(
     "Quantiles of the time of the same calls at the old and at the new target.",
     ("migration", "side", "quantile"),
 )
+EVENTS_SAMPLED: Final = Metric(
+    "gateway_events_sampled_total",
+    "counter",
+    "Payload events of the calls that were chosen, by sink.",
+    ("sink",),
+)
+EVENTS_DELIVERED: Final = Metric(
+    "gateway_events_delivered_total", "counter", "Payload events that the sink took.", ("sink",)
+)
+EVENTS_DROPPED: Final = Metric(
+    "gateway_events_dropped_total",
+    "counter",
+    "Payload events that were lost, by reason.",
+    ("sink", "reason"),
+)
+EVENTS_IN_FLIGHT: Final = Metric(
+    "gateway_events_in_flight",
+    "gauge",
+    "Payload events that wait for the sink or are being sent.",
+    ("sink",),
+)
 CUTOVER_STEP: Final = Metric(
     "gateway_cutover_step", "gauge", "Step of the cut-over; 0 only mirrors.", ("migration",)
 )
@@ -131,6 +152,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     MIGRATION_OUTPUT_MISMATCHES,
     MIGRATION_NOISE,
     MIGRATION_LATENCY,
+    EVENTS_SAMPLED,
+    EVENTS_DELIVERED,
+    EVENTS_DROPPED,
+    EVENTS_IN_FLIGHT,
     CUTOVER_STEP,
     CUTOVER_WEIGHT,
     CUTOVER_STATE,

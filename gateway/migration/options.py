@@ -11,6 +11,8 @@ from gateway.config.models import Config
 from gateway.config.yaml_tree import Finding, KeyPath
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.sampling import CaptureOptions
+from gateway.migration.events.definition import SinkDefinition
+from gateway.migration.events.settings import EVENTS
 from gateway.migration.objects import check_object_url
 from gateway.migration.settings import (
     CAPTURE,
@@ -23,6 +25,14 @@ from gateway.migration.settings import (
 
 CAPTURE_CHANNEL: Final = ""
 """The channel of `capture`; that of a mirror has the name of its migration."""
+EVENT_CHANNEL: Final = "\n\n"
+"""The channel of the sinks of events. No name of a migration has a line break."""
+
+
+def event_sinks(loaded: LoadedConfig) -> list[SinkDefinition]:
+    """Return the sinks of events of a configuration."""
+    sinks = EVENTS.of(loaded.config).items()
+    return [SinkDefinition(name, config, loaded.directory) for name, config in sinks]
 
 
 def capture_channel(migration: str) -> str:

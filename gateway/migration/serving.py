@@ -40,7 +40,9 @@ class MigrationServing:
             self.keeper = ShadowKeeper(loaded, process.count)
             process.metrics.registry.register(self.keeper)
             sockets = self.keeper.serving_ends(process.number)
-        self._shadow = ShadowClient(loaded, sockets, self.keeper, process.metrics, process.new_path)
+        self._shadow = ShadowClient(
+            loaded, sockets, self.keeper, process.metrics, process.new_path, process.count
+        )
 
     @property
     def taps(self) -> Sequence[Tap]:

@@ -2,6 +2,9 @@
 
 The key is the content: names, datatypes, shapes, bytes, requested outputs and parameters. It
 excludes what does not change a reply: ids, deadlines, priority, and the order of inputs.
+
+Rows that do not depend on one another are cached one by one, each as the reply to a request with
+this row alone.
 """
 
 import asyncio
@@ -9,30 +12,50 @@ import hashlib
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
-from gateway.ir.data import ItemsData, JsonItemsData, RawData, SharedMemoryData, SlicedData
+from gateway.ir.data import (
+    ItemsData,
+    JsonItemsData,
+    RawData,
+    SharedMemoryData,
+    SlicedData,
+    UntypedData,
+)
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
 from gateway.ir.tensor import Tensor, as_raw
 from gateway.policies.access.apart import Apart
-from gateway.policies.batch.merge import SHARED_NEEDS, in_canonical_order, shared_metadata, typed
+from gateway.policies.batch.merge import (
+    SHARED_NEEDS,
+    in_canonical_order,
+    merge_requests,
+    row_count,
+    shared_metadata,
+    typed,
+)
+from gateway.policies.batch.rows import has_rows, join_rows, row_replies, split_rows
 from gateway.service import Service
 
 R = TypeVar("R")
+_Digest = Any
+"""Of hashlib, which does not name its type."""
 
 _MIB = 1 << 20
 # Longer inputs are hashed on a thread, to not block the event loop.
 _LARGE_BYTES = 256 << 10
 # Approximate size of an entry without its data.
 _ENTRY_BYTES = 1024
+# So many rows take 1 ms.
+_MANY_ROWS = 256
 _SIZE = struct.Struct("<Q")
 # Their elements are elsewhere, or have no wire form.
-_NOT_STORED = (SlicedData, SharedMemoryData, JsonItemsData)
+_NOT_STORED = (SlicedData, SharedMemoryData, JsonItemsData, UntypedData)
 # The attribute `name` of an enum member is slower than the rest of the description.
 _NAMES: dict[Datatype | None, str] = {datatype: datatype.name for datatype in Datatype}
 
@@ -114,6 +137,8 @@ class Cache:
         """Return a cached reply, or call *inner*."""
         if isinstance(call, InferRequest) and _is_cacheable(call):
             # The R of an InferRequest is InferResponse.
+            if call.rows is not None and row_count(call) > 1:
+                return cast("R", await self._infer_rows(call))
             return cast("R", await self._infer(call))
         if type(call) in MODEL_CONTROL_CALLS:
             try:
@@ -132,25 +157,68 @@ class Cache:
     async def _infer(self, call: InferRequest) -> InferResponse:
         large = sum([tensor.nbytes for tensor in call.inputs]) > _LARGE_BYTES
         key = await asyncio.to_thread(cache_key, call) if large else cache_key(call)
-        if self._apart is not None:
-            key += b"\0" + self._apart(call).encode()
+        key += self._suffix(call)
         while True:
             cached = self._get(key)
             if cached is not None:
                 self._meter.looked_up("hit")
                 return cached.changed(id=call.id) if call.id else cached
-            pending = self._pending.get(key)
-            if pending is None:
-                self._meter.looked_up("miss")
-                return await self._wait(self._start(key, call))
-            self._meter.looked_up("shared")
-            try:
-                reply = await self._wait(pending)
-            except (DeadlineExceeded, Cancelled):
-                continue  # the deadline of the request that started the call, not of this one
-            except GatewayError as error:
-                raise error.copy() from error
-            return reply.changed(id=call.id)
+            reply = await self._ask(key, call.id, partial(self._call, key, call))
+            if reply is not None:
+                return reply
+
+    async def _infer_rows(self, call: InferRequest) -> InferResponse:
+        """Return the cached rows of *call*, and those of one call for all others."""
+        rows = split_rows(call)
+        large = sum([tensor.nbytes for tensor in call.inputs]) > _LARGE_BYTES
+        large = large or len(rows) > _MANY_ROWS
+        suffix = self._suffix(call)
+        digests = await asyncio.to_thread(row_keys, rows) if large else row_keys(rows)
+        keys = [key + suffix for key in digests]
+        by_key = dict(zip(keys, rows, strict=True))
+        while True:
+            found = {key: reply for key in by_key if (reply := self._get(key)) is not None}
+            for _ in found:
+                self._meter.looked_up("hit")
+            absent = [key for key in by_key if key not in found]
+            if not absent:
+                return join_rows(call, [found[key] for key in keys])
+            missing = [by_key[key] for key in absent]
+            # Equal X, and rows that are cached not at all.
+            merged = call if len(missing) == len(rows) else merge_requests(missing)
+            group = hashlib.sha256(b"".join(absent)).digest() + suffix
+            reply = await self._ask(
+                group, call.id, partial(self._call_rows, absent, missing, merged)
+            )
+            if reply is None:
+                continue
+            if not has_rows(reply, len(missing)):
+                return reply if merged is call else await self._inner(call)
+            found |= dict(zip(absent, row_replies(reply, missing), strict=True))
+            return join_rows(call, [found[key] for key in keys])
+
+    async def _ask(
+        self, key: bytes, request_id: str, begin: Callable[[], Coroutine[Any, Any, InferResponse]]
+    ) -> InferResponse | None:
+        """Return the reply of the call that *begin* makes, or of an equal one that is pending.
+
+        None means that the deadline of the request that started the pending call has passed, which
+        is not the deadline of this one.
+        """
+        pending = self._pending.get(key)
+        if pending is None:
+            self._meter.looked_up("miss")
+            return await self._wait(self._start(key, begin()))
+        self._meter.looked_up("shared")
+        try:
+            return (await self._wait(pending)).changed(id=request_id)
+        except (DeadlineExceeded, Cancelled):
+            return None
+        except GatewayError as error:
+            raise error.copy() from error
+
+    def _suffix(self, call: InferRequest) -> bytes:
+        return b"" if self._apart is None else b"\0" + self._apart(call).encode()
 
     def _get(self, key: bytes) -> InferResponse | None:
         entry = self._entries.get(key)
@@ -162,9 +230,9 @@ class Cache:
         self._entries.move_to_end(key)
         return entry.reply
 
-    def _start(self, key: bytes, call: InferRequest) -> _PendingLookup:
+    def _start(self, key: bytes, coroutine: Coroutine[Any, Any, InferResponse]) -> _PendingLookup:
         # A separate context: records of the call path do not belong to one caller.
-        task = asyncio.get_running_loop().create_task(self._call(key, call), context=Context())
+        task = asyncio.get_running_loop().create_task(coroutine, context=Context())
         pending = self._pending[key] = _PendingLookup(key, task)
 
         def on_done(task: asyncio.Task[InferResponse]) -> None:
@@ -201,6 +269,16 @@ class Cache:
             self._store(key, reply)
         return reply
 
+    async def _call_rows(
+        self, keys: Sequence[bytes], rows: Sequence[InferRequest], merged: InferRequest
+    ) -> InferResponse:
+        generation = self._generation
+        reply = await self._inner(merged.with_context(needs=SHARED_NEEDS))
+        if generation == self._generation and has_rows(reply, len(rows)):
+            for key, each in zip(keys, row_replies(reply, rows), strict=True):
+                self._store(key, each)
+        return reply
+
     def _store(self, key: bytes, reply: InferResponse) -> None:
         size_bytes = _ENTRY_BYTES + sum([tensor.nbytes for tensor in reply.outputs])
         if size_bytes > self._max_bytes or key in self._entries or not _is_storable(reply):
@@ -221,6 +299,24 @@ class Cache:
 
 def cache_key(call: InferRequest) -> bytes:
     """Return a key that is equal for calls with the same reply, and differs for all others."""
+    return _with_data(_described(call), call)
+
+
+def row_keys(rows: Sequence[InferRequest]) -> list[bytes]:
+    """Return the key of each of the calls that `split_rows` returns."""
+    described: dict[Hashable, _Digest] = {}
+    keys = []
+    for row in rows:
+        shapes = tuple([tensor.shape for tensor in row.inputs])
+        digest = described.get(shapes)
+        if digest is None:
+            digest = described[shapes] = _described(row)
+        keys.append(_with_data(digest.copy(), row))
+    return keys
+
+
+def _described(call: InferRequest) -> _Digest:
+    """Return the digest of all of a call but its data."""
     inputs = in_canonical_order(call.inputs)
     description = (
         None if call.model is None else (call.model.name, call.model.version),
@@ -230,8 +326,11 @@ def cache_key(call: InferRequest) -> bytes:
         shared_metadata(call.context),
     )
     # SHA-256 has processor instructions: measured 1.8 GB/s, against 0.9 GB/s for BLAKE2b.
-    digest = hashlib.sha256(repr(description).encode("utf-8", "surrogatepass"))
-    for tensor in inputs:
+    return hashlib.sha256(repr(description).encode("utf-8", "surrogatepass"))
+
+
+def _with_data(digest: _Digest, call: InferRequest) -> bytes:
+    for tensor in in_canonical_order(call.inputs):
         data = tensor.data
         if isinstance(data, ItemsData):
             digest.update(_SIZE.pack(tensor.nbytes))
@@ -242,7 +341,8 @@ def cache_key(call: InferRequest) -> bytes:
             view = as_raw(tensor)
             digest.update(_SIZE.pack(view.nbytes))
             digest.update(view)
-    return digest.digest()
+    found: bytes = digest.digest()
+    return found
 
 
 def _is_cacheable(call: InferRequest) -> bool:

@@ -68,6 +68,7 @@ class ModelConfigurationLayer:
         return metadata.changed(
             max_batch_size=configuration.max_batch_size if size is None else size,
             stateful=metadata.stateful or configuration.stateful,
+            decoupled=metadata.decoupled or configuration.decoupled,
             configuration=configuration,
         )
 

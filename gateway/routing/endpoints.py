@@ -8,7 +8,6 @@ health must not become a total outage.
 import asyncio
 import math
 import random
-import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -23,6 +22,8 @@ from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
     Call,
     InferRequest,
+    ModelLoadRequest,
+    ServerReadyRequest,
     StreamInferRequest,
     inference_of,
 )
@@ -36,6 +37,7 @@ from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.endpoint_share import EndpointShare, EndpointShares, FirstReplyStream
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, PeakEwma
 from gateway.routing.outlier_detection import DEFAULT, EndpointHealth, OutlierDetection
+from gateway.routing.placement import PLACEMENT, Placement
 from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
 from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.error_texts import error_text
@@ -90,11 +92,13 @@ class Endpoint:
         clock: That of the calls.
         available_since: Time since which it is available; its share of the calls grows from then.
         probe: Probes it once; None while nothing probes it.
+        probe_call: The question of a probe.
         server: Metadata of its server; None while they are unknown.
         reason: Why its last probe failed; "" if it succeeded.
         changed_at: When the result of its probes changed, on the clock of the calls.
         is_drained: Whether it gets no new calls, because an operator says so or it is leaving.
         is_leaving: Whether its address is no longer one of the upstream.
+        closed_to: Models of which it gets no new calls.
         rank: It gets calls only while no endpoint of a lower rank is available.
         weight: Its share of the calls, relative to the others of its rank.
         next_turn: For weighted round robin.
@@ -111,10 +115,12 @@ class Endpoint:
         self.clock: Callable[[], float] = time.monotonic
         self.available_since = -math.inf
         self.probe: Callable[[], Awaitable[bool]] | None = None
+        self.probe_call: type[Call[bool]] = ServerReadyRequest
         self.server: ServerMetadata | None = None
         self.reason = ""
         self.changed_at = self.clock()
         self.is_drained = self.is_leaving = False
+        self.closed_to: frozenset[str] = frozenset()
         self.rank = 0
         self.weight = 1.0
         self.next_turn = 0.0
@@ -150,9 +156,13 @@ class Endpoints:
         on_ejected: Called at each ejection.
         sequence_idle_s: Time without a request after which a sequence may change its endpoint.
         sequence_ids: The allowed sequence ids of each model; None for any.
-        is_fixed: Whether the endpoints stay as they are; `replace` changes others.
+        is_fixed: Whether the endpoints stay as they are; `replace` changes others. Also an
+            attribute.
         clock: Monotonic seconds; that of `Context.deadline`.
         draw: Random numbers in [0, 1), for the slow start.
+
+    Attributes:
+        residency: The layer above that chooses among them; None for none.
     """
 
     def __init__(  # noqa: PLR0913  # all by name but the first two
@@ -173,7 +183,7 @@ class Endpoints:
         if not endpoints and is_fixed:
             raise ValueError(f"upstream {name!r} has no endpoints")
         self.name = name
-        self._is_fixed = is_fixed
+        self.is_fixed = is_fixed
         self._drained: AbstractSet[str] = frozenset()
         self._balancer = balancer or LoadBalancer(BalancingPolicy.LEAST_REQUEST)
         self._slow_start_s = slow_start_s
@@ -185,6 +195,8 @@ class Endpoints:
         self._sequence_ids = sequence_ids
         self._next_sweep = clock() + outliers.interval_s
         self._only: Endpoint | None = None
+        self._has_placement = self._has_closed = False
+        self.residency: Placement | None = None
         self._shares = EndpointShares[Endpoint](name, draw, outliers.max_ejection_s)
         self.replace(endpoints)
 
@@ -201,7 +213,44 @@ class Endpoints:
 
     def _compare(self) -> None:
         # Neither ranks, a slow start nor a lowered share, so any two may be compared.
-        self._are_equal = not (self._has_ranks or self._slow_start_s or self._shares.lowered)
+        self._are_equal = not (
+            self._has_ranks
+            or self._slow_start_s
+            or self._shares.lowered
+            or self._has_placement
+            or self._has_closed
+        )
+
+    def follow_placement(self) -> None:
+        """Send each call to the endpoint of `PLACEMENT`, if it has one."""
+        self._has_placement = True
+        self._compare()
+
+    def close_to(self, endpoint: Endpoint, model: str) -> None:
+        """Send no new calls of a model to one endpoint."""
+        endpoint.closed_to |= {model}
+        self._update_closed()
+
+    def open_to(self, endpoint: Endpoint, model: str) -> None:
+        """Send calls of a model to one endpoint again."""
+        endpoint.closed_to -= {model}
+        self._update_closed()
+
+    def _update_closed(self) -> None:
+        self._has_closed = any(endpoint.closed_to for endpoint in self.endpoints)
+        self._compare()
+        self._update_drained()
+
+    async def load_at(self, endpoint: Endpoint, call: ModelLoadRequest) -> None:
+        """Load a model at one endpoint, and probe it before the reply; see `_control`."""
+        try:
+            if self.residency is None:
+                await endpoint.service(call)
+            else:
+                await self.residency.load_at(endpoint, call)
+        finally:
+            if endpoint.probe is not None:
+                await endpoint.probe()
 
     def drain(self, names: AbstractSet[str]) -> None:
         """Let the endpoints *names* finish what they have, and all others get calls.
@@ -218,8 +267,9 @@ class Endpoints:
             is_named = endpoint.name in names or ALL in names
             endpoint.is_drained = is_named or endpoint.is_leaving
         # Calls of endpoints that change are counted, also those of the only one.
-        only = self.endpoints[0] if self._is_fixed and len(self.endpoints) == 1 else None
-        self._only = None if only is None or only.is_drained else only
+        only = self.endpoints[0] if self.is_fixed and len(self.endpoints) == 1 else None
+        is_open = only is not None and not (only.is_drained or only.closed_to)
+        self._only = only if is_open else None
 
     def is_used(self, endpoint: Endpoint) -> bool:
         """Return whether *endpoint* has calls or open sequences; only if endpoints may change."""
@@ -258,7 +308,7 @@ class Endpoints:
         return await broadcast(call, [partial(self._call, only=each) for each in self.endpoints])
 
     async def _call_others(self, call: Call[R], tried: Endpoint, error: NotSent) -> R:
-        others = [each for each in self._candidates(self._clock()) if each is not tried]
+        others = [each for each in self._candidates(self._clock(), call.model) if each is not tried]
         while others and self._can_repeat(call):
             endpoint = self._choose_among(others, call, self._clock())
             others.remove(endpoint)
@@ -280,13 +330,14 @@ class Endpoints:
         if self._sequence_ids is not None:
             await self._sequence_ids.check(call.model or ModelRef(""), sequence, self)
         now = self._clock()
-        candidates: Sequence[Endpoint] = self._candidates(now)
+        candidates: Sequence[Endpoint] = self._candidates(now, call.model)
         if sequence.start:
             candidates = self._shares.willing(candidates, now)
         by_name = {endpoint.name: endpoint for endpoint in candidates}
         if not sequence.start:
             current = self.affinity.name_of(call.model, sequence)
-            drained = (each for each in self.endpoints if each.is_drained and each.is_ready)
+            draining = [each for each in self.endpoints if each.is_drained or each.closed_to]
+            drained = (each for each in draining if each.is_ready)
             by_name |= {endpoint.name: endpoint for endpoint in drained if endpoint.name == current}
         if not by_name:
             raise self._all_drained()
@@ -351,15 +402,33 @@ class Endpoints:
         now = self._clock()
         return any(endpoint.is_available(now) for endpoint in self.endpoints)
 
-    def _candidates(self, now: float) -> list[Endpoint]:
-        available = [endpoint for endpoint in self.endpoints if endpoint.is_available(now)]
-        return available or [endpoint for endpoint in self.endpoints if not endpoint.is_drained]
+    def _candidates(self, now: float, model: ModelRef | None) -> list[Endpoint]:
+        chosen = PLACEMENT.get() if self._has_placement else None
+        if chosen is not None:
+            return [chosen]
+        return self.candidates(now, "" if model is None else model.name)
+
+    def candidates(self, now: float, model: str = "") -> list[Endpoint]:
+        """Return the endpoints that may get calls: those available, else all not drained.
+
+        Args:
+            now: The time.
+            model: The model of the call; "" for none.
+        """
+        endpoints: Sequence[Endpoint] = self.endpoints
+        if self._has_closed:
+            endpoints = [endpoint for endpoint in endpoints if model not in endpoint.closed_to]
+        available = [endpoint for endpoint in endpoints if endpoint.is_available(now)]
+        return available or [endpoint for endpoint in endpoints if not endpoint.is_drained]
 
     def _all_drained(self) -> Unavailable:
         if not self.endpoints:
             return Unavailable(
                 f"upstream {self.name!r} has no address: its name could not be looked up"
             )
+        if any(not endpoint.is_drained for endpoint in self.endpoints):
+            text = "has no endpoint for the model: all are loading it, or have failed to"
+            return Unavailable(f"upstream {self.name!r} {text} (rolling_load)")
         return Unavailable(
             f"all endpoints of upstream {self.name!r} are drained; an operator enables them with "
             f"'gateway upstream enable {self.name}'"
@@ -373,7 +442,7 @@ class Endpoints:
                 if attempt is not None:
                     attempt.tried = endpoint.name
                 return endpoint
-        return self._choose_among(self._candidates(now), call, now)
+        return self._choose_among(self._candidates(now, call.model), call, now)
 
     def _choose_among(
         self, candidates: Sequence[Endpoint], call: Call[Any], now: float
@@ -484,7 +553,7 @@ class Endpoints:
             if latency_s is None:
                 health.has_trial_call = False  # the next call is the trial
                 return
-            if self._is_slow(latency_s):
+            if self._outliers.is_slower(latency_s, (each.health for each in self.endpoints)):
                 health.is_too_slow = True
                 self._eject_outlier(endpoint, "slow", now, f"latency {latency_s:.3g} s")
                 return
@@ -492,30 +561,14 @@ class Endpoints:
             endpoint.available_since = now
             log.info("endpoint reinstated", upstream=self.name, endpoint=endpoint.name)
 
-    def _is_slow(self, latency_s: float) -> bool:
-        """Return whether a latency is much higher than that of the endpoints that get calls."""
-        usual_s = [
-            endpoint.health.latency_s
-            for endpoint in self.endpoints
-            if endpoint.health.latency_s and endpoint.health.ejected_until is None
-        ]
-        return bool(usual_s) and latency_s > self._outliers.slow_factor * statistics.median(usual_s)
-
     def _sweep(self, now: float) -> None:
         """Eject endpoints that are much slower than the others."""
         rules = self._outliers
         self._next_sweep = now + rules.interval_s
-        means_s = {
-            endpoint: mean_s
-            for endpoint in self.endpoints
-            if (mean_s := endpoint.health.mean_latency_s(rules.min_requests)) is not None
-        }
-        for endpoint, mean_s in means_s.items():
-            others_s = [each for other, each in means_s.items() if other is not endpoint]
-            if others_s and mean_s > rules.slow_factor * statistics.median(others_s):
-                endpoint.health.is_too_slow = True
-                self._eject_outlier(endpoint, "slow", now, f"mean latency {mean_s:.3g} s")
-                endpoint.health.is_too_slow = False  # it may not have been ejected
+        for endpoint, mean_s in rules.slowest(self.endpoints):
+            endpoint.health.is_too_slow = True
+            self._eject_outlier(endpoint, "slow", now, f"mean latency {mean_s:.3g} s")
+            endpoint.health.is_too_slow = False  # it may not have been ejected
 
     def _eject_outlier(
         self, endpoint: Endpoint, cause: str, now: float, error: BaseException | str

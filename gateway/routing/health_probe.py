@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.concurrency.background import start_background
-from gateway.ir.calls import ServerMetadataRequest, ServerReadyRequest
+from gateway.ir.calls import ServerMetadataRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Unsupported
 from gateway.ir.metadata import ServerMetadata
@@ -157,7 +157,7 @@ class Prober:
 
     async def _check(self) -> tuple[bool, str]:
         deadline = self._clock() + self._timeout_s
-        call = ServerReadyRequest(context=Context(deadline=deadline))
+        call = self._endpoint.probe_call(context=Context(deadline=deadline))
         try:
             async with asyncio.timeout(self._timeout_s):
                 ready = await self._service(call)

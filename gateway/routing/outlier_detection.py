@@ -3,8 +3,13 @@
 An endpoint is *ejected* (Envoy's term) after consecutive failures. A *trial* call reinstates it.
 """
 
+from __future__ import annotations
+
 import math
+import statistics
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from gateway.ir.errors import ErrorCode
 
@@ -19,6 +24,17 @@ _LATENCY_WEIGHT = 0.1
 _PAUSE_SHARE = 0.5
 # The same after an ejection of a slow endpoint, whose probes succeed in any case.
 _SLOW_PAUSE_SHARE = 1.0
+
+
+class HasHealth(Protocol):
+    """What has calls whose health is watched."""
+
+    @property
+    def health(self) -> EndpointHealth:
+        """What its calls tell."""
+
+
+H = TypeVar("H", bound=HasHealth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +70,25 @@ class OutlierDetection:
     def max_ejected(self, endpoints: int) -> int:
         """Return the maximum number of ejected endpoints of *endpoints*; one always remains."""
         return min(math.ceil(endpoints * self.max_ejection_percent / 100), endpoints - 1)
+
+    def is_slower(self, latency_s: float, healths: Iterable[EndpointHealth]) -> bool:
+        """Return whether a latency is much higher than those of the endpoints that get calls."""
+        usual_s = [
+            each.latency_s for each in healths if each.latency_s and each.ejected_until is None
+        ]
+        return bool(usual_s) and latency_s > self.slow_factor * statistics.median(usual_s)
+
+    def slowest(self, endpoints: Iterable[H]) -> Iterator[tuple[H, float]]:
+        """Yield the endpoints that are much slower than the others, with their mean latencies."""
+        means_s = [
+            (endpoint, mean_s)
+            for endpoint in endpoints
+            if (mean_s := endpoint.health.mean_latency_s(self.min_requests)) is not None
+        ]
+        for endpoint, mean_s in means_s:
+            others_s = [each for other, each in means_s if other is not endpoint]
+            if others_s and mean_s > self.slow_factor * statistics.median(others_s):
+                yield endpoint, mean_s
 
 
 DEFAULT = OutlierDetection()

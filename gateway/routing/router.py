@@ -11,10 +11,12 @@ from gateway.ir.calls import (
     ModelConfigRequest,
     ModelMetadataRequest,
     ModelReadyRequest,
+    ServerReadyRequest,
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, NoRoute
+from gateway.ir.errors import GatewayError, ModelNotFound, ModelNotNamed, NoRoute
+from gateway.routing.known_readiness import KnownReadiness
 from gateway.routing.match import MAX_CACHED, Matcher, Rule, Verdict
 from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.call_path import current_path
@@ -29,7 +31,9 @@ _ABOUT_A_MODEL = (
     ModelReadyRequest,
 )
 _MAX_LISTED = 10
-_NAMELESS = "the request names no model, and no default model is configured"
+_NAMELESS = (
+    "the request names no model, and no default model is configured (default_model of the listener)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Router:
         # Model names come from clients.
         self._found: BoundedDict[tuple[ModelRef | None, str], tuple[str, Service]]
         self._found = BoundedDict(MAX_CACHED)
+        self._readiness = KnownReadiness()
         self._entries = [(route.name, bound_call(route.service)) for route in self._routes]
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
@@ -83,9 +88,11 @@ class Router:
         """Route a call for which no route has been found yet."""
         if call.model is None or not call.model.name:
             if type(call) not in _ABOUT_A_MODEL:
+                if isinstance(call, ServerReadyRequest) and call.about is not None:
+                    return cast("ReplyCoroutine[R]", self._is_ready(call, call.about))
                 return self._server(call)
             if not self._default_model:
-                return _failing(InvalidRequest(_NAMELESS))
+                return _failing(ModelNotNamed(_NAMELESS))
             call = self._with_default(call)
         index = self._matcher.find(call)
         if index is None:
@@ -105,6 +112,16 @@ class Router:
     def explain(self, call: Call[Any], /) -> list[tuple[Route, Verdict]]:
         """Return each route with its verdict on *call*, in order; the first match is used."""
         return list(zip(self._routes, self._matcher.explain(call), strict=True))
+
+    async def _is_ready(self, call: ServerReadyRequest, about: ModelRef) -> bool:
+        """Return whether the gateway and one model are ready; the model is not waited for."""
+        name = about.name or self._default_model
+        if not name:
+            return await self._server(call.changed(about=None))
+        if not await self._server(call):
+            return False
+        model = ModelRef(name, about.version)
+        return await self._readiness.is_ready(model, call.context, self)
 
     def _with_default(self, call: Call[R]) -> Call[R]:
         version = "" if call.model is None else call.model.version

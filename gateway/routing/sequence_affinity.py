@@ -55,7 +55,7 @@ class SequenceAffinity:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kind = kind
-        self._idle_s = idle_s
+        self.idle_s = idle_s
         self._capacity = capacity
         self._clock = clock
         # In order of last use, the longest idle first.
@@ -130,7 +130,7 @@ class SequenceAffinity:
     def _forget_idle(self, now: float) -> None:
         while self._assignments:
             key, oldest = next(iter(self._assignments.items()))
-            if now - oldest.last_used < self._idle_s:
+            if now - oldest.last_used < self.idle_s:
                 return
             del self._assignments[key]
 
@@ -139,16 +139,21 @@ def _key(model: ModelRef | None, sequence: CallSequence) -> SequenceKey:
     return "" if model is None else model.name, sequence.id
 
 
+def rendezvous_order(key: str, names: Iterable[str]) -> list[str]:
+    """Return *names* by their scores for *key*, the highest first; all have the same weight."""
+    return sorted(names, key=lambda name: (-_score(name, key, 1.0), name))
+
+
 def rendezvous(key: str, weights: Mapping[str, float]) -> str:
     """Return the name with the highest score for *key*; shares follow the weights.
 
     If a name is removed, only its keys move. Source: Thaler and Ravishankar, "A Name-Based Mapping
     Scheme for Rendezvous"; weights by -w / ln(h).
     """
+    return max(weights, key=lambda name: _score(name, key, weights[name]))
 
-    def score(name: str) -> float:
-        digest = hashlib.blake2b(f"{name}|{key}".encode(), digest_size=8).digest()
-        share = (int.from_bytes(digest, "big") + 1) / ((1 << 64) + 1)
-        return -weights[name] / math.log(share)
 
-    return max(weights, key=score)
+def _score(name: str, key: str, weight: float) -> float:
+    digest = hashlib.blake2b(f"{name}|{key}".encode(), digest_size=8).digest()
+    share = (int.from_bytes(digest, "big") + 1) / ((1 << 64) + 1)
+    return -weight / math.log(share)

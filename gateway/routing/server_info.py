@@ -141,7 +141,9 @@ class ServerInfo:
     async def _live(self, _call: ServerLiveRequest) -> bool:
         return True
 
-    async def _ready(self, _call: ServerReadyRequest) -> bool:
+    async def _ready(self, call: ServerReadyRequest) -> bool:
+        if call.about is not None:  # its route counts, whatever the others are
+            return self._is_online and not self._is_draining
         return self.ready()
 
     async def _metadata(self, _call: ServerMetadataRequest) -> ServerMetadata:

@@ -107,6 +107,8 @@ RATE: Final = r"^[0-9]*[1-9][0-9]*/(s|min)$"
 """A pattern: a number in a second or minute."""
 HOST_PORT: Final = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
 """A pattern: the address of a server."""
+GRPC_SERVER: Final = HOST_PORT.replace("^", "^(grpcs?://)?")
+"""A pattern: the address or the URL of a server of gRPC."""
 STORE_URL: Final = r"^(rediss?|unix)://.+$"
 """A pattern: the URL of a store."""
 QUOTA_LIMIT: Final = r"^[0-9][0-9.]* ?[A-Za-z]*/(s|min|hour|day|month)$"
@@ -128,7 +130,7 @@ FORMS: Final[Mapping[str, str]] = MappingProxyType(
         MEMORY: "a percentage from 1% to 99%, or a size, as in 90% or 4GiB",
         PART: "a percentage from 1% to 99%, or a whole number from 1, as in 25%",
         _ORIGIN: "an origin without a path, as in https://app.example.com, or *",
-        HOST_PORT: "HOST:PORT, as in 127.0.0.1:9191",
+        GRPC_SERVER: "HOST:PORT, as in 127.0.0.1:9191, or grpcs://HOST:PORT",
         STORE_URL: "a URL, as in redis://127.0.0.1:6379/0",
         QUOTA_LIMIT: "a number or a size, and /s, /min, /hour, /day or /month, as in 1000/day",
         CLIENT_NAME: "1 to 64 letters, digits, '.', '_' and '-'",

@@ -30,7 +30,9 @@ A sample has its name, labels and value, and its exemplar if there is one.
 # Gauges whose aggregate is the minimum.
 _MINIMUM: Final = frozenset({names.UPSTREAM_READY.name, names.TLS_CERTIFICATE_EXPIRY.name})
 # Gauges with the same value in every process.
-_MAXIMUM: Final = frozenset({names.BUILD_INFO.name, names.CONFIG_INFO.name})
+_MAXIMUM: Final = frozenset(
+    {names.BUILD_INFO.name, names.CONFIG_INFO.name, names.RESIDENCY_MODELS.name}
+)
 
 
 def snapshot(registry: Collector) -> Snapshot:

@@ -195,6 +195,46 @@ WITHHELD_CALLS: Final = Metric(
     "Calls without a client that still run at an endpoint.",
     ("upstream", "endpoint"),
 )
+RESIDENCY_MODELS: Final = Metric(
+    "gateway_residency_models",
+    "gauge",
+    "Models at an endpoint, by state: loading, loaded, draining, unloading or failed.",
+    ("upstream", "endpoint", "state"),
+)
+RESIDENCY_LOADS: Final = Metric(
+    "gateway_residency_loads_total",
+    "counter",
+    "Loads of models by the gateway, by outcome: ok or failed.",
+    ("upstream", "endpoint", "model", "outcome"),
+)
+RESIDENCY_UNLOADS: Final = Metric(
+    "gateway_residency_unloads_total",
+    "counter",
+    "Unloads of models by the gateway, by reason: room, idle, request or eviction.",
+    ("upstream", "endpoint", "model", "reason"),
+)
+RESIDENCY_LOAD_SECONDS: Final = Metric(
+    "gateway_residency_load_seconds",
+    "histogram",
+    "Time of a load that succeeded.",
+    ("upstream", "endpoint"),
+)
+RESIDENCY_WAIT_SECONDS: Final = Metric(
+    "gateway_residency_wait_seconds",
+    "histogram",
+    "Time that a call waited until its model was loaded.",
+    ("upstream",),
+)
+RESIDENCY_WAITING: Final = Metric(
+    "gateway_residency_waiting", "gauge", "Calls that wait for their model.", ("upstream",)
+)
+ROLLING_LOAD: Final = Metric(
+    "gateway_rolling_load",
+    "gauge",
+    "1 for the state of an endpoint in a rolling load: draining, loading, warming, ready or "
+    "failed; 0 for the others.",
+    ("upstream", "model", "endpoint", "state"),
+)
 BATCH_ROWS: Final = Metric("gateway_batch_rows", "histogram", "Rows of a batch.", ("model",))
 BATCH_REQUESTS: Final = Metric(
     "gateway_batch_requests", "histogram", "Requests in a batch.", ("model",)
@@ -449,6 +489,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     ENDPOINT_EJECTIONS,
     WITHHELD_CANCELLATIONS,
     WITHHELD_CALLS,
+    RESIDENCY_MODELS,
+    RESIDENCY_LOADS,
+    RESIDENCY_UNLOADS,
+    RESIDENCY_LOAD_SECONDS,
+    RESIDENCY_WAIT_SECONDS,
+    RESIDENCY_WAITING,
+    ROLLING_LOAD,
     BATCH_ROWS,
     BATCH_REQUESTS,
     BATCH_WAIT,

@@ -207,12 +207,16 @@ class HttpMount:
     Attributes:
         root: It also serves the path "/" itself, unless another mount or a fallback claims it.
         read_only: The prefixes under which it has only GET; the fallback gets other methods.
+        exact: Whole paths that it serves, before all prefixes.
+        passed: The prefixes under which the fallback gets the requests that it claims.
     """
 
     prefixes: Sequence[str]
     frontend: HttpFrontend
     root: bool = False
     read_only: frozenset[str] = frozenset()
+    exact: Sequence[str] = ()
+    passed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,10 @@ class MethodNotAllowed(InvalidRequest):
         self.allow = allow
 
 
+class UnsupportedContentType(InvalidRequest):
+    """The body is of a type that is not read."""
+
+
 def http_status_of(error: GatewayError) -> int:
     """Return the HTTP status of *error*, for protocols without statuses of their own."""
     if isinstance(error, MethodNotAllowed):

@@ -63,6 +63,10 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
         """Return whether *wire* asks about health alone, and so needs neither slot nor memory."""
         return False
 
+    def claims(self, wire: Q, /) -> bool:  # noqa: ARG002
+        """Return whether a request under a path of another frontend is for this one."""
+        return False
+
     async def handle(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
         """Return the only response to *wire*, or a generator where it streams.
 

@@ -265,6 +265,7 @@ class Question:
     Attributes:
         body: The message, not compressed.
         extra: More fields of RpcRequestMeta.
+        credential: The `authentication_data` of RpcMeta; "" leaves it out.
     """
 
     method: str
@@ -273,6 +274,7 @@ class Question:
     compress: int = NONE
     attachment: bytes = b""
     extra: Mapping[int, int | bytes | str] = field(default_factory=dict)
+    credential: str = ""
 
     def bytes(self, number: int | None) -> bytes:
         """Return its frame, with this number; None leaves it out."""
@@ -283,6 +285,8 @@ class Question:
             meta += put(4, number)
         if self.attachment:
             meta += put(5, len(self.attachment))
+        if self.credential:
+            meta += put(7, self.credential)
         return frame(meta, pack(self.compress, self.body), self.attachment)
 
 

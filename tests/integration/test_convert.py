@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(90)
 
 PIXELS = np.arange(64, dtype=np.float32).reshape(1, 64) % 17
 FORMS = ["oip.http", "oip.grpc", "trtis.http", "trtis.grpc", "graphpipe.http", "graphpipe.tcp"]
-FORMS += ["graphpipe.unix", "grps.http", "grps.grpc", "grps.brpc"]
+FORMS += ["graphpipe.unix", "grps.http", "grps.grpc", "grps.brpc", "tfs.grpc"]
 SIGNATURE = """
 inputs: [{name: X, datatype: FP32, shape: [-1, 64]}]
 outputs:
@@ -103,6 +103,29 @@ def test_every_form_is_written_and_read_back(
     assert list(outputs) == ["label", "probabilities"]
     assert (outputs["label"].dtype, outputs["probabilities"].shape) == (np.int64, (1, 10))
     assert int(outputs["label"].ravel()[0]) == int(outputs["probabilities"].argmax())
+
+
+def test_rows_without_datatypes_are_converted(signature: Path, tmp_path: Path) -> None:
+    """A call recorded in rows is written in another form, and back in its own."""
+    directory, typed, rows = tmp_path / "capture", tmp_path / "typed", tmp_path / "rows"
+    config = demo_config(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="off")
+    config["capture"] = {"directory": str(directory), "payload": "full", "min_free": 0}
+    body = {"instances": PIXELS.tolist()}
+
+    async def record() -> None:
+        async with running(yaml.safe_dump(config)) as gateway, aiohttp.ClientSession() as session:
+            address = f"http://{gateway.addresses['main.http']}/v1/models/digits:predict"
+            async with session.post(address, json=body) as reply:
+                assert reply.status == 200, await reply.text()
+
+    asyncio.run(record())
+    for form, out in (("oip.grpc", typed), ("tfs.http", rows)):
+        result = convert(directory, "--to", form, "-o", out, "--signature", signature)
+        assert result.output == f"1 calls written to {out}\n"
+        inputs = back(out, form, "request", signature, tmp_path / f"{form}.x.npz")
+        np.testing.assert_array_equal(PIXELS, inputs["X"])
+        outputs = back(out, form, "reply", signature, tmp_path / f"{form}.y.npz")
+        assert (outputs["label"].shape, outputs["probabilities"].dtype) == ((1,), np.float32)
 
 
 @pytest.mark.parametrize("form", ["oip.http", "trtis.http", "graphpipe.http"])

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
+import trustme
 from aiohttp import ClientSession
 from grpc import aio
 
-from gateway.app.external_access import check_request, read_verdict
+from gateway.app.envoy_check import check_request, verdict_of
 from gateway.ir.identity import Identity
 from gateway.policies.access.external import ExternalFacts
-from gateway.wire.protobuf import LEN, fields, tag
+from gateway.schema import external_auth_pb2 as pb
 from tests.integration.asking_kit import running
 from tests.integration.test_permissions import sent
 from tests.integration.test_quotas import CONFIG, DOCUMENT
+from tests.integration.tls_kit import write_authorities
 
 SEEN: list[tuple[str, ExternalFacts]] = []
 
@@ -40,9 +43,9 @@ def config(external: str) -> str:
     return CONFIG.replace("quotas: QUOTAS", f"security: {{external: {external}}}")
 
 
-async def statuses(text: str) -> tuple[list[int], bytes]:
+async def statuses(text: str, directory: Path = Path()) -> tuple[list[int], bytes]:
     """Return the statuses of two inferences and of a question for metadata, and its body."""
-    async with running(text) as gateway, ClientSession() as client:
+    async with running(text, directory) as gateway, ClientSession() as client:
         url = f"http://{gateway.addresses['main.http']}/v2/models/simple"
         found = [(await sent(client, "POST", f"{url}/infer", DOCUMENT))[0] for _ in range(2)]
         status, _, body = await sent(client, "GET", url)
@@ -91,11 +94,14 @@ class Authorization(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is 
 
 
 @asynccontextmanager
-async def authorizing(reply: bytes) -> AsyncIterator[tuple[Authorization, int]]:
+async def authorizing(reply: bytes, tls: Any = None) -> AsyncIterator[tuple[Authorization, int]]:
     """Serve *reply*."""
     server, handler = aio.server(), Authorization(reply)
     server.add_generic_rpc_handlers((handler,))
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = "127.0.0.1:0"
+    port = (
+        server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
+    )
     await server.start()
     try:
         yield handler, port
@@ -103,38 +109,58 @@ async def authorizing(reply: bytes) -> AsyncIterator[tuple[Authorization, int]]:
         await server.stop(None)
 
 
-def values(message: bytes, path: Sequence[int]) -> list[bytes]:
-    """Return the nested fields at a path of numbers."""
-    found = [message]
-    for number in path:
-        found = [
-            bytes(value)
-            for each in found
-            for key, value in fields(memoryview(each), 100)
-            if key == tag(number, LEN)
-        ]
-    return found
-
-
-DENIED = (
-    bytes([0x0A, 0x02, 0x08, 0x07, 0x12, 0x09, 0x0A, 0x03, 0x08, 0x93, 0x03, 0x1A, 0x02]) + b"no"
-)
-LIMITED = bytes([0x0A, 0x02, 0x08, 0x07, 0x12, 0x05, 0x0A, 0x03, 0x08, 0xAD, 0x03])
+def denial(status: int, body: str = "") -> bytes:
+    """Return a reply that denies."""
+    reply = pb.CheckResponse(status=pb.Status(code=7))
+    reply.denied_response.status.code, reply.denied_response.body = status, body
+    return reply.SerializeToString()
 
 
 async def test_a_server_of_check_decides() -> None:
     """Code 0 allows; another one is 403 with its body, and 429 stays 429."""
-    for reply, expected in ((b"", [200, 200, 200]), (DENIED, [403] * 3), (LIMITED, [429] * 3)):
+    for reply, expected in (
+        (b"", [200, 200, 200]),
+        (denial(403, "no"), [403] * 3),
+        (denial(500), [403] * 3),
+        (denial(429), [429] * 3),
+    ):
         async with authorizing(reply) as (handler, port):
             found, body = await statuses(config(f'{{grpc: "127.0.0.1:{port}", timeout: 5s}}'))
         assert found == expected
-        assert (b'"no"' in body) is (reply is DENIED)
+        assert (b'"no"' in body) is (reply == denial(403, "no"))
         assert len(handler.requests) == 2
-        assert values(handler.requests[0], (1, 1, 4)) == [b"anonymous"]
-        assert values(handler.requests[0], (1, 4, 2, 4)) == [b"/v2/models/simple/infer"]
-        assert values(handler.requests[0], (1, 4, 2, 11)) == []
-        names = values(handler.requests[0], (1, 10, 1))
-        assert {b"client", b"model", b"operation", b"inputs"} <= set(names)
+        attributes = pb.CheckRequest.FromString(handler.requests[0]).attributes
+        assert attributes.source.principal == "anonymous"
+        assert attributes.source.address.socket_address.address == "127.0.0.1"
+        http, extensions = attributes.request.http, attributes.context_extensions
+        assert (http.method, http.path) == ("POST", "/v2/models/simple/infer")
+        assert (http.size, len(handler.requests[0]) < 1000) == (128, True)  # and no body
+        assert extensions["inputs"] == "INPUT0:INT32:1x16;INPUT1:INT32:1x16"
+        assert set(extensions) == {
+            *("client", "groups", "tier", "listener", "protocol", "operation"),
+            *("model", "version", "elements", "bytes", "inputs"),
+        }
+
+
+async def test_a_server_with_tls_decides(tmp_path: Path) -> None:
+    """With a certificate of its authority alone; renewed files are used."""
+    authority, other = trustme.CA(), trustme.CA()
+    write_authorities(tmp_path / "ca.pem", authority)
+    pair = authority.issue_cert("127.0.0.1")
+    chain = b"".join(each.bytes() for each in pair.cert_chain_pems)
+    credentials = grpc.ssl_server_credentials([(pair.private_key_pem.bytes(), chain)])
+    async with authorizing(b"", credentials) as (handler, port):
+        settings = f'{{grpc: "grpcs://127.0.0.1:{port}", timeout: 5s, tls: {{ca: ca.pem}}}}'
+        assert (await statuses(config(settings), tmp_path))[0] == [200, 200, 200]
+        assert len(handler.requests) == 2
+        async with running(config(settings), tmp_path) as gateway:
+            write_authorities(tmp_path / "ca.pem", other)
+            await gateway._certificates.renew()
+            assert gateway._certificates.take_replaced() == ["external"]
+            async with ClientSession() as client:
+                url = f"http://{gateway.addresses['main.http']}/v2/models/simple"
+                assert (await sent(client, "GET", url))[0] == 403
+        assert (await statuses(config(settings), tmp_path))[0] == [403, 403, 403]
 
 
 async def test_a_server_that_is_away_denies() -> None:
@@ -145,6 +171,14 @@ async def test_a_server_that_is_away_denies() -> None:
 
 def test_check_requests_have_no_empty_fields() -> None:
     """An anonymous call without a model has only what is known."""
-    message = check_request(Identity("a"), ExternalFacts(operation="switch"))
-    assert values(message, (1, 1, 4)) == [b"a"]
-    assert read_verdict(memoryview(b"")).is_allowed
+    request = check_request(Identity("a"), ExternalFacts(operation="switch"))
+    assert request.attributes.source.principal == "a"
+    assert not request.attributes.request.http.headers
+    assert verdict_of(pb.CheckResponse()).is_allowed
+
+
+async def test_a_server_that_replies_nonsense_denies() -> None:
+    """What is no reply is no decision."""
+    async with authorizing(b"\xff") as (_, port):
+        found, _ = await statuses(config(f'{{grpc: "127.0.0.1:{port}", timeout: 5s}}'))
+    assert found == [403, 403, 403]

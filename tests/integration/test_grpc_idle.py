@@ -15,6 +15,7 @@ from gateway.transports.contract import MemoryBudget, ServerLimits
 from gateway.transports.grpc import server_connection
 from gateway.transports.grpc.admission import CallAdmission
 from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
+from gateway.transports.grpc.states import OPEN
 from gateway.transports.http2 import frames
 from tests.integration.grpc_echo import Answers, echo
 from tests.integration.http_kit import eventually
@@ -80,7 +81,7 @@ async def test_idle_connection_is_active_when_its_client_sends() -> None:
         each.look(LATER_S)
         each.writer.write(PING)
         assert (frames.PING, 0, b"12345678") == await frame_of(each.reader)
-        assert ({each.server}, None) == (each.open.active, each.server.idle_until)
+        assert ({each.server}, OPEN) == (each.open.active, each.server.state)
 
 
 async def test_idle_connection_that_closes_is_forgotten() -> None:

@@ -14,8 +14,7 @@ from gateway.app import Gateway
 from gateway.ir.tensor import as_raw
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.records import RecordedCall
-from gateway.migration.captures.sampling import draw
-from gateway.migration.mirror.sampling import SHADOW_HEADER
+from gateway.migration.captures.sampling import SHADOW_HEADER, draw
 from tests.integration import mirror_kit as kit
 from tests.integration.asking_kit import ask, running, urls
 

@@ -1,17 +1,15 @@
-"""Quotas that replicas share in a real Redis: up, away, emptied and back."""
+"""Quotas that replicas share in a real Redis: up, away in each way, emptied and back."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import signal
-import subprocess
+import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -19,158 +17,150 @@ from typing import Any
 import pytest
 
 from gateway.app.quota_store import QuotaStore
-from gateway.config.permissions import QuotaStoreConfig
-from gateway.policies.access.quotas.budgets import Budgets, Charge, Limit, LocalAccounts
+from gateway.policies.access.quotas.budgets import Budgets, Limit, LocalAccounts
 from gateway.policies.access.quotas.pools import PoolLeases
-from tests.integration.workers_kit import BODY, two_workers
+from tests.integration.cli_kit import get
+from tests.integration.redis_kit import (
+    LATE_S,
+    Proxy,
+    Redis,
+    admitted,
+    count,
+    proxied,
+    quotas_at,
+    replica,
+    serving_redis,
+    two_replicas,
+)
+from tests.integration.workers_kit import BODY, ask, connect, metrics, two_workers
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server"),
-    pytest.mark.timeout(120),
-]
-pytest.importorskip("redis")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # apt-get may install Redis first
 
-CALL = [Charge(("q", "fraud"), 1)]
-
-
-class Redis:
-    """A server of Redis on a unix socket."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.path = folder / "redis.sock"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """Return its URL."""
-        return f"unix://{self.path}"
-
-    def start(self) -> None:
-        """Start the server, without any data, and wait until it listens."""
-        command = ["redis-server", "--port", "0", "--unixsocket", str(self.path), "--save", ""]
-        self._process = subprocess.Popen(
-            [*command, "--dir", str(self._folder)], stdout=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 20
-        while not self.path.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the server."""
-        assert self._process is not None
-        os.kill(self._process.pid, number)
-
-    def stop(self) -> None:
-        """Kill the server; idempotent."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        self.path.unlink(missing_ok=True)
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[Redis]:
-    """Run a server."""
-    server = Redis(folder)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+LIMIT = 1000
+UP = "gateway_quota_store_up 1.0"
 
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[Redis]:
     """Return a running server."""
-    with serving(tmp_path) as server:
+    with serving_redis(tmp_path) as server:
         yield server
-
-
-@asynccontextmanager
-async def replica(redis: Redis, replicas: int = 2, **limits: Limit) -> AsyncIterator[Any]:
-    """Yield the accounts of one gateway."""
-    leases = PoolLeases(replicas)
-    store = QuotaStore(quotas_at(redis.url), leases)
-    store.start()
-    try:
-        yield LocalAccounts(Budgets(limits, pools=leases), ask=store.ask)
-    finally:
-        await store.stop()
-
-
-@asynccontextmanager
-async def two_replicas(redis: Redis, **limits: Limit) -> AsyncIterator[list[Any]]:
-    """Yield the accounts of two gateways."""
-    async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(replica(redis, 2, **limits)) for _ in range(2)]
-
-
-async def admitted(accounts: LocalAccounts) -> bool:
-    """Return whether a call is admitted, as the layer asks."""
-    short = accounts.charge(CALL)
-    if short and any(not one.wait_s for one in short):
-        short = await accounts.wait(CALL)
-    return not short
-
-
-async def count(gateways: list[LocalAccounts], seconds: float, pause_s: float = 0.0005) -> int:
-    """Return how many calls all gateways admit in a time."""
-
-    async def clients(accounts: LocalAccounts) -> int:
-        found = 0
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            found += await admitted(accounts)
-            await asyncio.sleep(pause_s)
-        return found
-
-    return sum(await asyncio.gather(*map(clients, gateways)))
 
 
 async def test_a_window_is_used_up_and_not_exceeded(redis: Redis) -> None:
     """Two gateways admit 99 to 100 % of a day, and one that comes later admits nothing."""
-    async with two_replicas(redis, q=Limit(amount=500, period="day")) as gateways:
+    async with two_replicas(redis.url, q=Limit(amount=500, period="day")) as gateways:
         assert 495 <= await count(gateways, 6) <= 500
-        async with replica(redis, q=Limit(amount=500, period="day")) as late:
+        async with replica(redis.url, q=Limit(amount=500, period="day")) as late:
             assert await count([late], 0.3) <= 5
 
 
 async def test_a_rate_is_kept_by_all(redis: Redis) -> None:
     """In 5 s two gateways admit the burst and five seconds of the rate, within 3 %."""
-    async with two_replicas(redis, q=Limit(amount=200, period="s", burst=200)) as gateways:
+    async with two_replicas(redis.url, q=Limit(amount=200, period="s", burst=200)) as gateways:
         assert 1164 <= await count(gateways, 5) <= 1236
 
 
 async def test_leases_go_back_at_a_stop(redis: Redis) -> None:
     """What a gateway held and has not spent is there for the next one."""
     limit = Limit(amount=100, period="day")
-    async with replica(redis, q=limit) as first:
+    async with replica(redis.url, q=limit) as first:
         assert 1 <= sum([await admitted(first) for _ in range(3)]) <= 3
-    async with replica(redis, q=limit) as second:
+    async with replica(redis.url, q=limit) as second:
         assert await count([second], 3) >= 60
 
 
-async def test_without_the_store_each_gateway_has_its_part(redis: Redis) -> None:
-    """Killed or silent, the store makes nobody wait long, and no budget is exceeded."""
-    async with two_replicas(redis, q=Limit(amount=400, period="day")) as gateways:
-        before = await count(gateways, 0.5, 0.01)
-        redis.signal(signal.SIGSTOP)
+Fault = Callable[[Redis, Any], None]
+FAULTS: dict[str, tuple[Fault, Fault]] = {
+    "killed": (lambda server, _: server.stop(), lambda server, _: server.start()),
+    "paused": (
+        lambda server, _: server.signal(signal.SIGSTOP),
+        lambda server, _: server.signal(signal.SIGCONT),
+    ),
+    "read-only": (
+        lambda server, _: server.command("REPLICAOF", "127.0.0.1", "1"),
+        lambda server, _: server.command("REPLICAOF", "NO", "ONE"),
+    ),
+    "full": (
+        lambda server, _: server.command("CONFIG", "SET", "maxmemory", "1"),
+        lambda server, _: server.command("CONFIG", "SET", "maxmemory", "0"),
+    ),
+    "slow": (
+        lambda _, proxy: setattr(proxy, "delay_s", LATE_S),
+        lambda _, proxy: setattr(proxy, "delay_s", 0.0),
+    ),
+    "silent": (
+        lambda _, proxy: setattr(proxy, "delay_s", 3600.0),
+        lambda _, proxy: setattr(proxy, "delay_s", 0.0),
+    ),
+    "emptied": (lambda server, _: server.command("FLUSHALL"), lambda _server, _: None),
+}
+"""What happens to a store, and how it ends."""
+
+
+@asynccontextmanager
+async def sharing(redis: Redis, limit: Limit) -> AsyncIterator[tuple[list[LocalAccounts], Proxy]]:
+    """Yield two gateways that share a budget through a proxy."""
+    async with proxied(redis) as proxy, two_replicas(f"unix://{proxy.path}", q=limit) as gateways:
+        yield gateways, proxy
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_store_in_trouble_spends_nothing_twice(redis: Redis, fault: str) -> None:
+    """While it is away, gateways spend shares; with it, the rest: 99 to 100 % of a day in all."""
+    begin, end = FAULTS[fault]
+    async with sharing(redis, Limit(amount=LIMIT, period="day")) as (gateways, proxy):
+        total = await count(gateways, 1, 0.01)
+        assert 0 < total < LIMIT / 2
+        begin(redis, proxy)
+        during = await count(gateways, LATE_S + 1.5 if fault == "slow" else 2, 0.02)
+        assert during > 0
+        end(redis, proxy)
+        total += during
+        total += await count(gateways, 20, is_enough=lambda more: total + more >= 0.99 * LIMIT)
+        total += await count(gateways, 1.5)
+    assert 0.99 * LIMIT <= total <= LIMIT
+
+
+@pytest.mark.parametrize("fault", ["killed", "paused"])
+async def test_without_the_store_each_gateway_spends_its_share(redis: Redis, fault: str) -> None:
+    """Two gateways never spend more than the day, and each one has its half of the rest."""
+    begin, _ = FAULTS[fault]
+    async with sharing(redis, Limit(amount=LIMIT, period="day")) as (gateways, proxy):
+        total = await count(gateways, 1, 0.01)
+        begin(redis, proxy)
+        first = await count(gateways[:1], 2, is_enough=lambda more: more >= LIMIT)
+        second = await count(gateways[1:], 2, is_enough=lambda more: more >= LIMIT)
+        rest = LIMIT - total
+        for share in (first, second):
+            assert 0.4 * rest <= share <= 0.6 * rest
+        assert total + first + second <= LIMIT
+        redis.signal(signal.SIGCONT) if fault == "paused" else None
+
+
+async def test_a_bucket_is_not_filled_twice(redis: Redis) -> None:
+    """Gateways that spent alone find no full bucket in the store when it is back."""
+    limit = Limit(amount=200, period="s", burst=200)
+    async with sharing(redis, limit) as (gateways, _):
         started = time.monotonic()
-        for _ in range(20):
-            await admitted(gateways[0])
-        assert time.monotonic() - started < 1.0
-        during = await count(gateways, 2)
-        assert 380 <= before + during <= 400
+        total = await count(gateways, 1)
+        redis.signal(signal.SIGSTOP)
+        total += await count(gateways, 2)
         redis.signal(signal.SIGCONT)
-        assert await count(gateways, 3) <= 20
+        total += await count(gateways, 4)
+        elapsed = time.monotonic() - started
+    assert 0.9 * (200 + 200 * (elapsed - 2)) <= total <= 1.03 * (200 + 200 * elapsed)
 
 
-def test_two_gateways_of_two_workers_share_a_budget(redis: Redis, tmp_path: Path) -> None:
-    """Four processes admit 99 to 100 % of a day."""
-    more = f'quotas: {{q: {{limit: 300/day, by: none}}}}\nquota_store: {{url: "{redis.url}"}}'
+@pytest.mark.parametrize("fault", ["none", "killed", "full"])
+def test_two_gateways_of_two_workers_share_a_budget(
+    redis: Redis, tmp_path: Path, fault: str
+) -> None:
+    """Four processes admit 99 to 100 % of a day, also where the store is away for a while."""
+    budget = 400
+    more = f'quotas: {{q: {{limit: {budget}/day, by: none}}}}\nquota_store: {{url: "{redis.url}"}}'
+    statuses: Counter[int] = Counter()
+    is_over, counting = threading.Event(), threading.Lock()
     with ExitStack() as stack:
         ports = []
         for name in ("one", "two"):
@@ -178,32 +168,36 @@ def test_two_gateways_of_two_workers_share_a_budget(redis: Redis, tmp_path: Path
             gateway = stack.enter_context(two_workers(tmp_path / name, more=more))
             ports.append(int(gateway.addresses["main.http"].rpartition(":")[2]))
 
-        def client(port: int) -> Counter[int]:
-            statuses: Counter[int] = Counter()
-            for _ in range(150):
+        def client(port: int) -> None:
+            while not is_over.is_set():
                 with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
                     connection.request("POST", "/v2/models/simple/infer", BODY)
                     response = connection.getresponse()
                     response.read()
-                    statuses[response.status] += 1
-                time.sleep(0.002)
-            return statuses
+                    with counting:
+                        statuses[response.status] += 1
+                time.sleep(0.01)
+
+        def admitted_at_least(count: int) -> None:
+            deadline = time.monotonic() + 60
+            while statuses[200] < count and time.monotonic() < deadline:
+                time.sleep(0.01)
 
         with ThreadPoolExecutor(4) as pool:
-            found = sum(pool.map(client, ports * 2), Counter[int]())
-        assert set(found) == {200, 429}
-        assert 297 <= found[200] <= 300
-
-
-async def test_an_emptied_store_gets_the_counts_again(redis: Redis) -> None:
-    """Nothing is spent twice after a store came back without its data."""
-    async with two_replicas(redis, q=Limit(amount=300, period="day")) as gateways:
-        total = await count(gateways, 0.5, 0.005)
-        redis.stop()
-        total += await count(gateways, 0.5, 0.01)
-        redis.start()
-        total += await count(gateways, 5)
-        assert 285 <= total <= 306
+            found = [pool.submit(client, port) for port in ports * 2]
+            admitted_at_least(budget // 5)
+            if fault != "none":
+                begin, end = FAULTS[fault]
+                begin(redis, None)
+                admitted_at_least(budget // 2)
+                end(redis, None)
+            admitted_at_least(budget * 99 // 100)
+            time.sleep(1)  # no more than the budget is admitted
+            is_over.set()
+            for each in found:
+                each.result()
+    assert set(statuses) == {200, 429}
+    assert 0.99 * budget <= statuses[200] <= budget
 
 
 async def test_a_reload_moves_the_counts_to_another_store(tmp_path: Path) -> None:
@@ -211,10 +205,10 @@ async def test_a_reload_moves_the_counts_to_another_store(tmp_path: Path) -> Non
     folders = [tmp_path / name for name in ("old", "new")]
     for folder in folders:
         folder.mkdir()
-    with serving(folders[0]) as old, serving(folders[1]) as new:
+    with serving_redis(folders[0]) as old, serving_redis(folders[1]) as new:
         leases = PoolLeases(1)
-        store = QuotaStore(quotas_at(old.url), leases)
-        store.start()
+        store = QuotaStore(quotas_at(old.url), leases, "one")
+        await store.start()
         limits = {"q": Limit(amount=100, period="day")}
         gateway = LocalAccounts(Budgets(limits, pools=leases), ask=store.ask)
         try:
@@ -223,7 +217,7 @@ async def test_a_reload_moves_the_counts_to_another_store(tmp_path: Path) -> Non
             old.stop()
             await asyncio.sleep(0.1)
             assert leases.is_up
-            async with replica(new, q=limits["q"]) as other:
+            async with replica(new.url, q=limits["q"]) as other:
                 spent += await count([gateway, other], 4)
             assert 90 <= spent <= 100
             store.change(quotas_at("redis://127.0.0.1:1"))
@@ -233,6 +227,32 @@ async def test_a_reload_moves_the_counts_to_another_store(tmp_path: Path) -> Non
             await store.stop()
 
 
-def quotas_at(url: str) -> QuotaStoreConfig:
-    """Return the configuration of a store."""
-    return QuotaStoreConfig(url=url, timeout=0.2)
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_reload_adds_and_removes_the_store(redis: Redis, tmp_path: Path, workers: str) -> None:
+    """The store gets the counts of the gateway, and without it the gateway goes on with its own."""
+    quota = "quotas: {q: {limit: 40/day, by: none}}"
+    store = f'{quota}\nquota_store: {{url: "{redis.url}", timeout: 1s}}'
+    with two_workers(tmp_path, "--workers", workers, more=quota) as gateway:
+        file = tmp_path / "workers.yaml"
+        text = file.read_text()
+
+        def use(calls: int) -> int:
+            found = 0
+            for _ in range(calls):
+                with closing(connect(gateway)) as connection:
+                    found += ask(connection) == 200
+            return found
+
+        used = use(5)
+        for more in (store, quota, store):
+            file.write_text(text.replace(quota, more))
+            status, document = get(gateway.url("/reload", "admin"), {})
+            assert (200, "applied") == (status, document["outcome"])
+            while (UP in metrics(gateway)) is not (more == store):
+                time.sleep(0.02)
+            used += use(5)
+        deadline = time.monotonic() + 30
+        while used < 39 and time.monotonic() < deadline:
+            used += use(5)
+        used += use(20)
+    assert 39 <= used <= 40

@@ -36,8 +36,8 @@ pytestmark = pytest.mark.timeout(120)
 
 DIFFERENT = [123, 125, 196, 198, 316, 388, 395, 407]
 SOME = sorted([*DIFFERENT, *range(0, 120, 10)])
-PROTOCOLS = ["graphpipe.http", "grps.grpc", "grps.http", "oip.grpc", "oip.http", "trtis.grpc"]
-PROTOCOLS += ["trtis.http"]
+PROTOCOLS = ["graphpipe.http", "grps.grpc", "grps.http", "oip.grpc", "oip.http", "tfs.grpc"]
+PROTOCOLS += ["tfs.http", "trtis.grpc", "trtis.http"]
 LABEL = OutputRules(outputs={"label": EXACT, "probabilities": OutputRule(top_k=1)})
 
 
@@ -114,6 +114,19 @@ async def test_captures_of_every_frontend_can_be_replayed(
     async with running(configuration()) as gateway:
         url = urls(gateway, "digits")["oip.grpc"]
         assert await different_rows(tmp_path, url, new) == (len(SOME), DIFFERENT)
+
+
+@pytest.mark.parametrize("protocol", ["tfs.grpc", "tfs.http"])
+async def test_calls_of_tensorflow_clients_match_open_inference(
+    protocol: str, scans: npt.NDArray[np.float32], tmp_path: Path
+) -> None:
+    """Recorded calls of TensorFlow Serving's clients, sent in Open Inference, have no mismatch."""
+    every = OutputRules(outputs={"label": EXACT, "probabilities": EXACT})
+    async with running(configuration(tmp_path)) as gateway:
+        await classify(gateway, protocol, "1", scans, range(200))
+    async with running(configuration()) as gateway:
+        url = urls(gateway, "digits")["oip.http"]
+        assert (200, []) == await different_rows(tmp_path, url, "1", every)
 
 
 @pytest.fixture(scope="module")

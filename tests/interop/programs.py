@@ -23,6 +23,7 @@ PACKAGES = {
     "nginx": "nginx-light",
     "haproxy": "haproxy",
     "chromium": "chromium",
+    "redis-server": "redis-server",
 }
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _INSTALL_S = 240.0

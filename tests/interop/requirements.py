@@ -26,7 +26,9 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "grps": ("grpcio-tools==1.85.1", "requests==2.34.2"),
         "tritony": ("tritony==0.0.23", "tritonclient[http,grpc]==2.73.0", "numpy==2.4.6"),
         "model_analyzer": ("triton-model-analyzer==1.58.0",),
+        "mlflow": ("mlflow==3.17.2",),
         "openai": ("openai==3.57.0", "cohere==7.3.1", "numpy==2.4.6"),
+        "infinity": ("infinity-emb[server]==0.0.78",),
         "graphpipe": ("numpy==2.4.6", "requests==2.34.2", "flatbuffers==25.12.19"),
     }
 )

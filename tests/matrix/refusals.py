@@ -157,7 +157,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         # A client of grps has widened them already.
-        clients=("oip", "graphpipe", "trtis"),
+        clients=("oip", "graphpipe", "tfs", "trtis"),
         upstreams=("grps.grpc-plain",),
         datatypes=_NOT_IN_GRPS,
         code=UNSUPPORTED,

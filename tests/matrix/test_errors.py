@@ -122,7 +122,7 @@ def errors_of(codec: str, text: str) -> Iterator[Any]:
     if codec in ("oip.http", "graphpipe.http"):
         for status in HTTP_STATUSES:
             yield HttpResponse(status, body=(text.encode(),))
-    if codec in ("oip.grpc", "trtis.grpc", "grps.grpc"):
+    if codec in ("oip.grpc", "trtis.grpc", "grps.grpc", "tfs.grpc"):
         for status in GrpcStatus:
             if status is not GrpcStatus.OK:
                 yield GrpcResponse(status=status, details=text)

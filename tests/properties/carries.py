@@ -484,11 +484,70 @@ _GRPS = (
     _grps_widened("brpc", errors=_GRPS_ERRORS),
 )
 
+# TensorFlow Serving: tensors by name, and nothing beside them.  Its metadata is of one version.
+
+
+def _tfs_as_carried(reply: Any) -> Any:
+    """Take away the version of the reply, which is 1 where it has none, and what metadata lack."""
+    if isinstance(reply, InferResponse):
+        return reply.changed(model=ModelRef(reply.model.name))
+    if isinstance(reply, ModelMetadata):
+        return ModelMetadata(
+            name=reply.name,
+            inputs=tuple(sorted(reply.inputs, key=lambda each: each.name)),
+            outputs=tuple(sorted(reply.outputs, key=lambda each: each.name)),
+        )
+    return reply
+
+
+def _tfs(carrier: str, **fields: Any) -> Carries:
+    return Carries(
+        codec=f"tfs.{carrier}",
+        versions=False,
+        ids=NOTHING,
+        parameters=NOTHING,
+        tensor_parameters=NOTHING,
+        reply_parameters=NOTHING,
+        sequences=NOTHING,
+        priority=0,
+        timeouts=False,
+        answers_model=False,
+        as_carried=_tfs_as_carried,
+        **fields,
+    )
+
+
+_TFS_GRPC_ERRORS = {
+    ErrorCode.QUOTA_EXCEEDED: ErrorCode.OVERLOADED,
+    ErrorCode.NOT_READY: ErrorCode.UNAVAILABLE,
+    ErrorCode.OVERLOADED: ErrorCode.UNAVAILABLE,
+    ErrorCode.TOO_LARGE: ErrorCode.OVERLOADED,  # both are RESOURCE_EXHAUSTED
+    ErrorCode.BAD_UPSTREAM: ErrorCode.UPSTREAM,  # all three are INTERNAL
+    ErrorCode.INTERNAL: ErrorCode.UPSTREAM,
+    ErrorCode.CANCELLED: ErrorCode.BAD_UPSTREAM,
+}
+_TFS = (
+    Carries(codec="tfs.http", tensors=False),  # tests/integration/test_tfs_recorded.py
+    _tfs(
+        "grpc",
+        questions=frozenset({InferRequest, ModelMetadataRequest}),
+        copied=frozenset({Datatype.BOOL}),
+        errors=_TFS_GRPC_ERRORS,
+    ),
+)
+
 # OpenAI: texts in, numbers or texts out, and no tensors with names: tests/matrix/test_texts.py.
 
 _OPENAI = (Carries(codec="openai.http", tensors=False),)
 
-CARRIES: tuple[Carries, ...] = (*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS, *_OPENAI)
+# MLflow: JSON without datatypes, which only a model's metadata give: tests/unit/protocols/mlflow.
+
+_MLFLOW = (Carries(codec="mlflow.http", tensors=False),)
+
+CARRIES: tuple[Carries, ...] = (
+    *(*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS),
+    *(*_TFS, *_OPENAI, *_MLFLOW),
+)
 
 # Those of the registry: a codec that is not registered is not tried.
 WAYS: tuple[Carries, ...] = tuple(way for way in CARRIES if way.codec in REGISTERED and way.tensors)

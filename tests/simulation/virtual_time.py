@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import random
 from collections.abc import Callable, Coroutine
@@ -29,6 +30,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
+        self._timer_cancelled_count: int
 
     def time(self) -> float:
         """Return the virtual time in seconds."""
@@ -36,6 +38,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         scheduled: Any = self._scheduled  # type: ignore[attr-defined]  # a heap of BaseEventLoop
+        while scheduled and scheduled[0].cancelled():  # else the loop waits for the next one
+            heapq.heappop(scheduled)._scheduled = False
+            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
+        if not self._ready and scheduled:  # type: ignore[attr-defined]
+            # What a socket of this process holds is there already.
+            self._process_events(self._selector.select(0))  # type: ignore[attr-defined]
         if not self._ready and scheduled:  # type: ignore[attr-defined]
             # A microsecond at least, as in real time: a timer may be due within less than that.
             self._now = max(self._now + 1e-6, scheduled[0].when())

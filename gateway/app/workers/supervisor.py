@@ -17,7 +17,7 @@ from gateway.app.activation import activated_sockets
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.status.document import Document
-from gateway.app.announce import log_addresses, log_default_timeout
+from gateway.app.announce import log_addresses, log_default_timeout, log_platform
 from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
@@ -574,6 +574,7 @@ async def _serve(
         return await supervisor.stop()
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
     log_extensions(sockets.loaded.config.listeners)
+    log_platform(sockets.loaded.config)
     log_default_timeout(sockets.loaded.config.policies)
     log_addresses(addresses)
     log.info("started", version=__version__, workers=supervisor.count, **addresses)

@@ -34,6 +34,7 @@ class Privacy:
         parameters: Whether parameters of requests and replies are written.
         headers: Names of headers to write, in lower case.
         wire: Write the messages as the client sent and received them; needs `full`.
+        can_lack_elements: Elements that are not in memory are left out; otherwise the call is.
 
     Raises:
         ValueError: A header may contain a credential, or `wire` lacks `full`.
@@ -44,6 +45,7 @@ class Privacy:
     parameters: bool = False
     headers: tuple[str, ...] = ()
     wire: bool = False
+    can_lack_elements: bool = False
 
     def __post_init__(self) -> None:
         for name in self.headers:

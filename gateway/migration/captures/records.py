@@ -23,6 +23,7 @@ from gateway.ir.data import (
     SharedMemoryData,
     SlicedData,
     StreamedData,
+    UntypedData,
 )
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
@@ -39,13 +40,15 @@ from gateway.migration.captures.column_texts import (
 )
 from gateway.migration.captures.details import details_of, members_of
 from gateway.migration.captures.privacy import Hasher, Payload, Privacy, least_payload
+from gateway.migration.captures.untyped import untyped_data, untyped_payload, untyped_text
 
 OK: Final = "ok"
 INPUT, OLD, NEW = "input", "old", "new"
 
-RAW, SLICED, ABSENT = "raw", "sliced", "absent"
+RAW, SLICED, ABSENT, UNTYPED, JSON = "raw", "sliced", "absent", "untyped", "json"
 """Forms of a tensor: elements in wire form; a slice of elements whose end only the model knows, of
-which the first has all bytes; elements that were not in the message."""
+which the first has all bytes; elements that were not in the message; JSON whose datatype only the
+model knows; elements as a JSON list, only in records that may lack elements."""
 
 
 INVALID_VALUES: Final = (KeyError, TypeError, ValueError, IndexError, RecursionError)
@@ -180,7 +183,7 @@ class RecordedCall(Struct, frozen=True):
         inputs = [each for each in self.tensors if each.side == INPUT]
         if any(each.form == ABSENT for each in inputs):
             return "inputs were not in the message"
-        if any(each.data is None and (each.size or each.form == RAW) for each in inputs):
+        if any(each.data is None and (each.size or each.form in (RAW, UNTYPED)) for each in inputs):
             return "payload not recorded"
         if self.call.parameters is None and parse_details(self.call.details).get("has_parameters"):
             return "parameters not recorded"
@@ -490,10 +493,15 @@ def _content_of(
     form, payload = _FORMS.get(type(tensor.data), RAW), privacy.of_tensor(tensor.name)
     declared = None
     if form == ABSENT:
-        if privacy.reads_elements:
+        if privacy.reads_elements and not privacy.can_lack_elements:
             raise MissingElements(_MISSING[type(tensor.data)])
+        if privacy.reads_elements and isinstance(tensor.data, JsonItemsData):
+            text = b"[%b]" % b",".join(tensor.data.values)
+            return JSON, None, len(text), None, text
         payload = "none"
-    if isinstance(tensor.data, SlicedData):
+    if isinstance(tensor.data, UntypedData):
+        payload = untyped_payload(tensor.name, privacy.of_tensor, privacy.tensors)
+    elif isinstance(tensor.data, SlicedData):
         payload, declared = _payload_of_slices(tensors, privacy), tensor.data.declared_bytes
     if payload == "none":
         return form, declared, tensor.nbytes, None, None
@@ -515,6 +523,7 @@ def _payload_of_slices(tensors: Sequence[Tensor], privacy: Privacy) -> Payload:
 
 _FORMS: Final = {
     SlicedData: SLICED,
+    UntypedData: UNTYPED,
     SharedMemoryData: ABSENT,
     StreamedData: ABSENT,
     JsonItemsData: ABSENT,
@@ -530,6 +539,8 @@ def _elements_of(tensor: Tensor) -> memoryview:
     data = tensor.data
     if type(data) is SlicedData:
         return memoryview(b"") if data.index else data.whole
+    if type(data) is UntypedData:
+        return memoryview(untyped_text(data))
     return as_raw(tensor)
 
 
@@ -558,6 +569,9 @@ def tensors_of(rows: Sequence[TensorRow], *, has_batch: bool = True) -> Iterable
         if row.form == SLICED:
             whole = view if not index else whole
             yield Tensor(row.name, datatype, shape, SlicedData(whole, index, row.declared))
+        elif row.form == UNTYPED:
+            data = untyped_data(row.data or b"", row.size)
+            yield Tensor(row.name, datatype, shape, data)
         elif datatype is None or shape is None or not has_batch:
             yield Tensor(row.name, datatype, shape, RawData(view))
         else:

@@ -10,8 +10,9 @@ from msgspec.structs import replace as changed  # noqa: TID251  # rows have no w
 from gateway.ir.text_tasks import GENERATE
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.privacy import Hasher, Payload, least_payload
-from gateway.migration.captures.records import SLICED, RecordedCall, TensorRow
+from gateway.migration.captures.records import SLICED, UNTYPED, RecordedCall, TensorRow
 from gateway.migration.captures.segment_writer import SegmentWriter
+from gateway.migration.captures.untyped import untyped_payload
 from gateway.migration.private_files import make_directory
 
 _SEGMENT_BYTES = 256 << 20
@@ -112,6 +113,8 @@ def _redacted_tensor(
 ) -> TensorRow:
     """Return a tensor with less in it; *slices* is what stays of those that share a buffer."""
     payload = slices if row.form == SLICED else redaction.of_tensor(row.name)
+    if row.form == UNTYPED:
+        payload = untyped_payload(row.name, redaction.of_tensor, redaction.tensors)
     if payload == "full":
         return row
     digest = None

@@ -7,12 +7,16 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Context
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import Recordable
 
 _MIB: Final = 1 << 20
 CALL_BYTES: Final = 512
 """Counted for a call besides its elements and messages."""
+SHADOW_HEADER: Final = "x-gateway-shadow"
+"""Header of shadow calls; calls with it are never compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +140,16 @@ def draw(key: str, name: str = "capture") -> float:
 def _keyed_hash(name: str) -> blake2b:
     """Return a keyed hash without data, to copy: keying takes half of the time of a draw."""
     return blake2b(digest_size=8, key=name.encode()[:64])
+
+
+def is_shadow_call(context: Context) -> bool:
+    """Return whether another gateway made a call for its mirror."""
+    return SHADOW_HEADER in [name for name, _ in context.metadata]
+
+
+def sequence_key(request: InferRequest) -> str:
+    """Return "model|sequence id" of a call of a sequence; "" for other calls."""
+    if request.sequence is None:
+        return ""
+    model = "" if request.model is None else request.model.name
+    return f"{model}|{request.sequence.id}"

@@ -140,7 +140,7 @@ def decode_message(view: memoryview) -> SampleMessage:
     return message
 
 
-def encode_confirmation(confirmation: Confirmation) -> bytes:
+def encode_confirmation(confirmation: Struct) -> bytes:
     """Return a confirmation as one packet."""
     return _ENCODER.encode(confirmation)
 

@@ -15,6 +15,7 @@ from gateway.config.load import ConfigError
 from gateway.migration.importers.graphpipe_command import import_graphpipe
 from gateway.migration.importers.grps_config import import_grps
 from gateway.migration.importers.imported import Imported
+from gateway.migration.importers.mlflow_model import import_mlflow
 from gateway.migration.importers.triton_repository import import_repository
 
 
@@ -25,6 +26,7 @@ class ImportSource(enum.Enum):
     TRTIS = "trtis"
     GRAPHPIPE = "graphpipe"
     GRPS = "grps"
+    MLFLOW = "mlflow"
 
 
 def import_(
@@ -32,9 +34,9 @@ def import_(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="REPOSITORY|CONF|-- COMMAND...",
-            help="Model repository of Triton or TensorRT, directory `conf` of grps, or command "
-            "line of a GraphPipe server.",
+            metavar="REPOSITORY|CONF|MLMODEL|-- COMMAND...",
+            help="Model repository of Triton or TensorRT, directory `conf` of grps, file MLmodel "
+            "of MLflow, or command line of a GraphPipe server.",
         ),
     ],
     out: Annotated[
@@ -44,7 +46,7 @@ def import_(
         bool, typer.Option("--strict", help="Exit with 1 if a setting has no equivalent.")
     ] = False,
 ) -> None:
-    """Write a configuration that replaces a server of Triton, TensorRT, GraphPipe or grps.
+    """Write a configuration that replaces a server of Triton, TensorRT, GraphPipe, grps or MLflow.
 
     Settings without an equivalent are named with file and line on standard error. Exit status: 0
     success, 1 no model or, with --strict, a setting without an equivalent, 2 usage error.
@@ -82,6 +84,8 @@ def _import(source: ImportSource, what: list[str]) -> Imported:
             fail(f"too many arguments: {len(what)}; expected one directory", WRONG_USAGE)
         if source is ImportSource.GRPS:
             return import_grps(Path(what[0]))
+        if source is ImportSource.MLFLOW:
+            return import_mlflow(Path(what[0]), DEFAULT_HTTP, DEFAULT_GRPC)
         repository = import_repository(Path(what[0]))
     except OSError as error:
         fail(f"cannot read {error.filename or what[0]}: {error.strerror}", WRONG_USAGE)

@@ -6,7 +6,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
@@ -19,13 +19,22 @@ from gateway.ir.teed_body import TeeBudget, tee_body
 from gateway.migration import names
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import Recordable, WireRow
-from gateway.migration.captures.sampling import CaptureCounts, CaptureOptions, CaptureSampler
+from gateway.migration.captures.sampling import (
+    CaptureCounts,
+    CaptureOptions,
+    CaptureSampler,
+    is_shadow_call,
+    sequence_key,
+)
 from gateway.migration.mirror.outbox import Outbox
-from gateway.migration.mirror.sampling import is_shadow_call, sequence_key
 from gateway.migration.mirror.sender import FinishedCalls, RecordSender
 from gateway.migration.replay.wire_messages import READING_HEADERS, Message, body_of, head_of
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from gateway.migration.events.choice import ServingSink
+    from gateway.migration.mirror.event_tap import EventTap
 
 GATHER_S: Final = 0.02
 """Calls wait for others for this time, which belongs to the 0.25 s that a crash may lose."""
@@ -88,7 +97,7 @@ class Capturing:
         if reason:
             self.outbox.skip(reason)
         else:
-            self._sender.send(call)
+            self._sender.send(call, None)
 
     def start(self) -> None:
         """Begin to send calls to the shadow process."""
@@ -127,13 +136,15 @@ def watch_captures(metrics: Metrics, captures: Sequence[Capturing]) -> None:
 
 
 class CapturedCall(TappedCall):
-    """A call that is recorded, if its route is.
+    """A call that is recorded, if its route is, or that sinks of events get.
 
     Attributes:
         captures: Those that chose it.
+        sinks: Those of sinks of events that chose it.
     """
 
     captures: Sequence[Capturing] = ()
+    sinks: Sequence[ServingSink] = ()
 
 
 class CaptureTap:
@@ -142,15 +153,21 @@ class CaptureTap:
     Args:
         captures: Each chooses calls for itself.
         new_path: Makes the record of a call's path.
+        events: The sinks of events, which choose calls, too; None for none.
     """
 
     def __init__(
-        self, captures: Sequence[Capturing], new_path: Callable[[], CallPath] = CallPath
+        self,
+        captures: Sequence[Capturing],
+        new_path: Callable[[], CallPath] = CallPath,
+        events: EventTap | None = None,
     ) -> None:
         self._captures = captures
+        self._events = events
         self._new_path = new_path
         self._finished = FinishedCalls(self._send)
-        self._tee_budget = TeeBudget(sum(each.options.outbox_bytes for each in captures))
+        tee_bytes = sum(each.options.outbox_bytes for each in captures)
+        self._tee_budget = TeeBudget(tee_bytes + (0 if events is None else events.tee_bytes))
 
     def begin(self, call: Call[Any], /) -> TappedCall | None:
         """Return the exchange of an inference that is sampled, else None."""
@@ -161,13 +178,18 @@ class CaptureTap:
         for each in self._captures:  # mostly none: a comprehension costs more
             if each.chooses(request, call.context):
                 captures.append(each)  # noqa: PERF401
-        if not captures:
+        sinks: Sequence[ServingSink] = ()
+        if self._events is not None:
+            sinks = self._events.choose(request, call.context)
+        if not captures and not sinks:
             return None
         started, path, teed = time.monotonic(), self._new_path(), None
         reads_elements = any(each.options.privacy.reads_elements for each in captures)
+        if sinks and self._events is not None:
+            reads_elements = reads_elements or self._events.privacy.reads_elements
         if reads_elements and type(call) is InferRequest:
             call, teed = tee_body(call, self._tee_budget)
-        return CapturedCall(call, started, path, teed=teed, captures=captures)
+        return CapturedCall(call, started, path, teed=teed, captures=captures, sinks=sinks)
 
     def end(self, exchange: TappedCall, /) -> None:
         """Pass a finished exchange to the shadow process, after the response is written."""
@@ -181,15 +203,20 @@ class CaptureTap:
         assert isinstance(exchange, CapturedCall)  # noqa: S101  # `begin` made it
         route = exchange.path.route
         captures = [each for each in exchange.captures if each.admit(route)]
-        if not captures:
+        if not captures and not exchange.sinks:
             return
         found = self._finished.recordable(exchange)
+        if found is not None:
+            request = _resolved(found[0].request, exchange.path.model)
+            found[0].request = request
+        if exchange.sinks and self._events is not None:
+            own = None if found is None else replace(found[0])
+            self._events.send(exchange.sinks, exchange, own)
         if found is None:
             for each in captures:
                 each.outbox.skip("arriving")
             return
         recordable, kept = found
-        recordable.request = _resolved(recordable.request, exchange.path.model)
         for each in captures:
             own = recordable
             if each.options.privacy.wire:

@@ -30,10 +30,11 @@ from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
 from gateway.migration import names
 from gateway.migration.captures.uploader import OUTCOMES
+from gateway.migration.events.settings import EVENTS
 from gateway.migration.mirror.evidence_metrics import evidence_metrics
 from gateway.migration.mirror.packets import socket_pair
 from gateway.migration.mirror.targets import shadow_config
-from gateway.migration.options import captures_of
+from gateway.migration.options import EVENT_CHANNEL, captures_of
 from gateway.migration.targets import live_migrations
 from gateway.telemetry.families import counter_family, gauge_family
 from gateway.telemetry.names import LOG_LINES_LOST
@@ -111,8 +112,10 @@ def _uploads(process: WorkerProcess | None) -> Counter[str]:
 
 
 def shadow_channels(loaded: LoadedConfig) -> tuple[str, ...]:
-    """Return what a shadow process is needed for: captures, and each live migration by name."""
-    return (*captures_of(loaded), *(each.name for each in live_migrations(loaded.config)))
+    """Return what a shadow process is needed for: captures, live migrations, and events."""
+    events = (EVENT_CHANNEL,) if EVENTS.of(loaded.config) else ()
+    migrations = (each.name for each in live_migrations(loaded.config))
+    return (*captures_of(loaded), *migrations, *events)
 
 
 class ShadowKeeper(Collector):

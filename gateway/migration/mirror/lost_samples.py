@@ -18,8 +18,12 @@ _RESULTS: Final = {
         names.MIGRATION_DROPPED.family,
     ),
     names.CAPTURE_SAMPLED.family: (names.CAPTURE_CALLS.family, names.CAPTURE_DROPPED.family),
+    names.EVENTS_SAMPLED.family: (names.EVENTS_DELIVERED.family, names.EVENTS_DROPPED.family),
 }
 """The counters of sampled calls, and those of their results; the last one is that of lost calls."""
+
+_OWNERS: Final = frozenset({"migration", "sink"})
+"""The labels that name whose samples they are."""
 
 _Labels = tuple[tuple[str, str], ...]
 
@@ -45,11 +49,11 @@ def with_lost_samples(metrics: Snapshot) -> Snapshot:
 
 
 def _counts(family: Any) -> Counter[_Labels]:
-    """Return a counter by its migration; the labels of a capture are none."""
+    """Return a counter by its migration or sink; the labels of a capture are none."""
     found: Counter[_Labels] = Counter()
     for name, labels, value, *_ in () if family is None else family[3]:
         if name == f"{family[0]}_total":
-            found[tuple((key, each) for key, each in labels.items() if key == "migration")] += int(
+            found[tuple((key, each) for key, each in labels.items() if key in _OWNERS)] += int(
                 value
             )
     return found

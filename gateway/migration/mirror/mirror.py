@@ -22,7 +22,7 @@ from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.metadata import ModelMetadata
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import OK, RecordedCall
-from gateway.migration.captures.sampling import CALL_BYTES
+from gateway.migration.captures.sampling import CALL_BYTES, sequence_key
 from gateway.migration.captures.transfer import Confirmation, SampleMessage, ShadowRequest
 from gateway.migration.compare.metadata_differences import metadata_differences, model_identity
 from gateway.migration.compare.output_rules import rules_of
@@ -31,7 +31,6 @@ from gateway.migration.compare.tensors import Outcome
 from gateway.migration.evidence.counts import MigrationEvidence, ShadowedCall
 from gateway.migration.evidence.kept_samples import KeptSamples, kept_sample
 from gateway.migration.evidence.verdicts import evidence_of
-from gateway.migration.mirror.sampling import sequence_key
 from gateway.migration.mirror.targets import LONGEST_S, NEW, OLD, shadow_route
 from gateway.migration.package_rules import named_rule
 from gateway.migration.replay.replay import ReplayOutcome, ask, recorded_result

@@ -1,12 +1,9 @@
 """Outbox: sends sampled calls to the shadow process, and never waits for it.
 
-It gathers calls for some milliseconds, so that both processes wake up less often, and then sends
-one packet in each turn of the event loop. What the socket does not take stays here as views, up to
-a limit; further calls are dropped and counted.
+What the socket does not take stays here, up to a limit; further calls are dropped and counted.
 """
 
 import asyncio
-import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +20,7 @@ from gateway.migration.captures.transfer import (
     decode_confirmation,
     encode_message,
 )
-from gateway.migration.mirror.packets import PACKET_BYTES, PacketWriter
+from gateway.migration.mirror.packet_sender import PacketSender
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +56,7 @@ class OutboxSampler(Protocol):
     def counts(self) -> CaptureCounts: ...  # noqa: D102
 
 
-class Outbox:
+class Outbox(PacketSender):
     """One end of a socket to the shadow process; used by one event loop.
 
     Args:
@@ -73,30 +70,16 @@ class Outbox:
     """
 
     def __init__(self, sock: socket.socket, sampler: OutboxSampler, gather_s: float = 0.0) -> None:
-        self._sock = sock
-        self._gather_s = gather_s
+        super().__init__(sock, gather_s)
         self._sampler = sampler
         self._counts = sampler.counts
-        self._epoch = int.from_bytes(os.urandom(4), "big") | 1
-        self._writer = PacketWriter(self._epoch)
-        self._numbers = 0
         self._confirmed = 0
         self._flushes: set[int] = set()  # numbers that are no calls
         # Calls without a message since the last one.
         self._skipped: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_scheduled = self._is_waiting = False
-        self._gathering: asyncio.TimerHandle | None = None
         self._all_confirmed: asyncio.Event | None = None
         self.stopped = ""
-        self.used_bytes = 0
-
-    def start(self) -> None:
-        """Begin to send and to receive, on the running event loop."""
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._sock.fileno(), self._receive)
-        self._schedule()
 
     def put(self, record: RecordedCall, shadow: ShadowRequest | None = None) -> bool:
         """Send a sampled call, or drop and count it; never waits.
@@ -130,7 +113,7 @@ class Outbox:
             return True
         return False
 
-    def skip(self, reason: str) -> None:
+    def skip(self, reason: str, _shadow: ShadowRequest | None = None) -> None:
         """Count a sampled call that cannot be recorded or compared."""
         self._counts.skipped[reason] += 1
         self._skipped[reason] += 1
@@ -154,12 +137,7 @@ class Outbox:
         if self._skipped or self._dropped:
             self._skipped.clear()
             self._dropped.clear()
-        self._numbers += 1
-        self.used_bytes += self._writer.put(self._numbers, buffers)
-        if self.used_bytes >= PACKET_BYTES or not self._gather_s:
-            self._schedule()
-        elif self._gathering is None and self._loop is not None:
-            self._gathering = self._loop.call_later(self._gather_s, self._schedule)
+        self._queue(buffers)
 
     def _send_flush(self) -> None:
         """Send a message without a call, which has everything before it confirmed."""
@@ -178,64 +156,10 @@ class Outbox:
                 await self._all_confirmed.wait()
         except TimeoutError:
             log.warning("calls not recorded", reason="the shadow process did not confirm them")
-        self._loop.remove_reader(self._sock.fileno())
-        self._stop_waiting()
-        if self._gathering is not None:
-            self._gathering.cancel()
-        self._writer.clear()
-        self.used_bytes = 0
+        self._stop()
         self._resolve(Confirmation(self._epoch, self._numbers))
-        self._loop = None
 
-    # -- sending
-
-    def _schedule(self) -> None:
-        if self._loop is not None and not self._is_scheduled and not self._is_waiting:
-            self._is_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """Send one packet; wait until the socket is writable if it takes none."""
-        self._is_scheduled = False
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
-        if self._loop is None or not self._writer:
-            self._stop_waiting()
-            return
-        buffers, parts = self._writer.packet()
-        try:
-            self._sock.sendmsg(buffers)
-        except (BlockingIOError, InterruptedError):
-            if not self._is_waiting:
-                self._is_waiting = True
-                self._loop.add_writer(self._sock.fileno(), self._flush)
-            return
-        except OSError as error:  # no memory for it; the next turn tries again
-            log.warning("calls not sent to the shadow process", reason=str(error))
-            self._loop.call_later(1.0, self._schedule)
-            return
-        self.used_bytes -= self._writer.sent(parts)
-        if self._writer:
-            self._schedule()
-        else:
-            self._stop_waiting()
-
-    def _stop_waiting(self) -> None:
-        if self._is_waiting and self._loop is not None:
-            self._is_waiting = False
-            self._loop.remove_writer(self._sock.fileno())
-
-    # -- receiving
-
-    def _receive(self) -> None:
-        try:
-            packet = self._sock.recv(PACKET_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return
-        if not packet and self._loop is not None:  # the parent and the shadow process have exited
-            self._loop.remove_reader(self._sock.fileno())
-            return
+    def _on_packet(self, packet: bytes) -> None:
         confirmation = decode_confirmation(packet)
         if not confirmation.epoch:  # a new process: what the old one had read is lost
             self._send_flush()

@@ -2,8 +2,10 @@
 
 `worker_process.launch` runs `python -m gateway.migration.mirror.process NUMBER/COUNT DESCRIPTOR`.
 The process ends at SIGTERM, or when its parent exits. Before, it writes what the sockets hold. It
-has a socket to each serving process for the capture, and one for each migration.
+has a socket to each serving process for the capture, one for each migration, and one for events.
 """
+
+from __future__ import annotations
 
 import asyncio
 import os
@@ -12,7 +14,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -30,128 +32,26 @@ from gateway.app.processes.channel import (
 )
 from gateway.app.signals import StopSignal, ignore_log_signals
 from gateway.config.load import ConfigError
-from gateway.migration.captures.recorder import CaptureRecorder, Sender
+from gateway.migration.captures.recorder import CaptureRecorder
 from gateway.migration.captures.sampling import CaptureOptions
-from gateway.migration.captures.transfer import (
-    Confirmation,
-    SampleMessage,
-    decode_message,
-    encode_confirmation,
-)
+from gateway.migration.mirror.inbox import Inbox, sample_inbox
 from gateway.migration.mirror.keeper import NAME
 from gateway.migration.mirror.mirroring import Mirroring
-from gateway.migration.mirror.packets import PACKET_BYTES, PacketReader
 from gateway.migration.mirror.upload_metrics import UploadMetrics
-from gateway.migration.options import captures_of
+from gateway.migration.options import EVENT_CHANNEL, captures_of
 from gateway.telemetry import error_texts, logs
 from gateway.telemetry.aggregation import snapshot
 from gateway.telemetry.lost_lines import LostLines
+
+if TYPE_CHECKING:
+    from gateway.migration.captures.transfer import SampleMessage
+    from gateway.migration.mirror.event_sinks import EventSinks
 
 log = structlog.get_logger(__name__)
 
 _FAILED = 1
 _NICE = 5
 _KEPT_BYTES = 64 << 20
-# More than a socket holds. A process that still sends cannot delay the end.
-_LAST_PACKETS = 4096
-
-
-class Receiver(Protocol):
-    """Receives the messages of serving processes: a recorder, or a mirror."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether it takes further messages now."""
-        ...
-
-    def put(self, sender: Sender, number: int, message: SampleMessage, size: int) -> None:
-        """Take a message; never waits and never raises."""
-        ...
-
-
-class Inbox:
-    """Passes the messages of all serving processes to a receiver, and confirmations back.
-
-    Args:
-        sockets: By the number of the serving process.
-    """
-
-    def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
-        self._sockets = sockets
-        self._readers = {number: PacketReader() for number in sockets}
-        self._unsent: dict[int, list[Confirmation]] = {number: [] for number in sockets}
-        self._loop = asyncio.get_running_loop()
-        self._receiver: Receiver | None = None
-        self._is_reading = False
-
-    def start(self, receiver: Receiver) -> None:
-        """Announce this process, and begin to read."""
-        self._receiver = receiver
-        for number in self._sockets:
-            self._unsent[number].append(Confirmation())
-        self._send_confirmations()
-        self._resume()
-
-    def stop(self) -> None:
-        """Read what the sockets hold, and nothing after it."""
-        self._pause()
-        for number in self._sockets:
-            for _ in range(_LAST_PACKETS):
-                if not self._receive(number):
-                    break
-
-    def confirm_soon(self, number: int, confirmation: Confirmation) -> None:
-        """Send a confirmation; called on the thread of the recorder."""
-        self._loop.call_soon_threadsafe(self.confirm, number, confirmation)
-
-    def confirm(self, number: int, confirmation: Confirmation) -> None:
-        """Send a confirmation."""
-        self._unsent[number].append(confirmation)
-        self._send_confirmations()
-        if self._receiver is not None and self._receiver.has_room:
-            self._resume()
-
-    def _send_confirmations(self) -> None:
-        """Send what the sockets take; the rest follows with the next confirmation."""
-        for number, unsent in self._unsent.items():
-            while unsent:
-                try:
-                    self._sockets[number].send(encode_confirmation(unsent[0]))
-                except (BlockingIOError, InterruptedError):
-                    break
-                except (BrokenPipeError, ConnectionResetError):  # the gateway has exited
-                    unsent.clear()
-                    break
-                del unsent[0]
-
-    def _resume(self) -> None:
-        if not self._is_reading:
-            self._is_reading = True
-            for number, sock in self._sockets.items():
-                self._loop.add_reader(sock.fileno(), self._receive, number)
-
-    def _pause(self) -> None:
-        if self._is_reading:
-            self._is_reading = False
-            for sock in self._sockets.values():
-                self._loop.remove_reader(sock.fileno())
-
-    def _receive(self, number: int) -> bool:
-        """Read one packet; return whether there may be another."""
-        assert self._receiver is not None  # noqa: S101  # `start` sets it
-        try:
-            packet = self._sockets[number].recv(PACKET_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except ConnectionResetError:  # the gateway has exited; what it sent can still be read
-            return True
-        if not packet:
-            return False
-        for epoch, place, view in self._readers[number].receive(packet):
-            self._receiver.put((number, epoch), place, decode_message(view), view.nbytes)
-        if not self._receiver.has_room:
-            self._pause()
-        return True
 
 
 def main() -> int:
@@ -183,7 +83,9 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     for name, sock_of_worker in setup.parts[NAME].open().sockets.items():
         number, _, channel_name = name.partition("/")
         sockets.setdefault(channel_name, {})[int(number)] = sock_of_worker
-    inboxes = {name: Inbox(ends) for name, ends in sockets.items()}
+    event_ends = sockets.pop(EVENT_CHANNEL, None)
+    inboxes = {name: sample_inbox(ends) for name, ends in sockets.items()}
+    events = None if event_ends is None else _event_sinks(setup, event_ends)
     mirroring = None
     recorders = []
     captures = captures_of(setup.loaded)
@@ -193,6 +95,8 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         if inboxes.keys() - captures.keys():
             mirroring = Mirroring(setup.loaded, inboxes, channel.send)
             await mirroring.start()
+        if events is not None:
+            events.start()
     except (*REASONS, StartError, ConfigError) as error:
         channel.send({"failed": reason_of(error)})
         await channel.close()
@@ -204,18 +108,33 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     await asyncio.wait({stopping, requests}, return_when=asyncio.FIRST_COMPLETED)
     for inbox in inboxes.values():
         inbox.stop()
-    if mirroring is not None:
-        await mirroring.close()
-    for recorder in recorders:
-        await asyncio.to_thread(recorder.close)
-    await asyncio.sleep(0)  # the last confirmations
+    await _finish(mirroring, events, recorders)
     await channel.close()
     for task in (requests, stopping):
         task.cancel()
     return 0
 
 
-async def _start_recorder(options: CaptureOptions, inbox: Inbox) -> CaptureRecorder:
+async def _finish(
+    mirroring: Mirroring | None, events: EventSinks | None, recorders: list[CaptureRecorder]
+) -> None:
+    """Write what there is, and confirm it."""
+    if events is not None:
+        await events.close()
+    if mirroring is not None:
+        await mirroring.close()
+    for recorder in recorders:
+        await asyncio.to_thread(recorder.close)
+    await asyncio.sleep(0)  # the last confirmations
+
+
+def _event_sinks(setup: WorkerSetup, ends: Mapping[int, socket.socket]) -> EventSinks:
+    from gateway.migration.mirror.event_sinks import EventSinks  # noqa: PLC0415  # if it is used
+
+    return EventSinks(setup.loaded, ends)
+
+
+async def _start_recorder(options: CaptureOptions, inbox: Inbox[SampleMessage]) -> CaptureRecorder:
     """Return a recorder that reads from *inbox*.
 
     Raises:

@@ -13,11 +13,14 @@ from typing import Final
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context
-from gateway.migration.captures.sampling import CaptureCounts, draw
+from gateway.migration.captures.sampling import (
+    CaptureCounts,
+    draw,
+    is_shadow_call,
+    sequence_key,
+)
+from gateway.migration.captures.token_bucket import TokenBucket
 from gateway.migration.settings import MigrationConfig
-
-SHADOW_HEADER: Final = "x-gateway-shadow"
-"""Header of shadow calls; calls with it are never compared."""
 
 _MIB: Final = 1 << 20
 _MAX_CALLERS: Final = 4096
@@ -80,11 +83,8 @@ class MigrationSampler:
         noise = 0.0 if config.noise is None else config.noise.percent / 100
         self._noise = noise * self._threshold
         self._first = config.sample.first
-        self._rate = config.sample.per_second
         self._takes_sequences = config.mirror.sequences == "whole"
-        self._clock = clock
-        self._tokens = max(1.0, self._rate)
-        self._refilled_s = clock()
+        self._tokens = TokenBucket(config.sample.per_second, clock)
         self._callers: BoundedDict[object, int] = BoundedDict(_MAX_CALLERS)
         # Sequences of which a call was lost: their later calls are not compared either.
         self._broken: BoundedDict[str, None] = BoundedDict(_MAX_SEQUENCES)
@@ -101,7 +101,7 @@ class MigrationSampler:
         self.counts.sampled += 1
         if sequence and not self._may_continue(sequence, request):
             return SamplingDecision.SEQUENCE
-        if not self._has_token():
+        if not self._tokens.take():
             self.lost(request)
             return SamplingDecision.RATE
         return (
@@ -135,25 +135,3 @@ class MigrationSampler:
         if found < self._first:
             self._callers[kind] = found + 1
         return found < self._first
-
-    def _has_token(self) -> bool:
-        now = self._clock()
-        refilled = self._tokens + (now - self._refilled_s) * self._rate
-        self._tokens, self._refilled_s = min(max(1.0, self._rate), refilled), now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-
-def is_shadow_call(context: Context) -> bool:
-    """Return whether another gateway made a call for its mirror."""
-    return SHADOW_HEADER in [name for name, _ in context.metadata]
-
-
-def sequence_key(request: InferRequest) -> str:
-    """Return "model|sequence id" of a call of a sequence; "" for other calls."""
-    if request.sequence is None:
-        return ""
-    model = "" if request.model is None else request.model.name
-    return f"{model}|{request.sequence.id}"

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
@@ -16,16 +16,33 @@ from gateway.ir.teed_body import with_kept_body
 from gateway.ir.tensor import Tensor
 from gateway.ir.work import LongWork
 from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import MissingElements, Recordable, record_of
-from gateway.migration.captures.transfer import ShadowRequest
-from gateway.migration.mirror.outbox import Outbox
+from gateway.migration.captures.records import (
+    MissingElements,
+    Recordable,
+    RecordedCall,
+    record_of,
+)
 
 log = structlog.get_logger(__name__)
 
 E = TypeVar("E", bound=TappedCall)
+N = TypeVar("N")
+N_contra = TypeVar("N_contra", contravariant=True)
 
 
-class RecordSender:
+class RecordOutbox(Protocol[N_contra]):
+    """Sends the records of calls, each with a note."""
+
+    def put(self, record: RecordedCall, note: N_contra, /) -> bool:
+        """Send a call, or drop and count it; return whether it will be sent."""
+        ...
+
+    def skip(self, reason: str, note: N_contra, /) -> None:
+        """Count a call that has no record."""
+        ...
+
+
+class RecordSender(Generic[N]):
     """Makes the records of calls for one outbox. Long work goes to the thread for it.
 
     Args:
@@ -33,48 +50,48 @@ class RecordSender:
         privacy: Returns what to withhold.
     """
 
-    def __init__(self, outbox: Outbox, privacy: Callable[[], Privacy]) -> None:
+    def __init__(self, outbox: RecordOutbox[N], privacy: Callable[[], Privacy]) -> None:
         self.outbox = outbox
         self._privacy = privacy
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, call: Recordable, shadow: ShadowRequest | None = None) -> bool:
+    def send(self, call: Recordable, note: N) -> bool:
         """Send a call, or count why not; return whether it will be sent."""
         try:
             record = run_bounded_on_loop(record_of, call, self._privacy(), None)
         except LongWork:
-            task = asyncio.create_task(self._send_later(call, shadow))
+            task = asyncio.create_task(self._send_later(call, note))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return True
         except MissingElements as missing:
-            self.outbox.skip(missing.reason)
+            self.outbox.skip(missing.reason, note)
             return False
         except GatewayError:
-            self.outbox.skip("invalid")
+            self.outbox.skip("invalid", note)
             return False
         except Exception:
-            self.outbox.skip("internal")
+            self.outbox.skip("internal", note)
             raise
-        return self.outbox.put(record, shadow)
+        return self.outbox.put(record, note)
 
     async def close(self) -> None:
         """Wait for the calls that need long work."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _send_later(self, call: Recordable, shadow: ShadowRequest | None) -> None:
+    async def _send_later(self, call: Recordable, note: N) -> None:
         try:
             record = await off_loop(record_of, call, self._privacy(), None)
         except MissingElements as missing:
-            self.outbox.skip(missing.reason)
+            self.outbox.skip(missing.reason, note)
         except GatewayError:
-            self.outbox.skip("invalid")
+            self.outbox.skip("invalid", note)
         except Exception:  # a defect costs one sample
-            self.outbox.skip("internal")
+            self.outbox.skip("internal", note)
             log.exception("call not recorded")
         else:
-            self.outbox.put(record, shadow)
+            self.outbox.put(record, note)
 
 
 def own_arrays(items: list[tuple[float, InferResponse]]) -> None:

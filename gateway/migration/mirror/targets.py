@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.config.models import Config, LifecycleConfig, ModelConfig, UpstreamConfig
 from gateway.config.routes import MatchConfig, RetryConfig, RouteConfig, TargetConfig
-from gateway.migration.mirror.sampling import SHADOW_HEADER
+from gateway.migration.captures.sampling import SHADOW_HEADER
 from gateway.migration.targets import LiveMigration, live_migrations
 
 OLD: Final = "old"
@@ -66,7 +66,7 @@ def _is_pipeline(target: TargetConfig, config: Config) -> bool:
 
 
 def _is_used(model: ModelConfig) -> bool:
-    return model.backend is not None or model.signature is not None
+    return model.backend is not None or model.signature is not None or bool(model.protocols)
 
 
 def _route(

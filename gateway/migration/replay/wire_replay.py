@@ -8,8 +8,17 @@ from typing import Any, TypeVar, cast
 from gateway.api.protocol import Codec, FramingCodec, ResponseSplitter
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest, inference_of
 from gateway.ir.context import Metadata, Origin
-from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
+from gateway.ir.data import UntypedData
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidRequest,
+    MalformedMessage,
+    TooLarge,
+    Unsupported,
+)
+from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import Tensor
+from gateway.ir.untyped import typed_tensor
 from gateway.migration.captures.records import INVALID_VALUES, RecordedCall
 from gateway.migration.compare.replies import Result
 from gateway.migration.replay.wire_messages import request_of
@@ -128,6 +137,16 @@ def _all_typed(outputs: Sequence[Tensor], known: Sequence[Tensor]) -> Iterator[T
 def _typed(new: Tensor, old: Tensor | None) -> Tensor:
     if old is None or (new.name and new.datatype is not None and new.shape is not None):
         return new
+    if type(new.data) is UntypedData:
+        return _typed_json(new.name or old.name, new, new.data, old)
     datatype = old.datatype if new.datatype is None else new.datatype
     shape = old.shape if new.shape is None else new.shape
     return Tensor(new.name or old.name, datatype, shape, new.data, new.parameters)
+
+
+def _typed_json(name: str, new: Tensor, data: UntypedData, old: Tensor) -> Tensor:
+    """Return JSON as a tensor of the recorded datatype; as it is where it has other values."""
+    try:
+        return typed_tensor(name, data, TensorMetadata(name, old.datatype, None))
+    except (InvalidRequest, TooLarge):
+        return new

@@ -19,11 +19,14 @@ from gateway.ir.data import (
     SharedMemoryData,
     SlicedData,
     TensorData,
+    UntypedData,
     check_items,
 )
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, UpstreamProtocolError
+from gateway.ir.rows import IndependentRows
 from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
+from gateway.policies.batch.padding import cut_width, pad_tensors, width_of
 
 SHARED_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 """The needs of a reply that several callers share; each caller's codec adds the rest."""
@@ -46,7 +49,7 @@ def row_count(call: InferRequest) -> int:
         shape, data = tensor.shape, tensor.data
         if tensor.datatype is None or not shape or shape[0] != rows:
             return 0
-        if isinstance(data, SlicedData | SharedMemoryData | JsonItemsData):
+        if isinstance(data, SlicedData | SharedMemoryData | JsonItemsData | UntypedData):
             return 0
     if any(output.shared is not None for output in call.outputs):
         return 0
@@ -60,14 +63,22 @@ def batch_key(call: InferRequest) -> Hashable:
 
     It includes everything the target may read, except for the rows, ids and times.
     """
+    ragged = call.rows if call.rows is not None and call.rows.lengths else None
+    first = 1 if ragged is None else 2
     return (
         call.model,
         tuple(
             [
-                (tensor.name, tensor.datatype, (tensor.shape or ())[1:], typed(tensor.parameters))
+                (
+                    tensor.name,
+                    tensor.datatype,
+                    (tensor.shape or ())[first:],
+                    typed(tensor.parameters),
+                )
                 for tensor in in_canonical_order(call.inputs)
             ]
         ),
+        None if ragged is None else ragged.of(()),
         tuple([(one.name, one.classes, typed(one.parameters)) for one in call.outputs]),
         typed(call.parameters),
         call.priority,
@@ -103,7 +114,13 @@ def merge_requests(calls: Sequence[InferRequest]) -> InferRequest:
     first = calls[0]
     rows = sum([row_count(call) for call in calls])
     ordered = [_by_name(call, first) for call in calls]
-    inputs = tuple([_merge_tensors(tensors, rows) for tensors in zip(*ordered, strict=True)])
+    ragged = first.rows if first.rows is not None and first.rows.lengths else None
+    inputs = tuple(
+        [
+            _merge_tensors(tensors, rows) if ragged is None else pad_tensors(tensors, ragged)
+            for tensors in zip(*ordered, strict=True)
+        ]
+    )
     deadlines = [call.context.deadline for call in calls if call.context.deadline is not None]
     timeouts = [call.timeout_us for call in calls if call.timeout_us is not None]
     context = Context(
@@ -121,7 +138,15 @@ def merge_requests(calls: Sequence[InferRequest]) -> InferRequest:
         priority=first.priority,
         timeout_us=max(timeouts) if len(timeouts) == len(calls) else None,
         parameters=first.parameters,
+        rows=_merge_rows(calls),
     )
+
+
+def _merge_rows(calls: Sequence[InferRequest]) -> IndependentRows | None:
+    found = [call.rows for call in calls if call.rows is not None]
+    if len(found) < len(calls):
+        return None
+    return found[0].of(tuple([length for rows in found for length in rows.lengths]))
 
 
 def _by_name(call: InferRequest, first: InferRequest) -> Sequence[Tensor]:
@@ -200,6 +225,23 @@ def split_reply(reply: InferResponse, sizes: Sequence[int]) -> list[tuple[Tensor
             )
         parts.append(_split(tensor, sizes))
     return list(zip(*parts, strict=True)) if parts else [() for _ in sizes]
+
+
+def split_reply_of(reply: InferResponse, calls: Sequence[InferRequest]) -> list[tuple[Tensor, ...]]:
+    """Return the outputs of *reply* for each of the merged *calls*, as `split_reply`.
+
+    Outputs with an axis for the elements of padded rows have as many as the call itself.
+    """
+    outputs = split_reply(reply, [row_count(call) for call in calls])
+    rows = calls[0].rows
+    if rows is None or not rows.lengths:
+        return outputs
+    widths = list(map(width_of, calls))
+    merged = max(widths)
+    return [
+        tuple([cut_width(tensor, width, merged, pads_left=rows.pads_left) for tensor in own])
+        for own, width in zip(outputs, widths, strict=True)
+    ]
 
 
 def _split(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:

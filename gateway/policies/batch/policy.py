@@ -20,7 +20,7 @@ from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.model_info.metadata_cache import METADATA_TTL_S, MetadataCache
-from gateway.policies.batch.merge import batch_key, merge_requests, row_count, split_reply
+from gateway.policies.batch.merge import batch_key, merge_requests, row_count, split_reply_of
 from gateway.policies.batch.queue import (
     BatchQueue,
     BatchRules,
@@ -289,7 +289,7 @@ class Batch:
             reply = await self._infer([member.call for member in members])
             # Send the next batch before splitting this reply.
             slot.release()
-            outputs = split_reply(reply, [member.rows for member in members])
+            outputs = split_reply_of(reply, [member.call for member in members])
         except errors.GatewayError as error:
             if _is_rejection(error):
                 await self._bisect(members, error)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.policies.access.apart import Apart
+from gateway.policies.batch.padding import PaddedSize, width_of
 
 _MIB = 1 << 20
 
@@ -145,17 +146,21 @@ class BatchQueue:
         return enough or self.preferred > 0
 
     def pop_batch(self) -> list[PendingRequest]:
-        """Remove and return the first requests that fit into a batch; at least one."""
+        """Remove and return the first requests that fit into a batch; at least one.
+
+        Of rows with different lengths, those that are the most like the first one come first.
+        """
         rows, size_bytes = self.preferred or self.max_rows, self.rules.max_bytes
+        padding = PaddedSize()
         batch: list[PendingRequest] = []
-        while self.members:
-            member = self.members[0]
+        for member in nearest_first(self.members):
             rows -= member.rows
             size_bytes -= member.size_bytes
-            if batch and (rows < 0 or size_bytes < 0):
+            if not padding.add(member.call) or (batch and (rows < 0 or size_bytes < 0)):
                 break
-            batch.append(self.members.popleft())
-        self.replace(self.members)
+            batch.append(member)
+        sent = set(batch)
+        self.replace([member for member in self.members if member not in sent])
         return batch
 
     def pop_expired(self, now: float) -> list[PendingRequest]:
@@ -174,3 +179,12 @@ class BatchQueue:
         self.due = self.deadline = math.inf
         for member in remaining:
             self.add(member)
+
+
+def nearest_first(members: Sequence[PendingRequest]) -> Sequence[PendingRequest]:
+    """Return the first member, and then the others by how much their rows differ in length."""
+    first = members[0].call
+    if first.rows is None or not first.rows.lengths:
+        return members
+    width = width_of(first)
+    return sorted(members, key=lambda member: abs(width_of(member.call) - width))

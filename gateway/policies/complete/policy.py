@@ -10,6 +10,7 @@ from typing import Final, TypeVar, cast
 
 import structlog
 
+from gateway.concurrency.offload import run_bounded
 from gateway.ir import errors
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
@@ -43,6 +44,7 @@ from gateway.policies.complete.tensors import (
     is_incomplete,
     is_raw_binary_request,
 )
+from gateway.policies.complete.untyped import is_untyped, typed_reply, typed_request
 from gateway.policies.complete.versions import resolve_version
 from gateway.policies.texts.run import run_stream_task, run_task
 from gateway.service import ReplyCoroutine, Service
@@ -67,6 +69,8 @@ _STALE_METADATA_CODES: Final = frozenset(
     }
 )
 _MEMBERS_UNKNOWN: Final = "the message does not distinguish tensors from parameters"
+_UNTYPED: Final = "the request has no datatypes"
+_UNTYPED_REPLY: Final = "the reply has no datatypes"
 _VERSIONS_UNKNOWN: Final = "the request has a numeric version"
 _TENSORS_UNKNOWN: Final = "the request has texts, without the names of tensors"
 _ORDER_UNKNOWN: Final = "outputs without names depend on their order"
@@ -108,6 +112,8 @@ class Complete:
         self._inference = inner if inference is None else inference
         self._needs = needs
         self._substitutes = substitute_kind(needs)
+        self._has_untyped = Need.UNTYPED in needs
+        self._reads_replies = self._substitutes is not None or self._has_untyped
         self._has_more_needs = Need.OUTPUTS in needs or Need.BATCHING in needs
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
@@ -150,7 +156,7 @@ class Complete:
                 reply = await inference(request)
             if not (
                 has_more_needs
-                or self._substitutes is not None
+                or self._reads_replies
                 or reply.batch_size is not None
                 or reply.flat_members
                 or is_incomplete(reply.outputs, needs)
@@ -214,7 +220,7 @@ class Complete:
             needs
             or Need.BATCHING in self._needs
             or Need.FLAT_MEMBERS in self._needs
-            or self._substitutes is not None
+            or self._reads_replies
         ):
             pending = _PendingCompletion(
                 request.with_context(needs=needs), call.request.batch_size, metadata
@@ -253,6 +259,9 @@ class Complete:
         if call.flat_members:
             metadata = await self._get_metadata(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
             call = split_flat_members(call, metadata)
+        if is_untyped(call.inputs):
+            metadata = await self._get_metadata(call.model or ModelRef(""), _UNTYPED)
+            call = await run_bounded(typed_request, call, metadata)
         substitutes = substitute_kind(call.context.needs)
         # Keep substitutes that the upstream's codec would send as well.
         if (
@@ -307,6 +316,10 @@ class Complete:
             model = pending.request.model or reply.model
             metadata = pending.metadata or await self._get_metadata(model, _MEMBERS_UNKNOWN)
             reply = split_reply_members(pending.request, reply, metadata)
+        if self._has_untyped and is_untyped(reply.outputs):
+            model = pending.request.model or reply.model
+            metadata = pending.metadata or await self._get_metadata(model, _UNTYPED_REPLY)
+            reply = await run_bounded(typed_reply, pending.request, reply, metadata)
         substitutes = self._substitutes
         if (
             substitutes is not None

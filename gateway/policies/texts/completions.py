@@ -60,7 +60,7 @@ async def complete(run: TaskRun, task: Generate) -> InferResponse:
                     text, reason = text + piece, why or reason
             found.append(text)
             reasons.append(reason)
-        return _texts_reply(run, found, reasons)
+        return _texts_reply(run, calls.output.name, found, reasons)
     most = calls.rows.most or len(prompts)
     for begin in range(0, len(prompts), most):
         chosen = prompts[begin : begin + most]
@@ -75,7 +75,7 @@ async def complete(run: TaskRun, task: Generate) -> InferResponse:
             text = finder.add(_decoded(bytes(data), run)) + finder.end()
             found.append(text)
             reasons.append(STOP if finder.is_found else calls.reason(reply, at) or STOP)
-    return _texts_reply(run, found, reasons)
+    return _texts_reply(run, calls.output.name, found, reasons)
 
 
 async def stream_completion(run: TaskRun, task: Generate) -> AsyncIterator[InferResponse]:
@@ -153,7 +153,7 @@ async def _stream(
         async for piece, why in pieces:
             reason = why or reason
             if piece:
-                yield _piece_reply(run, piece)
+                yield _piece_reply(run, calls.output.name, piece)
     yield InferResponse(
         model=run.ref, outputs=(), id=run.call.id, parameters={FINISH_REASON: reason}
     )
@@ -215,13 +215,15 @@ def _not_text(run: TaskRun) -> InvalidOutput:
     )
 
 
-def _piece_reply(run: TaskRun, piece: str) -> InferResponse:
-    tensor = Tensor("", Datatype.BYTES, (1,), ItemsData([piece.encode()]))
+def _piece_reply(run: TaskRun, name: str, piece: str) -> InferResponse:
+    tensor = Tensor(name, Datatype.BYTES, (1,), ItemsData([piece.encode()]))
     return InferResponse(model=run.ref, outputs=(tensor,), id=run.call.id, is_final=False)
 
 
-def _texts_reply(run: TaskRun, texts: Sequence[str], reasons: Sequence[str]) -> InferResponse:
-    output = items_tensor("", (len(texts),), [text.encode() for text in texts])
+def _texts_reply(
+    run: TaskRun, name: str, texts: Sequence[str], reasons: Sequence[str]
+) -> InferResponse:
+    output = items_tensor(name, (len(texts),), [text.encode() for text in texts])
     return InferResponse(
         model=run.ref,
         outputs=(output,),

@@ -12,9 +12,10 @@ from gateway.ir.calls import InferResponse
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.rows import IndependentRows
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.ir.text_tasks import Embed, EmbeddingsForm, Pooling, TokenizerForm
-from gateway.policies.texts.signature import TaskModel, output_of, with_rows
+from gateway.policies.texts.signature import ROWS, TaskModel, output_of, with_rows
 from gateway.policies.texts.task import (
     TaskRun,
     count_tokens,
@@ -26,6 +27,7 @@ from gateway.policies.texts.task import (
 from gateway.policies.texts.tokenizer import (
     Ids,
     TokenRow,
+    length_order,
     pad_rows,
     pieces,
     tokenizer_of,
@@ -78,11 +80,11 @@ async def embed(run: TaskRun, task: Embed) -> InferResponse:
     for begin in range(0, len(texts), most):
         chosen = texts[begin : begin + most] if most < len(texts) else texts
         tensor = text_tensor(declared.name, rows.shape(len(chosen)), chosen)
-        reply = await run.infer(run.plain([tensor], wanted))
+        reply = await run.infer(run.plain([tensor], wanted, rows=rows.independent))
         part, datatype = _rows_of(model, output_of(model, reply, output.name), len(chosen))
         tokens += count_tokens(model, reply, form.tokens)
         parts.append(part)
-    found = await run_bounded(_finish, model, task, form, parts, datatype)
+    found = await run_bounded(_finish, output.name, model, task, form, parts, datatype)
     return task_reply(run, found, tokens if form.tokens else None)
 
 
@@ -102,11 +104,12 @@ async def _embed_tokens(
         texts = [prefix + bytes(text).decode() for text in texts_of(inputs[0])]
         rows = await tokenizer.encode(texts, run.ref, "input")
     parts, datatype = [], Datatype.FP32
-    async with aclosing(run_tokens(run, model, rows, tokens, output)) as calls:
+    order = length_order(rows)
+    async with aclosing(run_tokens(run, model, rows, tokens, output, order)) as calls:
         async for states, kind, places in calls:
             datatype = kind
             parts.append(await run_bounded(pool_output, model, states, pooling, places))
-    found = await run_bounded(_finish, model, task, form, parts, datatype)
+    found = await run_bounded(_finish, output.name, model, task, form, parts, datatype, order)
     return task_reply(run, found, sum(len(row.ids) for row in rows))
 
 
@@ -116,8 +119,18 @@ async def run_tokens(
     rows: Sequence[TokenRow],
     form: TokenizerForm,
     output: TensorMetadata,
+    order: Sequence[int],
 ) -> AsyncGenerator[tuple[Array, Datatype, list[Ids]], None]:
-    """Yield the output of each call, its datatype, and where the tokens of its rows stand."""
+    """Yield the output of each call, its datatype, and where the tokens of its rows stand.
+
+    Args:
+        run: The task.
+        model: Takes token ids.
+        rows: Tokens of all inputs.
+        form: What the configuration declares.
+        output: The output of the model.
+        order: How the rows are sent; empty for as they are.
+    """
     tokenizer = tokenizer_of(form)
     ids = model.find_input(form.ids)
     if ids is None:
@@ -131,8 +144,16 @@ async def run_tokens(
         (model.find_input(form.types), "types"),
     ]
     fixed = form.fixed_length or fixed
-    for piece in pieces(rows, most, form.max_total_tokens):
-        length = max([fixed or 0, *(len(row.ids) for row in piece)])
+    padded = IndependentRows(
+        fills=((form.ids, tokenizer.pad_id),),
+        pads_left=form.pads_left,
+        most_elements=form.max_total_tokens,
+    )
+    if order:
+        rows = [rows[at] for at in order]
+    for piece in pieces(rows, most, form.max_total_tokens, by_length=bool(order)):
+        lengths = tuple([len(row.ids) for row in piece])
+        length = max(fixed or 0, *lengths)
         padding = await run_bounded(
             partial(pad_rows, piece, length, tokenizer.pad_id, left=form.pads_left)
         )
@@ -142,7 +163,9 @@ async def run_tokens(
             for declared, part in others
             if declared is not None
         ]
-        reply = await run.infer(run.plain(inputs, wanted))
+        # Rows of a fixed length are the same in every call.
+        rows_form = padded.of(lengths) if fixed is None else ROWS
+        reply = await run.infer(run.plain(inputs, wanted, rows=rows_form))
         array, datatype = array_of(output_of(model, reply, output.name))
         yield array, datatype, padding.places
 
@@ -205,7 +228,13 @@ def check_early(
 
 
 def _finish(
-    model: TaskModel, task: Embed, form: EmbeddingsForm, parts: list[Array], datatype: Datatype
+    name: str,
+    model: TaskModel,
+    task: Embed,
+    form: EmbeddingsForm,
+    parts: list[Array],
+    datatype: Datatype,
+    order: Sequence[int] = (),
 ) -> Tensor:
     """Return the rows of all calls, cut and normalised, as one tensor."""
     size = parts[0].shape[1]
@@ -218,7 +247,7 @@ def _finish(
     done = [cut_rows(part, wanted, normalize=form.normalize) for part in parts]
     if done[0].dtype == np.float64 and (form.normalize or datatype is not Datatype.FP64):
         done, datatype = [round_rows(part) for part in done], Datatype.FP32
-    return join_rows(done, datatype)
+    return join_rows(name, done, datatype, order)
 
 
 def _check_dimensions(model: TaskModel, wanted: int, form: EmbeddingsForm, size: int) -> None:

@@ -17,7 +17,7 @@ from gateway.ir.work import charge
 from gateway.policies.texts.embeddings import run_tokens
 from gateway.policies.texts.signature import Rows, TaskModel, output_of
 from gateway.policies.texts.task import TaskRun, count_tokens, task_reply, text_tensor, texts_of
-from gateway.policies.texts.tokenizer import Ids, tokenizer_of
+from gateway.policies.texts.tokenizer import Ids, length_order, tokenizer_of
 from gateway.policies.texts.vectors import Array, array_of, join_rows, pool, score_column
 
 RERANK: Final = "rerank"
@@ -59,12 +59,12 @@ async def rerank(run: TaskRun, task: Rerank) -> InferResponse:
     most = calls.most or len(documents)
     for begin in range(0, len(documents), most):
         inputs = await run_bounded(calls.inputs, documents[begin : begin + most])
-        reply = await run.infer(run.plain(inputs, wanted))
+        reply = await run.infer(run.plain(inputs, wanted, rows=calls.independent))
         array, datatype = array_of(output_of(model, reply, output.name))
         tokens += count_tokens(model, reply, form.tokens)
         count = min(most, len(documents) - begin)
         parts.append(await run_bounded(_scores, model, form, array, count))
-    return _reply(run, form, _join(parts, datatype), tokens if form.tokens else None)
+    return _reply(run, form, _join(output.name, parts, datatype), tokens if form.tokens else None)
 
 
 class _PairCalls:
@@ -72,6 +72,7 @@ class _PairCalls:
 
     Attributes:
         most: Most documents of one call; None for any number.
+        independent: What is known of their rows; None where the query has only one.
     """
 
     def __init__(self, model: TaskModel, form: RerankForm, query: bytes) -> None:
@@ -89,6 +90,7 @@ class _PairCalls:
         if self._query is not None:
             self._query_rows = model.rows(self._query)
             self._has_one_query = self._query_rows.single is not None
+        self.independent = None if self._has_one_query else self._rows.independent
 
     def inputs(self, documents: Sequence[bytes | memoryview]) -> list[Tensor]:
         """Return the inputs of one call."""
@@ -145,12 +147,13 @@ async def _rerank_tokens(
         bytes(query).decode(), texts, run.ref, task.max_tokens_per_document
     )
     parts, datatype = [], Datatype.FP32
-    async with aclosing(run_tokens(run, model, rows, declared, output)) as calls:
+    order = length_order(rows)
+    async with aclosing(run_tokens(run, model, rows, declared, output, order)) as calls:
         async for array, kind, places in calls:
             datatype = kind
             parts.append(await run_bounded(_scores, model, form, array, len(places), places))
     tokens = sum(len(row.ids) for row in rows)
-    return _reply(run, form, _join(parts, datatype), tokens)
+    return _reply(run, form, _join(output.name, parts, datatype, order), tokens)
 
 
 def _check_token_scores(model: TaskModel, form: RerankForm) -> None:
@@ -197,7 +200,9 @@ def _reply(run: TaskRun, form: RerankForm, scores: Tensor, tokens: int | None) -
     return task_reply(run, scores, tokens, **others)
 
 
-def _join(parts: Sequence[Array], datatype: Datatype) -> Tensor:
+def _join(
+    name: str, parts: Sequence[Array], datatype: Datatype, order: Sequence[int] = ()
+) -> Tensor:
     whole = [np.ascontiguousarray(part) for part in parts]
     is_rounded = whole[0].dtype == np.float32
-    return join_rows(whole, Datatype.FP32 if is_rounded else datatype)
+    return join_rows(name, whole, Datatype.FP32 if is_rounded else datatype, order)

@@ -9,9 +9,11 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.rows import IndependentRows
 from gateway.ir.tensor import Shape, Tensor
 
 UNSUPPORTED_MODEL: Final = "unsupported_model"
+ROWS: Final = IndependentRows()
 _WHOLE: Final = frozenset({Datatype.INT8, Datatype.UINT8})
 _SHOWN: Final = 16
 
@@ -30,6 +32,11 @@ class Rows:
     most: int | None
     item: Shape = ()
     single: Shape | None = None
+
+    @property
+    def independent(self) -> IndependentRows | None:
+        """What is known of the rows of a call; None where no axis counts them."""
+        return ROWS if self.single is None else None
 
     def shape(self, count: int) -> Shape:
         """Return the shape of *count* rows."""

@@ -14,6 +14,7 @@ from gateway.ir.context import NO_PARAMETERS, ModelRef, Need, Parameter, Paramet
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidMember
 from gateway.ir.metadata import ModelMetadata
+from gateway.ir.rows import IndependentRows
 from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_numpy, items_tensor
 from gateway.ir.text_tasks import (
     PROMPT_TOKENS,
@@ -73,6 +74,7 @@ class TaskRun:
         inputs: Sequence[Tensor],
         outputs: Sequence[str] = (),
         parameters: Parameters = NO_PARAMETERS,
+        rows: IndependentRows | None = None,
     ) -> InferRequest:
         """Return the call of tensors with these inputs.
 
@@ -80,6 +82,7 @@ class TaskRun:
             inputs: With names.
             outputs: Names of the outputs to ask for; none for all.
             parameters: Further parameters of the request.
+            rows: What is known of rows that do not depend on one another.
         """
         call = self.call
         return call.changed(
@@ -87,6 +90,7 @@ class TaskRun:
             outputs=tuple([RequestedOutput(name) for name in outputs]),
             parameters={**call.parameters, **parameters},
             texts=None,
+            rows=rows,
             context=call.context.changed(needs=_NEEDS),
         )
 
@@ -128,7 +132,10 @@ def count_tokens(model: TaskModel, reply: InferResponse, name: str) -> int:
 def task_reply(
     run: TaskRun, output: Tensor, tokens: int | None, **others: Parameter
 ) -> InferResponse:
-    """Return the reply to a task, with the number of tokens where it is known."""
+    """Return the reply to a task, with the number of tokens where it is known.
+
+    Its output has the name of the model's, by which rules of comparisons find it.
+    """
     parameters = others if tokens is None else {**others, PROMPT_TOKENS: tokens}
     return InferResponse(model=run.ref, outputs=(output,), id=run.call.id, parameters=parameters)
 

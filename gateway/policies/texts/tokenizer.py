@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gateway.concurrency.offload import off_loop, run_bounded
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidMember
+from gateway.ir.rows import most_padded
 from gateway.ir.text_tasks import TokenizerForm
 from gateway.ir.work import charge
 
@@ -267,20 +268,34 @@ def pad_rows(rows: Sequence[TokenRow], length: int, pad_id: int, *, left: bool) 
     return PaddedRows(ids, mask, types, places)
 
 
+def length_order(rows: Sequence[TokenRow]) -> list[int]:
+    """Return the order of *rows* by length; empty where their padding is worth no second call."""
+    lengths = [len(row.ids) for row in rows]
+    if len(rows) * max(lengths) <= most_padded(sum(lengths)):
+        return []
+    return sorted(range(len(rows)), key=lengths.__getitem__)
+
+
 def pieces(
-    rows: Sequence[TokenRow], most_rows: int | None, most_elements: int
+    rows: Sequence[TokenRow], most_rows: int | None, most_elements: int, *, by_length: bool = False
 ) -> list[Sequence[TokenRow]]:
-    """Return *rows* in pieces of at most *most_rows* rows and *most_elements* pad_rows elements."""
+    """Return *rows* in pieces of at most *most_rows* rows and *most_elements* with padding.
+
+    Args:
+        rows: All rows.
+        most_rows: None for any number.
+        most_elements: Of a piece with more than one row.
+        by_length: They are sorted by length: a piece has little padding.
+    """
     found: list[Sequence[TokenRow]] = []
-    begin, longest = 0, 0
+    begin, longest, own = 0, 0, 0
     for at, row in enumerate(rows):
-        size = max(longest, len(row.ids))
+        size, own = max(longest, len(row.ids)), own + len(row.ids)
         count = at - begin + 1
-        if at > begin and (
-            (most_rows is not None and count > most_rows) or count * size > most_elements
-        ):
+        most = min(most_elements, most_padded(own)) if by_length else most_elements
+        if at > begin and ((most_rows is not None and count > most_rows) or count * size > most):
             found.append(rows[begin:at])
-            begin, size = at, len(row.ids)
+            begin, size, own = at, len(row.ids), len(row.ids)
         longest = size
     found.append(rows[begin:])
     return found

@@ -31,10 +31,23 @@ def array_of(tensor: Tensor) -> tuple[Array, Datatype]:
     return array, datatype
 
 
-def join_rows(parts: Sequence[Array], datatype: Datatype) -> Tensor:
-    """Return the rows of all *parts* as one tensor without a name."""
+def join_rows(
+    name: str, parts: Sequence[Array], datatype: Datatype, order: Sequence[int] = ()
+) -> Tensor:
+    """Return the rows of all *parts* as one tensor.
+
+    Args:
+        name: Of the tensor.
+        parts: The rows of each call.
+        datatype: Of the rows.
+        order: The place of each row among those of the request; empty where they are in order.
+    """
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return array_tensor("", whole, datatype)
+    if order:
+        ordered = np.empty_like(whole)
+        ordered[np.array(order)] = whole
+        whole = ordered
+    return array_tensor(name, whole, datatype)
 
 
 def pool(states: Array, pooling: Pooling, masks: Sequence[Array]) -> Array:

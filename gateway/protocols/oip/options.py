@@ -85,6 +85,7 @@ _READERS: Mapping[str, Reader] = {
     "trace": _flag_or(READ),
     "logging": one_of(OFF, GATEWAY, TARGET, READ),
     "opaque": flag,
+    "sagemaker": flag,
 }
 _EXTENSIONS = tuple(field.name for field in fields(Extensions))
 _WHOSE = ("statistics", "logging")

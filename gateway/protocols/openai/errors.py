@@ -16,7 +16,6 @@ from gateway.ir.errors import (
     GatewayError,
     InvalidMember,
     InvalidOutput,
-    InvalidRequest,
     NotFound,
     RateExceeded,
 )
@@ -24,6 +23,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.wire.errors import (
     HTTP_METHOD_NOT_ALLOWED,
     MethodNotAllowed,
+    UnsupportedContentType,
     clip,
     is_error_status,
     strip_traceback,
@@ -70,10 +70,6 @@ STATUS: Final[dict[ErrorCode, ErrorRow]] = {
     ErrorCode.INTERNAL: ErrorRow(500, SERVER, "internal_error"),
 }
 _FINAL_CODES: Final = frozenset({ErrorCode.UPSTREAM, ErrorCode.INTERNAL})
-
-
-class UnsupportedContentType(InvalidRequest):
-    """The body is of a type that is not read."""
 
 
 class UnknownPath(NotFound):

@@ -17,6 +17,7 @@ from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
 from gateway.transports.http2.receiver import STREAM_WINDOW
+from gateway.transports.http2.states import CLOSED
 from gateway.transports.http2.streams import Http2Stream
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
@@ -128,7 +129,7 @@ class ClientCall(Struct, eq=False):
             self._end = tail
             if not waiter.done():
                 waiter.set_result(GrpcResponse((message,), metadata=tail.metadata))
-            if not stream.is_local_closed:
+            if stream.state is not CLOSED:
                 self.cancel()
             elif self._rest is None and not stream.unread:
                 stream.owner = None  # as `release`, which has nothing else to do
@@ -298,7 +299,7 @@ class ClientCall(Struct, eq=False):
     def write(self, piece: memoryview) -> None:
         """Send the next piece of a streaming request."""
         stream, writer, rest = self.stream, self.connection.core.writer, self._rest
-        if rest is None or stream.number not in self.connection.core.streams:
+        if rest is None or stream.state is CLOSED:
             return
         writer.data(stream, (piece,))
         if not rest.remaining_bytes:
@@ -312,7 +313,7 @@ class ClientCall(Struct, eq=False):
     def cancel(self) -> None:
         """Reset the stream, unless it has ended."""
         core = self.connection.core
-        if self.stream.number in core.streams:
+        if self.stream.state is not CLOSED:
             core.cancel(self.stream)
             self.connection.flush()
             self.connection.on_cancelled()
@@ -323,7 +324,7 @@ class ClientCall(Struct, eq=False):
             self.withholds
             and not self._is_done
             and (self._rest is None or not self._rest.remaining_bytes)
-            and self.stream.number in self.connection.core.streams
+            and self.stream.state is not CLOSED
         )
 
     def detach(self, on_end: Callable[[], None]) -> None:
@@ -402,7 +403,7 @@ class ClientCall(Struct, eq=False):
                 )
             else:
                 self._end = head
-        if not (self.stream.is_local_closed and self.stream.is_remote_closed):
+        if self.stream.state is not CLOSED:
             self.cancel()  # the rest of the request is not needed any more
         self._wake()
 

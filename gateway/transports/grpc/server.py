@@ -22,6 +22,7 @@ from gateway.transports.grpc.admission import CallAdmission
 from gateway.transports.grpc.authenticated import AuthenticatedGrpcConnection
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
+from gateway.transports.grpc.states import IDLE
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.listening import BACKLOG, listen
@@ -247,7 +248,7 @@ class GrpcServer:
             self.announce_close()  # of connections that were made meanwhile
         if is_full:
             for connection in self._open.members:
-                if connection.idle_until is not None and connection.idle_until <= now:
+                if connection.state is IDLE and connection.idle_until <= now:
                     connection.become_active()
         for connection in list(self._open.active):
             if is_full or connection.core.streams or (looks_for_heads and not connection.is_idle()):

@@ -30,9 +30,18 @@ from gateway.transports.grpc.headers import (
 )
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, frame_message, whole_message
 from gateway.transports.grpc.method import Method
-from gateway.transports.grpc.server_messages import FINAL, Http2ServerConnection, RequestMessages
+from gateway.transports.grpc.server_messages import Http2ServerConnection, RequestMessages
+from gateway.transports.grpc.states import (
+    FINAL,
+    OVER,
+    RECEIVING,
+    RESPONDING,
+    RUNNING,
+    GrpcCallState,
+)
 from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import EARLY_RESET_S
+from gateway.transports.http2.states import HALF_CLOSED_LOCAL, HALF_CLOSED_REMOTE, OPEN
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
@@ -67,11 +76,10 @@ class ServerCall:
         "_final_response",
         "_head",
         "_incoming",
-        "_is_head_sent",
-        "_is_running",
         "_method",
         "_sent",
         "_started_at",
+        "_state",
         "_step",
         "_stream",
         "task",
@@ -93,8 +101,7 @@ class ServerCall:
         self._started_at = monotonic()
         self._sent: asyncio.Future[None] | None = None
         self._final_response: GrpcResponse | None = None
-        self._is_head_sent = False
-        self._is_running = False
+        self._state: GrpcCallState = RECEIVING
         self._step: TimerStep | None = None
         self._deadline: float | None = None
         self.task: asyncio.Task[None] | None = None
@@ -173,7 +180,7 @@ class ServerCall:
         """
         if self.task is not None:
             self.task.cancel()
-        if not self._is_running:
+        if self._state is RECEIVING:
             self._release()
             return False
         if self._method.is_bidirectional and not self._receiving().has_message:
@@ -265,7 +272,7 @@ class ServerCall:
             view: The message as received.
             message: The same; may be None if it is not compressed.
         """
-        self._is_running = True
+        self._state = RUNNING
         method = self._method
         admission = method.admission
         client = admission.shares(self._connection.client)
@@ -337,7 +344,7 @@ class ServerCall:
 
     async def _streaming(self, message: GrpcMessage | None) -> None:
         """Run a call with several responses; without *message*, with several requests too."""
-        self._is_running = True
+        self._state = RUNNING
         CLIENT_MEMORY.set(self._connection.client.memory)
         try:
             if message is None:
@@ -408,9 +415,9 @@ class ServerCall:
             if response.status is not _OK:
                 self._finish(response)
                 return
-            if not self._is_head_sent:
+            if self._state is RUNNING:
                 writer.head(self._stream, RESPONSE_HEAD)
-                self._is_head_sent = True
+                self._state = RESPONDING
             size = size_of(response.message)
             held = None
             if size > RESPONSE_UNCOUNTED_BYTES:
@@ -454,18 +461,18 @@ class ServerCall:
         """End the call with *response*, and cancel its task."""
         if self.task is not None:
             self.task.cancel()
-        if self._is_running:
-            self._final_response = self._final_response or response
-        else:
+        if self._state is RECEIVING:
             self._finish(response)
             self._release()
+        else:
+            self._final_response = self._final_response or response
 
     def _finish(
         self, response: GrpcResponse, size: int | None = None, message: bool = True
     ) -> None:
         """Send the last response and the trailers; *size* is that of its message, if known."""
         stream, core = self._stream, self._connection.core
-        if stream.number not in core.streams or stream.is_local_closed or stream.has_pending_end:
+        if (state := stream.state) is not HALF_CLOSED_REMOTE and state is not OPEN:
             return
         metadata = response.metadata
         if response.status is _OK and message:
@@ -473,12 +480,12 @@ class ServerCall:
                 size = size_of(response.message)
             tail = with_metadata(TRAILERS_OK, metadata)
             buffers = frame_message(response.message, size)
-            if self._is_head_sent:  # an error that the protocol sends as a message
+            if self._state is RESPONDING:  # an error that the protocol sends as a message
                 core.writer.data(stream, buffers)
                 core.writer.end(stream, tail)
             else:
                 core.writer.send(stream, RESPONSE_HEAD, buffers, tail, size + PREFIX_BYTES)
-        elif self._is_head_sent:
+        elif self._state is RESPONDING:
             core.writer.end(stream, trailers_block(response.status, response.details, metadata))
         else:
             block = trailers_only_block(response.status, response.details, metadata)
@@ -491,6 +498,7 @@ class ServerCall:
 
     def _release(self) -> None:
         """Release everything that the call holds of its connection."""
+        self._state = OVER
         self.task = None  # it holds the error that ended it, and so the frames of the call
         if self._incoming is not None:
             self._incoming.close()
@@ -502,7 +510,7 @@ class ServerCall:
         if stream.unread:
             core.consume(stream, stream.unread)
             self._connection.flush_soon()
-        if stream.is_local_closed and not stream.is_remote_closed:
+        if stream.state is HALF_CLOSED_LOCAL:
             core.reset(stream, frames.NO_ERROR)  # the rest of the request is not needed
             self._connection.flush_soon()
         stream.owner = None

@@ -27,7 +27,14 @@ from gateway.transports.grpc.headers import (
 )
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
-from gateway.transports.grpc.server_messages import FINAL, OPEN, ConnectionState
+from gateway.transports.grpc.states import (
+    CONNECTION_TRANSITIONS,
+    FINAL,
+    IDLE,
+    OPEN,
+    GrpcConnectionEvent,
+    GrpcConnectionState,
+)
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_body import EMPTY
 from gateway.transports.http2 import frames
@@ -42,6 +49,7 @@ from gateway.transports.http2.request_head import (
     read_http_head,
 )
 from gateway.transports.http2.request_stream import HttpStream
+from gateway.transports.http2.states import HALF_CLOSED_LOCAL
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.write_drain import write_time
@@ -119,7 +127,7 @@ class GrpcServerConnection(Http2Protocol):
         http: Handles requests that are not gRPC calls; None to reject them.
 
     Attributes:
-        idle_until: When an idle connection is looked at again; None if it is active.
+        idle_until: When an idle connection is looked at again.
         state: Which new calls it accepts.
     """
 
@@ -131,6 +139,7 @@ class GrpcServerConnection(Http2Protocol):
         "_http",
         "_http_client",
         "_idle_since",
+        "_last_chance",
         "_last_seen",
         "_limits",
         "_methods",
@@ -170,8 +179,9 @@ class GrpcServerConnection(Http2Protocol):
         self._age_s = age_s
         self._reading_since: float | None = None
         self._refilled = self._born
-        self.state = OPEN
-        self.idle_until: float | None = None
+        self.state: GrpcConnectionState = OPEN
+        self.idle_until = 0.0
+        self._last_chance: asyncio.TimerHandle | None = None
         read_head, header_bytes = _head_reader(limits, is_http=http is not None)
         self.core = Http2Connection(
             self, read_head, client=False, streams=limits.h2_streams, header_bytes=header_bytes
@@ -210,6 +220,7 @@ class GrpcServerConnection(Http2Protocol):
 
     def connection_lost(self, _error: BaseException | None) -> None:
         """Cancel the calls in progress."""
+        self._move(GrpcConnectionEvent.LOSE)
         self.transport = None
         self._open.members.discard(self)
         self._open.active.discard(self)
@@ -223,6 +234,8 @@ class GrpcServerConnection(Http2Protocol):
             if stream.owner is not None:
                 stream.owner.on_reset()
         self._unsent.close()
+        if self._last_chance is not None:
+            self._last_chance.cancel()
         self.core.close()
 
     def pause_writing(self) -> None:
@@ -326,13 +339,13 @@ class GrpcServerConnection(Http2Protocol):
 
     def announce_close(self) -> None:
         """Accept no new calls, and close after the last one."""
+        self.become_active()
         if self.state is OPEN:
-            self.become_active()
-            self.state = ConnectionState.LEAVING
+            self._move(GrpcConnectionEvent.ANNOUNCE)
             self.core.goaway(final=False)
             self.flush_soon()
             # Calls that were sent before GOAWAY arrived are still accepted.
-            self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
+            self._last_chance = self.loop.call_later(_LAST_CHANCE_S, self._leave_now)
 
     def cancel_calls(self) -> None:
         """End every call with a status."""
@@ -388,6 +401,7 @@ class GrpcServerConnection(Http2Protocol):
             and transport is not None
             and not transport.is_closing()
         ):
+            self._move(GrpcConnectionEvent.SILENCE)
             self.idle_until = min(
                 self._born + self._age_s, self._idle_since + self._limits.keepalive_s
             )
@@ -396,11 +410,14 @@ class GrpcServerConnection(Http2Protocol):
 
     def become_active(self) -> None:
         """Let the connection be swept again. A second call does nothing."""
-        if self.idle_until is not None:
-            self.idle_until = None
+        if self.state is IDLE:
+            self._move(GrpcConnectionEvent.WAKE)
             if self.transport is not None:
                 self._open.active.add(self)
                 self.transport.set_protocol(self)
+
+    def _move(self, event: GrpcConnectionEvent) -> None:
+        self.state = CONNECTION_TRANSITIONS.get((self.state, event), self.state)
 
     def _refill(self, now: float) -> None:
         seconds = int(now - self._refilled)
@@ -423,8 +440,9 @@ class GrpcServerConnection(Http2Protocol):
         )
 
     def _leave_now(self, message: str = "") -> None:
+        self.become_active()
         if self.state is not FINAL and self.transport is not None:
-            self.state = FINAL
+            self._move(GrpcConnectionEvent.CLOSE)
             self.core.goaway(final=True, message=message)
             self.flush_soon()
             self.loop.call_soon(self._close_if_idle)
@@ -499,7 +517,7 @@ class GrpcServerConnection(Http2Protocol):
         """End a call with the trailers in *block*, whatever is left of its request."""
         self.core.flood_budget.charge(UNSERVED_COST)
         self.core.writer.head(stream, block, end=True)
-        if not stream.is_remote_closed:
+        if stream.state is HALF_CLOSED_LOCAL:
             self.core.reset(stream, frames.NO_ERROR)
         self.flush_soon()
 

@@ -8,7 +8,6 @@ charged yet, and messages that the call has not read, stay in the connection's w
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from enum import Enum, auto
 from time import monotonic
 from typing import Final, Protocol
 
@@ -16,6 +15,7 @@ from gateway.ir.errors import DeadlineExceeded, GatewayError, MalformedMessage, 
 from gateway.transports.admission import ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, MessageReader
+from gateway.transports.grpc.states import GrpcConnectionState
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
 from gateway.transports.http2.receiver import STREAM_WINDOW
@@ -26,25 +26,12 @@ from gateway.wire.http import size_of
 _MAX_UNREAD_MESSAGES: Final = 4096
 
 
-class ConnectionState(Enum):
-    """Which new calls a connection accepts."""
-
-    OPEN = auto()
-    LEAVING = auto()  # those that the client sent before the first GOAWAY arrived
-    FINAL = auto()  # none; it closes after the last call
-
-
-# A lookup of an Enum member costs as much as a function call.
-OPEN: Final = ConnectionState.OPEN
-FINAL: Final = ConnectionState.FINAL
-
-
 class Http2ServerConnection(Protocol):
     """The interface of a connection that a call uses."""
 
     core: Http2Connection
     client: ClientShares
-    state: ConnectionState
+    state: GrpcConnectionState
     is_flushing: bool
     loop: asyncio.AbstractEventLoop
 

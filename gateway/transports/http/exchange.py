@@ -36,6 +36,7 @@ from gateway.transports.http.response_writer import (
     write_response,
     write_stream_head,
 )
+from gateway.transports.http.states import OPEN
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.errors import HTTP_STATUS
@@ -538,7 +539,7 @@ class Exchange:
         transport = connection.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
-        close = self._should_close or (connection.is_ending and connection.must_close)
+        close = self._should_close or (connection.state is not OPEN and connection.must_close)
         unread = not incoming.is_complete
         if unread:
             self._should_drop = self._arrival is not None and not close

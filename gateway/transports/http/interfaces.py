@@ -12,6 +12,7 @@ from gateway.transports.contract import HttpAsk, HttpFrontend, ServerLimits
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.cut_through import OnBodyError, OpenBodyStream
 from gateway.transports.http.request_head import Head, Version
+from gateway.transports.http.states import HttpConnectionState
 from gateway.transports.slots import ConcurrencyLimiter
 
 
@@ -20,6 +21,7 @@ class HttpConnection(Protocol):
 
     Attributes:
         transport: None once it is lost.
+        state: A response may be the last unless it is OPEN; then `must_close` decides.
         is_head_sent: The response has started.
         responses_sent: How many requests have had a response.
         client: The shares of the client.
@@ -27,6 +29,7 @@ class HttpConnection(Protocol):
     """
 
     transport: asyncio.Transport | None
+    state: HttpConnectionState
     is_head_sent: bool
     responses_sent: int
     client: ClientShares
@@ -35,11 +38,6 @@ class HttpConnection(Protocol):
     @property
     def write_paused(self) -> asyncio.Event | None:
         """Set when the write buffer is empty again; None while it is empty."""
-        ...
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether a response may be the last; `must_close` decides."""
         ...
 
     @property

@@ -68,8 +68,7 @@ class PassthroughRules:
                 message = f"path {path!r} is for operators (passthrough: allow)"
                 return text_response(HTTP_STATUS[ErrorCode.NOT_FOUND], message)
             return None
-        post = (*self.post, *known) if self.post_known else self.post
-        if wire.method != "POST" or not _matches(path, post):
+        if wire.method != "POST" or not self.names(path, known):
             message = f"{wire.method} is not passed on for this path (passthrough: post)"
             return text_response(HTTP_METHOD_NOT_ALLOWED, message)
         size = size_of(wire.body)
@@ -81,6 +80,11 @@ class PassthroughRules:
         except GatewayError as error:
             return text_response(HTTP_STATUS[error.code], error.message)
         return None
+
+    def names(self, path: str, known: tuple[str, ...]) -> bool:
+        """Return whether clients may POST to *path*; *known* are patterns of the server's paths."""
+        post = (*self.post, *known) if self.post_known else self.post
+        return bool(post) and _matches(normal_path(path), post)
 
 
 def normal_path(path: str) -> str:
@@ -145,6 +149,10 @@ class Passthrough(HttpFrontend):
     def replace_client(self, client: PassthroughClient) -> None:
         """Forward all requests that begin from now on over *client*."""
         self._client = client
+
+    def claims(self, wire: HttpRequest, /) -> bool:
+        """Return whether the rules name the path of a POST, or the server is known to have it."""
+        return wire.method == "POST" and self._rules.names(wire.path, self._client.posts())
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire* and yield the response; an event stream is forwarded in pieces."""

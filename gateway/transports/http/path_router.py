@@ -31,7 +31,9 @@ class PathRouter:
         prefixes = [
             (prefix.rstrip("/"), mount.frontend) for mount in mounts for prefix in mount.prefixes
         ]
+        self._exact = {path: mount.frontend for mount in mounts for path in mount.exact}
         self._read_only = tuple(prefix for mount in mounts for prefix in mount.read_only)
+        self._passed = tuple(prefix for mount in mounts for prefix in mount.passed)
         self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
         self._fallback = fallback
         self._root = next((mount.frontend for mount in mounts if mount.root), None)
@@ -45,6 +47,9 @@ class PathRouter:
             HttpError: No frontend claims it, or it is a claimed path in disguise: a server behind
                 the fallback might decode it, and the codec would be bypassed.
         """
+        exact = self._exact.get(path)
+        if exact is not None:
+            return exact, exact.handle
         frontend = self._claimed(path)
         if frontend is not None:
             return frontend, self._ask(path, frontend)
@@ -59,18 +64,29 @@ class PathRouter:
     def _ask(self, path: str, frontend: HttpFrontend) -> HttpAsk:
         """Return what handles requests for a claimed path."""
         fallback = self._fallback
-        is_read_only = any(
-            path == prefix or path.startswith(f"{prefix}/") for prefix in self._read_only
-        )
-        if fallback is None or not is_read_only or self._claimed(_plain_path(path)) is not frontend:
+        if fallback is None or self._claimed(_plain_path(path)) is not frontend:
             return frontend.handle
-        return partial(_handle_by_method, frontend, fallback)
+        if _is_below(path, self._read_only):
+            return partial(_handle_by_method, frontend, fallback)
+        if _is_below(path, self._passed):
+            return partial(_handle_by_claim, frontend, fallback)
+        return frontend.handle
 
     def _claimed(self, path: str) -> HttpFrontend | None:
         for prefix, frontend in self._prefixes:
             if path == prefix or path.startswith(f"{prefix}/"):
                 return frontend
         return None
+
+
+def _is_below(path: str, prefixes: Sequence[str]) -> bool:
+    return any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes)
+
+
+def _handle_by_claim(
+    frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
+) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
+    return (fallback if fallback.claims(wire) else frontend).handle(wire)
 
 
 def _handle_by_method(

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from enum import Enum, auto
-from typing import Any, Final
+from typing import Any
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import RestartableTimer
@@ -34,8 +33,17 @@ from gateway.transports.http.half_close import HalfCloseMonitor
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Version, head_too_slow
 from gateway.transports.http.response_writer import write_response
+from gateway.transports.http.states import (
+    ENDING,
+    OPEN,
+    TRANSITIONS,
+    HttpConnectionEvent,
+    HttpConnectionState,
+)
+from gateway.transports.http1 import states
 from gateway.transports.http1.head_reader import READ_BYTES, HeadReader, RequestHeadCache
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
+from gateway.transports.http1.states import HTTP2, READING, UNDECIDED, InputState
 from gateway.transports.http2.frames import PREFACE, may_be_http2
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import (
@@ -54,21 +62,6 @@ _LINGER_S = 1.0
 _MAX_LINGER_S = 10.0
 _TURN_REQUESTS = 8
 _HEAD_BYTES = 4096  # nearly every head is shorter
-
-
-class _Input(Enum):
-    """What a connection does with received bytes."""
-
-    NEW = auto()  # nothing has arrived: the first bytes decide between HTTP/1 and HTTP/2
-    OPEN = auto()
-    CLOSED = auto()  # nothing more is read; complete requests are handled
-    LINGERING = auto()  # it is dropped until the client pauses, and the connection closed
-    HTTP2 = auto()  # they are another protocol's
-
-
-# A lookup of an Enum member costs as much as a function call.
-_OPEN: Final = _Input.OPEN
-_CLOSED: Final = _Input.CLOSED
 
 
 class Http1ServerProtocol:
@@ -138,7 +131,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._reading: ReceivingRequest | None = None
         self._unparsed = b""
         self._is_paused = False
-        self._input = _OPEN if server.http2 is None else _Input.NEW
+        self._input: InputState = READING if server.http2 is None else UNDECIDED
         self._successor: asyncio.Protocol | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -151,7 +144,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
         self.is_head_sent = False
-        self.is_ending = server.is_draining
+        self.state: HttpConnectionState = ENDING if server.is_draining else OPEN
         self.client = NO_CLIENT_SHARES
         self.cancel_exchange: Callable[[], None] | None = None
 
@@ -168,13 +161,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     @property
     def must_close(self) -> bool:
         """Whether the current response is the last."""
-        return self.is_ending and not self._queue
+        return self.state is not OPEN and not self._queue
 
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or close it at once above a limit."""
         if self._server.http2 is not None and negotiated_http2(transport):
+            self._move_input(states.InputEvent.SWITCH)
             self._succeed(transport, self._server.http2())
             return
         address = client_address(transport)
@@ -193,8 +187,8 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         tune(transport.get_extra_info("socket"))
         pause_until_drained(transport)
         self._head_timer.start()
-        if self._input is _OPEN:
-            self._open_input()
+        if self._input is READING:
+            self._serve_requests()
 
     def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002  # asyncio's
         """Cancel the exchange in progress."""
@@ -204,10 +198,10 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._server.connections.discard(self)
         self._address = None
         self.transport = None
+        self._move(HttpConnectionEvent.LOSE)
+        self._move_input(states.InputEvent.LOSE)
         self._forget()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
+        self._stop_idle_timer()
         self.resume_writing()
         if self._reading is not None:
             self._reading.fail(ConnectionResetError("the client has left"))
@@ -256,7 +250,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse requests in *data*, and keep the rest."""
-        if self._input is not _OPEN and not self._opens(data):
+        if self._input is not READING and not self._opens(data):
             return
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
@@ -279,38 +273,44 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def _opens(self, data: bytes) -> bool:
         """Return whether *data* is read as HTTP/1, where that is not decided or not so."""
-        if self._input is _Input.HTTP2 and self._successor is not None:
+        if self._input is HTTP2 and self._successor is not None:
             self._successor.data_received(data)
-        elif self._input is _Input.NEW and self._server.http2 is not None:
+        elif self._input is UNDECIDED and self._server.http2 is not None:
             first = self._unparsed + data
             if not may_be_http2(first):
-                self._open_input()
+                self._move_input(states.InputEvent.RECEIVE_HTTP1)
+                self._serve_requests()
                 return True
             self._unparsed = first
             if len(first) >= len(PREFACE):
                 self._switch(self._server.http2())
-        elif self._input is _Input.LINGERING:
+        elif self._input is states.LINGERING:
             self._idle_since = self._loop.time()
         return False
 
-    def _open_input(self) -> None:
-        """Read HTTP/1 from now on."""
-        self._input = _OPEN
+    def _move(self, event: HttpConnectionEvent) -> None:
+        self.state = TRANSITIONS.get((self.state, event), self.state)
+
+    def _move_input(self, event: states.InputEvent) -> None:
+        self._input = states.TRANSITIONS.get((self._input, event), self._input)
+
+    def _serve_requests(self) -> None:
+        """Begin to handle requests of HTTP/1."""
         self._task = self._loop.create_task(self._serve())
 
     def _switch(self, successor: asyncio.Protocol) -> None:
         """Pass the connection and all received data to HTTP/2."""
         transport, first = self.transport, self._unparsed
+        self._move_input(states.InputEvent.SWITCH)
         self.connection_lost(None)
         # uvloop keeps a former protocol for as long as the connection lasts: it holds nothing more.
         vars(self).clear()
-        self._reading, self._input, self._successor, self._address = None, _CLOSED, None, None
+        self._reading, self._input, self._successor, self._address = None, HTTP2, None, None
         if not transport.is_closing():
             self._succeed(transport, successor)
             successor.data_received(first)
 
     def _succeed(self, transport: Any, successor: asyncio.Protocol) -> None:
-        self._input = _Input.HTTP2
         self._successor = successor
         transport.set_protocol(successor)
         successor.connection_made(transport)
@@ -321,7 +321,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         encrypted = self.transport is None or self.transport.get_extra_info("sslcontext")
         if not whole or encrypted:
             return False
-        self.is_ending = True
+        self._move(HttpConnectionEvent.HALF_CLOSE)
         self._head_timer.stop()
         self._half_close_monitor = HalfCloseMonitor(self._loop, self)
         self._half_close_monitor.watch()
@@ -374,9 +374,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def _break(self, fault: HttpError) -> None:
         """Send *fault* after the responses before it, and read nothing more."""
-        self._input = _CLOSED
+        self._stop_reading()
         self._head_timer.stop()
         self._arrived(fault)
+
+    def _stop_reading(self) -> None:
+        """Read nothing more after a request that failed; handle complete requests."""
+        self._move(HttpConnectionEvent.BREAK)
+        self._move_input(states.InputEvent.STOP)
 
     def _read_on(self) -> None:
         if self._is_paused and self.transport is not None and not self.transport.is_closing():
@@ -390,9 +395,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         error.client = self.client.caller.client()
         self._server.listener.on_reject(error)
         if self.in_flight:
-            self._input, self.is_ending = _CLOSED, True  # handle complete requests, then close
+            self._stop_reading()
         elif self.transport is not None:
             self.transport.abort()
+
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
 
     def _look_at_idle(self) -> None:
         self._idle_timer = None
@@ -421,7 +431,9 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         try:
             while True:
                 if not queue:
-                    if self._input is _CLOSED or (self.is_ending and self.responses_sent):
+                    if self._input is not READING or (
+                        self.state is not OPEN and self.responses_sent
+                    ):
                         break
                     await self._idle()
                     in_a_row = 0
@@ -445,6 +457,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
             self.abort()
             raise
         except Exception as error:  # noqa: BLE001  # it ends this connection only
+            self._stop_reading()
             self._send_error(failure(error))
         finally:
             self._current = None
@@ -479,6 +492,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         """Close, after the client had time to read the response."""
+        self._move_input(states.InputEvent.STOP)
         self._forget()
         if self.transport is None or self.transport.is_closing():
             return
@@ -489,8 +503,9 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
         self._reading = None
         self._unparsed = b""
         self._read_on()
-        self._input = _Input.LINGERING
+        self._move_input(states.InputEvent.LINGER)
         self._idle_since = self._loop.time()
+        self._stop_idle_timer()
         self._close_after_pause(self._idle_since + _MAX_LINGER_S)
 
     def _close_after_pause(self, latest: float) -> None:
@@ -507,8 +522,7 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
     # -- ending
 
     def _forget(self) -> None:
-        """Read nothing more, and drop requests that will not be handled."""
-        self._input = _CLOSED
+        """Drop requests that will not be handled."""
         for request in self._queue:
             if isinstance(request, BufferedRequest) and request.reservation is not None:
                 request.reservation.close()
@@ -516,14 +530,14 @@ class Http1ServerConnection(asyncio.BufferedProtocol):
 
     def announce_close(self) -> None:
         """Send `Connection: close` with the last pending response."""
-        self.is_ending = True
+        self._move(HttpConnectionEvent.ANNOUNCE)
 
     def drain(self) -> None:
         """Close when idle, or after the last pending response.
 
         A request that the kernel has received is pending, too: closing would reset it.
         """
-        self.is_ending = True
+        self._move(HttpConnectionEvent.ANNOUNCE)
         transport = self.transport
         if self.in_flight or self._heads.is_started or transport is None:
             return

@@ -91,7 +91,7 @@ class Http2Connection(Http2Receiver):
 
     def grant(self, stream: Http2Stream, size: int) -> None:
         """Open the window of a stream by *size* bytes."""
-        if not stream.is_remote_closed and size > 0 and stream.number in self.streams:
+        if size > 0 and not stream.is_remote_closed:
             stream.window += size
             self.out.append(frames.window_update(stream.number, size))
 

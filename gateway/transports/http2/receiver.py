@@ -26,6 +26,14 @@ from gateway.transports.http2.frames import (
     MissingPseudoHeaders,
 )
 from gateway.transports.http2.hpack import Field, HeaderDecoder
+from gateway.transports.http2.states import (
+    CLOSED,
+    HALF_CLOSED_LOCAL,
+    HALF_CLOSED_REMOTE,
+    OPEN,
+    REMOTE_ENDED,
+    Http2StreamEvent,
+)
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
 from gateway.wire.http import Buffer
 from gateway.wire.message_cache import ParseCache
@@ -184,7 +192,7 @@ class Http2Receiver(FrameReader):
             raise Http2ConnectionError(
                 frames.FLOW_CONTROL_ERROR, "the peer sent more than the stream's window"
             )
-        if stream.is_remote_closed:
+        if stream.state in REMOTE_ENDED:
             raise Http2ConnectionError(
                 frames.STREAM_CLOSED, f"data after the end of stream {number}"
             )
@@ -228,7 +236,7 @@ class Http2Receiver(FrameReader):
 
     def _fast_data(self, number: int, data: bytes, view: memoryview, at: int) -> int:
         stream = self.streams.get(number)
-        if stream is None or stream.is_remote_closed:
+        if stream is None or stream.state in REMOTE_ENDED:
             return at
         most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
         if stream.expected_bytes is not None:
@@ -322,7 +330,7 @@ class Http2Receiver(FrameReader):
         stream = self.streams[number] = Http2Stream(
             number, self.writer.initial_window, STREAM_WINDOW - length, None
         )
-        stream.is_remote_closed = True
+        stream.state = HALF_CLOSED_REMOTE
         self._receiver.on_complete_stream(stream, head, view[begin:end], None)
         return end
 
@@ -335,7 +343,7 @@ class Http2Receiver(FrameReader):
         if (
             last is None
             or stream is None
-            or stream.is_remote_closed
+            or (stream.state is not HALF_CLOSED_LOCAL and stream.is_remote_closed)
             or length > stream.window
             or window < _WIDEN_AT
             or stream.expected_bytes is not None
@@ -355,9 +363,11 @@ class Http2Receiver(FrameReader):
                 self._head(number, tail, end=True)
                 return end
         self._window = window
-        stream.is_remote_closed = True  # its window does not matter any more
-        if stream.is_local_closed:
+        if stream.state is HALF_CLOSED_LOCAL:  # its window does not matter any more
+            stream.state = CLOSED
             del self.streams[number]
+        else:
+            stream.move(Http2StreamEvent.RECEIVE_END)
         self._receiver.on_complete_stream(stream, head, view[begin:stop], tail)
         return end
 
@@ -402,9 +412,13 @@ class Http2Receiver(FrameReader):
         return stream
 
     def _close_remote(self, stream: Http2Stream) -> None:
-        stream.is_remote_closed = True
-        if stream.is_local_closed:
+        if stream.state is HALF_CLOSED_LOCAL:
+            stream.state = CLOSED
             self.streams.pop(stream.number, None)
+        elif stream.state is OPEN:
+            stream.state = HALF_CLOSED_REMOTE
+        else:
+            stream.move(Http2StreamEvent.RECEIVE_END)
 
     def refuse(self, stream: Http2Stream, code: int) -> None:
         """Reset a stream after an error of the peer."""

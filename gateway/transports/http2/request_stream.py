@@ -18,6 +18,7 @@ from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.admission import ClientShares, Reservation
 from gateway.transports.contract import ServerLimits
+from gateway.transports.http import states
 from gateway.transports.http.authenticated import AuthenticatedExchange, is_authenticated
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.exchange import Exchange, failure
@@ -32,6 +33,7 @@ from gateway.transports.http.request_body import (
 )
 from gateway.transports.http.request_head import Head, Version
 from gateway.transports.http.shared_responses import SharedResponses
+from gateway.transports.http.states import HttpConnectionState
 from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import (
@@ -41,6 +43,12 @@ from gateway.transports.http2.flood_control import (
 )
 from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.request_head import HttpStreamHead
+from gateway.transports.http2.states import (
+    CLOSED,
+    HALF_CLOSED_LOCAL,
+    HALF_CLOSED_REMOTE,
+    OPEN,
+)
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reserved_buffer import ReservedBuffer
 from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
@@ -89,12 +97,8 @@ class StreamWriter:
     @property
     def is_open(self) -> bool:
         """Whether the response may go on."""
-        stream = self._stream
-        return not (stream.is_local_closed or stream.has_pending_end) and self._is_known
-
-    @property
-    def _is_known(self) -> bool:
-        return self._connection.core.streams.get(self._stream.number) is self._stream
+        state = self._stream.state
+        return state is HALF_CLOSED_REMOTE or state is OPEN
 
     def head(self, block: bytes, *, end: bool = False) -> None:
         """Write header fields, with *end* as the last of the stream."""
@@ -128,7 +132,7 @@ class StreamWriter:
 
     def abort(self) -> None:
         """Reset the stream."""
-        if self._is_known:
+        if self._stream.state is not CLOSED:
             self._connection.core.reset(self._stream, frames.CANCEL)
             self._connection.flush_soon()
 
@@ -245,7 +249,7 @@ class HttpStream:
     """
 
     should_close = False
-    is_ending = False
+    state: HttpConnectionState = states.OPEN  # that of the connection is HTTP/2's
     must_close = False
     version: Version = (1, 1)
 
@@ -507,7 +511,7 @@ class HttpStream:
         self._writer.end()  # the response to HEAD has no other end
         if stream.unread:
             self._consume(stream.unread)
-        if stream.is_local_closed and not stream.is_remote_closed:
+        if stream.state is HALF_CLOSED_LOCAL:
             core.reset(stream, frames.NO_ERROR)  # nothing more of the request is wanted
             self._connection.flush_soon()
         stream.owner = None

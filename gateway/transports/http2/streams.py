@@ -14,6 +14,17 @@ from gateway.transports.http2.flood_control import (
 )
 from gateway.transports.http2.frames import frame_head, join_stream
 from gateway.transports.http2.hpack import EMPTY_TABLE
+from gateway.transports.http2.states import (
+    CLOSED,
+    HALF_CLOSED_LOCAL,
+    HALF_CLOSED_REMOTE,
+    OPEN,
+    PENDING_ENDS,
+    REMOTE_ENDED,
+    TRANSITIONS,
+    Http2StreamEvent,
+    Http2StreamState,
+)
 from gateway.wire.http import Buffer, size_of
 
 # Up to this size, header fields, message and trailers are joined: one buffer costs less than six.
@@ -35,11 +46,9 @@ class Http2Stream:
         written: Bytes that were written after they had waited for a window.
         frame_bytes_left: Bytes already subtracted from `window` that have not arrived, or not
             been delivered.
-        is_local_closed: This side has sent the end of the stream.
-        is_remote_closed: The peer has sent the end of the stream.
+        state: Which sides may still send.
         expected_bytes: The rest of the announced Content-Length; None without one.
         waiting: Data that waits for the windows of the peer; None if there is none.
-        has_pending_end: The end of the stream follows the data.
         tail: The trailers that follow the data, if there is a pending end.
     """
 
@@ -49,12 +58,10 @@ class Http2Stream:
         "_waits_since",
         "expected_bytes",
         "frame_bytes_left",
-        "has_pending_end",
-        "is_local_closed",
-        "is_remote_closed",
         "number",
         "owner",
         "room",
+        "state",
         "tail",
         "unread",
         "waiting",
@@ -74,13 +81,25 @@ class Http2Stream:
         self.room = room
         self.window = window
         self.frame_bytes_left = 0
-        self.is_local_closed = False
-        self.is_remote_closed = False
+        self.state: Http2StreamState = OPEN
         self.expected_bytes: int | None = None
         self.waiting: deque[memoryview] | None = None
-        self.has_pending_end = False
         self.unread = 0
         self.written = 0
+
+    def move(self, event: Http2StreamEvent) -> None:
+        """Move as `states.TRANSITIONS` says."""
+        self.state = TRANSITIONS.get((self.state, event), self.state)
+
+    @property
+    def is_remote_closed(self) -> bool:
+        """Whether the peer may send nothing more."""
+        return self.state in REMOTE_ENDED
+
+    @property
+    def has_pending_end(self) -> bool:
+        """Whether the end of this side follows the data that waits."""
+        return self.state in PENDING_ENDS
 
     def short_by(self, missing: int) -> int:
         """Return by how many bytes the window must grow so that *missing* bytes can arrive."""
@@ -181,10 +200,12 @@ class Http2StreamWriter:
             number = stream.number
             self._out.append(join_stream(number, block, buffers, size, tail))
             self._room, stream.room = room, stream_room
-            stream.is_local_closed = True
             self._flood_budget.remaining += RESPONSE_REFUND
-            if stream.is_remote_closed:
+            if stream.state is HALF_CLOSED_REMOTE:
+                stream.state = CLOSED
                 del self._streams[number]
+            else:
+                stream.state = HALF_CLOSED_LOCAL
             return
         self.head(stream, block)
         self.data(stream, buffers)
@@ -220,15 +241,16 @@ class Http2StreamWriter:
     def end(self, stream: Http2Stream, tail: bytes | None) -> None:
         """End a stream after the data that waits, with trailers *tail* or without."""
         stream.tail = tail
-        stream.has_pending_end = True
         if stream.waiting is None:
             self._finish(stream)
+        else:
+            stream.move(Http2StreamEvent.PEND_END)
 
     def forget(self, stream: Http2Stream) -> None:
-        """Drop the data of a closed stream."""
+        """Close a stream both ways, and drop its data."""
         self._waiting.pop(stream.number, None)
         stream.waiting = None
-        stream.has_pending_end = False
+        stream.move(Http2StreamEvent.RESET)
 
     def widen(self, stream: Http2Stream | None, size: int) -> bool:
         """Increase the window of a stream, or of the connection; return False on overflow."""
@@ -294,12 +316,13 @@ class Http2StreamWriter:
 
     def _ended(self, stream: Http2Stream) -> None:
         """Note that the end of a stream is written."""
-        stream.is_local_closed = True
         if stream.is_remote_closed:
+            stream.state = CLOSED
             self._streams.pop(stream.number, None)
+        else:
+            stream.state = HALF_CLOSED_LOCAL
 
     def _finish(self, stream: Http2Stream) -> None:
-        stream.has_pending_end = False
         self._flood_budget.remaining += RESPONSE_REFUND
         if stream.tail is not None:
             self.head(stream, stream.tail, end=True)

@@ -42,6 +42,14 @@ from gateway.transports.http.request_head import (
     too_many_fields,
 )
 from gateway.transports.http.response_writer import write_response
+from gateway.transports.http.states import (
+    BROKEN,
+    HALF_CLOSED,
+    OPEN,
+    TRANSITIONS,
+    HttpConnectionEvent,
+    HttpConnectionState,
+)
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import has_unread, pause_until_drained, tune
 from gateway.transports.reference.http_request import KeepAliveResult
@@ -100,14 +108,12 @@ class ReferenceHttpConnection(RequestHandler):
         self._address: str | None = None
         self._head_timer = RestartableTimer(loop, limits.header_timeout_s, self._head_timed_out)
         self._head_bytes = 0
-        self._is_broken = False
         self._last_payload: Any = EMPTY_PAYLOAD
         self._half_close_monitor = HalfCloseMonitor(loop, self)
         self.write_paused: asyncio.Event | None = None
         self.responses_sent = 0
         self.is_head_sent = False
-        self.is_draining = False
-        self.is_half_closed = False
+        self.state: HttpConnectionState = OPEN
         self.client = NO_CLIENT_SHARES
         self.cancel_exchange: Callable[[], None] | None = None
 
@@ -123,14 +129,13 @@ class ReferenceHttpConnection(RequestHandler):
         return None if request is None else (request.version.major, request.version.minor)
 
     @property
-    def is_ending(self) -> bool:
-        """Whether a response may be the last."""
-        return self._is_broken or self.is_draining or self.is_half_closed
-
-    @property
     def must_close(self) -> bool:
         """Whether the current response is the last."""
-        return self._is_broken or self.is_draining or (self.is_half_closed and self.in_flight <= 1)
+        state = self.state
+        return self.in_flight <= 1 if state is HALF_CLOSED else state is not OPEN
+
+    def _move(self, event: HttpConnectionEvent) -> None:
+        self.state = TRANSITIONS.get((self.state, event), self.state)
 
     # -- asyncio's protocol
 
@@ -156,6 +161,7 @@ class ReferenceHttpConnection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Remove the connection; aiohttp cancels its tasks."""
+        self._move(HttpConnectionEvent.LOSE)
         if self._address is not None:
             self._count.leave(self._address)
             self._address = None
@@ -180,7 +186,7 @@ class ReferenceHttpConnection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse, watching how long and how big the head of a request grows."""
-        if self._is_broken:
+        if self.state is BROKEN:
             return
         count_before = self._request_count
         in_body = not self._last_payload.is_eof()
@@ -200,7 +206,7 @@ class ReferenceHttpConnection(RequestHandler):
         whole = self.in_flight > 0 and self._last_payload.is_eof()
         if not whole or self.transport is None or self.ssl_context is not None:
             return None
-        self.is_half_closed = True
+        self._move(HttpConnectionEvent.HALF_CLOSE)
         self._head_timer.stop()
         self._half_close_monitor.watch()
         return True
@@ -212,7 +218,7 @@ class ReferenceHttpConnection(RequestHandler):
         if not isinstance(message, _ErrInfo):
             self._last_payload = payload
             return
-        self._is_broken = True
+        self._move(HttpConnectionEvent.BREAK)
         if in_body:
             # The framing of a body is broken: its reader gets the error and responds.
             self._messages.pop()
@@ -220,7 +226,7 @@ class ReferenceHttpConnection(RequestHandler):
             self._last_payload.set_exception(RequestPayloadError(first_line(message.message)))
 
     def _fail_head(self) -> None:
-        self._is_broken = True
+        self._move(HttpConnectionEvent.BREAK)
         fault = LineTooLong(b"", self._limits.header_total_bytes)
         info = _ErrInfo(status=400, exc=fault, message=fault.message)
         self._request_count += 1
@@ -231,7 +237,7 @@ class ReferenceHttpConnection(RequestHandler):
     def _head_timed_out(self) -> None:
         self._report(head_too_slow(self._limits))
         if self.in_flight:
-            self._is_broken = True  # handle complete requests, then close
+            self._move(HttpConnectionEvent.BREAK)  # handle complete requests, then close
         elif self.transport is not None:
             self.transport.abort()
 
@@ -268,7 +274,7 @@ class ReferenceHttpConnection(RequestHandler):
         if self.is_head_sent or self.transport is None:
             self.abort()  # a response that has started must not look complete
             raise ConnectionError("a response has begun already")
-        self._is_broken = True
+        self._move(HttpConnectionEvent.BREAK)
         write_response(self.transport, response, keep=False, version=(1, 1))
         sent: Any = KeepAliveResult(keep_alive=False)
         return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response
@@ -287,7 +293,7 @@ class ReferenceHttpConnection(RequestHandler):
 
     def announce_close(self) -> None:
         """Send `Connection: close` with the last pending response."""
-        self.is_draining = True
+        self._move(HttpConnectionEvent.ANNOUNCE)
 
     def drain(self) -> None:
         """Close when idle, or after the last pending response.

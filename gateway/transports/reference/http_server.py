@@ -46,7 +46,8 @@ class _Manager(web.Server):
             count=self._count,
             reserve=self._can_use_reserve,
         )
-        connection.is_draining = self.is_draining
+        if self.is_draining:
+            connection.announce_close()
         return connection
 
     async def _serve(self, request: BaseRequest) -> web.StreamResponse:

@@ -35,6 +35,7 @@ class LivenessMonitor:
         self._unseen = unseen
         self._probe = probe
         self._is_watching = False
+        self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
         self._probe_at: float | None = None
 
@@ -53,6 +54,9 @@ class LivenessMonitor:
         """Stop watching, and drop the references to *unseen* and *probe*."""
         self._unseen = _is_over
         self._probe = _do_nothing
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _check(self, transport: Any) -> None:
         self._is_watching = self._unseen()
@@ -68,7 +72,7 @@ class LivenessMonitor:
             self._probe_at = now + _PROBE_AFTER_S
         if self._probe_at is not None and self._probe_at <= now:
             self._probe()
-        self._loop.call_later(_CHECK_EACH_S, self._check, transport)
+        self._timer = self._loop.call_later(_CHECK_EACH_S, self._check, transport)
 
 
 def _is_over() -> bool:

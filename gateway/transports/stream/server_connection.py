@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from enum import Enum, auto
 from time import monotonic
 from typing import Any
 
@@ -41,6 +40,15 @@ from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.liveness import LivenessMonitor
 from gateway.transports.stream.pacing import FrameTimeouts
+from gateway.transports.stream.states import (
+    DRAINING,
+    GIVEN_UP,
+    LEAVING,
+    OPEN,
+    TRANSITIONS,
+    FramedConnectionEvent,
+    FramedConnectionState,
+)
 from gateway.wire.http import Buffer, size_of
 from gateway.wire.stream import Frame
 
@@ -66,14 +74,6 @@ class PendingFrame:
     is_answered: bool = False
 
 
-class _StreamState(Enum):
-    """What a connection still reads."""
-
-    OPEN = auto()
-    DRAINING = auto()  # the rest of a frame that has started
-    CLOSING = auto()  # nothing; pending frames are handled
-
-
 class StreamConnection(asyncio.Protocol):
     """A connection of *listener*."""
 
@@ -97,9 +97,8 @@ class StreamConnection(asyncio.Protocol):
         self._ended = asyncio.Event()  # the client sends nothing more
         self._closing_error: GatewayError | None = None
         self._is_reading = True
-        self._state = _StreamState.OPEN
-        self._has_given_up = False
-        self._has_waited = False
+        self._state: FramedConnectionState = OPEN
+        self._drain_timer: asyncio.TimerHandle | None = None
 
     @property
     def in_flight(self) -> int:
@@ -110,6 +109,13 @@ class StreamConnection(asyncio.Protocol):
     def transport(self) -> Any:
         """That of asyncio; None before and after."""
         return self._transport
+
+    @property
+    def _reads_frames(self) -> bool:
+        return self._state is OPEN or self._state is DRAINING
+
+    def _move(self, event: FramedConnectionEvent) -> None:
+        self._state = TRANSITIONS.get((self._state, event), self._state)
 
     # -- asyncio's protocol
 
@@ -129,10 +135,12 @@ class StreamConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's
         """Cancel the tasks of the connection."""
         self._transport = None
-        self._state = _StreamState.CLOSING
+        self._move(FramedConnectionEvent.LOSE)
         self._ended.set()
         self._pace.close()
         self._liveness_monitor.close()
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
         for task in (*self._running, self._room, self._farewell):
             if task is not None:
                 task.cancel()
@@ -157,7 +165,7 @@ class StreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Split *data* into frames, and start to handle them."""
-        if self._state is _StreamState.CLOSING:
+        if self._state is not OPEN and self._state is not DRAINING:
             return
         try:
             frames = self._framer.receive(data)
@@ -166,7 +174,7 @@ class StreamConnection(asyncio.Protocol):
             frames, fault = [], error
         # While draining an ordered connection, started frames are finished and the rest is not
         # read.  Otherwise one client could keep it open for ever.
-        late = self._state is _StreamState.DRAINING and self._listener.width > 1
+        late = self._state is DRAINING and self._listener.width > 1
         for frame in frames:
             self._partial.stop_watching()
             client = self._client.caller.client()
@@ -237,10 +245,14 @@ class StreamConnection(asyncio.Protocol):
 
     def _end_reading(self, error: GatewayError | None) -> None:
         """Read nothing more; after the pending responses, send *error* and close."""
-        if self._state is _StreamState.CLOSING:
+        if not self._reads_frames:
             return
-        self._state = _StreamState.CLOSING
+        self._move(FramedConnectionEvent.STOP_READING)
         self._closing_error = error
+        self._drop_partial()
+
+    def _drop_partial(self) -> None:
+        """Drop an incomplete frame, of which nothing more is read."""
         if self._room is not None:
             self._room.cancel()
             self._room = None
@@ -280,13 +292,14 @@ class StreamConnection(asyncio.Protocol):
             return
         self._update_reading()
         self._liveness_monitor.watch(self._transport, ended=self._ended.is_set())
-        is_reading = self._is_reading and self._state is not _StreamState.CLOSING
+        is_reading = self._is_reading and self._reads_frames
         self._pace.update(busy=self.in_flight > 0, reading=is_reading)
         if self.in_flight:
             return
-        if self._state is _StreamState.DRAINING and not self._framer.wanted:
-            self._state = _StreamState.CLOSING
-        if self._state is _StreamState.CLOSING and self._farewell is None:
+        state = self._state
+        is_last = state is not OPEN and state is not LEAVING
+        if is_last and not (state is DRAINING and self._framer.wanted):
+            self._move(FramedConnectionEvent.FINISH)
             self._send_closing_frame()
 
     def _answered(self, task: asyncio.Task[None]) -> None:
@@ -300,9 +313,9 @@ class StreamConnection(asyncio.Protocol):
     def _update_reading(self) -> None:
         """Read while there is room; the kernel keeps the rest."""
         full = self.in_flight >= self._listener.ahead or self._room is not None
-        is_last = self._state is _StreamState.DRAINING and not self._framer.wanted
+        is_last = self._state is DRAINING and not self._framer.wanted
         unwanted = is_last and self._listener.width == 1
-        reading = self._state is _StreamState.CLOSING or not (full or unwanted)
+        reading = not (full or unwanted) or not self._reads_frames
         if reading == self._is_reading or self._transport.is_closing():
             return
         self._is_reading = reading
@@ -333,7 +346,7 @@ class StreamConnection(asyncio.Protocol):
             else:
                 await self._admit_and_ask(pending)
         except asyncio.CancelledError:
-            if not self._has_given_up or pending.is_answered or self._transport is None:
+            if self._state is not GIVEN_UP or pending.is_answered:
                 raise  # a local variable with the task would be a reference cycle
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
@@ -443,20 +456,23 @@ class StreamConnection(asyncio.Protocol):
 
         A frame that the kernel has received is pending, too: closing would reset it.
         """
-        if not (self._has_waited or self.in_flight or self._transport is None) and has_unread(
-            self._transport.get_extra_info("socket")
+        is_idle = self._transport is not None and not self.in_flight
+        if (
+            is_idle
+            and self._drain_timer is None
+            and has_unread(self._transport.get_extra_info("socket"))
         ):
-            self._has_waited = True
-            self._loop.call_later(_UNREAD_S, self.drain)
+            self._drain_timer = self._loop.call_later(_UNREAD_S, self.drain)
             return
-        if self._state is _StreamState.OPEN:
-            self._state = _StreamState.DRAINING
+        if self._state is OPEN:
+            self._move(FramedConnectionEvent.DRAIN)
         self._advance()
 
     def fail_in_flight(self) -> None:
         """End the requests in progress with an error, and close."""
-        self._end_reading(None)
-        self._has_given_up = True
+        self._move(FramedConnectionEvent.GIVE_UP)
+        if self._state is GIVEN_UP:
+            self._drop_partial()
         for task in list(self._running):
             task.cancel()
         self._advance()

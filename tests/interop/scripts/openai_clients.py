@@ -41,6 +41,16 @@ found = client.embeddings.create(model="embed_text", input=texts, encoding_forma
 SEEN["float"] = [bits(row.embedding) for row in found.data]
 found = client.embeddings.create(model="embed_ids", input="hello world")
 SEEN["tokens"] = [len(found.data[0].embedding), found.usage.prompt_tokens]
+found = client.embeddings.create(model="embed_ids", input=[[2, 38, 3], [2, 39, 40, 3]])
+SEEN["ids"] = [len(found.data), found.usage.total_tokens]
+found = client.embeddings.create(model="embed_ids", input="hello world", dimensions=4)
+SEEN["cut"] = bits(found.data[0].embedding)
+rows = client.embeddings.create(model="embed_text", input=[f"{number}" for number in range(5)])
+SEEN["order"] = [[row.index, len(row.embedding)] for row in rows.data]
+found = client.completions.create(model="complete_text", prompt=["a", "\u00e9", "c"])
+SEEN["prompts"] = [[choice.index, choice.text] for choice in found.choices]
+found = client.completions.create(model="generate_text", prompt="one two three", max_tokens=2)
+SEEN["limited"] = found.choices[0].text
 SEEN["models"] = [model.id for model in client.models.list()]
 SEEN["model"] = client.models.retrieve("embed_text").id
 found = client.completions.create(model="generate_text", prompt="one two three", stop=[" three"])
@@ -55,6 +65,8 @@ except openai.APIError as error:
     pieces.append(type(error).__name__)
 SEEN["late_error"] = pieces
 SEEN["refused"] = [
+    refused(lambda: client.embeddings.create(model="embed_text", input="a", dimensions=3)),
+    refused(lambda: client.embeddings.create(model="rerank_text", input="a")),
     refused(lambda: client.embeddings.create(model="nope", input="a")),
     refused(lambda: client.embeddings.create(model="embed_text", input="boom!")),
     refused(lambda: client.embeddings.create(model="embed_text", input=[1, 2])),

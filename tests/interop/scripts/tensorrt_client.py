@@ -385,4 +385,5 @@ def main() -> None:
     os._exit(0)  # the library's threads outlive their contexts
 
 
-main()
+if __name__ == "__main__":
+    main()

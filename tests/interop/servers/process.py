@@ -34,11 +34,19 @@ class Ports:
 
 @dataclass(frozen=True)
 class Command:
-    """A program to start: its words, its working folder, and what it adds to the environment."""
+    """A program to start.
+
+    Attributes:
+        words: The program and its arguments.
+        folder: Its working folder.
+        variables: What it adds to the environment.
+        ready_path: The path whose status is 200 when it is ready.
+    """
 
     words: tuple[str, ...]
     folder: Path
     variables: Mapping[str, str] = field(default_factory=dict)
+    ready_path: str = "/v2/health/ready"
 
 
 class Prepare(Protocol):
@@ -150,21 +158,21 @@ def start(name: str, prepare: Prepare, folder: Path, ports: Ports) -> RunningSer
         log_path,
     )
     try:
-        _await_ready(server)
+        _await_ready(server, command.ready_path)
     except BaseException:
         stop(process)
         raise
     return server
 
 
-def _await_ready(server: RunningServer) -> None:
+def _await_ready(server: RunningServer, path: str) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
             raise ServerDidNotStart(
                 f"{server.name} ended with {server.process.returncode}:\n{_log_end(server)}"
             )
-        if _is_ready(server.http_url):
+        if _is_ready(server.http_url + path):
             return
         time.sleep(0.1)
     raise ServerDidNotStart(
@@ -172,12 +180,12 @@ def _await_ready(server: RunningServer) -> None:
     )
 
 
-def _is_ready(http_url: str) -> bool:
+def _is_ready(url: str) -> bool:
     # A proxy named in the environment must not stand between the tests and the loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with (
         contextlib.suppress(OSError, urllib.error.URLError),
-        opener.open(f"{http_url}/v2/health/ready", timeout=2) as answer,
+        opener.open(url, timeout=2) as answer,
     ):
         return bool(answer.status == 200)
     return False

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.api.protocol import HttpBinding, ProtocolSpec
 from gateway.app.check import check
-from gateway.app.path_ownership import owned_paths
+from gateway.app.path_ownership import owned_paths, shared_paths
 from gateway.config.load import load_text
 from gateway.protocols.openai.http.codec import HttpCodec
 
@@ -69,3 +69,18 @@ def test_a_path_of_options_may_be_the_refusal_of_chat() -> None:
         assert all(
             text in problem.message for text, problem in zip(expected, problems, strict=True)
         )
+
+
+def test_a_whole_path_of_options_may_lie_below_another_protocol() -> None:
+    """Vertex AI's default routes are below `/v1`; a path that another protocol has is an error."""
+    for path, expected in (("/v1/endpoints/1/deployedModels/2:predict", 0), ("/v2", 1)):
+        options = f"{{tfs: {{vertex: {{predict: '{path}'}}}}}}"
+        problems = check(load_text(config("oip", "openai", "tfs", options=options)))
+        assert expected == len(problems), problems
+        assert all("belongs to oip and to tfs" in each.message for each in problems)
+
+
+def test_a_protocol_knows_which_of_its_paths_another_one_yields() -> None:
+    """TensorFlow Serving owns the list of models, and shares it only where OpenAI is served."""
+    for names, expected in ((("openai", "tfs"), ("/v1/models",)), (("oip", "tfs"), ())):
+        assert expected == shared_paths("tfs", load_text(config(*names)).config.listeners[0])

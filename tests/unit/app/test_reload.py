@@ -24,7 +24,6 @@ models: {a: {backend: python}}
 telemetry: {log: {level: info, format: json, calls_per_second: 5}}
 lifecycle: {drain: 5s}
 """
-STORE = "quota_store: {url: 'redis://127.0.0.1:6379/0'}"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,6 @@ STORE = "quota_store: {url: 'redis://127.0.0.1:6379/0'}"
         ("{log: {", "{otlp: {traces: true}, log: {", "telemetry.otlp: this change needs a restart"),
         ("drain: 5s", "online: false", "lifecycle.online: this change needs a restart"),
         ("version: 1", "version: 1\nshared_regions: 3", "shared_regions: this change needs a"),
-        ("version: 1", f"version: 1\n{STORE}", "quota_store: this change needs a restart"),
         # What was removed has no line of its own: the position is that of what held it.
         (
             ", http: 8000",

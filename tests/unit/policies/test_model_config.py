@@ -140,6 +140,13 @@ async def test_stateful_comes_from_the_configuration() -> None:
     assert metadata.changed(stateful=True, configuration=configuration) == found
 
 
+async def test_decoupled_comes_from_the_configuration() -> None:
+    """A model whose configuration has the transaction policy may reply any number of times."""
+    configuration = ModelConfiguration({"model_transaction_policy": {"decoupled": True}})
+    layer = ModelConfigurationLayer(target(configuration))
+    assert (await layer(ModelMetadataRequest(model=M, context=BATCHING))).decoupled
+
+
 async def test_metadata_are_unchanged_without_a_configuration() -> None:
     """If the target has no configuration, only the shapes show whether a model batches."""
     service = target(Unsupported("no such question"))

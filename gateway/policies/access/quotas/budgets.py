@@ -156,6 +156,11 @@ class Bucket:
         """Return whether it is as a new one is."""
         return self.used() <= _TOLERANCE and not self.held
 
+    def adopt(self, used: float, held: float) -> None:
+        """Continue with the counts of another budget."""
+        self.held = held
+        self._tokens = max(0.0, self.limit.capacity - used - held)
+
 
 class Window:
     """What was used in the current calendar window.
@@ -221,6 +226,11 @@ class Window:
         if ends == self.ends:
             self._used = max(self._used, used)
 
+    def adopt(self, used: float, held: float) -> None:
+        """Continue with the counts of another budget, in the same window."""
+        self.held = held
+        self._used = used + held
+
 
 class Budget(Protocol):
     """What is left of a quota for one key: a `Bucket`, a `Window`, or a `Pool` of a store."""
@@ -259,6 +269,10 @@ class Budget(Protocol):
 
     def is_unused(self) -> bool:
         """Return whether it is as a new one is."""
+        ...
+
+    def adopt(self, used: float, held: float, /) -> None:
+        """Continue with the counts of another budget, in the same window."""
         ...
 
 
@@ -310,6 +324,15 @@ class Budgets:
             self._budgets[name] = kept[name]
             for budget in kept[name].values():
                 budget.change(limit)
+
+    def move(self, pools: Pools | None) -> None:
+        """Have the budgets in a store, or without one; what was used of them is still used."""
+        self._pools = pools
+        for budgets in self._budgets.values():
+            for key, old in budgets.items():
+                old.room()  # of the current window
+                new = budgets[key] = self._open(key, old.limit)
+                new.adopt(old.used(), old.held)
 
     def __iter__(self) -> Iterator[tuple[Key, Budget]]:
         """Iterate over all budgets with their keys."""

@@ -21,6 +21,7 @@ _PARTS: Final = 8
 _IDLE_S: Final = 1.0
 _IN_USE_S: Final = 60.0
 _QUIET_S: Final = 1.2
+_SHARE_STEP: Final = 0.005
 _TOLERANCE: Final = 1e-9
 
 
@@ -37,6 +38,9 @@ class Pool:
         used_at: The time of the last use, on the monotonic clock.
         needs: What calls need at the moment beyond what is held.
         is_known: Whether the store has told about it.
+        share: What this gateway may spend of the rest of the window while the store is away; None
+            for its part of the rest, where the store has not told.
+        was_alone: Whether it grew without the store.
     """
 
     __slots__ = (
@@ -51,9 +55,11 @@ class Pool:
         "left",
         "limit",
         "needs",
+        "share",
         "spent",
         "total",
         "used_at",
+        "was_alone",
     )
 
     def __init__(self, limit: Limit, owner: PoolLeases) -> None:
@@ -64,8 +70,8 @@ class Pool:
         self.empty_until = 0.0
         self.ends = 0.0 if limit.is_rate else window_end(limit.period, owner.utc())
         self.at = self.used_at = owner.monotonic()
-        self.is_known = False
-        self.is_shared_out = False
+        self.is_known = self.is_shared_out = self.was_alone = False
+        self.share: float | None = None
 
     def room(self) -> float:
         """Return what is left here now."""
@@ -73,7 +79,7 @@ class Pool:
             self.ends = window_end(self.limit.period, self._owner.utc())
             self.left = self.held = self.total = self.spent = 0.0
             self.elsewhere, self.empty_until = self.limit.amount, 0.0
-            self.is_shared_out = False
+            self.share, self.is_shared_out = None, False
         return self.left
 
     def take(self, amount: float) -> None:
@@ -114,6 +120,11 @@ class Pool:
         idle = self._owner.monotonic() - self.used_at > 10 * _IDLE_S
         return idle and not self.ends and not self.held
 
+    def adopt(self, used: float, held: float) -> None:
+        """Continue with the counts of a budget without a store, which the store gets."""
+        self.held, self.was_alone = held, True
+        self.spent = self.total = used + held
+
     def low(self) -> float:
         """Return the amount below which it asks for more."""
         return self.wanted() / 2
@@ -142,6 +153,8 @@ class LeaseRequest(NamedTuple):
         need: What calls need.
         want: What it asks for, the need included.
         is_known: Whether the store has told about the budget before.
+        share: What this gateway may spend while the store is away; below 0 if it wants no share.
+        was_alone: Whether a bucket was filled without the store.
     """
 
     key: Key
@@ -152,6 +165,8 @@ class LeaseRequest(NamedTuple):
     need: float
     want: float
     is_known: bool
+    share: float
+    was_alone: bool
 
 
 class LeaseReply(NamedTuple):
@@ -164,6 +179,7 @@ class LeaseReply(NamedTuple):
         replicas: How many gateways ask it.
         wait_s: The seconds until it has some again, where it granted less than was needed.
         is_short: Whether another gateway lacks what this one may hold.
+        share: What this gateway may spend of the window while the store is away.
     """
 
     granted: float
@@ -172,6 +188,7 @@ class LeaseReply(NamedTuple):
     replicas: int
     wait_s: float
     is_short: bool
+    share: float = 0.0
 
 
 class PoolLeases:
@@ -229,6 +246,7 @@ class PoolLeases:
         pool = self._pools.get(key)
         if pool is not None and pool.empty_until <= self.monotonic():
             pool.needs = max(pool.needs, amount)
+            pool.used_at = self.monotonic()
             self._low[key] = pool
 
     @property
@@ -242,33 +260,57 @@ class PoolLeases:
         return [self._question(key, pool, 0.0) for key, pool in low.items()]
 
     def returns(self, *, everything: bool = False) -> list[LeaseRequest]:
-        """Return what goes back to the store: leases that nobody has used for a while."""
+        """Return what goes back to the store: leases that nobody has used for a while.
+
+        Args:
+            everything: Return all leases and shares, because this gateway ends.
+        """
         now = self.monotonic()
         found = []
         for key, pool in self._pools.items():
-            idle = everything or now - pool.used_at > _IDLE_S
-            if idle and pool.room() > _TOLERANCE:
-                found.append(self._question(key, pool, pool.left))
+            if everything:
+                pool.used_at = now - _IN_USE_S
+            left, idle = pool.room(), now - pool.used_at > _IDLE_S
+            if (idle and left > _TOLERANCE) or (everything and pool.share is not None):
+                found.append(self._question(key, pool, max(0.0, left)))
         return found
 
     def _question(self, key: Key, pool: Pool, returned: float) -> LeaseRequest:
         pool.room()
+        now = self.monotonic()
         if returned:
             pool.left -= returned
         need, pool.needs = pool.needs, 0.0
         missing = max(0.0, need - max(0.0, pool.left))
         want = max(missing, pool.wanted() - pool.left)
-        if returned or self.monotonic() < self._quiet_until:
+        is_unused = now - pool.used_at >= _IN_USE_S
+        if returned or is_unused or now < self._quiet_until:
             missing = want = 0.0
+        if is_unused:
+            pool.share = None
         mine = pool.total
         pool.total -= returned
-        limit = pool.limit
-        return LeaseRequest(key, limit, pool.ends, mine, returned, missing, want, pool.is_known)
+        return LeaseRequest(
+            key=key,
+            limit=pool.limit,
+            ends=pool.ends,
+            mine=mine,
+            returned=returned,
+            need=missing,
+            want=want,
+            is_known=pool.is_known,
+            share=-1.0 if is_unused else pool.share or 0.0,
+            was_alone=pool.was_alone,
+        )
+
+    def hear(self, utc: float, replicas: int) -> None:
+        """Note the time of the store, and how many gateways ask it."""
+        self._offset_s = utc - self._clocks.utc()
+        self.replicas = max(1, replicas)
 
     def receive(self, question: LeaseRequest, answer: LeaseReply) -> None:
         """Add what the store granted."""
-        self._offset_s = answer.utc - self._clocks.utc()
-        self.replicas = max(1, answer.replicas)
+        self.hear(answer.utc, answer.replicas)
         pool = self._pools.get(question.key)
         if pool is None:
             return
@@ -279,6 +321,11 @@ class PoolLeases:
         pool.total += answer.granted
         pool.elsewhere = max(0.0, answer.left)
         pool.is_known = True
+        pool.was_alone = False
+        if question.share >= 0:
+            pool.share = answer.share
+            if question.share - answer.share > _SHARE_STEP * pool.limit.amount:
+                self._low[question.key] = pool  # until it is told, the store keeps the larger one
         pool.at = self.monotonic()
         is_partial = answer.granted + _TOLERANCE < question.need
         pool.empty_until = self.monotonic() + answer.wait_s if is_partial else 0.0
@@ -309,24 +356,35 @@ class PoolLeases:
                 most = max(1.0, limit.capacity / self.replicas)
                 more = min(most - pool.left, (now - pool.at) * limit.rate / self.replicas)
                 pool.left += max(0.0, more)
+                pool.was_alone = True
             elif not pool.is_shared_out:
-                share = pool.elsewhere / self.replicas
-                share = float(math.floor(share)) if limit.unit == "calls" else share
-                pool.left += share
-                pool.total += share
-                pool.elsewhere -= share
-                pool.is_shared_out = True
+                self._spend_share(pool)
             pool.at = now
+
+    def _spend_share(self, pool: Pool) -> None:
+        """Let this gateway spend its share of a window."""
+        share, pool.share = pool.share, None
+        if share is None:
+            share = pool.elsewhere / self.replicas
+            share = float(math.floor(share)) if pool.limit.unit == "calls" else share
+        pool.left += share
+        pool.total += share
+        pool.elsewhere -= share
+        pool.is_shared_out = True
 
     def ask_again(self) -> None:
         """Let every pool ask: the store may be back, and may have lost its data."""
         self._low.update(self._pools)
 
     def refresh(self) -> None:
-        """Let the pools in use ask: the store then knows them, and they know what is left."""
+        """Let the pools in use ask, and those with a share that are not: they give it back."""
         now = self.monotonic()
         self._low.update(
-            {key: pool for key, pool in self._pools.items() if now - pool.used_at < _IN_USE_S}
+            {
+                key: pool
+                for key, pool in self._pools.items()
+                if now - pool.used_at < _IN_USE_S or pool.share is not None
+            }
         )
 
     def come_back(self) -> None:

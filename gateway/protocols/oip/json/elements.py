@@ -12,11 +12,8 @@ Source: Open Inference Protocol, "Tensor Data"; docs/protocols/open-inference.md
 import math
 import struct
 from collections.abc import Callable
-from itertools import chain
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 import simdjson
 
@@ -25,25 +22,12 @@ from gateway.ir.data import ArrayData, ItemsData, JsonItemsData, RawData, Tensor
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
 from gateway.ir.limits import MessageLimits, check_bytes_elements
+from gateway.ir.number_lists import CODES, buffer_of, is_nested, narrowed, packer, unnested
 from gateway.ir.tensor import Shape
 from gateway.ir.work import LIST, PARSED_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.numpy_elements import ConvertedData, json_items
 
-CODES: Final = {
-    Datatype.BOOL: "?",
-    Datatype.UINT8: "B",
-    Datatype.UINT16: "H",
-    Datatype.UINT32: "I",
-    Datatype.UINT64: "Q",
-    Datatype.INT8: "b",
-    Datatype.INT16: "h",
-    Datatype.INT32: "i",
-    Datatype.INT64: "q",
-    Datatype.FP16: "e",
-    Datatype.FP32: "f",
-    Datatype.FP64: "d",
-}
 _INTEGERS = frozenset({int})
 _NUMBERS = frozenset({int, float})
 _BOOLS = frozenset({bool})
@@ -59,7 +43,6 @@ _WORDS: Final = {
     _BOOLS: "true or false",
     _STRINGS: "a string",
 }
-_WIDE: Final[dict[str, npt.DTypeLike]] = {"d": "=f8", "u": "=u8", "i": "=i8"}
 _SHOWN = 40
 
 
@@ -199,11 +182,11 @@ class ElementReader:
         self._proxies.append((name, shape, data))
         if datatype.is_integer or datatype.is_float:
             charge(math.prod(shape) * PARSED_NUMBER, 0)
-            values = _buffer_of(data, datatype)
+            values = buffer_of(data, datatype)
             if values is not None:
                 if values.size != math.prod(shape):
                     raise self._miscounted(name, shape, values.size)
-                narrow = _narrowed(values, datatype)
+                narrow = narrowed(values, datatype)
                 if narrow is not None:
                     return ArrayData(narrow.reshape(shape))
         # Text, or a wrong element: find it.
@@ -227,7 +210,7 @@ class ElementReader:
         self._lists += lists
         check_bytes_elements(self._lists, self._limits)
         charge(lists * LIST)
-        if not _is_nested(data, shape[1:]):
+        if not is_nested(data, shape[1:]):
             raise self._ragged(name, shape)
         self._arrays += lists
 
@@ -256,11 +239,6 @@ class ElementReader:
         raise AssertionError(flat)  # pragma: no cover  # each element alone fits, then all do
 
 
-def packer(datatype: Datatype, count: int) -> Callable[..., bytes]:
-    """Return a function that packs *count* numbers or booleans into their wire form."""
-    return struct.Struct(f"<{count}{CODES[datatype]}").pack
-
-
 @accelerated
 def number_packer(code: str, count: int) -> Callable[[bytes], bytes]:
     """Return a function that packs *count* numbers in a JSON list into their wire form.
@@ -282,61 +260,9 @@ def nested_packer(code: str, shape: Shape) -> Callable[[bytes], bytes]:
     return lambda text: pack(*(unnested(orjson.loads(text), shape) or ()))
 
 
-def unnested(data: list[Any], shape: Shape) -> list[Any] | None:
-    """Return the elements of lists nested exactly as *shape*; None for other nesting."""
-    rows = [data]
-    for dim in shape:
-        for row in rows:
-            if type(row) is not list or len(row) != dim:
-                return None
-        rows = list(chain.from_iterable(rows))
-    return rows
-
-
 def _is_flat(data: list[Any], shape: Shape) -> bool:
     """Return whether *data* has the elements of *shape* and does not begin with a list."""
     return len(data) == math.prod(shape) and not (data and type(data[0]) is list)
-
-
-def _is_nested(data: Any, dims: Shape) -> bool:
-    """Return whether each item of *data* is a list of dims[0] items, and so on."""
-    if not dims:
-        return False
-    size, rest = dims[0], dims[1:]
-    for item in data:
-        if type(item) is not simdjson.Array or len(item) != size:
-            return False
-        if rest and not _is_nested(item, rest):
-            return False
-    return True
-
-
-def _buffer_of(data: Any, datatype: Datatype) -> npt.NDArray[Any] | None:
-    """Return all numbers below *data* with 64 bits; None when one does not fit."""
-    code = "d" if datatype.is_float else "u" if datatype is Datatype.UINT64 else "i"
-    try:
-        return np.frombuffer(data.as_buffer(of_type=code), _WIDE[code])
-    except (TypeError, ValueError):
-        return None
-
-
-def _narrowed(values: npt.NDArray[Any], datatype: Datatype) -> npt.NDArray[Any] | None:
-    """Return *values* in the datatype's own dtype; None when one does not fit."""
-    dtype = datatype.numpy_dtype
-    if dtype == values.dtype:
-        return values
-    if datatype.is_integer:
-        if values.size:
-            limits = np.iinfo(dtype)
-            if values.min() < limits.min or values.max() > limits.max:
-                return None
-        return values.astype(dtype)
-    # JSON has no infinity: a cast that yields one shows that a number is too large.
-    try:
-        with np.errstate(over="raise"):
-            return values.astype(dtype)
-    except FloatingPointError:
-        return None
 
 
 def _show(value: Any) -> str:

@@ -30,11 +30,11 @@ from gateway.ir.context import JsonParameter, Parameters
 from gateway.ir.data import ArrayData, JsonItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
+from gateway.ir.number_lists import CODES
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
 from gateway.ir.work import JSON_BYTE, JSON_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
-from gateway.protocols.oip.json.elements import CODES
 from gateway.protocols.oip.json.parse import dump
 from gateway.wire.json_floats import with_all_digits
 

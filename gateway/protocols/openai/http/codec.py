@@ -44,13 +44,13 @@ from gateway.protocols.openai.http.embeddings import (
     read_embeddings,
 )
 from gateway.protocols.openai.http.form import NAME, ReplyForm, form_of, stream_form
-from gateway.protocols.openai.http.models import encode_models, model_object
 from gateway.protocols.openai.http.rerank import RERANK_MEMBERS, encode_rerank, read_rerank
 from gateway.protocols.openai.options import IGNORE, read_options
 from gateway.protocols.openai.paths import PathKind, PathMatch, PathTable
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context, http_headers
+from gateway.wire.model_lists import model_object, models_document
 from gateway.wire.url_names import decoded_name
 
 R = TypeVar("R")
@@ -135,11 +135,12 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             return self._encode_inference(call, content, form)
         if isinstance(call, RepositoryIndexRequest):
             entries: Any = content
-            return _json(encode_models(entries, self._options))
+            return _json(models_document(entries, self._options.created, self._options.owned_by))
         if isinstance(call, ModelReadyRequest):
             name = "" if call.model is None else call.model.name
             if content:
-                return _json(orjson.dumps(model_object(name, self._options)))
+                created, owner = self._options.created, self._options.owned_by
+                return _json(orjson.dumps(model_object(name, created, owner)))
             return self.encode_error(call, NotReady(f"model {name!r} is not ready"))
         raise unsupported(call, NAME)
 

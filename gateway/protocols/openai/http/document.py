@@ -12,7 +12,7 @@ import orjson
 from gateway.ir.errors import InvalidMember, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.work import OBJECT_BYTE, charge
-from gateway.protocols.openai.errors import UnsupportedContentType
+from gateway.wire.errors import UnsupportedContentType
 from gateway.wire.http import HttpRequest
 from gateway.wire.json_values import without_mark
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype, fp32_of_bf16
@@ -46,7 +47,7 @@ _EXPECTED: Final = "a text, a list of texts, a list of token ids or a list of su
 _NUMBERS: Final = frozenset({Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64})
 _WHOLE: Final = frozenset({Datatype.INT8, Datatype.UINT8})
 _ROWS: Final = 2
-_FIRST: Final = b'{"object":"embedding","index":%d,"embedding":'
+_ENTRY: Final = b'{"object":"embedding","index":%d,"embedding":%b}'
 
 
 def read_embeddings(
@@ -82,15 +83,29 @@ def encode_embeddings(
         Unsupported: The reply is no embedding.
     """
     rows = _rows(call, reply)
-    parts = _base64_rows(rows, call.model) if is_base64 else _json_rows(rows, call.model)
-    pieces: list[Buffer] = [b'{"object":"list","data":[']
-    for index, part in enumerate(parts):
-        head = b',{"object":"embedding","index":%d,"embedding":' if index else _FIRST
-        pieces += (head % index, part, b"}")
+    entries = _base64_rows(rows, call.model) if is_base64 else _json_rows(rows, call.model)
     name = "" if call.model is None else call.model.name
     end = b'],"model":%b,"usage":%b}' % (orjson.dumps(name), orjson.dumps(usage_of(reply)))
-    pieces.append(end)
-    return (b"".join(pieces),)
+    return b'{"object":"list","data":[', entries, end
+
+
+@accelerated
+def base64_entries(rows: bytes | memoryview, count: int) -> bytes:
+    """Return the entries of a response with base64.
+
+    Args:
+        rows: All rows, one after the other.
+        count: Their number.
+    """
+    width = len(rows) // count if count else 0
+    return b",".join(
+        [
+            _ENTRY % (index, b'"%b"' % b2a_base64(rows[at : at + width], newline=False))
+            for index, at in enumerate(range(0, width * count, width))
+        ]
+        if width
+        else [_ENTRY % (index, b'""') for index in range(count)]
+    )
 
 
 def usage_of(reply: InferResponse) -> dict[str, int]:
@@ -170,7 +185,7 @@ def _rows(call: InferRequest, reply: InferResponse) -> Any:
     return array if array.ndim == _ROWS else array.reshape(len(array), -1)
 
 
-def _base64_rows(rows: Any, model: ModelRef | None) -> list[bytes]:
+def _base64_rows(rows: Any, model: ModelRef | None) -> bytes:
     charge(2 * len(rows) + rows.size * 4 * BYTE)
     floats = rows
     if rows.dtype != np.float32:
@@ -182,11 +197,11 @@ def _base64_rows(rows: Any, model: ModelRef | None) -> list[bytes]:
                 "encoding_format float can",
                 model=model,
             )
-    floats = np.ascontiguousarray(floats, "<f4")
-    return [b'"%b"' % b2a_base64(row.data, newline=False) for row in floats]
+    raw = np.ascontiguousarray(floats, "<f4").reshape(-1).view(np.uint8)
+    return base64_entries(raw.data, len(rows))
 
 
-def _json_rows(rows: Any, model: ModelRef | None) -> list[bytes]:
+def _json_rows(rows: Any, model: ModelRef | None) -> bytes:
     charge(2 * len(rows) + rows.size * JSON_NUMBER)
     if rows.dtype.kind == "f" and not np.isfinite(rows).all():
         raise InvalidOutput(
@@ -194,4 +209,4 @@ def _json_rows(rows: Any, model: ModelRef | None) -> list[bytes]:
             "can",
             model=model,
         )
-    return [number_texts(row) for row in rows]
+    return b",".join([_ENTRY % (index, number_texts(row)) for index, row in enumerate(rows)])

@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.interop.servers.datatypes import DATATYPES, identity_name
 
 BEHAVIOURS = Path(__file__).parent / "behaviours.py"
+TEXT_BEHAVIOURS = Path(__file__).parent / "text_behaviours.py"
 LABELS = "labels.txt"
 
 
@@ -37,6 +38,7 @@ class Model:
     extra: str = ""
     is_ensemble: bool = False
     instances: int = 1
+    behaviours: Path = BEHAVIOURS
 
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"
@@ -211,6 +213,36 @@ SACRIFICIAL: tuple[Model, ...] = (
 """The few models of a server that is killed and started again many times."""
 
 
+def _of_texts(
+    name: str, inputs: tuple[Port, ...], output: Port, max_batch_size: int = 2, extra: str = ""
+) -> Model:
+    return Model(name, inputs, (output,), max_batch_size, extra=extra, behaviours=TEXT_BEHAVIOURS)
+
+
+def _text(name: str) -> Port:
+    return Port(name, "BYTES", (1,))
+
+
+TEXTS: tuple[Model, ...] = (
+    _of_texts("embed_text", (_text("text"),), Port("embedding", "FP32", (24,))),
+    _of_texts(
+        "embed_ids",
+        (Port("input_ids", "INT64", (-1,)), Port("attention_mask", "INT64", (-1,))),
+        Port("last_hidden_state", "FP32", (-1, 8)),
+    ),
+    _of_texts("rerank_text", (_text("query"), _text("document")), Port("score", "FP32", (1,))),
+    _of_texts("complete_text", (_text("text_input"),), _text("text_output")),
+    _of_texts(
+        "generate_text",
+        (_text("text_input"), Port("max_tokens", "INT32", (1,), optional=True)),
+        _text("text_output"),
+        max_batch_size=0,
+        extra=DECOUPLED,
+    ),
+)
+"""Models of texts, whose batches have at most two rows."""
+
+
 def write_repository(folder: Path, models: Sequence[Model] = MODELS) -> None:
     """Write *models* into *folder*, which is made and must not exist yet."""
     for model in models:
@@ -221,7 +253,7 @@ def write_repository(folder: Path, models: Sequence[Model] = MODELS) -> None:
             (home / LABELS).write_text("".join(f"{label}\n" for label in labels))
         for version in model.versions:
             (home / str(version)).mkdir()
-            shutil.copyfile(BEHAVIOURS, home / str(version) / "model.py")
+            shutil.copyfile(model.behaviours, home / str(version) / "model.py")
 
 
 def _config(model: Model) -> str:

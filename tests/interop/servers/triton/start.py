@@ -15,7 +15,13 @@ from pathlib import Path
 
 from tests.interop.environments import cache_folder, environment, exclusive
 from tests.interop.servers.process import Command, Ports
-from tests.interop.servers.triton.models import MODELS, SACRIFICIAL, Model, write_repository
+from tests.interop.servers.triton.models import (
+    MODELS,
+    SACRIFICIAL,
+    TEXTS,
+    Model,
+    write_repository,
+)
 
 STUB = "triton_python_backend_stub"
 FORWARDED_HEADERS = "(?i)x-fwd-.*"
@@ -39,6 +45,11 @@ def prepare_sacrificial(folder: Path, ports: Ports) -> Command:
     command = prepare(folder, ports, SACRIFICIAL)
     words = (sys.executable, "-c", _LIMITED, *command.words)
     return dataclasses.replace(command, words=words)
+
+
+def prepare_texts(folder: Path, ports: Ports) -> Command:
+    """Return the command of a server with the models of texts."""
+    return prepare(folder, ports, TEXTS)
 
 
 def prepare(folder: Path, ports: Ports, models: Sequence[Model] = MODELS) -> Command:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
-from gateway.ir.data import RawData, SlicedData
+from gateway.ir.data import JsonLayout, RawData, SlicedData, UntypedData, UntypedRules
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, GatewayError, NotFound
 from gateway.ir.tensor import Tensor
@@ -238,3 +240,49 @@ def test_few_large_calls_are_read_ahead(tmp_path: Path) -> None:
         next(calls)
         assert len(read) == 5
         assert len(list(calls)) == 9
+
+
+def record_inputs(directory: Path, privacy: Privacy, *inputs: Tensor) -> RecordedCall:
+    """Record a call with these inputs, and return it."""
+    made = recorder(directory, privacy)
+    call = request().changed(inputs=inputs)
+    assert made.samples("fraud", "r0")
+    made.put(recordable(request=call))
+    made.close()
+    return only_call(directory)
+
+
+def untyped(name: str = "", **fields: Any) -> Tensor:
+    value = np.array([[1.5, 2.0]])
+    data = UntypedData(value, JsonLayout.VALUE, "instances", UntypedRules(protocol="p"), **fields)
+    return Tensor(name, None, None, data)
+
+
+def test_json_without_datatypes_round_trips(tmp_path: Path) -> None:
+    """A value keeps its place, its rules and every number, NaN too."""
+    rows = [[1, math.nan], [2**63, "text"], [None, True]]
+    rules = UntypedRules(has_nulls=True, drops_surplus=True)
+    table = UntypedData(rows, JsonLayout.TABLE, "data", rules, "", ("a", "b"), 40)
+    expected = (Tensor("", None, None, table), untyped("x"))
+    call = record_inputs(tmp_path, FULL, *expected)
+    assert call.missing == ""
+    assert expected == call.request().inputs
+
+
+@pytest.mark.parametrize(
+    ("privacy", "name", "is_written"),
+    [
+        (Privacy(payload="full"), "", True),
+        (Privacy(payload="full", tensors={"x": "none"}), "x", False),
+        (Privacy(payload="full", tensors={"x": "none"}), "y", True),
+        (Privacy(payload="full", tensors={"x": "none"}), "", False),
+        (Privacy(payload="none"), "", False),
+    ],
+)
+def test_values_without_a_name_may_be_any_input(
+    tmp_path: Path, privacy: Privacy, name: str, is_written: bool
+) -> None:
+    """What a rule withholds of one input is withheld of a value that may be that input."""
+    call = record_inputs(tmp_path, privacy, untyped(name, size_bytes=9))
+    assert is_written == (b"1.5" in contents(tmp_path))
+    assert is_written == (call.missing == "" or "parameters" in call.missing)

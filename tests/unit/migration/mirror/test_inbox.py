@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gateway.migration.captures.recorder import Sender
 from gateway.migration.captures.transfer import Confirmation, SampleMessage, encode_message
+from gateway.migration.mirror.inbox import sample_inbox
 from gateway.migration.mirror.packets import PacketWriter, socket_pair
-from gateway.migration.mirror.process import Inbox
 
 
 class Messages:
@@ -24,7 +24,7 @@ class Messages:
 async def test_messages_of_an_exited_gateway_are_read() -> None:
     """Unread confirmations reset the socket, but no call is lost."""
     serving, shadow = socket_pair()
-    inbox, receiver = Inbox({1: shadow}), Messages()
+    inbox, receiver = sample_inbox({1: shadow}), Messages()
     inbox.start(receiver)
     for _ in range(3):
         inbox.confirm(1, Confirmation())

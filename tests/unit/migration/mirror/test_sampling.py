@@ -10,7 +10,8 @@ from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import CallSequence, Client, Context, ModelRef
 from gateway.ir.tensor import array_tensor
-from gateway.migration.mirror.sampling import SHADOW_HEADER, MigrationSampler, SamplingDecision
+from gateway.migration.captures.sampling import SHADOW_HEADER
+from gateway.migration.mirror.sampling import MigrationSampler, SamplingDecision
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
 from tests.fakes import FakeClock
 

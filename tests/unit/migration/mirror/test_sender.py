@@ -89,6 +89,6 @@ def test_calls_without_elements_in_memory_are_skipped(
         sampler = CaptureSampler(CaptureOptions(directory=Path("unused")))
         sender = RecordSender(Outbox(ours, sampler), lambda: Privacy(payload=payload))
         inputs = array_tensor("x", np.zeros(4, np.float32)), Tensor("y", Datatype.FP32, (4,), data)
-        is_sent = sender.send(recordable(request=request().changed(inputs=inputs)))
+        is_sent = sender.send(recordable(request=request().changed(inputs=inputs)), None)
     assert is_sent == (payload == "none")
     assert sampler.counts.skipped == ({} if is_sent else {reason: 1})

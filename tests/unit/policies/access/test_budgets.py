@@ -17,6 +17,7 @@ from gateway.policies.access.quotas.budgets import (
     LocalAccounts,
     window_end,
 )
+from gateway.policies.access.quotas.pools import LeaseReply, PoolLeases
 
 
 class Time:
@@ -148,3 +149,79 @@ def test_a_changed_limit_keeps_what_was_used() -> None:
     assert made.charge([Charge(("r",), 1)])
     made.budgets.change({})
     assert [] == made.charge([Charge(KEY, 1)])
+
+
+@pytest.mark.parametrize("period", ["day", "s"])
+def test_budgets_that_move_keep_what_was_used(period: str) -> None:
+    """Into a store, which gets the counts, and back: nothing is spent twice."""
+    time = Time(1000.0)
+    leases = PoolLeases(1, time.clocks)
+    budgets = Budgets({"q": Limit(amount=10, period=period)}, time.clocks)
+    made = LocalAccounts(budgets, time.clocks)
+    assert [] == made.charge([Charge(KEY, 4)])
+    budgets.move(leases)
+    assert made.charge([Charge(KEY, 1)])  # the store has granted nothing yet
+    [question] = leases.questions()
+    if period == "day":
+        assert (4.0, 4.0) == (question.mine, dict(budgets)[KEY].used())
+    else:
+        assert question.was_alone  # so that the store fills no bucket
+    leases.receive(question, LeaseReply(2.0, 4.0, time.now, 1, 0.0, False))
+    assert [] == made.charge([Charge(KEY, 2)])
+    budgets.move(None)
+    assert not made.charge([Charge(KEY, 4)])
+    assert made.charge([Charge(KEY, 1)])
+
+
+@pytest.mark.parametrize("reply_is_lost", [False, True])
+def test_a_share_is_spent_once_without_the_store(reply_is_lost: bool) -> None:
+    """It is what the store told last, and the store learns of it when it is back."""
+    time = Time(1000.0)
+    leases = PoolLeases(2, time.clocks)
+    made = LocalAccounts(
+        Budgets({"q": Limit(amount=100, period="day")}, time.clocks, leases), time.clocks
+    )
+    made.charge([Charge(KEY, 1)])
+    leases.receive(leases.questions()[0], LeaseReply(6.0, 94.0, time.now, 2, 0.0, False, 40.0))
+    leases.refresh()
+    questions = leases.questions()
+    assert 40.0 == questions[0].share
+    if reply_is_lost:
+        leases.fail(questions)
+    leases.is_up = False
+    for _ in range(3):
+        leases.go_on_alone()
+        time.now += 0.5
+    admitted = sum(not made.charge([Charge(KEY, 1)]) for _ in range(100))
+    assert 46 == admitted
+    leases.come_back()
+    leases.ask_again()
+    [question] = leases.questions()
+    assert (46.0, 0.0, 0.0) == (question.mine, question.share, question.want)
+
+
+def test_an_unused_pool_has_no_share() -> None:
+    """So that others can spend it; a gateway that ends gives all of its shares back."""
+    time = Time(1000.0)
+    leases = PoolLeases(2, time.clocks)
+    made = LocalAccounts(
+        Budgets({"q": Limit(amount=100, period="day")}, time.clocks, leases), time.clocks
+    )
+    made.charge([Charge(KEY, 1)])
+    for is_end in (False, True):
+        leases.need(KEY, 1)
+        [need] = leases.questions()
+        assert 1.0 == need.need
+        leases.receive(need, LeaseReply(1.0, 94.0, time.now, 2, 0.0, False, 40.0))
+        made.charge([Charge(KEY, 1)])
+        if is_end:
+            [question] = leases.returns(everything=True)
+        else:
+            time.now += 61
+            leases.refresh()
+            [question] = leases.questions()
+        assert question.share < 0
+        assert (0.0, 0.0) == (question.want, question.need)
+        leases.receive(question, LeaseReply(0.0, 94.0, time.now, 2, 0.0, False, 0.0))
+    leases.refresh()
+    assert 0 == sum(question.share >= 0 for question in leases.questions())

@@ -278,6 +278,20 @@ async def test_padded_calls_are_bounded() -> None:
     assert "context_length_exceeded" == raised.value.reason
 
 
+async def test_texts_of_very_different_lengths_have_little_padding() -> None:
+    """A request with a few long texts is several calls, and its rows keep their order."""
+    form = EmbeddingsForm(tokenizer=tokenizer_form(), pooling="mean")
+    values = ["hello " * 200, *["hello"] * 30, "world " * 150, "hello world"]
+    model = ids_model(form)
+    reply = await run(model, Embed(), texts(*values))
+    assert [(31, 4), (2, 202)] == [call.inputs[0].shape for call in model.calls]
+    alone = [
+        as_numpy((await run(ids_model(form), Embed(), texts(value))).outputs[0])[0, 0]
+        for value in values
+    ]
+    assert [float(each) for each in alone] == as_numpy(reply.outputs[0])[:, 0].tolist()
+
+
 async def test_long_texts_are_cut_or_refused() -> None:
     """Cutting keeps the special tokens; ids of a client are never cut."""
     cut = ids_model(EmbeddingsForm(tokenizer=tokenizer_form(max_tokens=4), pooling="last"))

@@ -37,6 +37,13 @@ class Other(Streaming):
         return HttpResponse(202)
 
 
+class Claiming(Other):
+    """The server behind, which is known to have some paths."""
+
+    def claims(self, wire: HttpRequest, /) -> bool:
+        return "theirs" in wire.path
+
+
 STREAMING, SINGLE = Streaming(), Single()
 TABLE = PathRouter([HttpMount(("/v2",), STREAMING), HttpMount(("/v2/models/",), SINGLE)], None)
 
@@ -99,3 +106,25 @@ async def test_other_methods_of_read_only_paths_go_to_the_fallback() -> None:
     response = await ask(HttpRequest("POST", "/v1/models/m:predict"))
     assert isinstance(response, HttpResponse)
     assert 201 == response.status
+
+
+def test_whole_paths_come_before_prefixes() -> None:
+    """A whole path below another mount's prefix is served by its own mount, and nothing below it."""
+    mounts = [HttpMount(("/v2",), STREAMING), HttpMount((), SINGLE, exact=("/v2/predict", "/"))]
+    router = PathRouter(mounts, None)
+    assert SINGLE is router.find("/v2/predict")[0]
+    assert SINGLE is router.find("/")[0]
+    assert STREAMING is router.find("/v2/predict/more")[0]
+
+
+async def test_claimed_requests_of_passed_paths_go_to_the_fallback() -> None:
+    """A server behind the fallback keeps the requests that it is known to have."""
+    mount = HttpMount(("/v1/models",), SINGLE, passed=frozenset({"/v1/models"}))
+    table = PathRouter([mount], Claiming())
+    statuses = []
+    for path in ("/v1/models/theirs:predict", "/v1/models/ours:predict"):
+        _, ask = table.find(path)
+        response = await ask(HttpRequest("POST", path))
+        assert isinstance(response, HttpResponse)
+        statuses.append(response.status)
+    assert [202, 201] == statuses

@@ -1,0 +1,523 @@
+"""JSON values without a datatype become tensors of the datatype and shape that a model declares.
+
+Every value is exact or refused with its place in the message: no fraction becomes an integer, no
+integer wraps, and true is no number. Decimals are rounded to the nearest value of a float.
+
+Source: docs/protocols/rows.md, "2. Values".
+"""
+
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from gateway.ir.data import (
+    ArrayData,
+    ItemsData,
+    JsonLayout,
+    RawData,
+    TensorData,
+    UntypedData,
+)
+from gateway.ir.datatypes import Datatype, bf16_of_fp32
+from gateway.ir.errors import InvalidRequest, TooLarge
+from gateway.ir.metadata import TensorMetadata
+from gateway.ir.number_lists import CODES, narrowed, packer, unnested
+from gateway.ir.tensor import Shape, Tensor
+from gateway.ir.work import JSON_NUMBER, LIST, charge
+
+Failure = Callable[[str], Exception]
+
+_FIRST_LINE: Final = 2
+"""Of the rows of a CSV text: the first one has the names."""
+_SHOWN: Final = 40
+_B64: Final = frozenset({"b64"})
+_INT, _FLOAT, _BOOL, _STR = frozenset({int}), frozenset({int, float}), frozenset({bool}), {str}
+_BF16_MOST: Final = float(np.uint32(0x7F7F0000).view(np.float32))
+_BF16_INFINITY: Final = 0x7F80
+_HALF: Final = 0x8000
+_EXACT_INTEGERS: Final = {
+    Datatype.FP16: 1 << 11,
+    Datatype.BF16: 1 << 8,
+    Datatype.FP32: 1 << 24,
+    Datatype.FP64: 1 << 53,
+}
+
+
+class RowsForm(Struct, frozen=True, kw_only=True):
+    """What the configuration declares of a model for a protocol of rows.
+
+    Attributes:
+        is_matrix: Columns of a table form one input; None to decide by the inputs of the model.
+        columns: Names of the columns of that input, in its order; empty where any names will do.
+        binary: Inputs and outputs of BYTES that are base64 text in JSON.
+    """
+
+    is_matrix: bool | None = None
+    columns: tuple[str, ...] = ()
+    binary: frozenset[str] = frozenset()
+
+
+NO_FORM: Final = RowsForm()
+
+
+def value_place(data: UntypedData, indices: Sequence[int]) -> str:
+    """Return where the element at *indices* of a value stands in its message."""
+    if data.layout is JsonLayout.LINES and indices:
+        return f"line {indices[0] + _FIRST_LINE}, column {data.member!r}"
+    if data.layout is JsonLayout.VALUE or not indices:
+        return data.place + "".join([f"[{index}]" for index in indices])
+    member = f"[{data.member}]" if data.layout is JsonLayout.TABLE else f".{data.member}"
+    rest = "".join([f"[{index}]" for index in indices[1:]])
+    return f"{data.place}[{indices[0]}]{member}{rest}"
+
+
+def nested_shape(value: Any) -> Shape:
+    """Return the shape of nested lists by their first items; an array has its own."""
+    if isinstance(value, np.ndarray):
+        return tuple(value.shape)
+    shape = []
+    while type(value) is list:
+        shape.append(len(value))
+        if not value:
+            break
+        value = value[0]
+    return tuple(shape)
+
+
+def typed_tensor(
+    name: str, data: UntypedData, declared: TensorMetadata, form: RowsForm = NO_FORM
+) -> Tensor:
+    """Return the tensor that a JSON value is, as a model declares it.
+
+    Args:
+        name: Name of the tensor.
+        data: The value of one tensor.
+        declared: What the model declares; its shape may be unknown.
+        form: What the configuration declares.
+
+    Raises:
+        InvalidRequest: A value is not one of the datatype, or the lists have another shape.
+        TooLarge: An element of BYTES is too long.
+    """
+    datatype = declared.datatype
+    if datatype is None:
+        raise InvalidRequest(
+            f"the metadata of the model declare no datatype for {declared.name!r}; expected "
+            "models.NAME.signature"
+        )
+    shape = _declared_shape(data, declared, nested_shape(data.value))
+    has_base64 = declared.name in form.binary
+    return Tensor(name, datatype, shape, _elements(data, datatype, shape, has_base64))
+
+
+def _declared_shape(data: UntypedData, declared: TensorMetadata, found: Shape) -> Shape:
+    """Return *found*, if the model allows it; a column may have an axis of 1 more."""
+    expected = declared.shape
+    if expected is None:
+        return found
+    is_column = data.layout not in (JsonLayout.VALUE, JsonLayout.MEMBERS)
+    if is_column and len(found) == 1 and len(expected) > 1 and set(expected[1:]) <= {1, -1}:
+        found = (*found, *(1 for _ in expected[1:]))
+    is_match = len(found) == len(expected) and all(
+        dim in (-1, size) for size, dim in zip(found, expected, strict=True)
+    )
+    if not is_match:
+        where = value_place(data, ())
+        member = f" of {data.member!r}" if data.member else ""
+        raise InvalidRequest(
+            f"{where}{member} has shape {list(found)}: expected {list(expected)} for input "
+            f"{declared.name!r}"
+        )
+    return found
+
+
+def _elements(data: UntypedData, datatype: Datatype, shape: Shape, has_base64: bool) -> TensorData:
+    value = data.value
+    if isinstance(value, np.ndarray):
+        charge(value.size * JSON_NUMBER, 0)
+        array = _narrow_array(value, datatype)
+        if array is None and _rounds(data, datatype):
+            array = _rounded(value)
+        if array is not None:
+            return ArrayData(array.reshape(shape))
+        if datatype.is_integer and value.dtype.kind == "f":
+            index = data.first_fraction
+            found = float(value.reshape(-1)[index])
+            raise _wrong(data, value, index, found, f"an integer for {datatype.name}")
+        value = value.tolist()  # to find the wrong one
+    flat = _flattened(data, value)
+    if datatype is Datatype.BYTES:
+        return ItemsData(_encoded(data, flat, value, has_base64))
+    if data.rules.has_texts:
+        flat = _from_texts(data, flat, datatype)
+    return _packed(data, flat, value, datatype)
+
+
+def _flattened(data: UntypedData, value: Any) -> list[Any]:
+    if type(value) is not list:
+        return [value]
+    shape = nested_shape(value)
+    charge(math.prod(shape[:-1]) * LIST + math.prod(shape) * JSON_NUMBER)
+    found = value if len(shape) == 1 else unnested(value, shape)
+    if found is None or list in set(map(type, found)):
+        raise _ragged(data, value, shape)
+    return found
+
+
+def _ragged(data: UntypedData, value: Any, shape: Shape) -> InvalidRequest:
+    """Return the error for lists that are nested differently, with the first of them."""
+    level: list[tuple[tuple[int, ...], Any]] = [((), value)]
+    for depth, dim in enumerate((*shape, None)):
+        for indices, item in level:
+            is_list = type(item) is list
+            if dim is None and is_list:
+                found = "a list"
+                expected = f"an element, because the first one has {depth} dimensions"
+            elif dim is not None and not is_list:
+                found, expected = _show(item), f"a list of {dim}, as the first one"
+            elif dim is not None and len(item) != dim:
+                found, expected = f"a list of {len(item)}", f"a list of {dim}, as the first one"
+            else:
+                continue
+            return InvalidRequest(f"{value_place(data, indices)} is {found}: expected {expected}")
+        level = [((*indices, at), each) for indices, item in level for at, each in enumerate(item)]
+    raise AssertionError(shape)  # pragma: no cover  # the lists were nested differently
+
+
+def _narrow_array(values: npt.NDArray[Any], datatype: Datatype) -> npt.NDArray[Any] | None:
+    """Return 64-bit numbers in the datatype's dtype; None when one does not fit."""
+    if datatype is Datatype.BYTES or datatype is Datatype.BOOL:
+        return None if values.size else values.astype(datatype.numpy_dtype)
+    if datatype.is_integer:
+        if values.dtype.kind == "f" and values.size:
+            return None
+        return narrowed(values, datatype)
+    if datatype is Datatype.BF16:
+        return _bf16(values.astype(np.float64))
+    return narrowed(values, datatype)
+
+
+def _bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16] | None:
+    """Round to bfloat16 once, ties to even; None when a finite value becomes infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = values.astype(np.float32)
+        rest = np.abs(values) - np.abs(single.astype(np.float64))
+    bits = single.view(np.uint32)
+    # FP32 may lie between two values of BF16 because it was rounded itself.
+    is_tie = (bits & 0xFFFF) == _HALF
+    bits = bits + (is_tie & (rest > 0)).astype(np.uint32) - (is_tie & (rest < 0)).astype(np.uint32)
+    found = bf16_of_fp32(bits.view(np.float32))
+    is_infinite = (found & 0x7FFF) == _BF16_INFINITY
+    return None if bool(np.any(is_infinite & np.isfinite(values))) else found
+
+
+def _packed(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) -> TensorData:
+    rules = data.rules
+    allowed = _INT if datatype.is_integer else _FLOAT if datatype.is_float else _BOOL
+    if not allowed.issuperset(map(type, flat)):
+        if not (rules.has_nulls and datatype.is_float):
+            raise _wrong_type(data, flat, value, datatype, allowed)
+        flat = [math.nan if each is None else each for each in flat]
+        if not allowed.issuperset(map(type, flat)):
+            raise _wrong_type(data, flat, value, datatype, allowed)
+    if datatype.is_float and not rules.has_nonfinite:
+        for index, each in enumerate(flat):
+            if not math.isfinite(each) and not _is_null(data, value, index):
+                raise _wrong(data, value, index, each, "a finite number")
+    if datatype is Datatype.BF16:
+        found = _bf16_of(flat)
+        if found is not None:
+            return RawData(memoryview(found.tobytes()))
+        raise _out_of_range(data, flat, value, datatype)
+    return _pack(data, flat, value, datatype)
+
+
+def _pack(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) -> TensorData:
+    try:
+        return RawData(memoryview(packer(datatype, len(flat))(*flat)))
+    except (struct.error, OverflowError):
+        if not _rounds(data, datatype):
+            raise _out_of_range(data, flat, value, datatype) from None
+        return ArrayData(_rounded(np.array(flat, np.float64)))
+
+
+def _rounds(data: UntypedData, datatype: Datatype) -> bool:
+    return datatype is Datatype.FP32 and data.rules.rounds_to_infinity
+
+
+def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return numbers as FP32, those that are too large as infinities."""
+    with np.errstate(over="ignore"):
+        return values.astype(Datatype.FP32.numpy_dtype)
+
+
+def _bf16_of(flat: list[Any]) -> npt.NDArray[np.uint16] | None:
+    try:
+        return _bf16(np.array(flat, np.float64))
+    except OverflowError:
+        return None
+
+
+def _is_null(data: UntypedData, value: Any, index: int) -> bool:
+    return data.rules.has_nulls and _element(value, _indices(value, index)) is None
+
+
+def _encoded(data: UntypedData, flat: list[Any], value: Any, has_base64: bool) -> list[bytes]:
+    charge(len(flat))
+    most = data.rules.bytes_element_size
+    items = []
+    for index, each in enumerate(flat):
+        if type(each) is str:
+            item = _text_bytes(data, value, index, each, has_base64)
+        elif type(each) is dict and data.rules.has_b64 and each.keys() == _B64:
+            item = _decoded(data, value, index, each["b64"])
+        else:
+            expected = "a string or an object with 'b64'" if data.rules.has_b64 else "a string"
+            raise _wrong(data, value, index, each, f"{expected} for BYTES")
+        if len(item) > most:
+            raise TooLarge(
+                f"{value_place(data, _indices(value, index))} has {len(item)} bytes, at most "
+                f"{most} are allowed",
+                limit="bytes_element_size",
+            )
+        items.append(item)
+    return items
+
+
+def _text_bytes(data: UntypedData, value: Any, index: int, text: str, has_base64: bool) -> bytes:
+    if has_base64:
+        return _decoded(data, value, index, text)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise _wrong(data, value, index, text, "text of Unicode") from None
+
+
+def _decoded(data: UntypedData, value: Any, index: int, text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise _wrong(data, value, index, text, "base64 text") from None
+
+
+def _from_texts(data: UntypedData, flat: list[Any], datatype: Datatype) -> list[Any]:
+    """Return the numbers and words that texts of CSV are."""
+    found = []
+    for index, text in enumerate(flat):
+        try:
+            found.append(_scalar(text, datatype))
+        except ValueError:
+            raise _wrong(
+                data, flat, index, text, f"{_WORDS[_kind(datatype)]} for {datatype.name}"
+            ) from None
+    return found
+
+
+def _scalar(text: Any, datatype: Datatype) -> Any:
+    if type(text) is not str:
+        return text
+    text = text.strip()
+    if datatype is Datatype.BOOL:
+        return _BOOL_TEXTS.get(text.lower(), text)
+    if not text:
+        return None
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
+    if datatype.is_integer:
+        return int(text)
+    number = float(text)
+    if math.isinf(number) and "inf" not in text.lower():
+        raise ValueError(text)
+    return number
+
+
+_BOOL_TEXTS: Final = {"true": True, "false": False}
+_WORDS: Final = {"integer": "an integer", "number": "a number", "bool": "true or false"}
+
+
+def _kind(datatype: Datatype) -> str:
+    return "integer" if datatype.is_integer else "number" if datatype.is_float else "bool"
+
+
+def _wrong_type(
+    data: UntypedData, flat: list[Any], value: Any, datatype: Datatype, allowed: frozenset[type]
+) -> InvalidRequest:
+    index = next(at for at, each in enumerate(flat) if type(each) not in allowed)
+    each = flat[index]
+    return _wrong(data, value, index, each, f"{_WORDS[_kind(datatype)]} for {datatype.name}")
+
+
+def _out_of_range(
+    data: UntypedData, flat: list[Any], value: Any, datatype: Datatype
+) -> InvalidRequest:
+    for index, each in enumerate(flat):
+        if not _is_in_range(each, datatype):
+            return _wrong(data, value, index, each, f"a value in the range of {datatype.name}")
+    raise AssertionError(flat)  # pragma: no cover  # each element alone fits, then all do
+
+
+def _is_in_range(value: Any, datatype: Datatype) -> bool:
+    if datatype is Datatype.BF16:
+        return _bf16_of([value]) is not None
+    try:
+        struct.pack(f"<{CODES[datatype]}", value)
+    except (struct.error, OverflowError):
+        return False
+    return True
+
+
+def _wrong(data: UntypedData, value: Any, index: int, found: Any, expected: str) -> InvalidRequest:
+    where = value_place(data, _indices(value, index))
+    return InvalidRequest(f"{where} is {_show(found)}: expected {expected}")
+
+
+def _indices(value: Any, index: int) -> tuple[int, ...]:
+    """Return the indices of a flat one, in lists that are nested regularly."""
+    return tuple([int(each) for each in np.unravel_index(index, nested_shape(value))])
+
+
+def _element(value: Any, indices: Sequence[int]) -> Any:
+    for index in indices:
+        value = value[index]
+    return value
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "an object"
+    text = f"{value!r}"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def table_columns(data: UntypedData) -> dict[str, UntypedData]:
+    """Return the columns of a table as values of one tensor each."""
+    columns, value = data.columns or (), data.value
+    if isinstance(value, np.ndarray):
+        values: Sequence[Any] = [value[:, at] for at in range(len(columns))]
+    else:
+        charge(len(value) * len(columns) * JSON_NUMBER)
+        values = (
+            [list(each) for each in zip(*value, strict=True)] if value else [[] for _ in columns]
+        )
+    return {
+        name: UntypedData(
+            values[at],
+            data.layout,
+            data.place,
+            data.rules,
+            str(at) if data.layout is JsonLayout.TABLE else name,
+        )
+        for at, name in enumerate(columns)
+    }
+
+
+def matrix_tensor(
+    name: str, data: UntypedData, declared: TensorMetadata, columns: Sequence[str]
+) -> Tensor:
+    """Return a table as one tensor of rows and columns.
+
+    Args:
+        name: Name of the tensor.
+        data: The table.
+        declared: What the model declares of its input.
+        columns: The columns in the order of the input.
+
+    Raises:
+        InvalidRequest: A value is not one of the datatype, an integer is not one of its values, or
+            the table has another shape.
+    """
+    datatype = declared.datatype
+    if datatype is None:
+        return typed_tensor(name, data, declared)  # which refuses it
+    found = table_columns(data)
+    rows = len(data.value)
+    whole = UntypedData(None, JsonLayout.VALUE, data.place, data.rules)
+    shape = _declared_shape(whole, declared, (rows, len(columns)))
+    if datatype is Datatype.BYTES:
+        parts = [_elements(found[each], datatype, (rows,), False) for each in columns]
+        items = [list(part.items) for part in parts if isinstance(part, ItemsData)]
+        return Tensor(
+            name,
+            datatype,
+            shape,
+            ItemsData([each for row in zip(*items, strict=True) for each in row]),
+        )
+    value = data.value
+    if (
+        isinstance(value, np.ndarray)
+        and tuple(columns) == data.columns
+        and _is_exact(value, datatype)
+    ):
+        charge(value.size * JSON_NUMBER, 0)
+        array = _narrow_array(value, datatype)
+        if array is not None:
+            return Tensor(name, datatype, shape, ArrayData(array))
+    matrix = np.empty(shape, datatype.numpy_dtype)
+    for at, each in enumerate(columns):
+        column = found[each]
+        _check_exact(column, datatype)
+        part = _elements(column, datatype, (rows,), False)
+        matrix[:, at] = (
+            part.array
+            if isinstance(part, ArrayData)
+            else np.frombuffer(part.view, datatype.numpy_dtype)  # type: ignore[union-attr]  # numbers are raw
+        )
+    return Tensor(name, datatype, shape, ArrayData(matrix))
+
+
+def _is_exact(values: npt.NDArray[Any], datatype: Datatype) -> bool:
+    """Return whether a float holds every integer of an array."""
+    most = _EXACT_INTEGERS.get(datatype)
+    if most is None or values.dtype.kind == "f" or not values.size:
+        return True
+    return bool(values.max() <= most and int(values.min()) >= -most)
+
+
+def _check_exact(column: UntypedData, datatype: Datatype) -> None:
+    """Refuse an integer that would be rounded: columns of other types share the matrix with it."""
+    most = _EXACT_INTEGERS.get(datatype)
+    value = column.value
+    if most is None or (isinstance(value, np.ndarray) and _is_exact(value, datatype)):
+        return
+    for index, each in enumerate(value):
+        if type(each) is not int and not isinstance(each, np.integer):
+            continue
+        number = int(each)
+        if abs(number) > most and not _holds(number, datatype):
+            raise _wrong(
+                column, list(value), index, number, f"an integer that {datatype.name} can hold"
+            )
+
+
+def _holds(number: int, datatype: Datatype) -> bool:
+    if datatype is Datatype.BF16:
+        return abs(number) <= _BF16_MOST and _significant_bits(number) <= 8  # noqa: PLR2004
+    try:
+        code = f"<{CODES[datatype]}"
+        return bool(struct.unpack(code, struct.pack(code, number))[0] == number)
+    except (struct.error, OverflowError):
+        return True  # the range is checked with the elements
+
+
+def _significant_bits(number: int) -> int:
+    number = abs(number)
+    return number.bit_length() - ((number & -number).bit_length() - 1)
+
+
+def declared_form(declarations: Mapping[str, object], protocol: str) -> RowsForm:
+    """Return what the configuration declares of a model for a protocol of rows."""
+    found = declarations.get(protocol)
+    return found if isinstance(found, RowsForm) else NO_FORM

@@ -1,0 +1,62 @@
+"""Recorded JSON values whose datatypes only the model knows, and what stays of them."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from msgspec import convert, to_builtins
+
+from gateway.ir.data import JsonLayout, UntypedData, UntypedRules
+from gateway.ir.work import JSON_BYTE, charge
+from gateway.migration.captures.privacy import Payload, least_payload
+
+
+def untyped_text(data: UntypedData) -> bytes:
+    """Return a value, its place and its rules as JSON; NaN and infinities are words."""
+    charge(data.size_bytes * JSON_BYTE)
+    value = data.value
+    return json.dumps(
+        {
+            "layout": data.layout.value,
+            "place": data.place,
+            "rules": to_builtins(data.rules),
+            "member": data.member,
+            "columns": data.columns,
+            "value": value.tolist() if isinstance(value, np.ndarray) else value,
+        }
+    ).encode()
+
+
+def untyped_data(text: bytes, size_bytes: int) -> UntypedData:
+    """Return the value of a recorded text.
+
+    Raises:
+        ValueError: It has another form.
+        KeyError: A member is missing.
+        TypeError: A member is of another type.
+    """
+    found = json.loads(text)
+    columns = found["columns"]
+    return UntypedData(
+        found["value"],
+        JsonLayout(found["layout"]),
+        convert(found["place"], str),
+        convert(found["rules"], UntypedRules),
+        convert(found["member"], str),
+        None if columns is None else convert(columns, tuple[str, ...]),
+        size_bytes,
+    )
+
+
+def untyped_payload(
+    name: str, of_tensor: Callable[[str], Payload], tensors: Mapping[str, Any]
+) -> Payload:
+    """Return what is written of a value, which may be any input where it has no name.
+
+    Args:
+        name: Of the tensor; "" where only the model knows it.
+        of_tensor: Returns what is written of a tensor.
+        tensors: Those that are named in the rules.
+    """
+    return of_tensor(name) if name else least_payload(map(of_tensor, ("", *tensors)))

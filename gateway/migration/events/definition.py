@@ -1,0 +1,29 @@
+"""SinkDefinition: a sink of events, as one process tells it to another."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from gateway.migration.events.settings import EventSinkConfig
+
+
+@dataclass(frozen=True)
+class SinkDefinition:
+    """A sink as the shadow process opens it.
+
+    Attributes:
+        name: The name of the sink, for books and logs.
+        config: Its keys.
+        directory: Paths of files are relative to it.
+    """
+
+    name: str
+    config: EventSinkConfig
+    directory: Path
+
+    @cached_property
+    def id(self) -> str:
+        """Equal for equal definitions, in all processes."""
+        text = f"{self.name}\n{self.directory}\n{self.config.model_dump_json()}"
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

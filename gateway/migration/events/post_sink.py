@@ -1,0 +1,83 @@
+"""PostSink: one POST for each event, in the binary mode of CloudEvents."""
+
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from gateway.app.certificates import client_tls
+from gateway.ir.errors import ConnectFailure, GatewayError
+from gateway.migration.events.definition import SinkDefinition
+from gateway.migration.events.form import CONTENT_TYPE, header_value
+from gateway.migration.events.queue import QueuedEvent, SendOutcome
+from gateway.migration.events.writer import EventWriter, WrittenEvent
+from gateway.transports.contract import ClientLimits
+from gateway.transports.http1.client import HttpClient
+from gateway.transports.net.tls_files import TlsFiles
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+_REPLY_BYTES: Final = 1 << 20
+"""Largest reply; nobody reads it."""
+_CONNECT_SHARE: Final = 0.8
+"""Of the time of an attempt: a connection that is not made by then fails as such."""
+_AGENT: Final = ("user-agent", "tensor-gateway")
+_SUCCESS: Final = range(200, 300)
+_REFUSALS: Final = frozenset(range(400, 500)) - {408, 429}
+
+
+class PostSink:
+    """A server that gets events over HTTP.
+
+    Args:
+        definition: The sink.
+        writer: Writes events.
+
+    Raises:
+        OSError: A TLS file cannot be read.
+        ValueError: A TLS file has invalid content, or the URL is malformed.
+    """
+
+    def __init__(self, definition: SinkDefinition, writer: EventWriter) -> None:
+        config = definition.config
+        parts = urlsplit(config.url)
+        self._writer = writer
+        self._path, self._query = parts.path or "/", parts.query
+        self._headers = (
+            ("content-type", CONTENT_TYPE),
+            _AGENT,
+            *((name, str(value)) for name, value in config.request_headers.items()),
+        )
+        tls = None
+        if config.tls is not None:
+            files = client_tls(config.tls, definition.directory)
+            tls = TlsFiles(f"events {definition.name}", files)
+        limits = ClientLimits(
+            message_bytes=_REPLY_BYTES,
+            connections=config.concurrency,
+            connect_timeout_s=_CONNECT_SHARE * config.timeout,
+        )
+        server = f"{parts.scheme}://{parts.netloc}"
+        self._client = HttpClient(server, limits, tls=None if tls is None else tls.context())
+
+    async def send(self, events: Sequence[QueuedEvent], /) -> Sequence[tuple[SendOutcome, str]]:
+        """Send one event."""
+        return [await self._post(await self._writer.write(each)) for each in events]
+
+    async def _post(self, event: WrittenEvent) -> tuple[SendOutcome, str]:
+        fields = [(f"ce-{name}", header_value(each)) for name, each in event.attributes.items()]
+        headers = Headers((*self._headers, *fields))
+        request = HttpRequest("POST", self._path, self._query, headers, (event.body,))
+        try:
+            response: HttpResponse = await self._client.send(request, deadline=None)
+        except ConnectFailure as error:
+            return SendOutcome.UNREACHABLE, error.message
+        except GatewayError as error:
+            return SendOutcome.FAILED, error.message
+        if response.status in _SUCCESS:
+            return SendOutcome.DELIVERED, ""
+        reason = f"the sink replied with status {response.status}"
+        refused = response.status in _REFUSALS
+        return (SendOutcome.REFUSED if refused else SendOutcome.FAILED), reason
+
+    async def close(self) -> None:
+        """Close the connections; idempotent."""
+        await self._client.close()

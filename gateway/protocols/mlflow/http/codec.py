@@ -1,0 +1,237 @@
+"""The HTTP codec of MLflow's scoring protocol: functions between HTTP messages and calls.
+
+`requests.py` reads bodies, `replies.py` writes answers, and `upstream.py` is the side of a client.
+
+Source: docs/protocols/mlflow.md.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, cast
+
+from gateway.api.protocol import StreamCodec, unsupported
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ServerLiveRequest,
+    ServerReadyRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import ModelRef, Need
+from gateway.ir.data import UntypedRules
+from gateway.ir.errors import GatewayError, NotFound
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.protocols.mlflow.errors import (
+    JSON,
+    NOT_READY,
+    OK,
+    UnknownScoringPath,
+    error_response,
+)
+from gateway.protocols.mlflow.http import replies, requests, upstream
+from gateway.protocols.mlflow.http.form import (
+    NAME,
+    ScoringForm,
+    form_of,
+    origin_of,
+    returned_headers,
+)
+from gateway.protocols.mlflow.options import NAN, REFUSE, WORDS, read_options
+from gateway.protocols.mlflow.paths import MODELS, ScoringPath, ScoringRoute, find_path
+from gateway.wire.decoupled import StreamsDecoupled
+from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.metadata import http_context
+from gateway.wire.row_values import NonfiniteStyle, RowStyle
+from gateway.wire.sagemaker import custom_attributes, inference_id
+from gateway.wire.url_names import decoded_name
+
+R = TypeVar("R")
+
+_REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
+_GET: Final = frozenset({"GET", "HEAD"})
+_DEFAULT: Final = ModelRef("")
+
+
+class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
+    """MLflow's scoring protocol over HTTP, in both directions.
+
+    Args:
+        limits: The limits of a message.
+        options: Options of a listener or an upstream.
+
+    Raises:
+        ValueError: An option is wrong.
+    """
+
+    name = NAME
+    needs = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.UNTYPED})
+
+    def __init__(
+        self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._limits = limits
+        self._options = read_options(options or {})
+        found = self._options
+        self._rules = UntypedRules(
+            protocol="mlflow",
+            has_b64=False,
+            has_nonfinite=found.nonfinite == WORDS,
+            has_nulls=found.nulls == NAN,
+            drops_surplus=found.surplus_inputs != REFUSE,
+            bytes_element_size=limits.bytes_element_size,
+        )
+        self._text_rules = UntypedRules(
+            protocol="mlflow",
+            has_b64=False,
+            has_texts=True,
+            has_nulls=found.nulls == NAN,
+            has_nonfinite=found.nonfinite == WORDS,
+            drops_surplus=found.surplus_inputs != REFUSE,
+            bytes_element_size=limits.bytes_element_size,
+        )
+        style = NonfiniteStyle.WORDS if found.nonfinite == WORDS else NonfiniteStyle.REFUSE
+        self._style = RowStyle(nonfinite=style)
+
+    def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
+        """Read a client's request.
+
+        Raises:
+            InvalidRequest: Method, content type or body is wrong.
+            NotFound: The path does not exist, or there is no model.
+            TooLarge: A limit is exceeded.
+        """
+        return self._decode(find_path(wire.path, self._options.prefix), wire)
+
+    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
+        """Write the response to *call*.
+
+        Raises:
+            InvalidOutput: An element of an output cannot be written.
+        """
+        form = form_of(call)
+        extra = returned_headers(origin_of(call))
+        if isinstance(call, InferRequest):
+            content = cast("InferResponse", reply)
+            return replies.encode_inference(content, form, self._style, extra)
+        if isinstance(call, ServerReadyRequest):
+            return HttpResponse(OK if reply else NOT_READY, Headers((JSON, *extra)), (b"\n",))
+        if isinstance(call, ServerLiveRequest):
+            text = self._options.version.encode()
+            return HttpResponse(OK, Headers((JSON, *extra)), (text,))
+        raise unsupported(call, NAME)
+
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+        """Write *error*. Never raises."""
+        origin = None if call is None else origin_of(call)
+        headers = Headers(error.metadata) if origin is None else origin.wire.headers
+        return error_response(error, self._limits, custom_attributes(headers))
+
+    def stream_of(self, call: InferRequest, /) -> StreamInferRequest | None:
+        """Return *call* as a stream, if its caller takes the replies of a decoupled model."""
+        if not form_of(call).can_stream:
+            return None
+        return StreamInferRequest(model=call.model, context=call.context, request=call)
+
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
+        """Write one reply of a stream as a line.
+
+        Raises:
+            GatewayError: The item is an error.
+            InvalidOutput: An element of an output cannot be written.
+        """
+        if item.error is not None:
+            raise item.error
+        return replies.encode_line(item, self._style, returned_headers(origin_of(call)))
+
+    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
+        """Return True: a first error is an ordinary response."""
+        return True
+
+    def encode_end(
+        self, _call: StreamInferRequest, _last: InferResponse | None, /
+    ) -> HttpResponse | None:
+        """Write nothing: the end of the body is the end of the stream."""
+        return None
+
+    def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
+        """End the body early: its lines have no form for an error."""
+        raise error
+
+    def encode_call(self, call: Call[Any], /) -> HttpRequest:
+        """Write a request to an upstream.
+
+        Raises:
+            Unsupported: The protocol does not carry it, or has no such request.
+        """
+        return upstream.encode_call(call, self._options)
+
+    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
+        """Read an upstream's response to *call*.
+
+        Raises:
+            GatewayError: The error in the response, with the response as origin.
+            MalformedMessage: The response cannot be used.
+        """
+        found: Any = upstream.decode_reply(call, wire, self._limits)
+        # The type of a call determines that of its reply, which mypy cannot follow.
+        return cast("R", found)
+
+    def _decode(self, path: ScoringRoute, wire: HttpRequest) -> Call[Any]:
+        kind = path.kind
+        if kind is None:
+            raise UnknownScoringPath(f"nothing is served at {wire.path[:200]!r}")
+        if kind is ScoringPath.MODELS:
+            raise NotFound(
+                f"{MODELS} is not served: models are not loaded by a client's word "
+                "(options: {mlflow: {multi_model: false}})"
+            )
+        if kind is ScoringPath.INVOCATIONS:
+            if wire.method != "POST":
+                raise _method_not_allowed(wire, "POST")
+            return self._decode_inference(path, wire)
+        if wire.method not in _GET:
+            raise _method_not_allowed(wire, "GET, HEAD")
+        context = http_context(wire, NAME, _REPLY_NEEDS, ScoringForm(kind=kind))
+        if kind is ScoringPath.VERSION:
+            return ServerLiveRequest(context=context)
+        return ServerReadyRequest(about=self._model(path) or _DEFAULT, context=context)
+
+    def _decode_inference(self, path: ScoringRoute, wire: HttpRequest) -> InferRequest:
+        kind = requests.content_type(wire)
+        model = self._model(path)
+        parameters: dict[str, Any] = {}
+        if kind == requests.CSV:
+            has_header = self._options.csv_header
+            inputs = requests.read_csv(
+                wire.view, self._limits, self._text_rules, has_header=has_header
+            )
+        elif kind == requests.LINES:
+            inputs = requests.read_lines(wire.view, self._limits, self._rules)
+        else:
+            inputs, parameters = requests.read_json(wire.view, self._limits, self._rules)
+        accept = wire.headers.get("accept")
+        form = ScoringForm(
+            kind=ScoringPath.INVOCATIONS,
+            is_csv=requests.is_only_csv(accept),
+            is_lines=kind == requests.LINES or requests.wants_lines(accept),
+            can_stream=requests.accepts_lines(accept),
+        )
+        context = http_context(wire, NAME, _REPLY_NEEDS, form)
+        if not context.request_id:
+            own = inference_id(wire.headers)
+            context = context.changed(request_id=own) if own else context
+        return InferRequest(model=model, context=context, inputs=inputs, parameters=parameters)
+
+    def _model(self, path: ScoringRoute) -> ModelRef | None:
+        """Return the model of a request; None for that of the listener."""
+        if path.model:
+            return ModelRef(decoded_name("model name", path.model, self._limits))
+        return self._options.default_model
+
+
+def _method_not_allowed(wire: HttpRequest, allow: str) -> MethodNotAllowed:
+    return MethodNotAllowed(
+        f"method {wire.method[:32]!r} is not allowed on {wire.path[:200]!r}: expected {allow}",
+        allow=allow,
+    )

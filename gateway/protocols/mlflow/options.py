@@ -1,0 +1,88 @@
+"""The options that a listener or an upstream may set.
+
+Source: docs/protocols/mlflow.md, "8. Configuration".
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.ir.context import ModelRef
+from gateway.wire.options import Reader, flag, matching, model, one_of, read_values, text, wrong
+
+IGNORE, REFUSE = "ignore", "refuse"
+WORDS, NAN = "words", "nan"
+VALUE, OBJECT = "value", "object"
+_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlflowOptions:
+    """The options, typed.
+
+    Attributes:
+        default_model: Listener: the model of `/invocations`; None for that of the listener.
+        prefix: Listener: `PREFIX/MODEL/invocations` names a model; "" for no such paths.
+        surplus_inputs: Listener: whether inputs that the model lacks are ignored or refused.
+        nonfinite: Listener: whether NaN and infinities are words, or are refused.
+        nulls: Listener: whether `null` is NaN for floats, or is refused.
+        csv_header: Listener: the first line of CSV has the names of columns.
+        version: Listener: what `/version` says.
+        multi_model: Listener: only false, because models are not loaded by a client's word.
+        single_input: Upstream: how the only input of a model is sent.
+    """
+
+    default_model: ModelRef | None = None
+    prefix: str = ""
+    surplus_inputs: str = IGNORE
+    nonfinite: str = WORDS
+    nulls: str = REFUSE
+    csv_header: bool = True
+    version: str = "3.17.2"
+    multi_model: bool = False
+    single_input: str = VALUE
+
+
+def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return *options* unchanged.
+
+    Raises:
+        ValueError: A key does not exist, or a value is wrong.
+    """
+    read_options(options)
+    return options
+
+
+def read_options(options: Mapping[str, Any]) -> MlflowOptions:
+    """Return *options*, typed.
+
+    Raises:
+        ValueError: A key does not exist, or a value is wrong.
+    """
+    return MlflowOptions(**read_values("mlflow", _READERS, options))
+
+
+def prefixed_path(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the path that a listener's option `prefix` adds."""
+    found = options.get("prefix")
+    return (found,) if isinstance(found, str) and found else ()
+
+
+def _not_built(key: str, value: Any) -> bool:
+    if flag(key, value):
+        raise wrong(key, value, "false, because models are not loaded by a client's word")
+    return False
+
+
+_READERS: Final[Mapping[str, Reader]] = {
+    "default_model": model,
+    "prefix": matching(_PREFIX, "a path that begins with '/' and does not end with it"),
+    "surplus_inputs": one_of(IGNORE, REFUSE),
+    "nonfinite": one_of(WORDS, REFUSE),
+    "nulls": one_of(REFUSE, NAN),
+    "csv_header": flag,
+    "version": text,
+    "multi_model": _not_built,
+    "single_input": one_of(VALUE, OBJECT),
+}

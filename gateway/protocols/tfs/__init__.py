@@ -1,0 +1,31 @@
+"""TensorFlow Serving over REST and gRPC, and KServe V1 as a dialect of its REST form.
+
+Read `grpc/codec.py` first. `options.py` describes the options of listeners and upstreams,
+`declarations.py` what the configuration declares of a model.
+"""
+
+from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec
+from gateway.protocols.tfs.declarations import read_declaration
+from gateway.protocols.tfs.grpc.codec import METHODS, GrpcCodec, file_descriptors
+from gateway.protocols.tfs.http.codec import HttpCodec
+from gateway.protocols.tfs.http.paths import MODELS
+from gateway.protocols.tfs.options import check_options, exact_paths, process_options
+
+SPEC = ProtocolSpec(
+    name="tfs",
+    title="TensorFlow Serving",
+    page="tensorflow-serving.md",
+    http=HttpBinding(
+        codec=HttpCodec,
+        prefixes=(MODELS,),
+        any_path=True,
+        exact_paths=exact_paths,
+        passed=frozenset({MODELS}),
+        shared_option="shared",
+    ),
+    grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
+    options=check_options,
+    process_options=process_options,
+    default_model="default_model",
+    declaration=read_declaration,
+)

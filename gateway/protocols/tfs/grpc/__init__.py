@@ -1,0 +1,1 @@
+"""TensorFlow Serving over gRPC: read `codec.py` first."""

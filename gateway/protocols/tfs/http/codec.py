@@ -1,0 +1,342 @@
+"""The REST codec of TensorFlow Serving and KServe V1: functions between HTTP messages and calls.
+
+`paths.py` has the paths of both dialects, `predict.py` rows and columns, `events.py` CloudEvents,
+and `upstream.py` the side of a client.
+
+Source: docs/protocols/tensorflow-serving.md.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, cast
+
+import orjson
+from msgspec import Struct
+
+from gateway.api.protocol import Codec, unsupported
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    OpaqueCall,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerReadyRequest,
+    ServerStatusRequest,
+)
+from gateway.ir.context import Context, ModelRef, Need, Origin, Parameters
+from gateway.ir.errors import GatewayError, InternalError, InvalidRequest, NotReady
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.protocols.tfs.declarations import CLASSIFY, PREDICT, REGRESS, ModelDeclaration
+from gateway.protocols.tfs.errors import JSON, OK, OtherContent, error_response
+from gateway.protocols.tfs.examples import (
+    examples_tensor,
+    requested_outputs,
+    scores_of,
+    values_of,
+)
+from gateway.protocols.tfs.http import upstream
+from gateway.protocols.tfs.http.events import CloudEventForm, event_form, is_event, reply_event
+from gateway.protocols.tfs.http.examples_json import read_examples
+from gateway.protocols.tfs.http.paths import MODELS, RestPath, Verb, kserve_path, tensorflow_path
+from gateway.protocols.tfs.http.predict import (
+    read_parameters,
+    read_signature,
+    read_tensors,
+    row_rules,
+    write_reply,
+)
+from gateway.protocols.tfs.metadata import metadata_document
+from gateway.protocols.tfs.models import NEEDS, CalledModel, ModelTable, Spec, known_model
+from gateway.protocols.tfs.options import FORWARD, ROOT, read_options
+from gateway.protocols.tfs.status import AVAILABLE, status_document, versions_of
+from gateway.wire.declarations import DeclaringCodec
+from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.metadata import http_context
+from gateway.wire.model_lists import model_object, models_document, ready_names
+from gateway.wire.rows import RowsDocument, read_rows_document
+
+R = TypeVar("R")
+
+NAME: Final = "tfs.http"
+_HEADERS: Final = Headers(JSON)
+_GET: Final = frozenset({"GET", "HEAD"})
+_METHODS: Final = {Verb.CLASSIFY: CLASSIFY, Verb.REGRESS: REGRESS}
+_JSON_TYPES: Final = frozenset(
+    {"", "application/json", "application/cloudevents+json", "application/ld+json"}
+)
+
+
+class RestForm(Struct, frozen=True):
+    """What the reply to a request needs.
+
+    Attributes:
+        called: The model; None for a question about the server.
+        is_rows: The request had rows.
+        event: The form of a reply that is an event; None for a plain one.
+    """
+
+    called: CalledModel | None = None
+    is_rows: bool = False
+    event: CloudEventForm | None = None
+
+
+class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
+    """REST of TensorFlow Serving or of KServe V1, in both directions.
+
+    Args:
+        limits: The limits of a message.
+        options: Options of a listener or an upstream, with those of the process.
+
+    Raises:
+        ValueError: An option is wrong.
+    """
+
+    name = NAME
+    needs = NEEDS | {Need.UNTYPED}
+
+    def __init__(
+        self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._limits = limits
+        self._options = read_options(options or {})
+        self._models = ModelTable(limits)
+        self._rules = row_rules(self._options, limits)
+        self._is_kserve = self._options.is_kserve
+        # Clients of another protocol of the listener read the same paths.
+        self._is_shared = MODELS in self._options.shared
+        vertex = self._options.vertex
+        self._predict_route = "" if vertex is None else vertex.predict
+        self._health_route = "" if vertex is None else vertex.health
+
+    def declare(self, declared: Mapping[str, ModelDeclaration], /) -> None:
+        """Replace what the configuration declares of models, by their names."""
+        self._models.declare(declared)
+
+    def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
+        """Read a client's request; numbers wait for the datatypes of the model.
+
+        Raises:
+            InvalidRequest: Path, body, label or signature is wrong.
+            NotFound: The path does not exist.
+            TooLarge: A limit is exceeded.
+        """
+        if wire.path == self._health_route:
+            return self._decode_health(wire)
+        if wire.path == self._predict_route:
+            return self._decode_vertex(wire)
+        if wire.path == ROOT and self._options.cloudevents and wire.method == "POST":
+            return self._decode_predict(wire, self._default())
+        find = kserve_path if self._is_kserve else tensorflow_path
+        return self._decode(find(wire.method, wire.path, self._limits), wire)
+
+    def encode_reply(  # noqa: PLR0911  # one for each kind of call
+        self, call: Call[R], reply: R, /
+    ) -> HttpResponse:
+        """Write the response to *call*.
+
+        Raises:
+            Unsupported: There is no such response, or an element has no form in JSON.
+            GatewayError: The outputs do not fit the request.
+        """
+        form, content = _form_of(call), cast("Any", reply)
+        if isinstance(call, InferRequest) and isinstance(content, InferResponse):
+            return self._encode_inference(call, content, form)
+        if isinstance(call, ServerStatusRequest):
+            return self._encode_status(content, form)
+        if isinstance(call, ModelMetadataRequest) and form.called is not None:
+            return _json(orjson.dumps(metadata_document(form.called, content)))
+        if isinstance(call, RepositoryIndexRequest):
+            return self._encode_models(content)
+        if isinstance(call, ServerLiveRequest):
+            return _json(b'{"status":"alive"}')
+        if isinstance(call, ServerReadyRequest):
+            if content:
+                return _json(b"{}")
+            return self.encode_error(call, NotReady("the model is not ready"))
+        if isinstance(call, OpaqueCall):
+            return upstream.write_answer(content)
+        raise unsupported(call, NAME)
+
+    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+        """Write an error in the form of the dialect. Never raises."""
+        return error_response(error, NAME, self._limits)
+
+    def encode_call(self, call: Call[Any], /) -> HttpRequest:
+        """Write a request to an upstream.
+
+        Raises:
+            Unsupported: The server cannot be asked so.
+        """
+        return upstream.encode_call(call, self._options, NAME)
+
+    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
+        """Read an upstream's response to *call*; numbers wait for the datatypes of the model.
+
+        Raises:
+            GatewayError: The response is an error, or cannot be used.
+        """
+        # The type of a call determines that of its reply, which mypy cannot follow.
+        return cast("R", upstream.decode_reply(call, wire, self._options, self._limits, NAME))
+
+    def _decode(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
+        verb = found.verb
+        if verb is Verb.PREDICT:
+            return self._decode_predict(wire, found.spec)
+        if verb in _METHODS:
+            return self._decode_examples(wire, found.spec, _METHODS[verb])
+        if verb is Verb.MODELS:
+            return self._decode_models(wire)
+        if verb is Verb.LIVE:
+            return ServerLiveRequest(context=_context(wire, RestForm()))
+        return self._decode_question(found, wire)
+
+    def _decode_question(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
+        verb = found.verb
+        called = self._models.find(found.spec)
+        context = _context(wire, RestForm(called))
+        if verb is Verb.EXPLAIN:
+            message = Origin(NAME, wire, ":explain")
+            return OpaqueCall(model=called.model, context=context, message=message)
+        if verb is Verb.METADATA:
+            return ModelMetadataRequest(model=known_model(called), context=context)
+        return ServerStatusRequest(about=ModelRef(called.model.name), context=context)
+
+    def _decode_models(self, wire: HttpRequest) -> RepositoryIndexRequest:
+        if not self._is_kserve and not self._is_shared:
+            raise InvalidRequest("Missing model name in request.")
+        return RepositoryIndexRequest(ready_only=True, context=_context(wire, RestForm()))
+
+    def _decode_predict(
+        self, wire: HttpRequest, spec: Spec, *, is_vertex: bool = False
+    ) -> InferRequest:
+        content_type = _content_type(wire)
+        if (self._is_kserve or is_vertex) and content_type not in _JSON_TYPES:
+            raise OtherContent(f"content type is {content_type[:100]!r}: expected application/json")
+        event = None
+        if self._is_kserve or self._options.cloudevents:
+            event = event_form(wire, content_type)
+        document = self._document(wire, has_more_text=not self._is_kserve)
+        tensors, is_rows = read_tensors(document, self._limits, self._rules)
+        signature = "" if self._is_kserve else read_signature(document)
+        called = self._models.find(spec.with_signature(signature), (PREDICT,), allows_nameless=True)
+        vertex = self._options.vertex
+        parameters: Parameters = {}
+        if is_vertex and vertex is not None:
+            parameters = read_parameters(document, self._limits)
+            parameters = parameters if vertex.parameters == FORWARD else {}
+        return InferRequest(
+            model=called.model,
+            context=_context(wire, RestForm(called, is_rows, event), called.needs),
+            inputs=called.inputs(tensors),
+            parameters=parameters,
+        )
+
+    def _decode_examples(self, wire: HttpRequest, spec: Spec, method: str) -> InferRequest:
+        document = self._document(wire, has_more_text=True)
+        signature = read_signature(document)
+        names = [key for key in ("examples", "context") if key in document.members]
+        examples = read_examples({key: document.plain(key) for key in names}, self._limits)
+        called = self._models.find(spec.with_signature(signature), (method,))
+        return InferRequest(
+            model=called.model,
+            context=_context(wire, RestForm(called), called.needs),
+            inputs=(examples_tensor(called.signature, examples, self._limits),),
+            outputs=requested_outputs(called.signature),
+        )
+
+    def _decode_health(self, wire: HttpRequest) -> Call[bool]:
+        if wire.method not in _GET:
+            raise MethodNotAllowed(f"{wire.method} is not allowed: expected GET", allow="GET, HEAD")
+        about = self._options.default_model or ModelRef("")
+        return ServerReadyRequest(about=about, context=_context(wire, RestForm()))
+
+    def _decode_vertex(self, wire: HttpRequest) -> InferRequest:
+        if wire.method != "POST":
+            raise MethodNotAllowed(f"{wire.method} is not allowed: expected POST", allow="POST")
+        return self._decode_predict(wire, self._default(), is_vertex=True)
+
+    def _default(self) -> Spec:
+        """Return the model of requests that name none, without a name for the router's own."""
+        model = self._options.default_model or ModelRef("")
+        return Spec(model.name, int(model.version) if model.version.isdecimal() else 0)
+
+    def _document(self, wire: HttpRequest, *, has_more_text: bool) -> RowsDocument:
+        document = read_rows_document(
+            wire.view, "the body", self._limits, has_more_text=has_more_text
+        )
+        if self._is_kserve and is_event(document.members):
+            data = orjson.dumps(document.plain("data"))
+            return read_rows_document(memoryview(data), "data of the event", self._limits)
+        return document
+
+    def _encode_inference(
+        self, call: InferRequest, reply: InferResponse, form: RestForm
+    ) -> HttpResponse:
+        called = form.called
+        if called is None:
+            raise unsupported(call, NAME)
+        signature = called.signature
+        if signature.method == PREDICT:
+            body = write_reply(
+                called.outputs(reply.outputs),
+                is_rows=form.is_rows,
+                options=self._options,
+                declared=called.declared,
+            )
+        else:
+            count = (call.inputs[0].shape or (0,))[0]
+            results: Any = (
+                scores_of(signature, reply.outputs, count)
+                if signature.method == CLASSIFY
+                else values_of(signature, reply.outputs, count)
+            )
+            body = upstream.dump_words({"results": results})
+        if form.event is None:
+            return HttpResponse(OK, _HEADERS, (body,), is_compressible=True)
+        headers, body = reply_event(form.event, body, called.spec.name, self._options)
+        return HttpResponse(OK, Headers((*JSON, *headers)), (body,))
+
+    def _encode_status(self, status: Any, form: RestForm) -> HttpResponse:
+        called = form.called
+        if called is None:
+            raise InternalError("a status has no model")
+        name = called.spec.name
+        states = versions_of(called, status)
+        is_ready = any(each.state == AVAILABLE for each in states)
+        if self._is_kserve and not is_ready:
+            raise NotReady(f"Model with name {name} is not ready.")
+        document: dict[str, Any] = {}
+        if self._is_shared:
+            document |= {**model_object(name, self._options.created), "ready": is_ready}
+        elif self._is_kserve:
+            document = {"name": name, "ready": True}
+        if self._is_shared or not self._is_kserve:
+            document["model_version_status"] = status_document(states)
+        return _json(orjson.dumps(document))
+
+    def _encode_models(self, entries: Any) -> HttpResponse:
+        if self._is_shared:
+            return _json(models_document(entries, self._options.created))
+        return _json(orjson.dumps({"models": ready_names(entries)}))
+
+
+def _context(wire: HttpRequest, form: RestForm, needs: frozenset[Need] = NEEDS) -> Context:
+    return http_context(wire, NAME, needs, form)
+
+
+def _content_type(wire: HttpRequest) -> str:
+    return (wire.headers.get("content-type") or "").partition(";")[0].strip().lower()
+
+
+def _form_of(call: Call[Any]) -> RestForm:
+    origin = call.context.origin
+    form = None if origin is None else origin.form
+    if not isinstance(form, RestForm):
+        raise InternalError(f"{type(call).__name__} has no form of this codec")
+    return form
+
+
+def _json(body: bytes) -> HttpResponse:
+    return HttpResponse(OK, _HEADERS, (body,), is_compressible=True)

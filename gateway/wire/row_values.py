@@ -1,0 +1,237 @@
+"""Writes tensors as JSON without datatypes: as values, as rows, or as an object of columns.
+
+`rows.py` reads them. A float keeps a point or an exponent and reads back equal; bytes are never
+written raw.
+
+Source: docs/protocols/rows.md, "5. Responses".
+"""
+
+import base64
+import enum
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from msgspec import Struct
+
+from gateway.ir.datatypes import Datatype, fp32_of_bf16
+from gateway.ir.errors import InvalidOutput
+from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy
+from gateway.ir.work import JSON_NUMBER, charge
+from gateway.wire.json_floats import dump_exact, with_all_digits
+
+_NULL: Final = re.compile(b"null")
+_WORDS: Final = {False: "NaN", True: "Infinity"}
+
+
+class NonfiniteStyle(enum.Enum):
+    """What is written for a float that is not finite."""
+
+    WORDS = "words"
+    """NaN, Infinity and -Infinity, which are not JSON."""
+    NULL = "null"
+    REFUSE = "refuse"
+
+
+class RowStyle(Struct, frozen=True, kw_only=True):
+    """How a protocol writes elements.
+
+    Attributes:
+        nonfinite: What is written for a float that is not finite.
+        has_b64: Bytes that are not UTF-8 are an object with `b64`; otherwise they are refused.
+        b64_suffix: Outputs whose name ends so are always objects with `b64`; "" for none.
+        base64: Outputs that are base64 text.
+    """
+
+    nonfinite: NonfiniteStyle = NonfiniteStyle.WORDS
+    has_b64: bool = False
+    b64_suffix: str = ""
+    base64: frozenset[str] = frozenset()
+
+
+def value_json(tensor: Tensor, style: RowStyle) -> bytes:
+    """Write a tensor as nested lists, a scalar as its element.
+
+    Raises:
+        InvalidOutput: An element cannot be written.
+    """
+    if tensor.datatype is Datatype.BYTES:
+        return orjson.dumps(_nested(_texts(tensor, style), tensor.shape or ()))
+    array = _numbers(tensor)
+    charge(array.size * JSON_NUMBER)
+    text = orjson.dumps(array, None, orjson.OPT_SERIALIZE_NUMPY) if array.ndim else _scalar(array)
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return with_all_digits(text, array)
+    if style.nonfinite is NonfiniteStyle.NULL:
+        return with_all_digits(text, array)
+    words = _nonfinite_words(tensor.name, array, style)
+    return _NULL.sub(lambda _found: next(words), with_all_digits(text, array))
+
+
+def columns_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
+    """Write an object of values, by the names of the tensors.
+
+    Raises:
+        InvalidOutput: An element cannot be written.
+    """
+    members = [orjson.dumps(each.name) + b":" + value_json(each, style) for each in tensors]
+    return b"{" + b",".join(members) + b"}"
+
+
+def rows_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
+    """Write a list with one element of a single tensor, or one object of several, for each row.
+
+    Raises:
+        InvalidOutput: An output has no rows, the outputs have different numbers of rows, or an
+            element cannot be written.
+    """
+    _check_rows(tensors)
+    if len(tensors) == 1:
+        return value_json(tensors[0], style)
+    return _dump(_rows(tensors, style), has_words=_has_words(tensors, style))
+
+
+def row_texts(tensors: Sequence[Tensor], style: RowStyle) -> list[bytes]:
+    """Write the items of the list of `rows_json`, each of them alone.
+
+    Raises:
+        InvalidOutput: As `rows_json`.
+    """
+    _check_rows(tensors)
+    has_words = _has_words(tensors, style)
+    return [_dump(row, has_words=has_words) for row in _rows(tensors, style)]
+
+
+def _check_rows(tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        if not tensor.shape:
+            raise InvalidOutput(
+                f"output {tensor.name!r} is a scalar: expected an axis of rows, because the "
+                "response has one item for each row"
+            )
+    counts = {(tensor.shape or (0,))[0] for tensor in tensors}
+    if len(counts) > 1:
+        shapes = "; ".join(f"{each.name!r} {list(each.shape or ())}" for each in tensors[:8])
+        raise InvalidOutput(
+            f"the outputs have different numbers of rows: {shapes}; expected the same first axis, "
+            "because the response has one item for each row"
+        )
+
+
+def _rows(tensors: Sequence[Tensor], style: RowStyle) -> list[Any]:
+    columns = [_row_values(tensor, style) for tensor in tensors]
+    charge(sum(map(len, columns)))
+    if len(columns) == 1:
+        return list(columns[0])
+    names = [tensor.name for tensor in tensors]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _has_words(tensors: Sequence[Tensor], style: RowStyle) -> bool:
+    return style.nonfinite is NonfiniteStyle.WORDS and any(map(_has_nonfinite, tensors))
+
+
+def _dump(value: Any, *, has_words: bool) -> bytes:
+    if not has_words:
+        return dump_exact(value)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_list).encode()
+
+
+def _row_values(tensor: Tensor, style: RowStyle) -> Sequence[Any]:
+    """Return what stands in each row of one tensor."""
+    shape = tensor.shape or ()
+    if tensor.datatype is Datatype.BYTES:
+        found: list[Any] = _nested(_texts(tensor, style), shape)
+        return found
+    array = _numbers(tensor)
+    charge(array.size * JSON_NUMBER)
+    if style.nonfinite is NonfiniteStyle.REFUSE and _has_nonfinite(tensor):
+        next(_nonfinite_words(tensor.name, array, style))
+    # orjson knows one class of each width, and numpy has two of some.
+    return array.tolist() if array.ndim == 1 and array.dtype.kind != "f" else list(array)
+
+
+def _list(value: Any) -> Any:
+    """Return a row of an array, or an element of one, for Python's json."""
+    return value.tolist()
+
+
+def _has_nonfinite(tensor: Tensor) -> bool:
+    if tensor.datatype is None or not tensor.datatype.is_float:
+        return False
+    return not bool(np.isfinite(_numbers(tensor)).all())
+
+
+def _numbers(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return an array that orjson writes: contiguous, and without FP16 and BF16."""
+    array = as_numpy(tensor)
+    if tensor.datatype is Datatype.BF16:
+        array = fp32_of_bf16(array)
+    elif tensor.datatype is Datatype.FP16:
+        array = array.astype(np.float32)
+    return np.require(array, requirements=["C", "A"])
+
+
+def _scalar(array: npt.NDArray[Any]) -> bytes:
+    element = array[()] if array.dtype.kind == "f" else array.item()
+    return orjson.dumps(element, None, orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _nonfinite_words(name: str, array: npt.NDArray[Any], style: RowStyle) -> Iterator[bytes]:
+    """Yield the words of the numbers that are not finite, in their order.
+
+    Raises:
+        InvalidOutput: They are refused.
+    """
+    flat = array.reshape(-1)
+    for index in np.flatnonzero(~np.isfinite(flat)):
+        value = float(flat[index])
+        sign = "-" if value < 0 else ""
+        word = f"{sign}{_WORDS[math.isinf(value)]}"
+        if style.nonfinite is NonfiniteStyle.REFUSE:
+            raise InvalidOutput(
+                f"output {name!r} has {word} at index {index}: JSON cannot represent it"
+            )
+        yield word.encode()
+
+
+def _texts(tensor: Tensor, style: RowStyle) -> list[Any]:
+    """Return elements of BYTES as texts, or as objects with base64."""
+    items = as_items(tensor)
+    charge(len(items))
+    name = tensor.name
+    if name in style.base64:
+        return [base64.b64encode(item).decode() for item in items]
+    if style.b64_suffix and name.endswith(style.b64_suffix):
+        return [_b64(item) for item in items]
+    found: list[Any] = []
+    for index, item in enumerate(items):
+        try:
+            found.append(str(item, "utf-8"))
+        except UnicodeDecodeError:
+            if not style.has_b64:
+                raise InvalidOutput(
+                    f"output {name!r} has bytes at index {index} that are not UTF-8: expected "
+                    "text, or an output that is declared to be binary"
+                ) from None
+            found.append(_b64(item))
+    return found
+
+
+def _b64(item: bytes | memoryview) -> dict[str, str]:
+    return {"b64": base64.b64encode(item).decode()}
+
+
+def _nested(flat: list[Any], shape: Shape) -> Any:
+    """Return elements as lists nested as *shape*."""
+    if not shape:
+        return flat[0]
+    for dim in reversed(shape[1:]):
+        count = len(flat) // dim if dim else math.prod(shape[:-1])
+        flat = [flat[at * dim : (at + 1) * dim] for at in range(count)]
+    return flat
