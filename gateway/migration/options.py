@@ -29,8 +29,15 @@ EVENT_CHANNEL: Final = "\n\n"
 
 def event_sinks(loaded: LoadedConfig) -> list[SinkDefinition]:
     """Return the sinks of events of a configuration."""
-    sinks = EVENTS.of(loaded.config).items()
-    return [SinkDefinition(name, config, loaded.directory) for name, config in sinks]
+    texts: dict[str, dict[str, str]] = {}
+    for path, text in loaded.references():
+        match path:
+            case ("events", str(name), "request_headers", str(header)) if "${file:" in text:
+                texts.setdefault(name, {})[header] = text
+    return [
+        SinkDefinition(name, config, loaded.directory, texts.get(name, {}))
+        for name, config in EVENTS.of(loaded.config).items()
+    ]
 
 
 def capture_channel(migration: str) -> str:

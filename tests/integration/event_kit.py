@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -62,17 +63,18 @@ async def accepted(_request: web.Request) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def sink_server() -> AsyncIterator[SinkServer]:
-    """Run a sink on a free port."""
+async def sink_server(context: ssl.SSLContext | None = None) -> AsyncIterator[SinkServer]:
+    """Run a sink on a free port, over TLS with a context."""
     sink = SinkServer()
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post("/{path:.*}", sink.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     await site.start()
     host, port = runner.addresses[0][:2]
-    sink.url = f"http://{host}:{port}/in?x=1"
+    scheme = "http" if context is None else "https"
+    sink.url = f"{scheme}://{host}:{port}/in?x=1"
     try:
         yield sink
     finally:

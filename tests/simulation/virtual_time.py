@@ -40,7 +40,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         scheduled: Any = self._scheduled  # type: ignore[attr-defined]  # a heap of BaseEventLoop
         while scheduled and scheduled[0].cancelled():  # else the loop waits for the next one
             heapq.heappop(scheduled)._scheduled = False
-            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
+            self._timer_cancelled_count -= 1
         if not self._ready and scheduled:  # type: ignore[attr-defined]
             # What a socket of this process holds is there already.
             self._process_events(self._selector.select(0))  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
 """SinkDefinition: a sink of events, as one process tells it to another."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -16,11 +17,13 @@ class SinkDefinition:
         name: The name of the sink, for books and logs.
         config: Its keys.
         directory: Paths of files are relative to it.
+        header_texts: Headers of requests whose values come from files, as written, by name.
     """
 
     name: str
     config: EventSinkConfig
     directory: Path
+    header_texts: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def id(self) -> str:

@@ -1,10 +1,15 @@
 """PostSink: one POST for each event, in the binary mode of CloudEvents."""
 
+import os
 from collections.abc import Sequence
+from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
 
+import structlog
+
 from gateway.app.certificates import client_tls
+from gateway.config.yaml_tree import resolve_references
 from gateway.ir.errors import ConnectFailure, GatewayError
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.form import CONTENT_TYPE, header_value
@@ -15,10 +20,14 @@ from gateway.transports.http1.client import HttpClient
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
+log = structlog.get_logger(__name__)
+
 _REPLY_BYTES: Final = 1 << 20
 """Largest reply; nobody reads it."""
 _CONNECT_SHARE: Final = 0.8
 """Of the time of an attempt: a connection that is not made by then fails as such."""
+_RENEW_S: Final = 2.0
+"""Files of headers are read again after this time."""
 _AGENT: Final = ("user-agent", "tensor-gateway")
 _SUCCESS: Final = range(200, 300)
 _REFUSALS: Final = frozenset(range(400, 500)) - {408, 429}
@@ -41,11 +50,9 @@ class PostSink:
         parts = urlsplit(config.url)
         self._writer = writer
         self._path, self._query = parts.path or "/", parts.query
-        self._headers = (
-            ("content-type", CONTENT_TYPE),
-            _AGENT,
-            *((name, str(value)) for name, value in config.request_headers.items()),
-        )
+        self._definition = definition
+        self._headers = self._own_headers()
+        self._read_at = monotonic()
         tls = None
         if config.tls is not None:
             files = client_tls(config.tls, definition.directory)
@@ -64,7 +71,7 @@ class PostSink:
 
     async def _post(self, event: WrittenEvent) -> tuple[SendOutcome, str]:
         fields = [(f"ce-{name}", header_value(each)) for name, each in event.attributes.items()]
-        headers = Headers((*self._headers, *fields))
+        headers = Headers((*self._renewed_headers(), *fields))
         request = HttpRequest("POST", self._path, self._query, headers, (event.body,))
         try:
             response: HttpResponse = await self._client.send(request, deadline=None)
@@ -77,6 +84,23 @@ class PostSink:
         reason = f"the sink replied with status {response.status}"
         refused = response.status in _REFUSALS
         return (SendOutcome.REFUSED if refused else SendOutcome.FAILED), reason
+
+    def _own_headers(self) -> tuple[tuple[str, str], ...]:
+        """Return the headers of all requests, with what files have now."""
+        values = {name: str(text) for name, text in self._definition.config.request_headers.items()}
+        for name, text in self._definition.header_texts.items():
+            values[name] = resolve_references(text, os.environ, self._definition.directory)
+        return (("content-type", CONTENT_TYPE), _AGENT, *values.items())
+
+    def _renewed_headers(self) -> tuple[tuple[str, str], ...]:
+        """Return the headers of all requests; files are read again after some time."""
+        if self._definition.header_texts and monotonic() - self._read_at >= _RENEW_S:
+            self._read_at = monotonic()
+            try:
+                self._headers = self._own_headers()
+            except (OSError, ValueError) as error:  # it may be half written
+                log.warning("headers not renewed", sink=self._definition.name, reason=str(error))
+        return self._headers
 
     async def close(self) -> None:
         """Close the connections; idempotent."""

@@ -177,10 +177,13 @@ class ShadowKeeper(Collector):
     def change(self, loaded: LoadedConfig) -> None:
         """Follow another configuration with the same channels.
 
-        The process is replaced if its targets have changed, and its evidence begins anew.
+        The process is replaced if its targets have changed, and its evidence begins anew. Sinks of
+        events follow by the serving processes.
         """
         old, self._loaded = self._loaded, loaded
-        if shadow_config(old.config) == shadow_config(loaded.config):
+        if not live_migrations(loaded.config) or shadow_config(old.config) == shadow_config(
+            loaded.config
+        ):
             return
         if self._process is not None and not self._stopping.is_set():
             self._is_replacing = True

@@ -44,6 +44,7 @@ def shadow_config(config: Config) -> Config:
             "admin": None,
             "stock": None,
             "capture": None,
+            "events": {},
             "routes": (*routes, *(config.routes if has_pipeline else ())),
             "upstreams": {
                 name: _with_shadow_header(upstream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 _PROGRAM = """
 import asyncio, json, sys
@@ -59,6 +60,18 @@ def serve(kit: str, *paths: str) -> tuple[dict[str, int], list[str]]:
     return statuses, modules
 
 
+def serve_capture(directory: Path) -> list[str]:
+    """Run a gateway with a capture; return the modules of the kit that it imported."""
+    text = f"capture: {{directory: {directory}}}\n'''"
+    program = _PROGRAM.replace("'''\n\nasync def get", f"{text}\n\nasync def get", 1)
+    command = [sys.executable, "-c", program, "present"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert 0 == done.returncode, done.stderr
+    modules: list[str] = json.loads(done.stderr.splitlines()[-1])[1]
+    assert "gateway.migration.mirror.capture_tap" in modules
+    return modules
+
+
 def test_folders_of_the_kit_are_not_imported_without_a_key() -> None:
     """Its pages are there nevertheless, and say that nothing is configured."""
     statuses, modules = serve("present", "/ui/migrations", "/api/v1/migrations", "/stock")
@@ -71,6 +84,15 @@ def test_folders_of_the_kit_are_not_imported_without_a_key() -> None:
     assert "gateway.migration" in modules
     folders = {name.split(".")[2] for name in modules if name.count(".") > 1}
     assert set() == folders & {"mirror", "cutover", "replay", "report"}
+    own = {name for name in modules if name.startswith("gateway.migration.events.")}
+    assert {"gateway.migration.events.settings"} == own
+
+
+def test_a_gateway_that_records_imports_nothing_of_events(tmp_path: Path) -> None:
+    """Without `events`, a capture imports how sinks are described, and no sink."""
+    found = serve_capture(tmp_path)
+    own = {name for name in found if name.startswith("gateway.migration.events.")}
+    assert {"gateway.migration.events.settings", "gateway.migration.events.definition"} == own
 
 
 def test_a_gateway_serves_without_the_kit() -> None:
