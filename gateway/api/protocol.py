@@ -9,7 +9,7 @@ import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Need
@@ -204,6 +204,26 @@ def _no_paths(_options: Options, /) -> tuple[str, ...]:
     return ()
 
 
+class QuotaNote(NamedTuple):
+    """What the client of a call is told of a quota.
+
+    Attributes:
+        unit: "calls", "elements", "bytes" or "seconds".
+        limit: What the quota allows.
+        left: What is left of it.
+        reset_s: Seconds until it is whole again.
+    """
+
+    unit: str
+    limit: int
+    left: int
+    reset_s: int
+
+
+QuotaHeaders = Callable[[Sequence[QuotaNote]], tuple[tuple[str, str], ...]]
+"""Returns the headers of a response that tell of quotas in the words of a protocol."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpBinding:
     """A protocol over HTTP: its codec, and the paths that it serves on a listener.
@@ -225,6 +245,9 @@ class HttpBinding:
             paths to, where that server is known to have the path.
         shared_option: The option that gets the paths of a listener that another protocol yields to
             it; "" for none.
+        quota_headers: Further headers that tell its clients of quotas; None for none.
+        keeps_if_listed: On a listener that lists the protocol by name, no option of another
+            protocol may claim a path that is yielded.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -236,10 +259,12 @@ class HttpBinding:
     own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     public: tuple[str, ...] = ()
     yielded: frozenset[str] = frozenset()
+    keeps_if_listed: bool = False
     read_only: frozenset[str] = frozenset()
     exact_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     passed: frozenset[str] = frozenset()
     shared_option: str = ""
+    quota_headers: QuotaHeaders | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

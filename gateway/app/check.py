@@ -262,14 +262,14 @@ def _is_reached(address: Address | StreamAddress, url: Url) -> bool:
 
 def _addresses(config: Config) -> Iterator[tuple[KeyPath, Address]]:
     """Yield every TCP address of the file with a port of its own."""
-    found: list[tuple[KeyPath, Address | None]] = []
+    found: list[tuple[KeyPath, Address | StreamAddress | None]] = []
     for index, listener in enumerate(config.listeners):
-        for path, own in _listener_addresses(("listeners", index), listener):
-            found.append((path, own.tcp if isinstance(own, StreamAddress) else own))
+        found += _listener_addresses(("listeners", index), listener)
     if config.admin is not None:
         keys = config.admin.model_fields_set & {"address", "metrics"}
         found += [(("admin", key), getattr(config.admin, key)) for key in sorted(keys)]
-    for path, address in found:
+    for path, own in found:
+        address = own.tcp if isinstance(own, StreamAddress) else own
         if address is not None and address.port:
             yield path, address
 

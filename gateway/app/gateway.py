@@ -167,6 +167,7 @@ class Gateway:
             tracing=None if self._export is None else self._export.tracing,
         )
         self._graph = ServiceGraph(loaded, self._process)
+        self.parts.hold(self._graph.held_models())
         counts = self.metrics.model_counts
         self._counts = None if counts is None else ServerCounts(lambda: self._graph, counts)
         self._totals = None if counts is None else TritonNames()
@@ -467,6 +468,7 @@ class Gateway:
 
     async def _replace_graph(self, graph: ServiceGraph) -> None:
         old, self._graph = self._graph, graph
+        self.parts.hold(graph.held_models())
         finishing: dict[str, FinishSequences] = {}
         sequences = None
         is_any_open = old.open_sequences(graph.parts)

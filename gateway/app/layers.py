@@ -15,6 +15,7 @@ from gateway.app.chains.rows import PACKAGES, End, Row
 from gateway.app.package_layers import guarded
 from gateway.registry import layers
 from gateway.routing.residency.layer import RESIDENCY_LAYER
+from gateway.routing.residency.local import LOCAL_RESIDENCY_LAYER
 from gateway.routing.rolling.layer import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
 from gateway.service import Service, bound_call, bound_inference
 
@@ -92,6 +93,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             End("Upstream", "encodes the call, sends it and decodes the response"),
         ),
         "model": (
+            LOCAL_RESIDENCY_LAYER,
             model.REJECT_SEQUENCES,
             PACKAGES,
             model.DROP_HEADERS,

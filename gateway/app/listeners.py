@@ -30,10 +30,8 @@ from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.app.worker_slot import ProcessOptions
 from gateway.config.models import ListenerConfig, StreamConfig
-from gateway.frontend.frontend import (
-    CheckInference,
-    Frontend,
-)
+from gateway.frontend.frontend import Frontend
+from gateway.frontend.frontend_replies import CheckInference
 from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.frontend.tapped import TappedFrontend
 from gateway.ir.context import Client, ModelRef
@@ -86,13 +84,6 @@ _GRPC_IDS: Final = {
     "attach_request_id": attach_grpc_request_id,
     "read_request_id": grpc_request_id,
 }
-
-
-_TELLING: Final[Mapping[Any, Any]] = {
-    attach_http_request_id: telling_http(attach_http_request_id),
-    attach_grpc_request_id: telling_grpc(attach_grpc_request_id),
-}
-"""What attaches the request id and what a client is told of quotas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +208,9 @@ class BuiltListener:
     ) -> None:
         """Send the calls of a frontend to the entry, and let responses tell of its quotas."""
         if attach is not None and self._entry.has_quotas:
-            attach = _TELLING[attach]
+            own = None if spec.http is None else spec.http.quota_headers
+            is_http = attach is attach_http_request_id
+            attach = telling_http(attach, own) if is_http else telling_grpc(attach)
         if isinstance(codec, DeclaringCodec):
             codec.declare(self._entry.declared(spec))
         frontend.replace_service(self._service_of(spec, codec), self._check_of(codec), attach)

@@ -14,7 +14,7 @@ from gateway.app.chains.tracing import Tracing
 from gateway.app.declarations import Declarations
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
-from gateway.app.routes import RouteTarget
+from gateway.app.routes import Ready, RouteTarget
 from gateway.app.signatures import metadata_of
 from gateway.app.worker_limits import STATELESS
 from gateway.backends.hosted import versions_of
@@ -25,6 +25,8 @@ from gateway.ir.calls import Call, RepositoryIndexRequest
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import RepositoryEntry
 from gateway.registry import backend
+from gateway.routing.residency.local import LocalModels
+from gateway.routing.residency.settings import LOCAL_RESIDENCY
 from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
@@ -36,13 +38,17 @@ class BuiltModels:
 
     loadable: Mapping[str, ReloadableModel]
     targets: Mapping[str, RouteTarget]
+    residency: LocalModels | None = None
 
     async def load(self, names: Iterable[str] | None = None) -> None:
-        """Load the models *names* concurrently; None for all.
+        """Load the models *names* concurrently; None for all. With `residency`, calls load them.
 
         Raises:
             LoadError: A model cannot be loaded; the others are unloaded.
         """
+        if self.residency is not None:
+            self.residency.follow(self.loadable)
+            return
         names = tuple(self.loadable if names is None else names)
         tasks = [asyncio.ensure_future(self.loadable[name].start()) for name in names]
         try:
@@ -101,6 +107,7 @@ def build_models(  # noqa: PLR0913  # by name but the first four
     parts = parts or KeptParts()
     loadable: dict[str, ReloadableModel] = {}
     targets: dict[str, RouteTarget] = {}
+    local = _local_models(config, parts, at)
     for name, model in config.models.items():
         if model.backend is not None:
             spec = _model_spec(name, model, directory)
@@ -111,16 +118,32 @@ def build_models(  # noqa: PLR0913  # by name but the first four
             loadable[name] = loaded
             declared = {name: declarations[name]} if name in declarations else {}
             context = at(name, {"model": model}, parts.keep_of("model target", name))
+            ready: Ready = loaded.ready
+            if local is not None:
+                context = context.with_parts(local)
+                ready = partial(local.controller.is_loadable, name)
             target = partial(
-                _target, name, loaded, model, metrics, workers, tracing, declared, context
+                _target, name, loaded, ready, model, metrics, workers, tracing, declared, context
             )
             targets[name] = parts.get("model target", name, (loaded, declared, *shared), target)
-    return BuiltModels(loadable, targets)
+    return BuiltModels(loadable, targets, local)
+
+
+def _local_models(config: Config, parts: KeptParts, at: NewContext) -> LocalModels | None:
+    settings = LOCAL_RESIDENCY.of(config)
+    if settings is None:
+        return None
+    idle_s = config.policies.sequence_idle
+    keep = parts.keep_of("residency", "")
+    return parts.get(
+        "residency", "", (settings, idle_s), lambda: LocalModels(settings, at("", {}, keep), idle_s)
+    )
 
 
 def _target(  # noqa: PLR0913, PLR0917  # one caller
     name: str,
     model: ReloadableModel,
+    ready: Ready,
     config: ModelConfig,
     metrics: Metrics,
     workers: int,
@@ -142,7 +165,7 @@ def _target(  # noqa: PLR0913, PLR0917  # one caller
         workers=1 if config.backend in STATELESS else workers,
         trace=None if tracing is None else tracing.model,
     )
-    return RouteTarget(build_chain("model", model, at.with_parts(parts)), model.ready)
+    return RouteTarget(build_chain("model", model, at.with_parts(parts)), ready)
 
 
 def _model_spec(name: str, model: ModelConfig, directory: Path) -> ModelSpec:

@@ -26,6 +26,7 @@ from gateway.api.extension import (
 )
 from gateway.api.tap import CountCall, RouteTap, Tap, TappedCall
 from gateway.app.quotas import QUOTAS, LeadingQuotas, ServingQuotas
+from gateway.app.residency import RESIDENCY, HeldModels, LeadingResidency, ServingResidency
 from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import LoadedConfig
 from gateway.ir.calls import Call, InferRequest
@@ -111,6 +112,7 @@ class ServingParts:
             part = extension.serve(process)
             if part is not None:
                 parts[name] = part
+        parts[RESIDENCY] = ServingResidency()
         notify_quotas = partial(notify, QUOTAS)
         own = _Process(loaded, slot.number, slot.count, None, metrics, new_path, notify_quotas)
         quotas = parts[QUOTAS] = ServingQuotas(own)
@@ -119,6 +121,12 @@ class ServingParts:
     def __getitem__(self, name: str) -> ServingPart:
         """Return the part of an extension. Raises KeyError."""
         return self._parts[name]
+
+    def hold(self, held: Mapping[str, HeldModels]) -> None:
+        """Let operators change the loaded models of upstreams, by name, from now on."""
+        part = self._parts.get(RESIDENCY)
+        if isinstance(part, ServingResidency):
+            part.held = held
 
     @property
     def tap(self) -> Tap | None:
@@ -226,6 +234,7 @@ class LeadingParts:
         """
         found = {name: extension.lead(processes) for name, extension in extensions().items()}
         parts = {name: _completed(part) for name, part in found.items() if part is not None}
+        parts[RESIDENCY] = LeadingResidency(processes)
         if processes.count > 1:
             parts[QUOTAS] = LeadingQuotas(processes)
         return cls(parts)

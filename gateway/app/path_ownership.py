@@ -43,13 +43,25 @@ def exact_paths(name: str, config: ListenerConfig) -> tuple[str, ...]:
 
 
 def conflicts(config: ListenerConfig) -> Iterator[str]:
-    """Yield the error for each path that two protocols of a listener claim and neither yields."""
+    """Yield the error for each path that two protocols of a listener claim and neither yields.
+
+    Some protocols that the listener lists by name do not yield a path to an option of another one.
+    """
     owners: dict[str, str] = {}
-    for name, (binding, paths) in _claims(config).items():
+    claims = _claims(config)
+    given = {
+        path: name
+        for name, (binding, _) in claims.items()
+        for path in binding.own_paths(config.options.get(name, {}))
+    }
+    for name, (binding, paths) in claims.items():
         for path in (*paths, *exact_paths(name, config)):
-            if path in binding.yielded:
+            if path not in binding.yielded:
+                other = owners.setdefault(path, name)
+            elif binding.keeps_if_listed and config.protocols is not None:
+                other = given.get(path, name)
+            else:
                 continue
-            other = owners.setdefault(path, name)
             if other != name:
                 yield (
                     f"path {path!r} belongs to {other} and to {name}; expected only one of them "

@@ -19,6 +19,7 @@ from gateway.api.extension import (
     ServingPart,
     ServingProcess,
 )
+from gateway.api.protocol import QuotaHeaders, QuotaNote
 from gateway.app.quota_counts import QuotaCounts
 from gateway.app.quota_store import QuotaStore
 from gateway.concurrency.background import start_background
@@ -314,8 +315,14 @@ def _policy(name: str, amount: float, unit: str, window_s: int) -> str:
 
 
 def _state(state: QuotaState) -> str:
-    left = 0 if state.is_refused else math.floor(state.budget.left + 1e-9)
-    return f'"{state.name}";r={left};t={math.ceil(state.budget.reset_s)}'
+    note = _note(state)
+    return f'"{state.name}";r={note.left};t={note.reset_s}'
+
+
+def _note(state: QuotaState) -> QuotaNote:
+    budget, limit = state.budget, state.budget.limit
+    left = 0 if state.is_refused else math.floor(budget.left + 1e-9)
+    return QuotaNote(limit.unit, int(limit.amount), left, math.ceil(budget.reset_s))
 
 
 def _notes() -> QuotaNotes | None:
@@ -328,13 +335,20 @@ def _notes() -> QuotaNotes | None:
 
 
 def telling_http(
-    attach: Callable[[HttpResponse, str], HttpResponse],
+    attach: Callable[[HttpResponse, str], HttpResponse], own: QuotaHeaders | None = None
 ) -> Callable[[HttpResponse, str], HttpResponse]:
-    """Return what attaches the headers of quotas to a response before *attach*."""
+    """Return what attaches the headers of quotas to a response before *attach*.
+
+    Args:
+        attach: Attaches the request id.
+        own: Returns further headers of the protocol; None for none.
+    """
 
     def attach_quotas(response: HttpResponse, request_id: str) -> HttpResponse:
         notes = _notes()
         headers = () if notes is None else rate_limit_headers(notes)
+        if headers and notes is not None and own is not None:
+            headers += own([_note(each) for each in notes.states])
         if headers:
             response = HttpResponse(
                 response.status,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.config.models import Config
 from gateway.config.pipelines import StepConfig
@@ -263,3 +264,36 @@ def target_name(target: TargetConfig) -> str:
     if target.model:
         name += f"/{target.model}"
     return f"{name}:{target.version}" if target.version else name
+
+
+_LONGEST_S: Final = 600.0
+"""How long a call without a client may still run at an upstream without a timeout."""
+
+
+def _targets_upstream(ruled: RuledRoute, upstream: str) -> bool:
+    if ruled.config is None:
+        return not ruled.model
+    return any(target.upstream == upstream for target in ruled.config.targets)
+
+
+def longest_timeout(config: Config, upstream: str) -> float:
+    """Return the longest timeout of any route to *upstream*, and ten minutes without one."""
+    own = [
+        ruled.config.timeout
+        for ruled in ruled_routes(config)
+        if ruled.config is not None
+        and ruled.config.timeout is not None
+        and _targets_upstream(ruled, upstream)
+    ]
+    return max(each or _LONGEST_S for each in (config.policies.timeout, *own))
+
+
+def text_routes_to(config: Config, upstream: str) -> frozenset[str]:
+    """Return the routes to *upstream* that forward text sequence ids to unknown models."""
+    return frozenset(
+        ruled.name
+        for ruled in ruled_routes(config)
+        if ruled.config is not None
+        and ruled.config.sequence_ids == "text"
+        and _targets_upstream(ruled, upstream)
+    )

@@ -30,7 +30,15 @@ from gateway.app.permissions import listener_access, names_clients
 from gateway.app.pipelines import BuiltPipelines, build_pipelines
 from gateway.app.process_parts import ProcessParts
 from gateway.app.quotas import quota_layers
-from gateway.app.route_rules import RuledRoute, named_models, required_routes, ruled_routes
+from gateway.app.residency import HeldModels
+from gateway.app.route_rules import (
+    RuledRoute,
+    longest_timeout,
+    named_models,
+    required_routes,
+    ruled_routes,
+    text_routes_to,
+)
 from gateway.app.routes import (
     BuiltRoute,
     RouteTarget,
@@ -56,6 +64,7 @@ from gateway.registry import layers, own_layers, recorded_calls
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher, matched_name
 from gateway.routing.model_keys import ModelKeyIndex
+from gateway.routing.residency.local import NAME
 from gateway.routing.rolling.settings import RecordedCalls
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
@@ -73,8 +82,6 @@ P = TypeVar("P")
 # How long names that are looked up, and the first probes, may delay the start.
 _FIRST_NAMES_S = 0.25
 _FIRST_PROBES_S = 1.0
-_LONGEST_S = 600.0
-"""How long a call without a client may still run at an upstream without a timeout."""
 
 # Extensions that are always on, by Triton's names; listeners and codecs add the optional ones.
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy", "sequence")
@@ -215,6 +222,7 @@ class ServiceGraph:
             "config": {"file": self.loaded.source, "sha256": self.loaded.sha256},
             "routes": list(route_entries(self._routes, self.upstreams, required or names)),
             "upstreams": list(upstream_entries(self.upstreams, self._process.metrics.attempts)),
+            "residency": {name: each.document() for name, each in self.held_models().items()},
             "models": [
                 {"name": name, "ready": model.ready(), "unloaded": model.is_unloaded}
                 for name, model in self.models.loadable.items()
@@ -231,6 +239,12 @@ class ServiceGraph:
         if not found:
             raise LookupError(f"unknown route {name!r}")
         return found[0]
+
+    def held_models(self) -> dict[str, HeldModels]:
+        """Return what has `residency`, by the name of the upstream."""
+        own = {} if self.models.residency is None else {NAME: self.models.residency}
+        found = {name: built.endpoints.residency for name, built in self.upstreams.items()}
+        return {**own, **{name: each for name, each in found.items() if each is not None}}
 
     def open_sequences(self, kept: KeptParts) -> Callable[[], bool] | None:
         """Return a function that tells whether a sequence that is open now still is.
@@ -296,6 +310,9 @@ class ServiceGraph:
         await self.models.close(
             [name for name, model in models if not kept.has("model", name, model)]
         )
+        local = self.models.residency
+        if local is not None and not kept.has("residency", "", local):
+            await local.close()
 
     def _removed_upstreams(self, kept: KeptParts | None) -> list[BuiltUpstream]:
         kept = kept or KeptParts()
@@ -319,8 +336,8 @@ class ServiceGraph:
         shared = self._shared_settings("upstream", "endpoint")
 
         def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
-            longest_call_s = _longest_timeout(config, name)
-            text_routes = _text_routes(config, name)
+            longest_call_s = longest_timeout(config, name)
+            text_routes = text_routes_to(config, name)
             idle_s = config.policies.sequence_idle
             source = (
                 upstream,
@@ -565,35 +582,6 @@ async def _probe_once(upstreams: Sequence[BuiltUpstream]) -> None:
     for found in await asyncio.gather(*probes, return_exceptions=True):
         if isinstance(found, Exception):
             raise found
-
-
-def _targets_upstream(ruled: RuledRoute, upstream: str) -> bool:
-    if ruled.config is None:
-        return not ruled.model
-    return any(target.upstream == upstream for target in ruled.config.targets)
-
-
-def _longest_timeout(config: Config, upstream: str) -> float:
-    """Return the longest timeout of any route to *upstream*, and `_LONGEST_S` without one."""
-    own = [
-        ruled.config.timeout
-        for ruled in ruled_routes(config)
-        if ruled.config is not None
-        and ruled.config.timeout is not None
-        and _targets_upstream(ruled, upstream)
-    ]
-    return max(each or _LONGEST_S for each in (config.policies.timeout, *own))
-
-
-def _text_routes(config: Config, upstream: str) -> frozenset[str]:
-    """Return the routes to *upstream* that forward text sequence ids to unknown models."""
-    return frozenset(
-        ruled.name
-        for ruled in ruled_routes(config)
-        if ruled.config is not None
-        and ruled.config.sequence_ids == "text"
-        and _targets_upstream(ruled, upstream)
-    )
 
 
 def _statistics_of(config: Config) -> set[str]:

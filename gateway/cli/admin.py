@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, Self, TypeVar
 import typer
 
 from gateway.cli.flag_groups import flag, with_flags
-from gateway.cli.liveness import DEFAULT_ADMIN
+from gateway.cli.liveness import DEFAULT_ADMIN, UNIX, unix_connection
 from gateway.cli.output import WRONG_USAGE, fail, print_json, print_note
 from gateway.transports.net.tls import ClientTls, client_context
 
@@ -28,7 +28,7 @@ _PAGE_TIMEOUT_S = 5.0
 _OK = 200
 _NOT_FOUND = 404
 
-_ADDRESS = re.compile(r"(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")
+_ADDRESS = re.compile(r"unix:/.+|(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")
 _HTTPS = "https://"
 
 
@@ -250,6 +250,8 @@ def _request(
 
 def _connection(admin: str, timeout_s: float) -> HTTPConnection:
     """Return a connection to an address, which may stand there as in a browser."""
+    if admin.startswith(UNIX):
+        return _UnixConnection(admin.removeprefix(UNIX), timeout_s)
     address = admin.removeprefix("http://").removeprefix(_HTTPS).rstrip("/")
     if not admin.startswith(_HTTPS):
         return HTTPConnection(address, timeout=timeout_s)
@@ -257,5 +259,22 @@ def _connection(admin: str, timeout_s: float) -> HTTPConnection:
     return HTTPSConnection(address, timeout=timeout_s, context=trusted)
 
 
+class _UnixConnection(HTTPConnection):
+    """A connection to a unix socket.
+
+    Args:
+        path: The path of the socket.
+        timeout_s: The longest time of each step.
+    """
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket."""
+        self.sock = unix_connection(self._path, self.timeout)
+
+
 def _fail(admin: str, reason: str) -> NoReturn:
-    fail(f"no admin port of a gateway at {admin}: {reason}; expected HOST:PORT of its `admin`")
+    fail(f"no admin port of a gateway at {admin}: {reason}; expected the address of its `admin`")

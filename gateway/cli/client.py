@@ -10,7 +10,7 @@ import typer
 
 from gateway.app import connect
 from gateway.app.errors import reason_of
-from gateway.cli.guessed_outputs import GuessedOutputs
+from gateway.cli.guessed_outputs import with_datatypes
 from gateway.cli.health import DEFAULT_URL, NO_FLAGS, TimeoutOption, UrlArgument, VersionOption
 from gateway.cli.output import (
     WRONG_USAGE,
@@ -159,9 +159,7 @@ async def _connect_and_run(
         context = Context(
             deadline=time.monotonic() + timeout_s, needs=_NEEDS, metadata=server.metadata
         )
-        inner: Service = connected.service
-        if Need.UNTYPED in connected.needs:
-            inner = GuessedOutputs(inner)
+        inner = with_datatypes(connected.service, connected.needs)
         return await request(Complete(inner, connected.needs), context)
     finally:
         await connected.close()

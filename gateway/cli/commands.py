@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "reload": "gateway.cli.admin:reload",
         "upstream": "gateway.cli.admin:upstream",
         "route": "gateway.cli.admin:route",
+        "residency": "gateway.cli.residency:residency",
         "keys": "gateway.cli.keys:keys",
     }
 )

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gateway.ir.calls import Call, InferResponse
+from gateway.ir.context import Need
 from gateway.ir.data import UntypedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
@@ -16,6 +17,16 @@ R = TypeVar("R")
 
 _UNNAMED = "predictions"
 _INT64_MAX = (1 << 63) - 1
+
+
+def with_datatypes(inner: Service, needs: frozenset[Need]) -> Service:
+    """Return a client of a server, whose replies have datatypes; guessed ones, if they have none.
+
+    Args:
+        inner: The server.
+        needs: What the codec needs to write a message.
+    """
+    return GuessedOutputs(inner) if Need.UNTYPED in needs else inner
 
 
 class GuessedOutputs:

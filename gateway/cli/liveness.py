@@ -11,6 +11,8 @@ from typing import Final
 
 DEFAULT_ADMIN: Final = "127.0.0.1:9901"
 TIMEOUT_S: Final = 5.0
+UNIX: Final = "unix:"
+"""The prefix of the address of a unix socket; its path follows."""
 
 _SCHEME: Final = "http://"
 _OK: Final = b" 200 "
@@ -30,13 +32,16 @@ def live_address(arguments: Sequence[str]) -> str | None:
 def run_live(address: str, timeout_s: float = TIMEOUT_S) -> int:
     """Ask, print the result, and return the exit status: 0 live, 1 not live, 2 usage error."""
     try:
-        host, port = _host_and_port(address)
+        host, port = ("", 0) if address.startswith(UNIX) else _host_and_port(address)
     except ValueError:
-        message = f"address of the admin port is {address!r}; expected HOST:PORT"
+        message = f"address of the admin port is {address!r}; expected HOST:PORT or unix:/path"
         sys.stderr.write(f"gateway: {message}\n")
         return 2
     try:
-        is_live = ask_live(host, port, timeout_s)
+        if host:
+            is_live = ask_live(host, port, timeout_s)
+        else:
+            is_live = _is_live(unix_connection(address.removeprefix(UNIX), timeout_s), "localhost")
     except OSError as error:
         reason = error.strerror or str(error)
         sys.stderr.write(f"gateway: no admin port of a gateway at {address}: {reason}\n")
@@ -51,8 +56,24 @@ def ask_live(host: str, port: int, timeout_s: float) -> bool:
     Raises:
         OSError: It cannot be reached, or does not respond in time.
     """
-    request = f"GET /livez HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
-    with socket.create_connection((host, port), timeout_s) as sock:
+    return _is_live(socket.create_connection((host, port), timeout_s), f"{host}:{port}")
+
+
+def unix_connection(path: str, timeout_s: float | None) -> socket.socket:
+    """Return a connection to a unix socket. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_live(sock: socket.socket, host: str) -> bool:
+    request = f"GET /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    with sock:
         sock.sendall(request.encode())
         head = b""
         while len(head) < _STATUS_BYTES:

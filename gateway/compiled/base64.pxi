@@ -91,6 +91,19 @@ cdef char* _put_base64(char* out, Text at, Py_ssize_t size) noexcept:
     return out
 
 
+cdef inline char* _put_index(char* out, Py_ssize_t index) noexcept:
+    """Write a number that is not negative."""
+    cdef char digits[20]
+    cdef int at = 20
+    while True:
+        at -= 1
+        digits[at] = c'0' + <char>(index % 10)
+        index //= 10
+        if index == 0:
+            break
+    return _put_text(out, &digits[at], 20 - at)
+
+
 cdef inline uint64_t _byte_swapped(uint64_t bits) noexcept:
     bits = (bits >> 32) | (bits << 32)
     bits = ((bits >> 16) & 0x0000FFFF0000FFFFULL) | ((bits & 0x0000FFFF0000FFFFULL) << 16)
@@ -122,7 +135,7 @@ def base64_entries(rows, Py_ssize_t count):
                 out[0] = c','
                 out += 1
             out = _put_text(out, _ENTRY_START, _START)
-            out = _put(out, b"%d" % index)
+            out = _put_index(out, index)
             out = _put_text(out, _ENTRY_TEXT, _TEXT)
             out = _put_base64(out, at, width)
             out = _put_text(out, b'"}', 2)

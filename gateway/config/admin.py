@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from gateway.config.access import ClientName
 from gateway.config.tls import TlsConfig
-from gateway.settings.fields import AdminToken, ListenAddress, Names, Text
+from gateway.settings.fields import AdminToken, ListenAddress, Names, SocketAddress, Text
 from gateway.settings.model import Model
-from gateway.settings.units import Address
+from gateway.settings.units import Address, StreamAddress
 
 Roles = tuple[Literal["read", "operate", "migrate"], ...]
 
@@ -49,11 +49,12 @@ class AdminConfig(Model):
         found = {key: None if value[key] == "off" else value[key] for key in value}
         return {"metrics": None, **found} if value.get("address") == "off" else found
 
-    address: ListenAddress | None = Address("127.0.0.1", 9901)
+    address: SocketAddress | None = StreamAddress(Address("127.0.0.1", 9901))
     """Address of `/ui/`, `/api/v1/`, `/metrics`, `/status`, `/livez`, `/readyz`, `/config`,
     `/stock` and `/capture`, and of the requests that change the gateway: `/reload`,
     `/upstream/drain`, `/upstream/enable`, `/route/weights`, `/capture/start` and `/capture/stop`.
-    `null` switches it off. `off` switches off both addresses.
+    `unix:/path` is a unix socket, which this user and group alone reach; its requests are those of
+    this machine. `null` switches it off. `off` switches off both addresses.
     Default: `127.0.0.1:9901`, if the port is free."""
     token: AdminToken | None = Field(default=None, repr=False)
     """What other machines send to read `/ui/`, `/api/v1/`, `/config`, `/stock` and `/capture`, to

@@ -8,7 +8,7 @@ from gateway.config.retired import RETIRED
 from gateway.settings.model import Model
 
 _NEAR: Final = 0.7
-_MAX_PLACES: Final = 6
+_MAX_PLACES: Final = 8
 _MAX_SHOWN: Final = 3
 
 

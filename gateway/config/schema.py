@@ -18,7 +18,7 @@ from gateway.config import extended
 from gateway.config.extended import config_type
 from gateway.config.retired import without_retired
 from gateway.settings.fields import DURATION, SIZE
-from gateway.settings.units import Address, size_text
+from gateway.settings.units import Address, StreamAddress, size_text
 
 
 class _Schema(GenerateJsonSchema):
@@ -35,7 +35,7 @@ class _Schema(GenerateJsonSchema):
         return written
 
     def encode_default(self, dft: Any) -> Any:
-        return str(dft) if isinstance(dft, Address) else super().encode_default(dft)
+        return str(dft) if isinstance(dft, Address | StreamAddress) else super().encode_default(dft)
 
     def default_schema(self, schema: WithDefaultSchema) -> JsonSchemaValue:
         written = super().default_schema(schema)

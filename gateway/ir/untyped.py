@@ -37,6 +37,8 @@ Failure = Callable[[str], Exception]
 _FIRST_LINE: Final = 2
 """Of the rows of a CSV text: the first one has the names."""
 _SHOWN: Final = 40
+# Work for a column of a table, in items.
+_COLUMN: Final = 40
 _B64: Final = frozenset({"b64"})
 _INT, _FLOAT, _BOOL, _STR = frozenset({int}), frozenset({int, float}), frozenset({bool}), {str}
 _BF16_MOST: Final = float(np.uint32(0x7F7F0000).view(np.float32))
@@ -147,11 +149,7 @@ def _elements(data: UntypedData, datatype: Datatype, shape: Shape, has_base64: b
             array = _rounded(value)
         if array is not None:
             return ArrayData(array.reshape(shape))
-        if datatype.is_integer and value.dtype.kind == "f":
-            index = data.first_fraction
-            found = float(value.reshape(-1)[index])
-            raise _wrong(data, value, index, found, f"an integer for {datatype.name}")
-        value = value.tolist()  # to find the wrong one
+        raise _misfit(data, value, datatype)
     flat = _flattened(data, value)
     if datatype is Datatype.BYTES:
         return ItemsData(_encoded(data, flat, value, has_base64))
@@ -173,22 +171,32 @@ def _flattened(data: UntypedData, value: Any) -> list[Any]:
 
 def _ragged(data: UntypedData, value: Any, shape: Shape) -> InvalidRequest:
     """Return the error for lists that are nested differently, with the first of them."""
-    level: list[tuple[tuple[int, ...], Any]] = [((), value)]
-    for depth, dim in enumerate((*shape, None)):
-        for indices, item in level:
-            is_list = type(item) is list
-            if dim is None and is_list:
-                found = "a list"
-                expected = f"an element, because the first one has {depth} dimensions"
-            elif dim is not None and not is_list:
-                found, expected = _show(item), f"a list of {dim}, as the first one"
-            elif dim is not None and len(item) != dim:
-                found, expected = f"a list of {len(item)}", f"a list of {dim}, as the first one"
-            else:
-                continue
-            return InvalidRequest(f"{value_place(data, indices)} is {found}: expected {expected}")
-        level = [((*indices, at), each) for indices, item in level for at, each in enumerate(item)]
-    raise AssertionError(shape)  # pragma: no cover  # the lists were nested differently
+    found = _first_ragged(value, shape, ())
+    assert found is not None  # noqa: S101  # the lists were nested differently
+    indices, text, expected = found
+    return InvalidRequest(f"{value_place(data, indices)} is {text}: expected {expected}")
+
+
+def _first_ragged(
+    value: Any, shape: Shape, indices: tuple[int, ...]
+) -> tuple[tuple[int, ...], str, str] | None:
+    """Return where the first difference from *shape* is, what is there, and what is expected."""
+    depth = len(indices)
+    if depth == len(shape):
+        if type(value) is not list:
+            return None
+        expected = f"an element, because the first one has {depth} dimensions"
+        return indices, "a list", expected
+    expected = f"a list of {shape[depth]}, as the first one"
+    if type(value) is not list:
+        return indices, _show(value), expected
+    if len(value) != shape[depth]:
+        return indices, f"a list of {len(value)}", expected
+    for at, each in enumerate(value):
+        found = _first_ragged(each, shape, (*indices, at))
+        if found is not None:
+            return found
+    return None
 
 
 def _narrow_array(values: npt.NDArray[Any], datatype: Datatype) -> npt.NDArray[Any] | None:
@@ -202,6 +210,27 @@ def _narrow_array(values: npt.NDArray[Any], datatype: Datatype) -> npt.NDArray[A
     if datatype is Datatype.BF16:
         return _bf16(values.astype(np.float64))
     return narrowed(values, datatype)
+
+
+def _misfit(data: UntypedData, values: npt.NDArray[Any], datatype: Datatype) -> InvalidRequest:
+    """Return the error for the first of 64-bit numbers that is no value of the datatype."""
+    index, expected = 0, f"a value in the range of {datatype.name}"
+    flat = values.reshape(-1)
+    if datatype is Datatype.BYTES:
+        expected = "a string for BYTES"
+    elif datatype is Datatype.BOOL:
+        expected = f"{_WORDS['bool']} for BOOL"
+    elif datatype.is_integer and values.dtype.kind == "f":
+        index, expected = data.first_fraction, f"{_WORDS['integer']} for {datatype.name}"
+    elif datatype.is_integer:
+        limits = np.iinfo(datatype.numpy_dtype)
+        index = int(np.argmax((flat < limits.min) | (flat > limits.max)))
+    else:
+        limit = _BF16_MOST if datatype is Datatype.BF16 else np.finfo(datatype.numpy_dtype).max
+        candidates = np.flatnonzero(np.abs(flat.astype(np.float64)) > float(limit))
+        # A value above the largest one may still be rounded to it.
+        index = next(int(at) for at in candidates if not _is_in_range(flat[at].item(), datatype))
+    return _wrong(data, values, index, flat[index].item(), expected)
 
 
 def _bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16] | None:
@@ -398,6 +427,8 @@ def _show(value: Any) -> str:
         return "a list"
     if isinstance(value, dict):
         return "an object"
+    if isinstance(value, str):
+        value = value[: _SHOWN + 1]
     text = f"{value!r}"
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
@@ -465,6 +496,7 @@ def matrix_tensor(
         array = _narrow_array(value, datatype)
         if array is not None:
             return Tensor(name, datatype, shape, ArrayData(array))
+    charge(len(columns) * _COLUMN)
     matrix = np.empty(shape, datatype.numpy_dtype)
     for at, each in enumerate(columns):
         column = found[each]

@@ -213,13 +213,8 @@ class Endpoints:
 
     def _compare(self) -> None:
         # Neither ranks, a slow start nor a lowered share, so any two may be compared.
-        self._are_equal = not (
-            self._has_ranks
-            or self._slow_start_s
-            or self._shares.lowered
-            or self._has_placement
-            or self._has_closed
-        )
+        differ = self._has_ranks or self._slow_start_s or self._shares.lowered
+        self._are_equal = not (differ or self._has_placement or self._has_closed)
 
     def follow_placement(self) -> None:
         """Send each call to the endpoint of `PLACEMENT`, if it has one."""
@@ -404,7 +399,7 @@ class Endpoints:
 
     def _candidates(self, now: float, model: ModelRef | None) -> list[Endpoint]:
         chosen = PLACEMENT.get() if self._has_placement else None
-        if chosen is not None:
+        if chosen is not None and chosen in self.endpoints:
             return [chosen]
         return self.candidates(now, "" if model is None else model.name)
 
@@ -436,6 +431,12 @@ class Endpoints:
 
     def _choose(self, call: Call[Any], now: float) -> Endpoint:
         attempt = ATTEMPT.get()
+        chosen = PLACEMENT.get() if self._has_placement else None
+        if chosen is not None and chosen in self.endpoints:
+            if attempt is not None:
+                attempt.tried = chosen.name
+            chosen.share.begin(now)
+            return chosen
         if self._are_equal and (attempt is None or not attempt.avoid):
             endpoint = self._balancer.choose_of_two(self.endpoints, now)
             if endpoint is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.ir.calls import ModelLoadRequest
 
@@ -22,6 +22,21 @@ class Placement(Protocol):
 
     async def close(self) -> None:
         """End it."""
+
+    def has(self, name: str, /) -> bool:
+        """Return whether a server has the model."""
+
+    def pin(self, name: str, /) -> None:
+        """Load a model, and keep it."""
+
+    def unpin(self, name: str, /) -> None:
+        """Let a model be unloaded for others again."""
+
+    async def evict(self, name: str, /) -> None:
+        """Unload a model, when its running calls have ended."""
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return what each endpoint holds."""
 
     async def load_at(self, endpoint: Endpoint, call: ModelLoadRequest, /) -> None:
         """Load a model at one endpoint."""

@@ -12,7 +12,7 @@ Source: docs/protocols/rows.md, "1. Forms".
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -30,10 +30,13 @@ from gateway.ir.tensor import Tensor
 from gateway.ir.untyped import nested_shape
 from gateway.ir.work import JSON_ELEMENT, LIST, OBJECT_BYTE, PARSED_BYTE, PARSED_NUMBER, charge
 from gateway.wire.json_values import check_depth, too_deep, without_mark
+from gateway.wire.tables import column_names, is_object, repeated_key, show, table_tensor
 
 # Below this size orjson is faster, above it simdjson.
 _SIMD_FROM_BYTES: Final = 8192
 _SHOWN: Final = 64
+# Work for a member of an object, in items.
+_MEMBER: Final = 2
 _WORDS: Final = (b"NaN", b"Infinity")
 _LISTS: Final = (list, simdjson.Array)
 _PROXIES: Final = (simdjson.Array, simdjson.Object)
@@ -119,10 +122,10 @@ def read_any(
         if not has_more_text and not (has_nonfinite and any(word in text for word in _WORDS)):
             raise MalformedMessage(f"{what} is not JSON: {error}") from error
         return _read_slowly(text, what, limits, has_nonfinite, has_more_text)
-    if text.count(b":") != _count_keys(value):
-        _read_slowly(text, what, limits, has_nonfinite, has_more_text)  # finds a repeated key
     if text.count(b"[") + text.count(b"{") > limits.json_depth:
         check_depth([value], what, limits)
+    if text.count(b":") != _count_keys(value):
+        _read_slowly(text, what, limits, has_nonfinite, has_more_text)  # finds a repeated key
     return value
 
 
@@ -160,12 +163,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {_repeated(keys)[:_SHOWN]!r} occurs twice in one object")
+        raise ValueError(f"the key {repeated_key(keys)[:_SHOWN]!r} occurs twice in one object")
     return found
-
-
-def _repeated(keys: Sequence[str]) -> str:
-    return next(key for at, key in enumerate(keys) if key in keys[:at])
 
 
 def _finite(text: str) -> float:
@@ -194,7 +193,7 @@ def _members(item: Any, what: str) -> dict[str, Any]:
     keys = list(item)
     if len(set(keys)) != len(keys):
         raise MalformedMessage(
-            f"{what} has the key {_repeated(keys)[:_SHOWN]!r} twice in one object"
+            f"{what} has the key {repeated_key(keys)[:_SHOWN]!r} twice in one object"
         )
     try:
         return {key: item[key] for key in keys}
@@ -221,7 +220,7 @@ class RowsReader:
         self._document = document
         self._limits = limits
         self._rules = rules
-        self._is_slow = False
+        self._is_slow = self._is_bounded = False
         # Opening brackets: of the rows, and of other members.
         self._lists = self._others = 0
         self._numeric = 0
@@ -289,7 +288,7 @@ class RowsReader:
         if not len(found) and not allows_empty:
             raise InvalidRequest(f"{key} is an empty list: expected at least one row")
         first = found[0] if len(found) else None
-        if not _is_object(first) or self._is_b64(first):
+        if not is_object(first) or self._is_b64(first):
             return (self._tensor("", key, self._value(found)),)
         return self._objects(key, found)
 
@@ -300,13 +299,14 @@ class RowsReader:
         names = list(found[0])
         fractions: dict[str, int] = {}
         check_count(f"keys of {key}[0]", len(names), self._limits.tensors, "tensors")
-        if not names:
-            raise InvalidRequest(f"{key}[0] is an empty object: expected the inputs of the model")
-        charge(len(found) * len(names))
+        _check_names(names, f"{key}[0]")
+        count = len(found) * len(names)
+        check_count(f"values in {key}", count, self._limits.bytes_elements, "bytes_elements")
+        charge(count * _MEMBER)
         self._lists += 1
         values: dict[str, list[Any]] = {name: [] for name in names}
         for index, row in enumerate(found):
-            if not _is_object(row):
+            if not is_object(row):
                 raise InvalidRequest(
                     f"{key}[{index}] is {show(row)}: expected an object, as {key}[0] is one"
                 )
@@ -332,12 +332,11 @@ class RowsReader:
         self._start(key)
         if found is None:
             raise InvalidRequest(f"{key} is null: expected a value, or an object of inputs")
-        if not _is_object(found) or self._is_b64(found):
+        if not is_object(found) or self._is_b64(found):
             return (self._tensor("", key, self._value(found)),)
         members = found if type(found) is dict else _members(found, key)
         check_count(f"keys of {key}", len(members), self._limits.tensors, "tensors")
-        if not members:
-            raise InvalidRequest(f"{key} is an empty object: expected the inputs of the model")
+        _check_names(members, key)
         return tuple(
             [
                 self._tensor(name, f"{key}.{name}", self._value(value))
@@ -348,7 +347,7 @@ class RowsReader:
     def _split(self, key: str) -> tuple[Tensor, ...]:
         found = self._document.members.get(key)
         self._start(key)
-        if not _is_object(found):
+        if not is_object(found):
             raise InvalidRequest(f"{key} is {show(found)}: expected an object")
         members = found if type(found) is dict else _members(found, key)
         names, data = _plain(members.get("columns")), members.get("data")
@@ -364,13 +363,18 @@ class RowsReader:
                 f"{key}.index has {len(index)} items: expected {len(data)}, as {key}.data has rows"
             )
         rows = self._value(data)
-        if isinstance(rows, np.ndarray) and _may_have_integers(rows):
+        is_few = isinstance(rows, np.ndarray) and rows.size <= self._limits.bytes_elements
+        if is_few and _may_have_integers(rows):
+            charge(rows.size)
             rows = _plain(data)
         return self._table(f"{key}.data", columns, rows, JsonLayout.TABLE)
 
     def _records(self, key: str) -> tuple[Tensor, ...]:
-        found = _plain(self._document.members.get(key))
+        found = self._document.members.get(key)
         self._start(key)
+        if type(found) in _PROXIES:
+            self._check_objects()
+            found = _plain(found)
         if type(found) is not list or not found:
             raise InvalidRequest(f"{key} is {show(found)}: expected a list of objects")
         names: dict[str, None] = {}
@@ -381,10 +385,9 @@ class RowsReader:
         columns = column_names(list(names), key, self._limits)
         if not columns:
             raise InvalidRequest(f"{key}[0] is an empty object: expected the columns of a table")
-        check_count(
-            f"values in {key}", len(found) * len(columns), self._limits.elements, "elements"
-        )
-        charge(len(found) * len(columns))
+        count = len(found) * len(columns)
+        check_count(f"values in {key}", count, self._limits.bytes_elements, "bytes_elements")
+        charge(count)
         rows = [[row.get(name) for name in columns] for row in found]
         return self._table(key, columns, rows, JsonLayout.RECORDS)
 
@@ -423,23 +426,33 @@ class RowsReader:
             array = self._numbers(value)
             if array is not None:
                 return array
-        _check_objects(bytes(self._document.text), "the message", self._limits)
+        self._check_objects()
         plain = _plain(value)
         check_depth([plain], "the message", self._limits)
         self._lists += _count_lists(plain)
         return plain
+
+    def _check_objects(self) -> None:
+        """Bound the Python objects of a long message, once."""
+        if not self._is_bounded:
+            _check_objects(bytes(self._document.text), "the message", self._limits)
+            self._is_bounded = True
 
     def _numbers(self, data: Any) -> npt.NDArray[Any] | None:
         """Return nested lists of numbers as an array; None for other elements or nesting."""
         shape = self._shape_of_numbers(data)
         if shape is None:
             return None
-        for code, dtype in _CODES:
+        # Most lists are of one kind, which their first number shows.
+        begins_with_float = type(_first_leaf(data)) is float
+        for code, dtype in _CODES[-1:] if begins_with_float else _CODES:
             try:
                 found = np.frombuffer(data.as_buffer(of_type=code), dtype)
             except (TypeError, ValueError):
                 continue
-            first = _first_fraction(data, found.size) if code == "d" else 0
+            first: int | None = 0
+            if code == "d" and not begins_with_float:
+                first = _first_fraction(data, found.size)
             # Without a fraction: integers of both signs that need 64 bits each.
             if found.size != math.prod(shape) or first is None:
                 return None
@@ -466,52 +479,6 @@ class RowsReader:
         return tuple(shape) if is_regular else None
 
 
-def column_names(found: Sequence[Any], place: str, limits: MessageLimits) -> tuple[str, ...]:
-    """Return the names of the columns of a table, each of them once; numbers become their text.
-
-    Raises:
-        InvalidRequest: One is neither text nor an integer, or occurs twice.
-        TooLarge: There are too many.
-    """
-    check_count(f"names in {place}", len(found), limits.json_keys, "json_keys")
-    names = []
-    for index, each in enumerate(found):
-        if type(each) is not str and type(each) is not int:
-            raise InvalidRequest(f"{place}[{index}] is {show(each)}: expected the name of a column")
-        name = str(each)
-        check_name("name of a column", name, limits.name_bytes, "name_bytes")
-        names.append(name)
-    if len(set(names)) != len(names):
-        raise InvalidRequest(f"{place} has {_repeated(names)[:_SHOWN]!r} twice")
-    return tuple(names)
-
-
-def table_tensor(
-    place: str,
-    columns: tuple[str, ...],
-    rows: Any,
-    layout: JsonLayout,
-    rules: UntypedRules,
-    size_bytes: int = 0,
-) -> Tensor:
-    """Return a table as one tensor without a name.
-
-    Raises:
-        InvalidRequest: A row has another number of values than there are columns.
-    """
-    if isinstance(rows, np.ndarray) and rows.shape[1:] != (len(columns),):
-        rows = rows.tolist()
-    if not isinstance(rows, np.ndarray):
-        for index, row in enumerate(rows):
-            if type(row) is not list or len(row) != len(columns):
-                found = f"{len(row)} values" if type(row) is list else show(row)
-                raise InvalidRequest(
-                    f"{place}[{index}] has {found}: expected {len(columns)}, one for each column"
-                )
-    data = UntypedData(rows, layout, place, rules, "", columns, size_bytes)
-    return Tensor("", None, None, data)
-
-
 def _stacked(values: list[Any]) -> Any:
     """Return the values of one member in all rows, as one array where all are arrays."""
     kinds = set(map(type, values))
@@ -527,6 +494,13 @@ def _stacked(values: list[Any]) -> Any:
 def _lists_of(shape: Sequence[int]) -> int:
     """Return how many lists a shape is written with."""
     return sum(math.prod(shape[:depth]) for depth in range(len(shape)))
+
+
+def _first_leaf(data: Any) -> Any:
+    """Return the first element of nested lists without empty ones."""
+    while type(data) is simdjson.Array:
+        data = data[0]
+    return data
 
 
 def _first_fraction(data: Any, count: int) -> int | None:
@@ -554,10 +528,6 @@ def is_list(value: Any) -> bool:
     return type(value) in _LISTS
 
 
-def _is_object(value: Any) -> bool:
-    return type(value) is dict or type(value) is simdjson.Object
-
-
 def _count_lists(value: Any) -> int:
     if type(value) in _PROXIES:
         text: Any = value.mini  # bytes, unlike in its stub
@@ -570,6 +540,13 @@ def _count_lists(value: Any) -> int:
     return 1 + (sum(map(_count_lists, value)) if kinds & {list, dict} else 0)
 
 
+def _check_names(names: Collection[str], place: str) -> None:
+    if not names:
+        raise InvalidRequest(f"{place} is an empty object: expected the inputs of the model")
+    if "" in names:
+        raise InvalidRequest(f"{place} has an empty key: expected names of inputs")
+
+
 def _other_keys(
     where: str, members: Mapping[str, Any], names: Sequence[str], first: str
 ) -> InvalidRequest:
@@ -578,17 +555,3 @@ def _other_keys(
             return InvalidRequest(f"{where} lacks {name[:_SHOWN]!r}, which {first} has")
     other = next(name for name in members if name not in names)
     return InvalidRequest(f"{where} has {other[:_SHOWN]!r}, which {first} lacks")
-
-
-def show(value: Any) -> str:
-    """Return a value as an error may show it."""
-    if value is None:
-        return "null or missing"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if type(value) in (list, simdjson.Array):
-        return f"a list of {len(value)} items"
-    if _is_object(value):
-        return "an object"
-    text = f"{value!r}"
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

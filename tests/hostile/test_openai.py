@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.hostile.costly import Http, cost_of
-from tests.hostile.process import Gateway, running
-from tests.hostile.wire import post
+from tests.hostile.process import Gateway, eventually, running
+from tests.hostile.wire import get, post
 
 pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.hostile
@@ -121,3 +121,17 @@ def test_wrong_requests_are_errors_of_the_client(gateway: Gateway, body: bytes) 
     for path in (EMBEDDINGS, RERANK, COMPLETIONS):
         status = int(message(body, path).send(gateway).split()[0])
         assert 400 <= status < 500, (path, status)
+
+
+def test_the_memory_of_requests_is_returned(gateway: Gateway) -> None:
+    """Large requests, whether they are served or refused, hold none of the budget afterwards."""
+    for name in ("million_inputs", "many_members", "long_texts"):
+        make, expected = COSTLY[name]
+        assert make().send(gateway).startswith(expected)
+    assert eventually(lambda: _held_bytes(gateway) == 0, 20)
+
+
+def _held_bytes(gateway: Gateway) -> float:
+    page = get(gateway.addresses["admin"], "/metrics").decode()
+    lines = [line for line in page.splitlines() if line.startswith("gateway_in_flight_bytes ")]
+    return sum(float(line.split()[1]) for line in lines) if lines else -1.0

@@ -57,7 +57,7 @@ async def ask(
     metadata: Metadata = (),
 ) -> Any:
     """Call a server as an upstream of its protocol is called; return its outputs by name."""
-    connected = connect(parse_url(url))
+    connected = connect(parse_url(url), question_headers=dict(metadata))
     context = Context(needs=WHOLE, deadline=time.monotonic() + within_s, metadata=metadata)
     tensors = tuple(array_tensor(name, array) for name, array in inputs.items())
     call = InferRequest(model=ModelRef(model), inputs=tensors, context=context)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import stat
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,33 @@ async def test_response_over_the_memory_budget_is_503(
                 assert expected[1] in json.loads(found)["error"]
     finally:
         await server.stop()
+
+
+def test_the_admin_port_is_a_unix_socket(tmp_path: Path) -> None:
+    """Commands ask it, its requests are those of this machine, and its file is not for others."""
+    path, file = tmp_path / "admin.sock", tmp_path / "gateway.yaml"
+    roles = "local: [read, operate], tokens: [{name: ops, roles: [read], token: 0123456789abcdef}]"
+    file.write_text(
+        f'version: 1\nlisteners: [{{http: "127.0.0.1:0"}}]\n'
+        f'admin: {{address: "unix:{path}", metrics: null, {roles}}}\n'
+        "models: {m: {backend: python, options: {callable: "
+        '"gateway.backends.examples:identity_fp32"}}}\nlifecycle: {pre_stop: 0s}\n'
+    )
+    with serving(str(file)) as running:
+        assert 0o660 == stat.S_IMODE(path.stat().st_mode)
+        for words in (
+            ("reload", f"unix:{path}"),
+            ("reload", "--admin", f"unix:{path}"),
+            ("status", f"unix:{path}"),
+            ("health", "--live", f"unix:{path}"),
+            ("health", f"unix:{path}", "--live"),
+        ):
+            done = command(*words)
+            assert (words, 0) == (words, done.returncode), done.stderr
+        with closing(socket.socket(socket.AF_UNIX)) as client:
+            client.connect(str(path))
+            client.sendall(b"GET /config HTTP/1.1\r\nHost: localhost\r\n")
+            client.sendall(b"X-Forwarded-For: 1.2.3.4\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 401"
+        assert 0 == running.stop()
+    assert not path.exists()

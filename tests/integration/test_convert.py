@@ -21,11 +21,11 @@ pytestmark = pytest.mark.timeout(90)
 
 PIXELS = np.arange(64, dtype=np.float32).reshape(1, 64) % 17
 FORMS = ["oip.http", "oip.grpc", "trtis.http", "trtis.grpc", "graphpipe.http", "graphpipe.tcp"]
-FORMS += ["graphpipe.unix", "grps.http", "grps.grpc", "grps.brpc", "tfs.grpc"]
+FORMS += ["graphpipe.unix", "grps.http", "grps.grpc", "grps.brpc", "mlflow.http", "tfs.grpc"]
 SIGNATURE = """
 inputs: [{name: X, datatype: FP32, shape: [-1, 64]}]
 outputs:
-  - {name: label, datatype: INT64, shape: [-1]}
+  - {name: label, datatype: INT64, shape: [-1, 1]}
   - {name: probabilities, datatype: FP32, shape: [-1, 10]}
 max_batch_size: 8
 """
@@ -218,3 +218,28 @@ def test_undecodable_message_is_named(tmp_path: Path) -> None:
         result = convert(file, "--from", form, "--path", path, "--to", "npz")
         assert (result.exit_code, str(file) in result.output) == (1, True), result.output
         assert "Traceback" not in result.output
+
+
+def test_rows_of_mlflow_are_converted(signature: Path, tmp_path: Path) -> None:
+    """A recorded call of MLflow has its datatypes in a request of another protocol."""
+    directory = tmp_path / "capture"
+    config = demo_config(http="127.0.0.1:0", grpc="off", admin="off")
+    config["capture"] = {"directory": str(directory), "payload": "full", "min_free": 0}
+
+    async def record() -> None:
+        async with running(yaml.safe_dump(config)) as gateway:
+            address = f"http://{gateway.addresses['main.http']}/invocations"
+            body = {"instances": PIXELS.tolist()}
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(address, json=body) as reply,
+            ):
+                assert reply.status == 200
+
+    asyncio.run(record())
+    out = tmp_path / "out"
+    result = convert(directory, "--to", "oip.http", "-o", out, "--signature", signature)
+    assert result.output == f"1 calls written to {out}\n"
+    inputs = back(out, "oip.http", "request", signature, tmp_path / "x.npz")
+    assert inputs["X"].dtype == np.float32
+    np.testing.assert_array_equal(PIXELS, inputs["X"])

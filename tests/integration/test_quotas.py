@@ -115,6 +115,40 @@ async def test_http_headers_state_the_rest() -> None:
         assert "RateLimit" not in headers
 
 
+async def test_paths_of_openai_have_its_names_too() -> None:
+    """Its clients read `x-ratelimit-*`; those of other protocols get none of them."""
+    text = config().replace(
+        "quotas:",
+        """  texts:
+    backend: python
+    options: {callable: "tests.integration.openai_models:embed_text"}
+    signature:
+      inputs: [{name: text, datatype: BYTES, shape: [-1]}]
+      outputs: [{name: embedding, datatype: FP32, shape: [-1, 24]}]
+quotas:""",
+    )
+    async with running(text) as gateway, ClientSession() as client:
+        base = f"http://{gateway.addresses['main.http']}"
+        request = {"model": "texts", "input": "one"}
+        replies = [await sent(client, "POST", f"{base}/v1/embeddings", request) for _ in range(4)]
+        for (found, headers, _), left, status in zip(
+            replies, "2100", (200, 200, 200, 429), strict=True
+        ):
+            assert (status, "3", left) == (
+                found,
+                headers["x-ratelimit-limit-requests"],
+                headers["x-ratelimit-remaining-requests"],
+            )
+            assert headers["x-ratelimit-reset-requests"].endswith("s")
+            assert "x-ratelimit-limit-tokens" not in headers
+        _, headers, body = replies[-1]
+        assert "rate_limit_exceeded" == json.loads(body)["error"]["code"]
+        assert 1 <= int(headers["Retry-After"]) <= 86400
+        url = f"{base}/v2/models/simple/infer"
+        _, headers, _ = await sent(client, "POST", url, DOCUMENT)
+        assert "x-ratelimit-limit-requests" not in headers
+
+
 async def test_grpc_trailers_state_the_wait() -> None:
     """Trailers have the headers, `RetryInfo` and the pushback in milliseconds."""
     quotas = "{rate: {limit: 1/min, burst: 1}}"

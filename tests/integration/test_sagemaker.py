@@ -281,7 +281,7 @@ def test_nothing_else_listens(house: Container) -> None:
     assert [int(fields[1].rpartition(":")[2], 16) for fields in own] == [house.port]
 
 
-def test_probes_are_answered_while_the_model_is_busy(tmp_path: Path) -> None:
+def test_probes_get_responses_while_the_model_is_busy(tmp_path: Path) -> None:
     """All instances and the queue are full of calls that do not end."""
     with container(tmp_path) as found, ThreadPoolExecutor(40) as pool:
         calls = [found.call_in_flight(pool)]

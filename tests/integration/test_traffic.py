@@ -17,7 +17,7 @@ from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context
-from gateway.settings.units import Address
+from gateway.settings.units import Address, StreamAddress
 from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_path import CallPath
 from tests.fakes import FakeClock
@@ -73,7 +73,7 @@ async def test_top_and_the_pages_show_equal_numbers() -> None:
         reloader = Reloader(lambda: loaded, loaded, front.reload)
         await front.start()
         pages = await start_pages(
-            AdminConfig(address=Address("127.0.0.1", 0), metrics=None),
+            AdminConfig(address=StreamAddress(Address("127.0.0.1", 0)), metrics=None),
             RunningGateway(front, reloader, clock=clock),
         )
         admin, address = pages["admin"].address, front.addresses["main.http"]

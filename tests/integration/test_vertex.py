@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from gateway.schema import tensorflow_messages_pb2
 from gateway.schema import tensorflow_serving_pb2 as pb
 from tests.integration.test_sagemaker import free_port
 
@@ -216,7 +217,7 @@ def test_grpc_is_on_the_same_address(house: Container) -> None:
     """TensorFlow Serving's own service serves the model."""
     message = pb.PredictRequest()
     message.model_spec.name = "house"
-    message.inputs["x"].dtype = 1
+    message.inputs["x"].dtype = tensorflow_messages_pb2.DT_FLOAT
     message.inputs["x"].tensor_shape.dim.add(size=1)
     message.inputs["x"].tensor_shape.dim.add(size=2)
     message.inputs["x"].float_val.extend([1, 2])

@@ -23,7 +23,7 @@ from gateway.app.reload import Reloader
 from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
 from gateway.config.models import Config
-from gateway.settings.units import Address
+from gateway.settings.units import Address, StreamAddress
 from tests.admin_kit import pages as pages_of
 from tests.interop.browser import opened
 
@@ -209,7 +209,7 @@ async def _served() -> AsyncIterator[Site]:
     await gateway.start()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = Address(*free.getsockname())
+        address = StreamAddress(Address(*free.getsockname()))
     pages = await start_pages(
         AdminConfig(address=address, metrics=None),
         RunningGateway(gateway, reloader, pages_of(Kept(), steps)),

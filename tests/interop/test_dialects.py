@@ -205,7 +205,7 @@ def test_binary_nan_reaches_every_server(front: tuple[RunningServer, str, Runnin
 def test_kserve_predictions_of_the_first_protocol_pass(
     front: tuple[RunningServer, str, Running],
 ) -> None:
-    """A sidecar of an HTTP KServe forwards V1, and no sidecar of another server does.
+    """A sidecar of an HTTP KServe forwards V1; before another server it serves V1 itself.
 
     Both protocols list models: the sidecar's own list has what the clients of either read.
     """
@@ -213,7 +213,10 @@ def test_kserve_predictions_of_the_first_protocol_pass(
     body = json.dumps({"instances": [[1, 2], [3, 4]]})
     paths = ["/v1/models/rows:predict", "/v1/models/rows%3Apredict", "/v1/models/rows:explain"]
     if (server.name, carrier) != ("kserve", "http"):
-        assert {404, 405} >= {ask(running.url(path), body)[0] for path in paths}
+        # `rows` is no model of the other servers, or one of another shape; nobody explains it.
+        found = [ask(running.url(path), body)[0] for path in paths]
+        assert {400, 404} >= set(found[:2])
+        assert {404, 501} >= set(found[2:])
         return
     for path in paths:
         assert ask(server.http_url + path, body) == ask(running.url(path), body)

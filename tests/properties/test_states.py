@@ -20,17 +20,18 @@ from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import HttpMount, ServerLimits
-from gateway.transports.grpc import server_connection as grpc_connection
+from gateway.transports.grpc import connection_lifecycle
 from gateway.transports.grpc import states as grpc
 from gateway.transports.grpc.admission import CallAdmission
+from gateway.transports.grpc.connection_lifecycle import OpenConnections
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_call import ServerCall
-from gateway.transports.grpc.server_connection import GrpcServerConnection, OpenConnections
+from gateway.transports.grpc.server_connection import GrpcServerConnection
 from gateway.transports.http import states as http
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
-from gateway.transports.http1 import server_connection as http1_connection
+from gateway.transports.http1 import response_order
 from gateway.transports.http1 import states as http1
 from gateway.transports.http1.server_connection import Http1ServerConnection, Http1ServerProtocol
 from gateway.transports.http2 import frames, streams
@@ -43,7 +44,7 @@ from gateway.transports.reference import http_connection as reference_connection
 from gateway.transports.reference.http_connection import ReferenceHttpConnection
 from gateway.transports.reference.http_server import HttpServer as ReferenceServer
 from gateway.transports.slots import request_slots
-from gateway.transports.stream import server_connection as stream_connection
+from gateway.transports.stream import frame_responses
 from gateway.transports.stream import states as stream
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.server_connection import StreamConnection
@@ -282,7 +283,7 @@ def test_a_connection_of_frames_moves_by_the_rows_of_its_table(
 ) -> None:
     """A lost connection of either kind of framing holds no slot, memory, timer or task."""
     found = Rows(stream.TRANSITIONS)
-    monkeypatch.setattr(stream_connection, "TRANSITIONS", found)
+    monkeypatch.setattr(frame_responses, "TRANSITIONS", found)
     monkeypatch.setattr(
         StreamConnection,
         "_state",
@@ -424,7 +425,7 @@ def test_a_connection_of_http_moves_by_the_rows_of_its_table(
     """A lost connection of either implementation holds no slot, memory, timer or task."""
     is_native = kind is Http1ServerConnection
     found = Rows(http.TRANSITIONS)
-    module = http1_connection if is_native else reference_connection
+    module = response_order if is_native else reference_connection
     monkeypatch.setattr(module, "TRANSITIONS", found)
     first = [http.OPEN, http.ENDING]
     monkeypatch.setattr(kind, "state", WatchedState(kind, "state", found, first), raising=False)
@@ -544,7 +545,7 @@ def test_a_grpc_connection_and_its_calls_move_by_the_rows_of_their_tables(
     """A connection that is lost, and a call that is over, hold no slot, memory, timer or task."""
     calls = Rows(grpc.TRANSITIONS, grpc.GrpcCallEvent)
     connections = Rows(grpc.CONNECTION_TRANSITIONS)
-    monkeypatch.setattr(grpc_connection, "CONNECTION_TRANSITIONS", connections)
+    monkeypatch.setattr(connection_lifecycle, "CONNECTION_TRANSITIONS", connections)
     monkeypatch.setattr(
         ServerCall, "_state", WatchedState(ServerCall, "_state", calls, [grpc.RECEIVING])
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 from collections.abc import (
     AsyncGenerator,
@@ -77,7 +78,7 @@ class WatchedState:
     """
 
     def __init__(self, kind: type[Any], name: str, rows: Rows, first: Iterable[Any]) -> None:
-        self._slot = vars(kind).get(name)
+        self._slot = inspect.getattr_static(kind, name, None)
         self._name = name
         self._rows = rows
         self._first = tuple(first)

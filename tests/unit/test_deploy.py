@@ -33,7 +33,9 @@ def test_the_configuration_of_the_image_is_valid() -> None:
     assert 'CMD ["gateway", "health", "--live"]' in dockerfile
     assert loaded.config.admin is not None
     assert loaded.config.admin.address is not None
-    assert f"127.0.0.1:{loaded.config.admin.address.port}" == DEFAULT_ADMIN
+    tcp = loaded.config.admin.address.tcp
+    assert tcp is not None
+    assert f"127.0.0.1:{tcp.port}" == DEFAULT_ADMIN
     assert re.search(r"^USER 10001$", dockerfile, re.MULTILINE)
 
 

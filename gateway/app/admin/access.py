@@ -63,6 +63,7 @@ class AdminAccess:
         self._tokens = tokens
         hosts = (*config.hosts, *_host_of(config))
         self._hosts = _LOCAL_NAMES.union(host.lower().rstrip(".") for host in hosts)
+        self._is_unix = config.address is not None and config.address.tcp is None
         self._has_roles = config.has_roles
         self._open = frozenset(config.open if config.has_roles else _OPEN)
         self._local = frozenset(AdminNeed(role) for role in config.local)
@@ -104,7 +105,7 @@ class AdminAccess:
         """Return the name of a request's token, or `local`; None if it has no right one."""
         sent = _sent_token(wire.headers)
         if sent is None:
-            return "local" if _is_local(wire) else None
+            return "local" if self._is_local(wire) else None
         token = self._tokens.find(sent)
         return None if token is None else token.name
 
@@ -132,12 +133,26 @@ class AdminAccess:
             )
         if opened == VERDICT and opened in self._open:
             return None
-        is_local = _is_local(wire)
+        is_local = self._is_local(wire)
         if _allows(self._local if is_local else self._remote, need):
             return None
         if is_local and (self._local or not self._tokens):
             return Refusal(403, _role_reason("a request of this machine without a token", need))
         return self._missing_token(wire, need)
+
+    def _is_local(self, wire: HttpRequest) -> bool:
+        """Return whether a program of this machine sent a request, and no proxy passed it on."""
+        if any(wire.headers.get(name) is not None for name in _FORWARDED):
+            return False
+        if not wire.client.address:
+            # A client of TCP that has left has no address either, and no client of a unix socket.
+            return self._is_unix
+        try:
+            parsed = ipaddress.ip_address(wire.client.address)
+        except ValueError:
+            return False
+        mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+        return (mapped or parsed).is_loopback
 
     def _missing_token(self, wire: HttpRequest, need: AdminNeed) -> Refusal:
         address = wire.client.address
@@ -184,8 +199,9 @@ def _role_reason(subject: str, need: AdminNeed) -> str:
 
 
 def _host_of(config: AdminConfig) -> tuple[str, ...]:
-    """Return the host of the address; none where it is every address."""
-    return (config.address.host,) if config.address is not None and config.address.host else ()
+    """Return the host of the address; none where it is every address, or a unix socket."""
+    tcp = None if config.address is None else config.address.tcp
+    return (tcp.host,) if tcp is not None and tcp.host else ()
 
 
 def _origin_refusal(headers: Headers) -> Refusal | None:
@@ -243,15 +259,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_local(wire: HttpRequest) -> bool:
-    """Return whether a program of this machine sent a request, and no proxy passed it on."""
-    if any(wire.headers.get(name) is not None for name in _FORWARDED):
-        return False
-    try:
-        parsed = ipaddress.ip_address(wire.client.address)
-    except ValueError:
-        return False
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return (mapped or parsed).is_loopback

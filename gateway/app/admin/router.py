@@ -27,7 +27,17 @@ from gateway.api.admin import (
     Page,
     Redirect,
 )
-from gateway.app.admin import changes, config, events, html, metrics, overview, probes, status
+from gateway.app.admin import (
+    changes,
+    config,
+    events,
+    html,
+    metrics,
+    overview,
+    probes,
+    residency,
+    status,
+)
 from gateway.app.admin.access import AdminAccess, Refusal
 from gateway.app.admin.audit import AuditLog
 from gateway.app.admin.html import UI, render
@@ -46,6 +56,7 @@ ROUTES: Final[tuple[AdminRoute, ...]] = (
     *overview.ROUTES,
     *config.ROUTES,
     *changes.ROUTES,
+    *residency.ROUTES,
     *events.ROUTES,
     *html.ROUTES,
 )

@@ -14,6 +14,7 @@ from gateway.app.admin.rates import TrafficWindow
 from gateway.app.errors import StartError
 from gateway.app.parts import LeadingParts
 from gateway.app.reload import Reloader
+from gateway.app.residency import RESIDENCY, LeadingResidency
 from gateway.app.route_rules import ruled_routes, target_name
 from gateway.app.runtime_changes import RuntimeChanges, differences, runtime_document
 from gateway.config.load import LoadedConfig
@@ -81,6 +82,17 @@ class RunningGateway:
     def routes(self) -> tuple[AdminRoute, ...]:
         """The routes of extensions."""
         return () if self._leading is None else self._leading.routes
+
+    @property
+    def residency(self) -> LeadingResidency:
+        """What changes the loaded models of servers.
+
+        Raises:
+            LookupError: This process leads nothing.
+        """
+        if self._leading is None:
+            raise LookupError("this process does not lead the gateway")
+        return cast("LeadingResidency", self._leading[RESIDENCY])
 
     def config(self) -> LoadedConfig:
         """Return the configuration in force, with the changes that were made at run time."""

@@ -18,11 +18,12 @@ from gateway.app.errors import reason_of
 from gateway.app.transports import http_alpn
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig
-from gateway.settings.units import Address
+from gateway.settings.units import Address, StreamAddress
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpMount, Server, ServerLimits
 from gateway.transports.http1.server import HttpServer
 from gateway.transports.net.tls_files import TlsFiles
+from gateway.transports.net.unix_socket import UnixSocket
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +121,7 @@ async def start_pages(
 
 
 def _log_unstarted(
-    name: str, address: Address, error: OSError, started: Mapping[str, Server]
+    name: str, address: Address | StreamAddress, error: OSError, started: Mapping[str, Server]
 ) -> None:
     """Log that a default address is in use, as that of the metrics is next to a Triton."""
     if name == "metrics" and "admin" in started:
@@ -135,21 +136,47 @@ class _PagesServer(HttpServer):
 
     Args:
         audit: The audit log; None for none.
+        address: Where it listens.
+        reuse_port: Whether it takes the place of another gateway.
+        settings: Other arguments of `HttpServer`.
     """
 
-    def __init__(self, audit: AuditLog | None, host: str, port: int, **settings: Any) -> None:
-        super().__init__(host, port, **settings)
+    def __init__(
+        self,
+        audit: AuditLog | None,
+        address: Address | StreamAddress,
+        *,
+        reuse_port: bool,
+        **settings: Any,
+    ) -> None:
+        tcp = address.tcp if isinstance(address, StreamAddress) else address
+        where = () if tcp is None else (tcp.host, tcp.port)
+        super().__init__(*where, reuse_port=reuse_port, **settings)
+        self._file = (
+            UnixSocket(address.path)
+            if isinstance(address, StreamAddress) and address.tcp is None
+            else None
+        )
+        self._replaces = reuse_port
         self._audit = audit
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if the address is in use or invalid."""
+        if self._file is not None:
+            self._sock = self._file.bind(replaces=self._replaces)
+        await super().start()
 
     async def stop(self) -> None:
         """Stop; idempotent."""
         await super().stop()
+        if self._file is not None:
+            self._file.remove()
         if self._audit is not None:
             self._audit.close()
 
 
 def _server(
-    address: Address,
+    address: Address | StreamAddress,
     router: AdminRouter,
     tls: TlsFiles | None,
     audit: AuditLog | None,
@@ -158,12 +185,11 @@ def _server(
 ) -> Server:
     return _PagesServer(
         audit,
-        address.host,
-        address.port,
+        address,
+        reuse_port=reuse_port,
         tls=None if tls is None else tls.context(*http_alpn("native")),
         mounts=[HttpMount(("",), router)],
         limits=ServerLimits(message_bytes=_MIB, connections=64, connections_per_address=64),
         budget=MemoryBudget(8 * _MIB),
         reserve=True,
-        reuse_port=reuse_port,
     )

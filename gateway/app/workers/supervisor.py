@@ -3,20 +3,16 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from collections.abc import Set as AbstractSet
-from types import MappingProxyType
 from typing import Any, Final
 
 import structlog
-from prometheus_client.core import Metric
 
 from gateway import __version__
-from gateway.api.extension import Reports
 from gateway.app.activation import activated_sockets
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
-from gateway.app.admin.status.document import Document
 from gateway.app.announce import log_addresses, log_default_timeout, log_platform
 from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
@@ -33,29 +29,20 @@ from gateway.app.service_manager import ServiceManager
 from gateway.app.signals import StopSignal, on_reopen, start_reaping
 from gateway.app.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
+from gateway.app.workers.worker_reports import WorkerReports
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
-from gateway.config.models import LifecycleConfig
-from gateway.telemetry import logs, names
-from gateway.telemetry.aggregation import (
-    MetricsAggregator,
-    family_of,
-    snapshot,
-    total_of,
-    write_page,
-)
-from gateway.telemetry.lost_lines import LostLines
+from gateway.telemetry import logs
 from gateway.transports.contract import Server
 
 log = structlog.get_logger(__name__)
 
-Launch = Callable[[WorkerSetup], Awaitable[WorkerProcess]]
 
 # A worker may take this time longer to stop than `pre_stop` and `drain` of the configuration.
 _GRACE_S: Final = 10.0
 
 
-class Supervisor:
+class Supervisor(WorkerReports):
     """Runs a fixed number of workers.
 
     Args:
@@ -69,47 +56,6 @@ class Supervisor:
     Attributes:
         leading: The parts of extensions in this process; None for none.
     """
-
-    def __init__(
-        self,
-        loaded: LoadedConfig,
-        count: int,
-        launch: Launch,
-        *,
-        sockets: Mapping[str, int] = MappingProxyType({}),
-        restart_policy: RestartPolicy | None = None,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        self.leading: LeadingParts | None = None
-        self._loaded = loaded
-        self._launch = launch
-        self._sockets = dict(sockets)
-        self._drained: frozenset[str] = frozenset()
-        self._restart_policy = restart_policy or RestartPolicy()
-        self._clock = clock or asyncio.get_running_loop().time
-        self._slots = [WorkerSlot(number, count) for number in range(1, count + 1)]
-        self._workers: dict[int, WorkerProcess] = {}
-        self._serving: dict[int, ReplyWatch] = {}
-        self._restarts: dict[int, int] = dict.fromkeys(range(1, count + 1), 0)
-        # Requests of the earlier processes of each worker.
-        self._past_requests: dict[int, float] = dict.fromkeys(range(1, count + 1), 0.0)
-        self._totals = MetricsAggregator()
-        self._collect: list[Callable[[], Iterable[Metric]]] = [self._own_metrics]
-        self._is_started = False
-        self._stopping = asyncio.Event()
-        self._failed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._status = 0
-
-    @property
-    def count(self) -> int:
-        """The number of workers."""
-        return len(self._slots)
-
-    @property
-    def config(self) -> LoadedConfig:
-        """The configuration in force."""
-        return self._loaded
 
     async def start(self) -> Mapping[str, str]:
         """Start all workers, and return their addresses when each of them listens.
@@ -205,21 +151,6 @@ class Supervisor:
         log.warning("worker restarts after a failed reload", pid=worker.pid, reason=reason)
         worker.stop()
 
-    async def exchange(self, part: str, document: Mapping[str, Any], /) -> Reports:
-        """Send a document to the part of an extension in all workers; return their replies."""
-        workers = list(self._workers.values())
-        found = await asyncio.gather(*(worker.exchange(part, document) for worker in workers))
-        return {str(worker.pid): report for worker, report in zip(workers, found, strict=True)}
-
-    def publish(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Add metrics of this process to the metrics page."""
-        self._collect.append(collect)
-
-    @property
-    def lifecycle(self) -> LifecycleConfig:
-        """The times of a stop in the configuration in force."""
-        return self._loaded.config.lifecycle
-
     async def wait_failed(self) -> None:
         """Wait until a worker fails for good; `stop` then stops the others."""
         await self._failed.wait()
@@ -256,86 +187,6 @@ class Supervisor:
         self._stopping.set()
         for worker in self._workers.values():
             worker.kill()
-
-    async def ready(self) -> bool:
-        """Return whether any worker is ready, once all of them have started.
-
-        The kernel gives connections to a worker that hangs, too, so the gateway is then not ready.
-        """
-        if self._stopping.is_set() or not self._is_started or self._silent():
-            return False
-        replies = [self._workers[number].ready() for number in self._serving]
-        return any(await asyncio.gather(*replies))
-
-    def _silent(self) -> list[int]:
-        """Return the numbers of the workers that do not reply."""
-        return sorted(number for number, watch in self._serving.items() if watch.is_silent)
-
-    def _replying(self) -> list[int]:
-        """Return the numbers of the workers that serve and reply."""
-        return sorted(number for number, watch in self._serving.items() if not watch.is_silent)
-
-    async def status(self) -> Document:
-        """Return the status of the first worker that serves, and a line for each worker.
-
-        The workers share the configuration. Each has its own connections to upstreams.
-        """
-        serving = self._replying()
-        found = await self._workers[serving[0]].status() if serving else {}
-        ready = await self.ready()
-        return {
-            "version": __version__,
-            "started": "",
-            "listeners": {},
-            "config": {"file": self._loaded.source, "sha256": self._loaded.sha256},
-            "routes": [],
-            "upstreams": [],
-            "models": [],
-            "limits": {},
-            **found,
-            "ready": ready,
-            "reason": "" if ready else self._reason(found),
-            "shown_worker": serving[0] if serving else None,
-            "workers": [
-                {
-                    "worker": slot.number,
-                    "serving": slot.number in serving,
-                    "restarts": self._restarts[slot.number],
-                }
-                for slot in self._slots
-            ],
-            "warnings": [*found.get("warnings", ()), *logs.recent_warnings()],
-        }
-
-    def _reason(self, found: Document) -> str:
-        """Return why the gateway is not ready, given the status of a worker."""
-        if self._silent():
-            return f"worker {', '.join(map(str, self._silent()))} does not reply"
-        return found.get("reason") or "no worker is ready"
-
-    async def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the metrics page of all workers, and its content type."""
-        return write_page(await self.families(), accept)
-
-    async def families(self) -> list[Metric]:
-        """Return the metrics of all workers and of this process."""
-        await self._update_metrics()
-        own = [metric for collect in self._collect for metric in collect()]
-        return [*self._totals.collect(), *own]
-
-    def _own_metrics(self) -> Iterable[Metric]:
-        serving = self._replying()
-        up = {str(slot.number): float(slot.number in serving) for slot in self._slots}
-        yield family_of(names.WORKER_UP, up)
-        restarts = {str(number): float(count) for number, count in self._restarts.items()}
-        yield family_of(names.WORKER_RESTARTS, restarts)
-        requests = {str(number): self._request_count(number) for number in self._past_requests}
-        yield family_of(names.WORKER_REQUESTS, requests)
-
-    def _request_count(self, number: int) -> float:
-        worker = self._workers.get(number)
-        current = 0.0 if worker is None else total_of(worker.metrics, names.REQUESTS.name)
-        return self._past_requests[number] + current
 
     async def _start_worker(self, slot: WorkerSlot, *, is_first: bool) -> Mapping[str, str]:
         """Start a worker, wait until it listens, and return its addresses.
@@ -434,13 +285,6 @@ class Supervisor:
         while not await is_set_within(self._stopping, POLL_S):
             timeout_s = self.lifecycle.worker_timeout
             await asyncio.gather(*(watch.poll(timeout_s) for watch in self._serving.values()))
-
-    async def _update_metrics(self) -> None:  # one worker asks the servers, which all share
-        workers = [self._workers[number] for number in self._replying()]
-        await asyncio.gather(*(each.update_metrics(asks=each is workers[0]) for each in workers))
-        for worker in self._workers.values():
-            self._totals.update(worker, worker.metrics, worker.counts)
-        self._totals.update(self, snapshot(LostLines({"stderr": logs.lost_lines})))
 
     async def _wait_all(self, timeout_s: float) -> None:
         """Wait until all workers exit, and kill those that take longer."""

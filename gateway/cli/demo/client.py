@@ -14,6 +14,7 @@ from gateway.cli.demo.config import STREAMS, TEXT_MODEL
 from gateway.cli.demo.digit_texts import text_of
 from gateway.cli.demo.relay import Relay
 from gateway.cli.demo.samples import SIDE, Scan, Sentence
+from gateway.cli.guessed_outputs import with_datatypes
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import UpstreamProtocolError
@@ -31,6 +32,9 @@ _FORMS: Mapping[str, Mapping[str, Options]] = {
 }
 TEXT_CODECS = frozenset({"openai.http"})
 """The codecs whose clients send texts."""
+
+NAMELESS_CODECS = frozenset({"mlflow.http"})
+"""The codecs whose requests name no model."""
 
 _ONE_FORM: Mapping[str, Options] = {"": {}}
 
@@ -103,7 +107,7 @@ def client_routes(addresses: Mapping[str, str], listener: str = "main") -> Itera
             url = Url(name, carrier, address.host or "127.0.0.1", address.port)
             codec = binding.codec(DEFAULT_LIMITS, {}).name
             for form, options in _FORMS.get(codec, _ONE_FORM).items():
-                one_model = streamed or codec in TEXT_CODECS
+                one_model = streamed or codec in TEXT_CODECS or codec in NAMELESS_CODECS
                 yield ClientRoute(codec, url, form, options, has_one_model=one_model)
 
 
@@ -157,7 +161,8 @@ async def classify_digit(service: Service, scan: Scan, request_id: str = "") -> 
     pixels = np.array([scan.pixels], dtype=np.float32).reshape(1, SIDE * SIDE)
     reply = await service(_request("digits", array_tensor("X", pixels), request_id))
     label = as_numpy(_output(reply, "label")).reshape(-1)
-    probabilities = as_numpy(_output(reply, "probabilities")).reshape(-1)
+    # Their text is that of FP32, whatever it is read as.
+    probabilities = as_numpy(_output(reply, "probabilities")).reshape(-1).astype(np.float32)
     return DemoReply(int(label[0]), tuple(map(float, probabilities)))
 
 
@@ -192,7 +197,7 @@ async def opened(url: Url, options: Options) -> AsyncIterator[Service]:
     """Yield a client of a protocol, which is given what its messages do not have."""
     connected = connect(url, options=options)
     try:
-        yield Complete(connected.service, connected.needs)
+        yield Complete(with_datatypes(connected.service, connected.needs), connected.needs)
     finally:
         await connected.close()
 

@@ -46,7 +46,7 @@ def demo_config(
     main = listener_config(
         http=http or DEFAULT_HTTP, grpc=grpc or DEFAULT_GRPC, streams=brpc_streams(brpc)
     )
-    listeners = [main]
+    listeners = [{**main, "default_model": MODELS[0]}]
     if streams:
         addresses = [
             {"protocol": name, "address": "127.0.0.1:0"}

@@ -16,6 +16,7 @@ from gateway.migration.importers.graphpipe_command import import_graphpipe
 from gateway.migration.importers.grps_config import import_grps
 from gateway.migration.importers.imported import Imported
 from gateway.migration.importers.mlflow_model import import_mlflow
+from gateway.migration.importers.tensorflow_models import import_models
 from gateway.migration.importers.triton_repository import import_repository
 
 
@@ -26,6 +27,7 @@ class ImportSource(enum.Enum):
     TRTIS = "trtis"
     GRAPHPIPE = "graphpipe"
     GRPS = "grps"
+    TFS = "tfs"
     MLFLOW = "mlflow"
 
 
@@ -36,7 +38,8 @@ def import_(
         typer.Argument(
             metavar="REPOSITORY|CONF|MLMODEL|-- COMMAND...",
             help="Model repository of Triton or TensorRT, directory `conf` of grps, file MLmodel "
-            "of MLflow, or command line of a GraphPipe server.",
+            "of MLflow, models.config of TensorFlow Serving, or command line of a GraphPipe "
+            "server.",
         ),
     ],
     out: Annotated[
@@ -46,7 +49,7 @@ def import_(
         bool, typer.Option("--strict", help="Exit with 1 if a setting has no equivalent.")
     ] = False,
 ) -> None:
-    """Write a configuration that replaces a server of Triton, TensorRT, GraphPipe, grps or MLflow.
+    """Write a configuration that replaces a server, or stands before one.
 
     Settings without an equivalent are named with file and line on standard error. Exit status: 0
     success, 1 no model or, with --strict, a setting without an equivalent, 2 usage error.
@@ -86,6 +89,8 @@ def _import(source: ImportSource, what: list[str]) -> Imported:
             return import_grps(Path(what[0]))
         if source is ImportSource.MLFLOW:
             return import_mlflow(Path(what[0]), DEFAULT_HTTP, DEFAULT_GRPC)
+        if source is ImportSource.TFS:
+            return import_models(Path(what[0]))
         repository = import_repository(Path(what[0]))
     except OSError as error:
         fail(f"cannot read {error.filename or what[0]}: {error.strerror}", WRONG_USAGE)

@@ -150,6 +150,12 @@ class ApiServer:
             log.info("Kubernetes reachable again")
 
 
+def _micro_time(clock: Callable[[], float]) -> datetime:
+    """Return the time of day; Kubernetes wants microseconds, which 0 would leave out."""
+    now = datetime.fromtimestamp(clock(), UTC)
+    return now.replace(microsecond=max(1, now.microsecond))
+
+
 class ClusterReplicas:
     """The gateways of one cut-over in a cluster, and its state.
 
@@ -223,7 +229,7 @@ class ClusterReplicas:
             self._elect_s = now + _RENEW_S
             return False
         spec.lease_duration_seconds = _LEASE_S
-        spec.renew_time = self._micro_time()
+        spec.renew_time = _micro_time(self._clock)
         if not is_own:
             spec.holder_identity = self._name
             spec.acquire_time = spec.renew_time
@@ -242,11 +248,6 @@ class ClusterReplicas:
         if self._watched[0] != version:
             self._watched = version, now
         return now - self._watched[1] >= (lease.spec.lease_duration_seconds or _LEASE_S)
-
-    def _micro_time(self) -> datetime:
-        """Return the time of day; Kubernetes wants microseconds, which 0 would leave out."""
-        now = datetime.fromtimestamp(self._clock(), UTC)
-        return now.replace(microsecond=max(1, now.microsecond))
 
     def _put(self, calls: Any, kind: str, value: Any) -> Any:
         """Create or replace an object, and return it as it is then.
@@ -284,7 +285,7 @@ class ClusterReplicas:
                 )
                 if lease is not None and lease.spec.holder_identity == self._name:
                     lease.spec.holder_identity = ""
-                    lease.spec.renew_time = self._micro_time()
+                    lease.spec.renew_time = _micro_time(self._clock)
                     self._put(leases, "lease", lease)
             except (ApiConflict, ApiUnreachable):
                 log.info("Lease not given up", lease=self._object)
@@ -372,7 +373,7 @@ class ClusterReplicas:
                 return
             body = client.V1ConfigMap(
                 metadata=client.V1ObjectMeta(name=self._report, labels={_LABEL: self._object}),
-                data={"report": json.dumps(document), "at": self._micro_time().isoformat()},
+                data={"report": json.dumps(document), "at": _micro_time(self._clock).isoformat()},
             )
             objects, namespace = self._api.objects, self._api.namespace
             try:

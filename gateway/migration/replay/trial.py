@@ -15,7 +15,7 @@ from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.compare.conditions import Condition, parse_fail_if
 from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.package_rules import named_rule
-from gateway.migration.replay.replay import Replay, ReplayOptions
+from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayOutcome
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
 from gateway.routing.rolling.settings import RollingLoadConfig, TrialResult, WarmUpConfig
 from gateway.service import Service
@@ -49,12 +49,21 @@ async def try_recorded_calls(
     options = ReplayOptions(
         concurrency=_CONCURRENCY, timeout_s=warm_up.timeout, models={model: ModelRef(model)}
     )
-    replay = Replay(service, options, rules_of(compare, named_rule))
+    errors: list[str] = []
+
+    def note(_record: RecordedCall, outcome: ReplayOutcome, _comparison: object) -> None:
+        if outcome.shown_error:
+            errors.append(outcome.shown_error)
+
+    replay = Replay(service, options, rules_of(compare, named_rule), on_done=note)
     report = await replay.run(iter(calls))
     if not report.sent:
         return TrialResult(0, () if not skipped else (f"no call can be sent: {skipped[0]}",))
     failures = [_failure(condition, replay) for condition in conditions]
-    return TrialResult(report.sent, tuple(text for text in failures if text))
+    found = [text for text in failures if text]
+    if found and errors:
+        found.append(f"the first error is: {errors[0]}")
+    return TrialResult(report.sent, tuple(found))
 
 
 def _failure(condition: Condition, replay: Replay) -> str:

@@ -37,9 +37,9 @@ def join_rows(
     """Return the rows of all *parts* as one tensor.
 
     Args:
-        name: Of the tensor.
+        name: The name of the output.
         parts: The rows of each call.
-        datatype: Of the rows.
+        datatype: The datatype of the elements.
         order: The place of each row among those of the request; empty where they are in order.
     """
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)

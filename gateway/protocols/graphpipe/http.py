@@ -23,7 +23,7 @@ from gateway.ir.calls import (
     ServerMetadataRequest,
     ServerReadyRequest,
 )
-from gateway.ir.context import REQUEST_ID, Context, Origin
+from gateway.ir.context import Context, Origin
 from gateway.ir.errors import (
     GatewayError,
     UpstreamProtocolError,
@@ -52,7 +52,7 @@ from gateway.wire.errors import (
     is_error_status,
 )
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import http_context
+from gateway.wire.metadata import http_context, http_headers
 
 R = TypeVar("R")
 
@@ -62,7 +62,6 @@ METHODS: Final = "GET, HEAD, POST"
 _BYTES: Final = Headers((("Content-Type", "application/octet-stream"),))
 _JSON: Final = Headers((("Content-Type", "application/json"),))
 _TEXT: Final = Headers((("Content-Type", "text/plain; charset=utf-8"),))
-_FORWARDED: Final = frozenset({"traceparent", "tracestate"})
 _UNHEALTHY: Final = 503
 _HEALTH_PATHS: Final[Mapping[str, type[Call[bool]]]] = {
     IS_ALIVE: ServerLiveRequest,
@@ -238,12 +237,12 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         path = self._settings.path
         if not path:
             path = PREFIX if call.model is None else model_path(call.model)
-        headers = Headers((*_BYTES.pairs, *_forwarded_headers(call.context)))
+        headers = Headers((*_BYTES.pairs, *http_headers(call.context)))
         return HttpRequest("POST", path, "", headers, body, call.context.deadline)
 
     def _get(self, call: Call[Any], path: str) -> HttpRequest:
         return HttpRequest(
-            "GET", path, "", Headers(_forwarded_headers(call.context)), (), call.context.deadline
+            "GET", path, "", Headers(http_headers(call.context)), (), call.context.deadline
         )
 
     def _reply(self, call: Call[Any], wire: HttpResponse) -> Any:
@@ -312,11 +311,3 @@ def _form_of(call: Call[Any]) -> ErrorFormat:
 
 def _context(wire: HttpRequest, form: ErrorFormat) -> Context:
     return http_context(wire, NAME, translate.REPLY_NEEDS, form)
-
-
-def _forwarded_headers(context: Context) -> tuple[tuple[str, str], ...]:
-    """Return the headers of every request: its id, and its trace."""
-    passed = [pair for pair in context.metadata if pair[0] in _FORWARDED]
-    if context.request_id:
-        passed.append((REQUEST_ID, context.request_id))
-    return tuple(passed)

@@ -19,6 +19,7 @@ SPEC = ProtocolSpec(
         prefixes=PATHS,
         own_paths=prefixed_path,
         yielded=YIELDED,
+        keeps_if_listed=True,
         public=(PING, HEALTH),
     ),
     options=check_options,

@@ -9,6 +9,7 @@ from gateway.protocols.openai.declarations import read_declaration
 from gateway.protocols.openai.http.codec import HttpCodec
 from gateway.protocols.openai.options import check_options, process_options
 from gateway.protocols.openai.paths import MODELS, PATHS, YIELDED, prefixed_paths
+from gateway.protocols.openai.quotas import quota_headers
 
 SPEC = ProtocolSpec(
     name="openai",
@@ -22,6 +23,7 @@ SPEC = ProtocolSpec(
         read_only=frozenset({MODELS}),
         path_option="base",
         sets_root_path=True,
+        quota_headers=quota_headers,
     ),
     options=check_options,
     process_options=process_options,

@@ -4,7 +4,7 @@ Read `grpc/codec.py` first. `options.py` describes the options of listeners and 
 `declarations.py` what the configuration declares of a model.
 """
 
-from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec
+from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, SidecarDefaults
 from gateway.protocols.tfs.declarations import read_declaration
 from gateway.protocols.tfs.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.tfs.http.codec import HttpCodec
@@ -28,4 +28,6 @@ SPEC = ProtocolSpec(
     process_options=process_options,
     default_model="default_model",
     declaration=read_declaration,
+    # Clients of KServe V1 ask there whether the server is alive.
+    sidecar=SidecarDefaults(options={"root": True}),
 )

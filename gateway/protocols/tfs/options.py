@@ -57,6 +57,8 @@ class TfsOptions:
             words in `tensorflow`, null in `kserve`.
         columns: Listener: the key of replies to `inputs`: `outputs`, or `predictions`; "" for the
             key of the dialect.
+        root: Listener: `GET /` says that the server is alive, as KServe's clients ask; the dialect
+            of KServe has it always.
         cloudevents: Listener: `POST /` is a prediction of the default model, as an event.
         event_type: Listener: the type of events of replies.
         event_source: Listener: the source of events of replies; `{model}` is the model.
@@ -71,6 +73,7 @@ class TfsOptions:
     dialect: str = TENSORFLOW
     nonfinite: str = ""
     columns: str = ""
+    root: bool = False
     cloudevents: bool = False
     event_type: str = "io.kserve.inference.response"
     event_source: str = "io.kserve.inference.{model}"
@@ -118,7 +121,7 @@ def exact_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
     """
     found = read_options(options)
     paths = [] if found.vertex is None else [found.vertex.predict, found.vertex.health]
-    if found.is_kserve or found.cloudevents:
+    if found.is_kserve or found.root or found.cloudevents:
         paths.append(ROOT)
     return tuple(dict.fromkeys(paths))
 
@@ -142,6 +145,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     "dialect": one_of(TENSORFLOW, KSERVE),
     "nonfinite": one_of(WORDS, NULL, REFUSE),
     "columns": one_of(OUTPUTS, PREDICTIONS),
+    "root": flag,
     "cloudevents": flag,
     "event_type": text,
     "event_source": text,

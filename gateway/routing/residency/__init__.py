@@ -1,5 +1,5 @@
 """Residency: more models than a server has memory for. Begin at `plan.py`.
 
-`plan.py` decides, `controller.py` acts at one server, `layer.py` stands before an upstream, and
-`settings.py` has the keys.
+`plan.py` decides, and `controller.py` acts at one server. `layer.py` stands before an upstream,
+`local.py` before the models of the gateway. `settings.py` has the keys.
 """

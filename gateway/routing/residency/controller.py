@@ -337,6 +337,22 @@ class ResidencyController:
         self.plan.pin(name)
         self.advance()
 
+    async def evict(self, name: str) -> None:
+        """Unload a model for an operator, when its running calls have ended."""
+        await self.unload(name, UnloadReason.EVICTION)
+
+    def document(self) -> dict[str, Any]:
+        """Return what the server holds, for the status."""
+        now = self._clock()
+        models = sorted(self.plan.models.values(), key=lambda each: each.name)
+        return {
+            "endpoint": self.name,
+            "room": self._rules.room,
+            "held": self.plan.held(),
+            "waiting": self.plan.callers,
+            "models": [_model_entry(each, now) for each in models if _is_shown(each, now)],
+        }
+
     def unpin(self, name: str) -> None:
         """Let a model be unloaded for others again."""
         self.plan.unpin(name)
@@ -412,7 +428,9 @@ class ResidencyController:
         now = self._clock()
         if is_own:
             self._meters.loaded(model.name, "ok", now - began)
-            log.info("model loaded", server=self.name, model=model.name, seconds=now - began)
+            log.info(
+                "resident model loaded", server=self.name, model=model.name, seconds=now - began
+            )
             self._is_changing.set()  # another gateway may have loaded one at the same time
         self._grant(self.plan.loaded(model, now))
 
@@ -431,7 +449,7 @@ class ResidencyController:
             text = f"no reply within {self._waits.load_timeout_s:g} s (residency.load_timeout)"
         reason = f"model {model.name!r} cannot be loaded: {text}"
         self._meters.loaded(model.name, "failed", now - began)
-        log.warning("model not loaded", server=self.name, model=model.name, reason=text)
+        log.warning("resident model not loaded", server=self.name, model=model.name, reason=text)
         self.plan.failed(model, reason, now)
         for waiter in self._waiters.pop(model.name, ()):
             waiter.is_counted = False
@@ -446,12 +464,15 @@ class ResidencyController:
             await self._until_unloaded(model)
         except GatewayError as error:
             log.warning(
-                "model not unloaded", server=self.name, model=model.name, reason=error_text(error)
+                "resident model not unloaded",
+                server=self.name,
+                model=model.name,
+                reason=error_text(error),
             )
             await self._after_failed_unload(model)
         else:
             self._meters.unloaded(model.name, reason)
-            log.info("model unloaded", server=self.name, model=model.name, reason=reason)
+            log.info("resident model unloaded", server=self.name, model=model.name, reason=reason)
             self.plan.unloaded(model, self._clock())
         self.advance()
 
@@ -527,3 +548,20 @@ class ResidencyController:
                 async with asyncio.timeout(delay_s):
                     await self._is_changing.wait()
             self._is_changing.clear()
+
+
+def _is_shown(model: Resident, now: float) -> bool:
+    is_held = model.phase is not ModelPhase.ABSENT
+    return is_held or model.is_pinned or bool(model.callers) or now < model.failed_until
+
+
+def _model_entry(model: Resident, now: float) -> dict[str, Any]:
+    is_failed = model.phase is ModelPhase.ABSENT and now < model.failed_until
+    return {
+        "name": model.name,
+        "state": "failed" if is_failed else model.phase.value,
+        "uses": model.uses,
+        "waiting": model.callers,
+        "pinned": model.is_pinned,
+        "reason": model.failure if is_failed else "",
+    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
@@ -28,28 +28,24 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.errors import ErrorCode, GatewayError, ModelNotFound, NotSent, Unavailable
+from gateway.ir.errors import GatewayError, ModelNotFound, NotSent, Unavailable
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.ir.streaming_body import streaming_body_of
-from gateway.ir.streams import close_stream
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.placement import PLACEMENT
 from gateway.routing.residency.controller import ResidencyController
+from gateway.routing.residency.held import GONE, HeldModel, HeldStream, Home
 from gateway.routing.residency.meters import EndpointMeters
-from gateway.routing.residency.plan import ModelPhase, Resident, UnloadReason
+from gateway.routing.residency.plan import ModelPhase, UnloadReason
 from gateway.routing.residency.server import EndpointServer
 from gateway.routing.residency.settings import RESIDENCY
 from gateway.routing.sequence_affinity import SequenceKey, rendezvous_order
 from gateway.service import ReplyCoroutine, Service
-from gateway.telemetry import names
-from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
 _RESENDS: Final = 2
 """How often a call whose model was gone at the server is sent again."""
-_GONE: Final = frozenset({ErrorCode.NOT_FOUND, ErrorCode.NOT_READY, ErrorCode.UNAVAILABLE})
-"""Errors by which servers reply to calls of models that they do not hold."""
 _MAX_DESCRIPTIONS: Final = 4096
 
 _OTHERS: Final = frozenset(
@@ -62,26 +58,6 @@ _OTHERS: Final = frozenset(
         RepositoryIndexRequest,
     }
 )
-
-
-@dataclass(slots=True, eq=False)
-class HeldModel:
-    """A reference to a model at one endpoint."""
-
-    home: Home
-    model: Resident
-
-    def release(self) -> None:
-        """Give it back."""
-        self.home.controller.release(self.model)
-
-
-@dataclass(slots=True, eq=False)
-class Home:
-    """An endpoint with what keeps its models."""
-
-    endpoint: Endpoint
-    controller: ResidencyController
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +101,7 @@ class Residency:
         self._is_started = False
         self._ranked: dict[str, tuple[Endpoint, ...]] = {}
         self._ranked_of: tuple[Endpoint, ...] = ()
+        self._first: dict[str, Home] = {}  # of models that live at one endpoint
         self._descriptions: dict[tuple[Any, ...], Any] = {}
         self._sequences: dict[SequenceKey, _OpenSequence] = {}
         self._sequence_timer: asyncio.TimerHandle | None = None
@@ -197,8 +174,10 @@ class Residency:
     async def _infer(self, call: InferRequest) -> InferResponse:
         # The usual call: one endpoint, and the model is loaded.
         only, model = self._only, call.model
-        if only is None or model is None or call.sequence is not None:
+        if model is None or call.sequence is not None:
             return await self.send(call)
+        if only is None:
+            return await self._infer_at_home(call, model)
         plan = only.controller.plan
         found = plan.models.get(model.name)
         if found is None or found.phase is not ModelPhase.LOADED:
@@ -208,12 +187,39 @@ class Residency:
         try:
             return await self._inference(call)
         except GatewayError as error:
-            if error.code not in _GONE or not await self.is_gone(HeldModel(only, found), call):
+            if error.code not in GONE or not await self.is_gone(HeldModel(only, found), call):
                 raise
         finally:
             found.uses -= 1
             if not found.uses:
                 only.controller.note_unused(found)
+        return await self.send(call, _RESENDS - 1)
+
+    async def _infer_at_home(self, call: InferRequest, model: ModelRef) -> InferResponse:
+        """Send an inference to the first of several endpoints, if it holds the model alone."""
+        home = self._first.get(model.name)
+        endpoints = self._endpoints.endpoints
+        if home is None or endpoints is not self._ranked_of or home.endpoint.closed_to:
+            return await self.send(call)
+        plan = home.controller.plan
+        found = plan.models.get(model.name)
+        is_loaded = found is not None and found.phase is ModelPhase.LOADED
+        if found is None or not is_loaded or not home.endpoint.is_available(self._clock()):
+            return await self.send(call)
+        plan.turn = found.turn = plan.turn + 1
+        found.uses += 1
+        token = PLACEMENT.set(home.endpoint)
+        try:
+            return await self._inference(call)
+        except GatewayError as error:
+            is_gone = error.code in GONE and await self.is_gone(HeldModel(home, found), call)
+            if not is_gone and not isinstance(error, NotSent):
+                raise
+        finally:
+            PLACEMENT.reset(token)
+            found.uses -= 1
+            if not found.uses:
+                home.controller.note_unused(found)
         return await self.send(call, _RESENDS - 1)
 
     async def is_gone(self, held: HeldModel, call: Call[Any]) -> bool:
@@ -242,7 +248,7 @@ class Residency:
                     tried.add(held.home.endpoint)
                     continue
                 is_open = sequence is not None and not sequence.start
-                if not resends or is_open or error.code not in _GONE:
+                if not resends or is_open or error.code not in GONE:
                     raise
                 if not await self.is_gone(held, call):
                     raise
@@ -254,7 +260,7 @@ class Residency:
             finally:
                 PLACEMENT.reset(token)
             if type(call) is StreamInferRequest:
-                stream = _HeldStream(self, call, held, sequence, reply, resends)
+                stream = HeldStream(self, call, held, sequence, reply, resends)
                 return cast("R", stream)
             self.end_call(held, sequence)
             return reply
@@ -305,7 +311,10 @@ class Residency:
         chosen = [each for each in ranked if each in available][: self._copies(name)]
         if not chosen:
             raise Unavailable(f"upstream {self._endpoints.name!r} has no endpoint for calls")
-        return [self._home(each) for each in chosen]
+        homes = [self._home(each) for each in chosen]
+        if self._copies(name) == 1 and chosen[0] is ranked[0] and name in self._ranked:
+            self._first[name] = homes[0]
+        return homes
 
     def _order(self, name: str) -> tuple[Endpoint, ...]:
         """Return the endpoints in the order of their hashes with a name."""
@@ -327,6 +336,7 @@ class Residency:
 
     def _forget_removed(self, endpoints: tuple[Endpoint, ...]) -> None:
         self._ranked, self._ranked_of = {}, endpoints
+        self._first.clear()
         for endpoint in self._homes.keys() - set(endpoints):
             home = self._homes.pop(endpoint)
             task = asyncio.ensure_future(home.controller.close())
@@ -454,9 +464,26 @@ class Residency:
     async def _unload(self, model: ModelRef) -> None:
         """Unload a model everywhere, when its running calls have ended."""
         self._forget_descriptions(model.name)
-        for home in self.homes():
-            home.controller.plan.unpin(model.name)
+        self.unpin(model.name)
         await self.evict(model.name, UnloadReason.REQUEST)
+
+    def has(self, name: str) -> bool:
+        """Return whether an endpoint has the model."""
+        return any(name in home.controller.models for home in self.homes())
+
+    def pin(self, name: str) -> None:
+        """Load a model where it lives, and keep it."""
+        for home in self._homes_of(name):
+            home.controller.pin(name)
+
+    def unpin(self, name: str) -> None:
+        """Let a model be unloaded for others again."""
+        for home in self.homes():
+            home.controller.unpin(name)
+
+    def document(self) -> list[dict[str, Any]]:
+        """Return what each endpoint holds, for the status."""
+        return [home.controller.document() for home in self.homes()]
 
     async def evict(self, name: str, reason: UnloadReason = UnloadReason.EVICTION) -> None:
         """Unload a model at every endpoint, when its running calls have ended."""
@@ -483,79 +510,6 @@ class Residency:
     async def _inner_at(self, endpoint: Endpoint, call: Call[R]) -> R:
         PLACEMENT.set(endpoint)  # of this task alone
         return await self._inner(call)
-
-
-class _HeldStream:
-    """The replies of a stream, which hold a reference; sent again if its model was gone."""
-
-    def __init__(
-        self,
-        residency: Residency,
-        call: StreamInferRequest,
-        held: HeldModel,
-        sequence: CallSequence | None,
-        items: Any,
-        resends: int,
-    ) -> None:
-        self._residency = residency
-        self._call = call
-        self._held: HeldModel | None = held
-        self._sequence = sequence
-        self._items = cast("AsyncIterator[InferResponse]", items)
-        self._resends = resends
-        self._has_begun = False
-
-    def __aiter__(self) -> AsyncIterator[InferResponse]:
-        return self
-
-    async def __anext__(self) -> InferResponse:
-        """Return the next reply."""
-        try:
-            item = await anext(self._items)
-        except StopAsyncIteration:
-            self._end(None)
-            raise
-        except BaseException as error:
-            if await self._may_resend(error):
-                return await self._resend()
-            self._end(error)
-            raise
-        if item.error is not None and await self._may_resend(item.error):
-            return await self._resend()
-        self._has_begun = True
-        return item
-
-    async def _may_resend(self, error: BaseException) -> bool:
-        """Return whether nothing has come because the model was gone at its server."""
-        held, sequence = self._held, self._sequence
-        is_open = sequence is not None and not sequence.start
-        if held is None or self._has_begun or not self._resends or is_open:
-            return False
-        if not isinstance(error, GatewayError) or error.code not in _GONE:
-            return False
-        return await self._residency.is_gone(held, self._call)
-
-    async def _resend(self) -> InferResponse:
-        await close_stream(self._items)
-        held, self._held = self._held, None
-        if held is not None:
-            self._residency.end_call(held, self._sequence, is_lost=True)
-        self._items = await self._residency.send(self._call, self._resends - 1)
-        self._has_begun = True  # the stream inside does the rest
-        return await anext(self._items)
-
-    def _end(self, error: BaseException | None) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            is_lost = error is not None
-            self._residency.end_call(held, self._sequence, is_lost=is_lost)
-
-    async def aclose(self) -> None:
-        """Close the stream; may be called twice."""
-        try:
-            await close_stream(self._items)
-        finally:
-            self._end(None)
 
 
 def _has_begun(call: Call[Any]) -> bool:
@@ -604,9 +558,7 @@ def _build(inner: Entries, at: LayerContext) -> Service | None:
         return made
 
     residency = Residency(inner, endpoints, make, config.copies_of(), pinned=config.pinned)
-    labels = {"upstream": endpoints.name}
-    gauges = at.part(Metrics).gauges
-    gauges.watch(names.RESIDENCY_WAITING, labels, residency, lambda each: each.callers)
+    EndpointMeters.watch_waiting(at, endpoints.name, residency)
     endpoints.residency = residency
     return residency
 

@@ -2,12 +2,21 @@
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from gateway.api.layer import LayerContext
 from gateway.routing.residency.controller import ResidencyController
 from gateway.routing.residency.plan import STATES, counts
 from gateway.telemetry import names
 from gateway.telemetry.metrics import Metrics
+
+
+class HasCallers(Protocol):
+    """What calls wait for."""
+
+    @property
+    def callers(self) -> int:
+        """How many calls wait."""
 
 
 class EndpointMeters:
@@ -40,6 +49,12 @@ class EndpointMeters:
     def waited(self, seconds: float, /) -> None:
         """Count the wait of a call."""
         self._waits.observe(seconds)
+
+    @staticmethod
+    def watch_waiting(at: LayerContext, upstream: str, waiting: HasCallers) -> None:
+        """Publish how many calls of an upstream wait."""
+        gauges, labels = at.part(Metrics).gauges, {"upstream": upstream}
+        gauges.watch(names.RESIDENCY_WAITING, labels, waiting, lambda each: each.callers)
 
     def watch(self, controller: ResidencyController) -> None:
         """Publish how many models the endpoint holds, by their state."""

@@ -42,7 +42,29 @@ _SWEEP_S: Final = 1.0
 _WRITE_TIMEOUT_S: Final = 30.0
 
 
-class GrpcClientConnection(Http2Protocol):
+class _CallStreams(Http2Protocol):
+    """Passes the events of streams to the calls that own them."""
+
+    __slots__ = ()
+
+    def _calls(self) -> list[ClientCall]:
+        return [stream.owner for stream in self.core.streams.values()]
+
+    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
+        """Pass a part of a response to its call."""
+        stream.owner.on_data(view, end=end)
+
+    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
+        """Pass several parts of a response to their call."""
+        stream.owner.on_data_batch(views)
+
+    def on_writable(self, stream: Http2Stream) -> None:
+        """Let a call send more of its request."""
+        if stream.owner is not None:
+            stream.owner.on_writable()
+
+
+class GrpcClientConnection(_CallStreams):
     """A connection to an upstream.
 
     Args:
@@ -203,24 +225,11 @@ class GrpcClientConnection(Http2Protocol):
         if end:
             self._pool.on_call_ended(self)
 
-    def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
-        """Pass a part of a response to its call."""
-        stream.owner.on_data(view, end=end)
-
-    def on_data_batch(self, stream: Http2Stream, views: Sequence[memoryview]) -> None:
-        """Pass several parts of a response to their call."""
-        stream.owner.on_data_batch(views)
-
     def on_reset(self, stream: Http2Stream, code: int) -> bool:
         """Fail a call whose stream the server has reset."""
         stream.owner.on_reset(code)
         self._pool.on_call_ended(self)
         return True
-
-    def on_writable(self, stream: Http2Stream) -> None:
-        """Let a call send more of its request."""
-        if stream.owner is not None:
-            stream.owner.on_writable()
 
     def on_goaway(self, code: int, message: str) -> None:
         """Start no more calls."""
@@ -278,9 +287,6 @@ class GrpcClientConnection(Http2Protocol):
             self.has_received = False
             pongs, self._pongs = self._pongs, self.core.pongs
             self._silence.heard(now, only_pong=pongs != self._pongs)
-
-    def _calls(self) -> list[ClientCall]:
-        return [stream.owner for stream in self.core.streams.values()]
 
 
 class GrpcConnectionPool:

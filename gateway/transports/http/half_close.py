@@ -8,8 +8,8 @@ clients ignore it.
 import asyncio
 from typing import Protocol
 
-from gateway.transports.http.exchange import CONTINUE
 from gateway.transports.http.request_head import Version
+from gateway.transports.http.response_sender import CONTINUE
 from gateway.transports.net.sockets import peer_refused
 
 # Together below 100 ms, the goal for ending the call of a client that has left.

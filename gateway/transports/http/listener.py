@@ -170,7 +170,7 @@ class HttpListener(ABC):
 
     @property
     def address(self) -> str:
-        """Where it listens, "host:port", the real port included."""
+        """Where it listens: "host:port", the real port included, or "unix:/path"."""
         if self._address is None:
             raise RuntimeError("the server has not been started")
         return self._address
@@ -191,8 +191,10 @@ class HttpListener(ABC):
 
     async def _serve(self, sock: socket.socket) -> Listening:
         assert self._connections is not None  # noqa: S101  # `start` has made it
+        loop = asyncio.get_running_loop()
+        is_unix = sock.family == socket.AF_UNIX
         return await listening_server(
-            asyncio.get_running_loop().create_server,
+            loop.create_unix_server if is_unix else loop.create_server,
             self._connections,
             self._tls,
             self._limits.tls_handshake_s,

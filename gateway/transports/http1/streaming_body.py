@@ -49,7 +49,61 @@ class BodySource(Protocol):
         ...
 
 
-class CutThroughBody:
+class _BodyWait:
+    """Waits for more of a body, and watches its pace and its client."""
+
+    is_complete: bool
+    end: int
+    _source: BodySource
+    _loop: asyncio.AbstractEventLoop
+    _pace: TransferRateLimit
+    _on_error: OnBodyError
+    _filled: int
+    _held_since: float | None
+    _failure: Exception | None
+    _changed: asyncio.Future[None] | None
+    _timer: asyncio.TimerHandle | None
+
+    def fail(self, error: Exception) -> None:
+        """Raise *error* in the caller that waits for data."""
+        self._failure = error
+        self._wake()
+
+    def _abort_stalled(self, error: Overloaded) -> None:
+        self._on_error(HttpError(503, error.message, limit=error.limit, close=True))
+
+    def _resume_clock(self) -> None:
+        if self._held_since is not None:
+            self._pace.exclude_time(self._loop.time() - self._held_since)
+            self._held_since = None
+
+    async def _more(self) -> None:
+        self._changed = self._loop.create_future()
+        if self._failure is None:
+            await self._changed
+        if self._failure is not None:
+            raise self._failure
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    def _check(self) -> None:
+        """Check the minimum rate while reading, and whether the client is there otherwise."""
+        self._timer = None
+        if self.is_complete or self._failure is not None:
+            return
+        if self._held_since is None:
+            left_s, limit = self._pace.time_left()
+            if left_s <= 0:
+                self._on_error(self._pace.fault(limit))
+                return
+        self._timer = self._loop.call_later(_CHECK_INTERVAL_S, self._check)
+        if self._held_since is not None:
+            self._source.check_peer(self.end - self._filled)
+
+
+class CutThroughBody(_BodyWait):
     """A body of known length, of which a part has arrived.
 
     Args:
@@ -208,9 +262,6 @@ class CutThroughBody:
         self._reservation.stop_watching()
         return whole.view
 
-    def _abort_stalled(self, error: Overloaded) -> None:
-        self._on_error(HttpError(503, error.message, limit=error.limit, close=True))
-
     def _receive_whole(self) -> ReservedBuffer:
         """Receive the rest into one buffer, after the data that has arrived."""
         whole = self._whole = ReservedBuffer(self.end, self._reservation)
@@ -275,11 +326,6 @@ class CutThroughBody:
             at += size
         return stop
 
-    def fail(self, error: Exception) -> None:
-        """Raise *error* in the caller that waits for data."""
-        self._failure = error
-        self._wake()
-
     def _begin_with(self, view: memoryview) -> None:
         """Set `head` and pass on the rest, if *start* bytes have arrived."""
         if view.nbytes < self.start:
@@ -307,35 +353,3 @@ class CutThroughBody:
             self._source.resume_reading()
         if self._held_since is not None:
             self.pause()  # the sink was full before all data was written
-
-    def _resume_clock(self) -> None:
-        if self._held_since is not None:
-            self._pace.exclude_time(self._loop.time() - self._held_since)
-            self._held_since = None
-
-    # -- waiting
-
-    async def _more(self) -> None:
-        self._changed = self._loop.create_future()
-        if self._failure is None:
-            await self._changed
-        if self._failure is not None:
-            raise self._failure
-
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-
-    def _check(self) -> None:
-        """Check the minimum rate while reading, and whether the client is there otherwise."""
-        self._timer = None
-        if self.is_complete or self._failure is not None:
-            return
-        if self._held_since is None:
-            left_s, limit = self._pace.time_left()
-            if left_s <= 0:
-                self._on_error(self._pace.fault(limit))
-                return
-        self._timer = self._loop.call_later(_CHECK_INTERVAL_S, self._check)
-        if self._held_since is not None:
-            self._source.check_peer(self.end - self._filled)

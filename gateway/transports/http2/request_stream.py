@@ -21,7 +21,7 @@ from gateway.transports.contract import ServerLimits
 from gateway.transports.http import states
 from gateway.transports.http.authenticated import AuthenticatedExchange, is_authenticated
 from gateway.transports.http.cut_through import OnBodyError
-from gateway.transports.http.exchange import Exchange, failure
+from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.headers import is_writable, safe_value
 from gateway.transports.http.interfaces import ListenerState
@@ -32,6 +32,7 @@ from gateway.transports.http.request_body import (
     wait_for_body,
 )
 from gateway.transports.http.request_head import Head, Version
+from gateway.transports.http.response_sender import failure
 from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.http.states import HttpConnectionState
 from gateway.transports.http2 import frames
@@ -237,16 +238,8 @@ def _exchange(listener: ListenerState, client: ClientShares) -> type[Http2Exchan
     )
 
 
-class HttpStream:
-    """A plain HTTP request: the `HttpConnection` and the `RequestReader` of its exchange.
-
-    Args:
-        connection: Its connection.
-        stream: Its stream.
-        head: Its header fields.
-        listener: The state of the listener.
-        body: The complete body; None if it has not arrived.
-    """
+class HttpStreamBody:
+    """The body of a request, as it arrives on its stream."""
 
     should_close = False
     state: HttpConnectionState = states.OPEN  # that of the connection is HTTP/2's
@@ -283,81 +276,11 @@ class HttpStream:
         self.responses_sent = 0
         self.client = connection.http_client
         self.cancel_exchange: Callable[[], None] | None = None
-        self.task: asyncio.Task[None] | None = connection.loop.create_task(self._run())
-
-    @property
-    def write_paused(self) -> asyncio.Event | None:
-        """Set once all that was written has left; None while nothing waits."""
-        if self._stream.waiting is None:
-            return None
-        if self._paused is None:
-            self._paused = asyncio.Event()
-        return self._paused
-
-    # -- events of the stream
-
-    def on_data(self, view: memoryview, *, end: bool) -> None:
-        """Handle a part of the body."""
-        self._received += len(view)
-        if len(view) < SMALL_FRAME_BYTES and not end:
-            self._connection.core.flood_budget.charge(1)
-        self._keep(view)
-        self.is_complete = end
-        if end or self._buffer is None or self._pieces:
-            self._wake()
-
-    def on_data_batch(self, views: Sequence[memoryview]) -> None:
-        """Handle several parts of the body."""
-        for view in views:
-            self._stream.frame_bytes_left -= len(view)
-            self.on_data(view, end=False)
-
-    def on_reset(self) -> bool:
-        """Cancel the request: the client has reset it, or the connection is lost.
-
-        Returns:
-            Whether the request was served, and for longer than those of a flood of resets.
-        """
-        age_s = time.monotonic() - self._started_at
-        was_served = self._is_running and self.is_complete and age_s >= EARLY_RESET_S
-        self.transport = None
-        self._failure = ConnectionResetError("the client has left")
-        if self.task is not None:
-            self.task.cancel()
-        if not self._is_running:
-            self._leave()
-        return was_served
-
-    def on_writable(self) -> None:
-        """Continue: all that waited is written."""
-        if self._paused is not None:
-            self._paused.set()
-            self._paused = None
-
-    def overdue(self, _now: float) -> None:
-        """Do nothing: the exchange watches the pace of its body."""
-
-    def cancel(self) -> None:
-        """Respond with an error: the server is stopping."""
-        (self.cancel_exchange or self.abort)()
+        self.task: asyncio.Task[None] | None = None
 
     def abort(self) -> None:
         """Reset the stream."""
         self._writer.abort()
-
-    # -- the request, as its exchange reads it
-
-    def head(self, limits: ServerLimits, /) -> Head:  # noqa: ARG002  # it was read with them
-        """Return the head. Raises HttpError."""
-        error, head = self._head.error, self._head.head
-        if error is not None or head is None:
-            assert error is not None  # noqa: S101  # one of them is there
-            raise HttpError(error.status, error.message, limit=error.limit)
-        if head.length is None and not self._has_whole_body:
-            return _with_body(head, None)
-        if head.length is None and self.buffered_body:
-            return _with_body(head, len(self.buffered_body))
-        return head
 
     async def body(
         self, length: int | None, limits: ServerLimits, held: Reservation, /
@@ -425,8 +348,6 @@ class HttpStream:
         """Return None: bodies are received completely."""
         return
 
-    # -- receiving
-
     def _keep(self, view: memoryview, *, first: bool = False) -> None:
         """Put *view* where the body is collected, or behind what waits for memory."""
         buffer = self._buffer
@@ -478,7 +399,41 @@ class HttpStream:
         if self._wanted is not None and not self._wanted.done():
             self._wanted.set_result(None)
 
-    # -- the response
+    def _leave(self) -> None:
+        """End the stream, and remove the request from its connection."""
+        core, stream = self._connection.core, self._stream
+        self._writer.end()  # the response to HEAD has no other end
+        if stream.unread:
+            self._consume(stream.unread)
+        if stream.state is HALF_CLOSED_LOCAL:
+            core.reset(stream, frames.NO_ERROR)  # nothing more of the request is wanted
+            self._connection.flush_soon()
+        stream.owner = None
+        self.transport = None
+        self._pieces.clear()
+
+
+class HttpStream(HttpStreamBody):
+    """A plain HTTP request: the `HttpConnection` and the `RequestReader` of its exchange.
+
+    Args:
+        connection: Its connection.
+        stream: Its stream.
+        head: Its header fields.
+        listener: The state of the listener.
+        body: The complete body; None if it has not arrived.
+    """
+
+    def __init__(
+        self,
+        connection: RequestStreamConnection,
+        stream: Http2Stream,
+        head: HttpStreamHead,
+        listener: ListenerState,
+        body: memoryview | None,
+    ) -> None:
+        super().__init__(connection, stream, head, listener, body)
+        self.task = connection.loop.create_task(self._run())
 
     async def _run(self) -> None:
         """Handle the request."""
@@ -505,18 +460,77 @@ class HttpStream:
             self._leave()
             self._connection.on_http_end()
 
-    def _leave(self) -> None:
-        """End the stream, and remove the request from its connection."""
-        core, stream = self._connection.core, self._stream
-        self._writer.end()  # the response to HEAD has no other end
-        if stream.unread:
-            self._consume(stream.unread)
-        if stream.state is HALF_CLOSED_LOCAL:
-            core.reset(stream, frames.NO_ERROR)  # nothing more of the request is wanted
-            self._connection.flush_soon()
-        stream.owner = None
+    @property
+    def write_paused(self) -> asyncio.Event | None:
+        """Set once all that was written has left; None while nothing waits."""
+        if self._stream.waiting is None:
+            return None
+        if self._paused is None:
+            self._paused = asyncio.Event()
+        return self._paused
+
+    # -- events of the stream
+
+    def on_data(self, view: memoryview, *, end: bool) -> None:
+        """Handle a part of the body."""
+        self._received += len(view)
+        if len(view) < SMALL_FRAME_BYTES and not end:
+            self._connection.core.flood_budget.charge(1)
+        self._keep(view)
+        self.is_complete = end
+        if end or self._buffer is None or self._pieces:
+            self._wake()
+
+    def on_data_batch(self, views: Sequence[memoryview]) -> None:
+        """Handle several parts of the body."""
+        for view in views:
+            self._stream.frame_bytes_left -= len(view)
+            self.on_data(view, end=False)
+
+    def on_reset(self) -> bool:
+        """Cancel the request: the client has reset it, or the connection is lost.
+
+        Returns:
+            Whether the request was served, and for longer than those of a flood of resets.
+        """
+        age_s = time.monotonic() - self._started_at
+        was_served = self._is_running and self.is_complete and age_s >= EARLY_RESET_S
         self.transport = None
-        self._pieces.clear()
+        self._failure = ConnectionResetError("the client has left")
+        if self.task is not None:
+            self.task.cancel()
+        if not self._is_running:
+            self._leave()
+        return was_served
+
+    def on_writable(self) -> None:
+        """Continue: all that waited is written."""
+        if self._paused is not None:
+            self._paused.set()
+            self._paused = None
+
+    def overdue(self, _now: float) -> None:
+        """Do nothing: the exchange watches the pace of its body."""
+
+    def cancel(self) -> None:
+        """Respond with an error: the server is stopping."""
+        (self.cancel_exchange or self.abort)()
+
+    # -- the request, as its exchange reads it
+
+    def head(self, limits: ServerLimits, /) -> Head:  # noqa: ARG002  # it was read with them
+        """Return the head. Raises HttpError."""
+        error, head = self._head.error, self._head.head
+        if error is not None or head is None:
+            assert error is not None  # noqa: S101  # one of them is there
+            raise HttpError(error.status, error.message, limit=error.limit)
+        if head.length is None and not self._has_whole_body:
+            return _with_body(head, None)
+        if head.length is None and self.buffered_body:
+            return _with_body(head, len(self.buffered_body))
+        return head
+
+    # -- the response
 
 
 def _with_body(head: Head, length: int | None) -> Head:

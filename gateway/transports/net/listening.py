@@ -126,7 +126,9 @@ def cannot_listen(host: str, port: int, error: OSError) -> OSError:
 
 
 def address_of(sock: Any) -> str:
-    """Return where a socket listens, "host:port"."""
+    """Return where a socket listens, "host:port" or "unix:/path"."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -25,7 +25,7 @@ from gateway.transports.connection_count import (
     client_address,
     connection_refusal,
 )
-from gateway.transports.http.exchange import failure
+from gateway.transports.contract import ServerLimits
 from gateway.transports.http.faults import (
     HttpError,
     connection_refused_response,
@@ -41,6 +41,7 @@ from gateway.transports.http.request_head import (
     malformed,
     too_many_fields,
 )
+from gateway.transports.http.response_sender import failure
 from gateway.transports.http.response_writer import write_response
 from gateway.transports.http.states import (
     BROKEN,
@@ -50,6 +51,7 @@ from gateway.transports.http.states import (
     HttpConnectionEvent,
     HttpConnectionState,
 )
+from gateway.transports.http.write_pause import WritePause
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import has_unread, pause_until_drained, tune
 from gateway.transports.reference.http_request import KeepAliveResult
@@ -57,7 +59,7 @@ from gateway.transports.reference.http_request import KeepAliveResult
 _READ_BYTES = 32 * 1024
 
 
-class ReferenceHttpConnection(RequestHandler):
+class ReferenceHttpConnection(WritePause, RequestHandler):
     """A connection of a listener.
 
     Args:
@@ -172,18 +174,6 @@ class ReferenceHttpConnection(RequestHandler):
             return
         super().connection_lost(exc)
 
-    def pause_writing(self) -> None:
-        """Note that the write buffer is full."""
-        super().pause_writing()
-        self.write_paused = asyncio.Event()
-
-    def resume_writing(self) -> None:
-        """Note that the write buffer is empty."""
-        super().resume_writing()
-        if self.write_paused is not None:
-            self.write_paused.set()
-            self.write_paused = None
-
     def data_received(self, data: bytes) -> None:
         """Parse, watching how long and how big the head of a request grows."""
         if self.state is BROKEN:
@@ -266,7 +256,7 @@ class ReferenceHttpConnection(RequestHandler):
         if isinstance(exc, HttpProcessingError):
             self.responses_sent += 1
             self.is_head_sent = False
-            fault = self._head_fault(exc)
+            fault = _head_fault(exc, self._limits)
             request_id = self._report(fault, fault.status)
             response = text_response(fault.status, fault.message, request_id)
         else:
@@ -278,13 +268,6 @@ class ReferenceHttpConnection(RequestHandler):
         write_response(self.transport, response, keep=False, version=(1, 1))
         sent: Any = KeepAliveResult(keep_alive=False)
         return sent  # type: ignore[no-any-return]  # has what aiohttp asks of a response
-
-    def _head_fault(self, error: HttpProcessingError) -> HttpError:
-        if isinstance(error, LineTooLong):
-            return head_too_large(self._limits)
-        if "Too many headers" in error.message:
-            return too_many_fields(self._limits)
-        return malformed(error.message)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a bug, but not broken framing after the response."""
@@ -318,3 +301,11 @@ class ReferenceHttpConnection(RequestHandler):
         """Close at once, without the rest of the output."""
         if self.transport is not None:
             self.transport.abort()
+
+
+def _head_fault(error: HttpProcessingError, limits: ServerLimits) -> HttpError:
+    if isinstance(error, LineTooLong):
+        return head_too_large(limits)
+    if "Too many headers" in error.message:
+        return too_many_fields(limits)
+    return malformed(error.message)

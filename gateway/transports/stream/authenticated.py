@@ -10,8 +10,9 @@ from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.transports.admission import Reservation
 from gateway.transports.authentication import MAX_DRAINED_BYTES
 from gateway.transports.callers import IdentifiedCaller
+from gateway.transports.stream.frame_responses import PendingFrame
 from gateway.transports.stream.listener import StreamListenerState
-from gateway.transports.stream.server_connection import PendingFrame, StreamConnection
+from gateway.transports.stream.server_connection import StreamConnection
 from gateway.wire.stream import Frame
 
 

@@ -15,7 +15,7 @@ from gateway.config.load import load_text
 from gateway.config.models import ListenerConfig
 from gateway.ir.errors import Unavailable
 from gateway.ir.metadata import ModelState, RepositoryEntry
-from gateway.settings.units import Address
+from gateway.settings.units import Address, StreamAddress
 from tests.admin_kit import Process
 from tests.fakes import ScriptedService
 
@@ -88,7 +88,7 @@ async def test_a_used_default_metrics_port_is_logged() -> None:
     """The log line has the other address of the page; an explicit port fails."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        free, used = Address("127.0.0.1", 0), Address("127.0.0.1", port)
+        free, used = StreamAddress(Address("127.0.0.1", 0)), Address("127.0.0.1", port)
         default = AdminConfig.model_construct(set(), address=free, metrics=used)
         with capture_logs() as logs:
             started = await start_pages(default, RunningGateway(Process()))

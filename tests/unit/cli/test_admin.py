@@ -55,7 +55,7 @@ def test_another_port_is_reported_as_no_admin_port(
         page(address)
     text = capsys.readouterr().err
     assert text.startswith(f"gateway: no admin port of a gateway at {address}: {reason}")
-    assert text.endswith("; expected HOST:PORT of its `admin`\n")
+    assert text.endswith("; expected the address of its `admin`\n")
 
 
 def test_an_address_may_have_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None:

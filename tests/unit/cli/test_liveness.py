@@ -82,7 +82,7 @@ def test_a_silent_admin_port_is_left_in_time() -> None:
 def test_other_addresses_are_wrong_usage(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The error shows what was found and what is expected."""
     assert run_live(text) == 2
-    assert f"{text!r}; expected HOST:PORT" in capsys.readouterr().err
+    assert f"{text!r}; expected HOST:PORT or unix:/path" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, Protocol
 
+from msgspec import Struct
+
 PERIOD_S: Final = {"s": 1.0, "min": 60.0, "hour": 3600.0, "day": 86400.0}
 """The seconds of each period but a month."""
 
@@ -208,8 +210,10 @@ class Window:
 
     def reset_s(self) -> float:
         """Return the seconds until the window ends."""
-        self.room()
-        return max(0.0, self.ends - self._clock())
+        now = self._clock()
+        if now >= self.ends:
+            self.room()
+        return self.ends - now
 
     def used(self) -> float:
         """Return what is used in the window."""
@@ -403,7 +407,7 @@ def has_room(room: float, amount: float) -> bool:
     return room + _TOLERANCE >= amount if amount else room > _TOLERANCE
 
 
-class BudgetState(NamedTuple):
+class BudgetState(Struct, frozen=True):
     """What a client is told of a budget."""
 
     limit: Limit
@@ -485,8 +489,9 @@ class LocalAccounts:
         budget = self.budgets.find(key)
         if budget is None:
             return None
-        window_s = budget.limit.window_s(self.clocks.utc())
-        return BudgetState(budget.limit, max(0.0, budget.room()), budget.reset_s(), window_s)
+        limit, left = budget.limit, budget.room()
+        window_s = _PERIODS.get(limit.period) or limit.window_s(self.clocks.utc())
+        return BudgetState(limit, max(0.0, left), budget.reset_s(), window_s)
 
     def used(self) -> Iterator[tuple[Hashable, float]]:
         """Yield what is used of each budget."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from msgspec import Struct
+
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.errors import GatewayError, NotSent, QuotaExceeded, TooLarge
@@ -84,7 +86,7 @@ class Accounts(Protocol):
         ...
 
 
-class QuotaState(NamedTuple):
+class QuotaState(Struct, frozen=True):
     """What the client of a call is told of a quota.
 
     Attributes:
@@ -98,7 +100,7 @@ class QuotaState(NamedTuple):
     is_refused: bool
 
 
-class QuotaNotes(NamedTuple):
+class QuotaNotes(Struct, frozen=True):
     """What the client of a call is told.
 
     Attributes:
@@ -136,14 +138,18 @@ class QuotaPlan:
         parts: The quotas.
         charges: What each call takes; None if that depends on its size.
         has_seconds: Whether time is charged after the call.
+        header_parts: The quotas that clients are told of.
     """
 
-    __slots__ = ("charges", "has_seconds", "parts")
+    __slots__ = ("charges", "has_seconds", "header_parts", "parts")
 
     def __init__(self, parts: Sequence[QuotaPart]) -> None:
         units = {part.quota.limit.unit for part in parts}
         self.parts = tuple(parts)
         self.has_seconds = SECONDS in units
+        self.header_parts = tuple(
+            each for each in parts if each.quota.is_told and not each.quota.is_shadow
+        )
         self.charges: tuple[Charge, ...] | None = None
         if not units & {"elements", "bytes"}:
             self.charges = tuple(charges_of(parts, None))
@@ -299,9 +305,10 @@ class ApplyQuotas:
         charges = plan.charges or self._charges(call, parts)
         short = self._accounts.charge(charges)
         if short:
-            short = await self._shortage(call, identity, parts, charges, short)
+            short = await self._shortage(call, identity, plan, charges, short)
         since = self._utc()
-        QUOTA_NOTES.set(partial(self._notes, parts))
+        if plan.header_parts:
+            QUOTA_NOTES.set(partial(self._notes, plan.header_parts))
         try:
             reply = await inner(call)
         except BaseException as error:
@@ -353,7 +360,7 @@ class ApplyQuotas:
         self,
         call: Call[Any],
         identity: Identity,
-        parts: Sequence[QuotaPart],
+        plan: QuotaPlan,
         charges: Sequence[Charge],
         short: list[Shortage],
     ) -> list[Shortage]:
@@ -372,7 +379,7 @@ class ApplyQuotas:
             return short
         wait_s = max(_LEAST_WAIT_S, *(one.wait_s for one in refusing))
         keys = {one.charge.key for one in refusing}
-        QUOTA_NOTES.set(partial(self._notes, parts, keys, wait_s))
+        QUOTA_NOTES.set(partial(self._notes, plan.header_parts, keys, wait_s))
         names = " and ".join(sorted({repr(one.charge.key[0]) for one in refusing}))
         error = QuotaExceeded(f"this client has used up the quota {names}", model=call.model)
         error.limit = "quotas"
@@ -390,8 +397,6 @@ class ApplyQuotas:
     def _states(self, parts: Sequence[QuotaPart], refused: AbstractSet[Key]) -> list[QuotaState]:
         states, state_of = [], self._accounts.state
         for quota, keys in parts:
-            if not quota.is_told or quota.is_shadow:
-                continue
             left = [state for key in keys if (state := state_of(key)) is not None]
             if left:
                 state = left[0] if len(left) == 1 else min(left, key=lambda each: each.left)

@@ -15,15 +15,8 @@ from gateway.ir.tensor import Tensor
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.wire.errors import UnsupportedContentType
 from gateway.wire.http import HttpRequest
-from gateway.wire.rows import (
-    RowsDocument,
-    RowsReader,
-    column_names,
-    read_any,
-    read_rows_document,
-    show,
-    table_tensor,
-)
+from gateway.wire.rows import RowsDocument, RowsReader, read_any, read_rows_document
+from gateway.wire.tables import column_names, show, table_tensor
 
 JSON, CSV, LINES = "application/json", "text/csv", "application/jsonlines"
 
@@ -32,6 +25,8 @@ _LLM: Final = frozenset({"messages", "input", "prompt"})
 _TYPES: Final = frozenset({JSON, CSV, LINES})
 _UTF8: Final = frozenset({"utf-8", "utf8"})
 _SHOWN: Final = 64
+# Work for a line of JSON, in items.
+_LINE: Final = 8
 
 
 def content_type(wire: HttpRequest) -> str:
@@ -160,13 +155,23 @@ def read_lines(view: memoryview, limits: MessageLimits, rules: UntypedRules) -> 
     """
     lines = [line for line in bytes(view).split(b"\n") if line.strip()]
     check_count("lines", len(lines), limits.bytes_elements, "bytes_elements")
-    rows = b'{"instances":[%b]}' % b",".join(lines)
-    for at, line in enumerate(lines):
-        read_any(memoryview(line), f"line {at + 1}", limits, has_nonfinite=rules.has_nonfinite)
-    document = read_rows_document(
-        memoryview(rows), "the body", limits, has_nonfinite=rules.has_nonfinite
-    )
+    rows = memoryview(b'{"instances":[%b]}' % b",\n".join(lines))
+    try:
+        document = read_rows_document(rows, "the body", limits, has_nonfinite=rules.has_nonfinite)
+    except MalformedMessage:
+        _check_lines(lines, limits, rules)
+        raise
+    if len(document.members["instances"]) != len(lines):
+        _check_lines(lines, limits, rules)
     return RowsReader(document, limits, rules).rows("instances")
+
+
+def _check_lines(lines: list[bytes], limits: MessageLimits, rules: UntypedRules) -> None:
+    """Raise MalformedMessage for the first line that is not JSON."""
+    charge(len(lines) * _LINE)
+    for at, line in enumerate(lines):
+        what = f"line {at + 1}"
+        read_any(memoryview(line), what, limits, has_nonfinite=rules.has_nonfinite)
 
 
 def _text(view: memoryview) -> str:

@@ -239,7 +239,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         return ModelReadyRequest(model=ModelRef(name), context=context)
 
     def _decode_embeddings(self, wire: HttpRequest) -> InferRequest:
-        document = self._document(wire, EMBEDDINGS_MEMBERS)
+        document = read_document(wire, EMBEDDINGS_MEMBERS, self._limits, lenient=self._is_lenient)
         wire = without_user(wire) if USER in document else wire
         model = self._model(document)
         inputs, task, is_base64 = read_embeddings(document, self._limits)
@@ -249,7 +249,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         )
 
     def _decode_rerank(self, wire: HttpRequest, kind: PathKind) -> InferRequest:
-        document = self._document(wire, RERANK_MEMBERS)
+        document = read_document(wire, RERANK_MEMBERS, self._limits, lenient=self._is_lenient)
         wire = without_user(wire) if USER in document else wire
         model = self._model(document)
         inputs, task, form = read_rerank(document, kind, self._limits)
@@ -258,7 +258,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         )
 
     def _decode_completion(self, wire: HttpRequest) -> Call[Any]:
-        document = self._document(wire, COMPLETIONS_MEMBERS)
+        document = read_document(wire, COMPLETIONS_MEMBERS, self._limits, lenient=self._is_lenient)
         wire = without_user(wire) if USER in document else wire
         model = self._model(document)
         inputs, task, include_usage = read_completion(document, self._limits)
@@ -272,9 +272,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         if not task.wants_stream:
             return request
         return StreamInferRequest(model=model, context=context, request=request)
-
-    def _document(self, wire: HttpRequest, members: frozenset[str]) -> Document:
-        return read_document(wire, members, self._limits, lenient=self._is_lenient)
 
     def _model(self, document: Document) -> ModelRef:
         name = text(document, "model", "the name of a model")

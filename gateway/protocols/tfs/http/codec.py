@@ -62,6 +62,7 @@ R = TypeVar("R")
 NAME: Final = "tfs.http"
 _HEADERS: Final = Headers(JSON)
 _GET: Final = frozenset({"GET", "HEAD"})
+_EXPLAIN: Final = (":explain", "%3aexplain")
 _METHODS: Final = {Verb.CLASSIFY: CLASSIFY, Verb.REGRESS: REGRESS}
 _JSON_TYPES: Final = frozenset(
     {"", "application/json", "application/cloudevents+json", "application/ld+json"}
@@ -128,7 +129,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return self._decode_vertex(wire)
         if wire.path == ROOT and self._options.cloudevents and wire.method == "POST":
             return self._decode_predict(wire, self._default())
-        find = kserve_path if self._is_kserve else tensorflow_path
+        is_root = wire.path == ROOT and self._options.root
+        is_explain = self._is_shared and wire.path.lower().endswith(_EXPLAIN)
+        find = kserve_path if self._is_kserve or is_root or is_explain else tensorflow_path
         return self._decode(find(wire.method, wire.path, self._limits), wire)
 
     def encode_reply(  # noqa: PLR0911  # one for each kind of call

@@ -53,7 +53,7 @@ class Frame(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         return pd.DataFrame({"total": total, "text": model_input["s"].astype(str)})
 
 
-MODELS = {"digits": Digits, "add_sub": AddSub, "frame": Frame}
+MODELS: dict[str, Any] = {"digits": Digits, "add_sub": AddSub, "frame": Frame}
 
 if __name__ == "__main__":
     model = MODELS[sys.argv[1]]

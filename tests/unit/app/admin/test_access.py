@@ -10,7 +10,7 @@ from gateway.api.admin import AdminNeed
 from gateway.app.admin.access import VERDICT, AdminAccess, access_of
 from gateway.config.admin import AdminConfig
 from gateway.ir.context import Client
-from gateway.settings.units import Address
+from gateway.settings.units import Address, StreamAddress
 from gateway.wire.http import Headers, HttpRequest
 
 TOKEN = "a-token-of-32-characters-at-least"
@@ -136,8 +136,10 @@ def test_proxied_requests_are_not_local(name: str) -> None:
 
 def test_the_host_of_the_listen_address_is_allowed() -> None:
     """Clients use the host of an address such as gateway.internal:9901; `*` allows none."""
-    named = access_of(AdminConfig(address=Address("gateway.internal", 9901)))
-    everywhere = access_of(AdminConfig(address=Address("", 9901), hosts=("a.example",)))
+    named = access_of(AdminConfig(address=StreamAddress(Address("gateway.internal", 9901))))
+    everywhere = access_of(
+        AdminConfig(address=StreamAddress(Address("", 9901)), hosts=("a.example",))
+    )
     assert 200 == status(named, AdminNeed.READ, {"Host": "gateway.internal:9901"})
     assert 403 == status(everywhere, AdminNeed.READ, {"Host": ""})
     assert 200 == status(everywhere, AdminNeed.READ, {"Host": "a.example"})

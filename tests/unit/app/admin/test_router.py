@@ -147,7 +147,7 @@ async def test_a_package_leads_with_routes_alone(monkeypatch: pytest.MonkeyPatch
     leading = LeadingParts.of(OwnProcess(load_text(CONFIG)))
     assert ["/toys"] == [each.path for each in leading.routes]
     assert [] == list(leading.collect())
-    assert {"toys": PartSetup()} == leading.setups(1)
+    assert {"toys": PartSetup(), "residency": PartSetup()} == leading.setups(1)
     assert "metrics" == leading.on_process_ended("metrics")
     await leading.start()
     leading.lead()
@@ -174,7 +174,7 @@ def test_two_routes_of_one_path_and_method_are_an_error() -> None:
 def test_each_route_needs_the_role_of_what_it_does(each: AdminRoute) -> None:
     """Changes need `operate`; cut-overs and payloads need `migrate`; all else is `read`."""
     expected = AdminNeed.READ
-    if each.path.startswith(("/reload", "/upstream/", "/route/", "/capture/")):
+    if each.path.startswith(("/reload", "/upstream/", "/route/", "/capture/", "/residency/")):
         expected = AdminNeed.OPERATE
     elif each.path.startswith("/api/v1/migrations/{name}/") and not each.path.endswith("verdict"):
         expected = AdminNeed.MIGRATE

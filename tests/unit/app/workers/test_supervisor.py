@@ -14,7 +14,8 @@ import structlog
 from gateway.app.errors import StartError
 from gateway.app.processes.channel import WorkerSetup
 from gateway.app.processes.restart_policy import RestartPolicy
-from gateway.app.workers.supervisor import Launch, Supervisor
+from gateway.app.workers.supervisor import Supervisor
+from gateway.app.workers.worker_reports import Launch
 from gateway.config.load import LoadedConfig, load_text
 from gateway.telemetry.aggregation import Snapshot
 from tests.fakes import FakeClock, settle

@@ -28,7 +28,7 @@ def test_serves_every_demo_model_of_the_package() -> None:
 def test_flags_set_the_addresses() -> None:
     """Flags set the listeners and the admin address; `off` omits one."""
     config = demo_config(http="127.0.0.1:1", grpc="off", admin="127.0.0.1:2")
-    assert [{"http": "127.0.0.1:1"}] == config["listeners"]
+    assert [{"http": "127.0.0.1:1", "default_model": "digits"}] == config["listeners"]
     assert {"address": "127.0.0.1:2"} == config["admin"]
 
 

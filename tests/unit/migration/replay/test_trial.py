@@ -100,7 +100,8 @@ async def test_errors_fail(tmp_path: Path) -> None:
         raise UpstreamError("no")
 
     result = await trial(tmp_path, fail)
-    assert any(text.startswith("errors 100.00%") for text in result.failures)
+    assert result.failures[0].startswith("errors 100.00%")
+    assert "the first error is: no" == result.failures[-1]
 
 
 async def test_calls_of_other_models_are_not_sent(tmp_path: Path) -> None:

@@ -1,0 +1,418 @@
+"""The codec of OpenAI's form: which requests are read, and the bits of the responses."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gateway.api.protocol import QuotaNote
+from gateway.ir.calls import InferRequest, InferResponse, ModelReadyRequest, RepositoryIndexRequest
+from gateway.ir.context import ModelRef
+from gateway.ir.data import RawData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, InvalidMember, InvalidOutput, Unsupported
+from gateway.ir.metadata import ModelState, RepositoryEntry
+from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
+from gateway.protocols.openai.errors import row_of
+from gateway.protocols.openai.http.codec import HttpCodec
+from gateway.protocols.openai.quotas import duration_text, quota_headers
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+EMBEDDINGS, RERANK, COMPLETIONS = "/v1/embeddings", "/v2/rerank", "/v1/completions"
+JSON_TYPE = "application/json"
+LARGEST = float(np.finfo(np.float32).max)
+SPECIAL = np.array([[-0.0, 1e-45, LARGEST, 0.1], [1.1754942e-38, -LARGEST, 1 / 3, 16777216]])
+
+
+def codec(**options: Any) -> HttpCodec:
+    return HttpCodec(options=options)
+
+
+def post(body: Any, path: str = EMBEDDINGS, kind: str | None = JSON_TYPE) -> HttpRequest:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = () if kind is None else (("Content-Type", kind),)
+    return HttpRequest("POST", path, "", Headers(headers), (data,), None)
+
+
+def get(path: str, method: str = "GET") -> HttpRequest:
+    return HttpRequest(method, path, "", Headers(()), (), None)
+
+
+def embeddings(**members: Any) -> InferRequest:
+    call = codec().decode_call(post({"model": "m", "input": "a", **members}))
+    assert isinstance(call, InferRequest)
+    return call
+
+
+def document(response: HttpResponse) -> Any:
+    return json.loads(b"".join(map(bytes, response.body)))
+
+
+def written(tensor: Tensor, encoding: str) -> list[Any]:
+    """Return the embeddings that a response has for an output."""
+    call = embeddings(encoding_format=encoding)
+    reply = InferResponse(model=ModelRef("m"), outputs=(tensor,))
+    found = document(codec().encode_reply(call, reply))
+    assert list(range(len(found["data"]))) == [each["index"] for each in found["data"]]
+    return [each["embedding"] for each in found["data"]]
+
+
+def bits(rows: list[Any]) -> bytes:
+    """Return the FP32 bits of embeddings, in either form."""
+    return b"".join(
+        base64.b64decode(row) if isinstance(row, str) else np.array(row, np.float32).tobytes()
+        for row in rows
+    )
+
+
+def bf16(array: npt.NDArray[np.float32]) -> Tensor:
+    """Return the upper halves of FP32 numbers as BF16."""
+    halves = (array.view(np.uint32) >> 16).astype(np.uint16)
+    return Tensor("", Datatype.BF16, array.shape, RawData(memoryview(halves.tobytes())))
+
+
+# --- exact numbers ---
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_fp32_keeps_its_bits(encoding: str) -> None:
+    """Signs of zero, subnormals and the largest values are those of the tensor."""
+    array = SPECIAL.astype(np.float32)
+    assert array.tobytes() == bits(written(array_tensor("", array), encoding))
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_halves_become_fp32_exactly(encoding: str) -> None:
+    """FP16 and BF16 have FP32 numbers of the same values."""
+    halves = np.array([[-0.0, 6e-8, 65504, 0.1]], np.float16)
+    assert halves.astype(np.float32).tobytes() == bits(written(array_tensor("", halves), encoding))
+    upper = (SPECIAL.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+    assert upper.tobytes() == bits(written(bf16(upper), encoding))
+
+
+def test_fp64_is_whole_as_numbers_and_rounded_once_as_base64() -> None:
+    """The shortest FP64 text, and one rounding to FP32."""
+    array = np.array([[0.1, 1 / 3, 1e-310, -0.0]])
+    (row,) = written(array_tensor("", array), "float")
+    assert array.tobytes() == np.array([row]).tobytes()
+    assert array.astype(np.float32).tobytes() == bits(written(array_tensor("", array), "base64"))
+
+
+def test_a_value_beyond_fp32_needs_numbers() -> None:
+    """Base64 is FP32: the text names the other form."""
+    with pytest.raises(InvalidOutput, match="encoding_format float"):
+        written(array_tensor("", np.array([[1e39]])), "base64")
+    assert [[1e39]] == written(array_tensor("", np.array([[1e39]])), "float")
+
+
+def test_nan_and_infinity_need_base64() -> None:
+    """JSON has no such numbers: the text names base64, which carries them."""
+    array = np.array([[np.nan, np.inf, -np.inf]], np.float32)
+    with pytest.raises(InvalidOutput, match="base64") as raised:
+        written(array_tensor("", array), "float")
+    assert (500, "model_output_invalid") == row_of(raised.value)[::2]
+    assert array.tobytes() == bits(written(array_tensor("", array), "base64"))
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+def test_small_integers_are_whole_numbers(kind: Any) -> None:
+    """Quantised rows are numbers in both forms."""
+    array = np.array([[1, 100]], kind)
+    assert [[1, 100]] == written(array_tensor("", array), "float")
+    assert array.astype(np.float32).tobytes() == bits(written(array_tensor("", array), "base64"))
+
+
+def test_other_datatypes_are_no_embeddings() -> None:
+    """INT64 is refused by its name."""
+    with pytest.raises(Unsupported, match="INT64"):
+        written(array_tensor("", np.array([[1]])), "float")
+
+
+def test_the_bits_of_long_rows_are_those_of_the_tensor() -> None:
+    """Rows of any length, with any rest of the groups of base64, are exact."""
+    random = np.random.default_rng(3)
+    for width in (1, 2, 3, 4, 5, 384, 385):
+        array = random.standard_normal((11, width)).astype(np.float32)
+        assert array.tobytes() == bits(written(array_tensor("", array), "base64"))
+
+
+# --- requests ---
+
+
+def test_inputs_are_texts_or_rows_of_ids() -> None:
+    """A list of whole numbers is one input; lists of them are several."""
+    assert [b"a"] == list(as_items(embeddings().inputs[0]))
+    assert [b"a", "\u00e9".encode()] == list(as_items(embeddings(input=["a", "\u00e9"]).inputs[0]))
+    for value, ids, counts in (([1, 2], [1, 2], [2]), ([[1], [2, 3]], [1, 2, 3], [1, 2])):
+        found = [as_numpy(each).tolist() for each in embeddings(input=value).inputs]
+        assert [ids, counts] == found
+
+
+EMPTY = ["", [], [""], ["a", ""], [[]], [[1], []]]
+MIXED = [["a", 1], [1, "a"], ["a", ["b"]], [[1], "a"], [None], [{"text": "a"}]]
+NO_IDS = [[True], [[True]], [1.0], [[1, 2.5]], {"a": 1}, 7, True, [10**30]]
+
+
+@pytest.mark.parametrize("value", [*EMPTY, *MIXED, *NO_IDS], ids=repr)
+def test_other_inputs_name_their_member(value: Any) -> None:
+    """Empty, mixed, fractional and other inputs are errors of `input`."""
+    with pytest.raises(InvalidMember) as raised:
+        embeddings(input=value)
+    assert ("input", 400) == (raised.value.member, row_of(raised.value).status)
+
+
+@pytest.mark.parametrize(
+    ("members", "member"),
+    [
+        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": 1.0}, "dimensions"),
+        ({"dimensions": True}, "dimensions"),
+        ({"dimensions": "8"}, "dimensions"),
+        ({"encoding_format": "int8"}, "encoding_format"),
+        ({"encoding_format": 1}, "encoding_format"),
+        ({"user": 1}, "user"),
+        ({"input_type": "x"}, "input_type"),
+        ({"model": ""}, "model"),
+        ({"model": 1}, "model"),
+        ({"model": "a/../b\u0000"}, "model"),
+    ],
+    ids=repr,
+)
+def test_wrong_members_are_named(members: Any, member: str) -> None:
+    """`param` has the member that is wrong."""
+    with pytest.raises(InvalidMember) as raised:
+        embeddings(**members)
+    assert member == raised.value.member
+
+
+def test_null_members_are_absent() -> None:
+    """A client may send null for each member that it does not use, unknown ones too."""
+    call = embeddings(dimensions=None, encoding_format=None, user=None, other=None)
+    assert embeddings().texts == call.texts
+
+
+@pytest.mark.parametrize("path", [EMBEDDINGS, RERANK, COMPLETIONS])
+def test_unknown_members_are_refused_or_ignored(path: str) -> None:
+    """The option of the listener drops what does not exist."""
+    known = {"input": "a", "query": "a", "documents": ["a"], "prompt": "a"}
+    needed = {EMBEDDINGS: ("input",), RERANK: ("query", "documents"), COMPLETIONS: ("prompt",)}
+    body = {"model": "m", "truncate": "END", **{name: known[name] for name in needed[path]}}
+    with pytest.raises(InvalidMember) as raised:
+        codec().decode_call(post(body, path))
+    assert ("truncate", "unknown_parameter") == (raised.value.member, raised.value.reason)
+    assert isinstance(codec(unknown_members="ignore").decode_call(post(body, path)), InferRequest)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","input":"a","input":"b"}',
+        b'{"model":"m","inp\\u0075t":"a","input":"b"}',
+        b'{"model":"m","model":"n","input":"a"}',
+        b'{"model":"m","input":"a","user":"x","user":"y"}',
+    ],
+)
+@pytest.mark.parametrize("unknown", ["refuse", "ignore"])
+def test_members_that_occur_twice_are_refused(body: bytes, unknown: str) -> None:
+    """However they are spelled, and whatever happens to unknown ones."""
+    with pytest.raises(InvalidMember, match="occurs twice"):
+        codec(unknown_members=unknown).decode_call(post(body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","input":"\\ud800"}',
+        b'{"model":"m","input":"a\xff"}',
+        b'{"model":"m","input":NaN}',
+    ],
+)
+def test_text_that_is_not_unicode_is_refused(body: bytes) -> None:
+    """Lone surrogates, other bytes and numbers that JSON does not have."""
+    with pytest.raises(GatewayError) as raised:
+        codec().decode_call(post(body))
+    assert 400 == row_of(raised.value).status
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (None, 200),
+        (JSON_TYPE, 200),
+        ("application/json; charset=utf-8", 200),
+        ('Application/JSON; charset="UTF-8"', 200),
+        ("application/json; charset=latin-1", 415),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+    ],
+)
+def test_content_types(kind: str | None, status: int) -> None:
+    """JSON of UTF-8, or no type; anything else is 415."""
+    wire = post({"model": "m", "input": "a"}, kind=kind)
+    try:
+        codec().decode_call(wire)
+    except GatewayError as error:
+        found = codec().encode_error(None, error)
+        assert "unsupported_content_type" == document(found)["error"]["code"]
+        assert status == found.status
+    else:
+        assert 200 == status
+
+
+# --- paths ---
+
+
+@pytest.mark.parametrize("prefix", ["", "/openai", "/a/b"])
+def test_prefixes_stand_before_every_path(prefix: str) -> None:
+    """A listener serves each path behind each of its prefixes, and under no other."""
+    own = codec(prefixes=["", "/openai", "/a/b"])
+    assert isinstance(
+        own.decode_call(post({"model": "m", "input": "a"}, prefix + EMBEDDINGS)), InferRequest
+    )
+    assert isinstance(own.decode_call(get(f"{prefix}/v1/models")), RepositoryIndexRequest)
+    with pytest.raises(GatewayError) as raised:
+        own.decode_call(post({}, f"/other{prefix}{EMBEDDINGS}"))
+    assert 404 == row_of(raised.value).status
+
+
+@pytest.mark.parametrize("path", ["org/name", "org%2Fname"])
+def test_names_of_models_may_have_slashes(path: str) -> None:
+    """Typed or percent-encoded, it is the same model."""
+    call = codec().decode_call(get(f"/v1/models/{path}"))
+    assert isinstance(call, ModelReadyRequest)
+    assert ModelRef("org/name") == call.model
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "allow"),
+    [(EMBEDDINGS, "GET", "POST"), ("/v1/models", "POST", "GET, HEAD"), (RERANK, "PUT", "POST")],
+)
+def test_other_methods_are_405(path: str, method: str, allow: str) -> None:
+    """`Allow` says which there are, and the body has the form of all errors."""
+    wire = HttpRequest(method, path, "", Headers(()), (), None)
+    with pytest.raises(GatewayError) as raised:
+        codec().decode_call(wire)
+    found = codec().encode_error(None, raised.value)
+    assert (405, allow) == (found.status, found.headers.get("allow"))
+    assert {"message", "type", "param", "code"} == set(document(found)["error"])
+
+
+def test_models_that_are_ready_are_listed_once() -> None:
+    """Sorted, with the members that clients of OpenAI and of KServe read."""
+    states = {"b": ModelState.READY, "a": ModelState.READY, "c": ModelState.LOADING}
+    entries = [RepositoryEntry(name, "1", state) for name, state in states.items()]
+    entries.append(RepositoryEntry("a", "2", ModelState.READY))
+    own = codec(created=7, owned_by="us")
+    found = document(own.encode_reply(own.decode_call(get("/v1/models")), entries))
+    assert ["a", "b"] == found["models"] == [each["id"] for each in found["data"]]
+    assert {
+        "id": "a",
+        "object": "model",
+        "created": 7,
+        "owned_by": "us",
+        "name": "a",
+        "ready": True,
+    } == found["data"][0]
+
+
+# --- rerank and completions ---
+
+
+@pytest.mark.parametrize(
+    ("members", "member"),
+    [
+        ({"rank_fields": ["title"]}, "rank_fields"),
+        ({"max_chunks_per_doc": 2}, "max_chunks_per_doc"),
+        ({"relevant_spans": {"enabled": True}}, "relevant_spans"),
+        ({"priority": 1}, "priority"),
+        ({"top_n": 0}, "top_n"),
+        ({"documents": []}, "documents"),
+        ({"documents": [{"title": "a"}]}, "documents"),
+        ({"documents": [1]}, "documents"),
+        ({"query": ""}, "query"),
+        ({"return_documents": 1}, "return_documents"),
+    ],
+    ids=repr,
+)
+def test_members_of_cohere_that_are_not_built_are_named(members: Any, member: str) -> None:
+    """Each of them is refused by its name, and so are wrong values."""
+    with pytest.raises(InvalidMember) as raised:
+        codec().decode_call(
+            post({"model": "m", "query": "q", "documents": ["a"], **members}, RERANK)
+        )
+    assert member == raised.value.member
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"rank_fields": ["text"]},
+        {"relevant_spans": {"enabled": False}},
+        {"priority": 0},
+        {"documents": [{"text": "a", "title": "b"}, "c"]},
+    ],
+    ids=repr,
+)
+def test_default_values_of_cohere_pass(members: Any) -> None:
+    """Their values are what is done anyway."""
+    body = {"model": "m", "query": "q", "documents": ["a"], **members}
+    assert isinstance(codec().decode_call(post(body, RERANK)), InferRequest)
+
+
+@pytest.mark.parametrize(
+    ("members", "member"),
+    [
+        ({"n": 2}, "n"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logit_bias": {"1": 1}}, "logit_bias"),
+        ({"suffix": "a"}, "suffix"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": [["a"]]}, "prompt"),
+        ({"prompt": ["a", "b"], "stream": True}, "prompt"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_tokens": 0.5}, "max_tokens"),
+    ],
+    ids=repr,
+)
+def test_members_of_completions_that_are_refused_are_named(members: Any, member: str) -> None:
+    """Whatever the model is: what no model can serve, and what is no such value."""
+    with pytest.raises(InvalidMember) as raised:
+        codec().decode_call(post({"model": "m", "prompt": "a", **members}, COMPLETIONS))
+    assert member == raised.value.member
+
+
+# --- records and quotas ---
+
+
+def test_a_record_has_neither_user_nor_keys() -> None:
+    """The member that names a person is dropped from what is kept of a request."""
+    wire = post({"model": "m", "input": "a", "user": "alice"})
+    kept = bytes(codec().for_record(wire).view)
+    assert {"model": "m", "input": "a"} == json.loads(kept)
+    call = codec().decode_call(wire)
+    assert call.context.origin is not None
+    assert b"alice" not in bytes(call.context.origin.wire.view)
+
+
+def test_quotas_have_the_names_of_openai() -> None:
+    """Calls are requests and elements are tokens; of several, the one with the least left."""
+    notes = [QuotaNote("calls", 100, 7, 360), QuotaNote("calls", 10, 3, 1)]
+    assert {
+        "x-ratelimit-limit-requests": "10",
+        "x-ratelimit-remaining-requests": "3",
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-limit-tokens": "5000",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "6m0s",
+    } == dict(quota_headers([*notes, QuotaNote("elements", 5000, 0, 360)]))
+    assert () == quota_headers([QuotaNote("bytes", 1, 1, 1)])
+    assert ["0s", "59s", "1m0s", "1h0m1s"] == [duration_text(each) for each in (0, 59, 60, 3601)]
