@@ -105,7 +105,7 @@ def test_every_form_is_written_and_read_back(
     assert int(outputs["label"].ravel()[0]) == int(outputs["probabilities"].argmax())
 
 
-def test_rows_without_datatypes_are_converted(signature: Path, tmp_path: Path) -> None:
+def test_rows_of_tensorflow_clients_are_converted(signature: Path, tmp_path: Path) -> None:
     """A call recorded in rows is written in another form, and back in its own."""
     directory, typed, rows = tmp_path / "capture", tmp_path / "typed", tmp_path / "rows"
     config = demo_config(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="off")
