@@ -4,10 +4,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gateway.ir.calls import Call, InferResponse
+from gateway.ir.calls import Call, InferResponse, ModelMetadataRequest
 from gateway.ir.context import Need
 from gateway.ir.data import UntypedData
 from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import Tensor
 from gateway.ir.untyped import typed_tensor
@@ -42,10 +43,18 @@ class GuessedOutputs:
     async def __call__(self, call: Call[R], /) -> R:
         """Return the reply of the server."""
         reply = await self._inner(call)
-        if not isinstance(reply, InferResponse):
+        if not isinstance(reply, InferResponse) or await self._has_metadata(call):
             return reply
         outputs = tuple(map(_guessed, reply.outputs))
         return reply.changed(outputs=outputs)  # type: ignore[return-value]  # R
+
+    async def _has_metadata(self, call: Call[Any]) -> bool:
+        question = ModelMetadataRequest(model=call.model, context=call.context)
+        try:
+            await self._inner(question)
+        except GatewayError:
+            return False
+        return True
 
 
 def _guessed(tensor: Tensor) -> Tensor:
