@@ -1,6 +1,6 @@
 """The options that a listener or an upstream may set.
 
-Source: docs/protocols/tensorflow-serving.md, "12. Configuration".
+Source: docs/protocols/tensorflow-serving.md, "11. Configuration".
 """
 
 import re
