@@ -27,14 +27,14 @@ class PackageAuthenticator:
         """Return the client. Raises GatewayError, InternalError for a bug of the package."""
         try:
             found = self._authenticator.authenticate(credentials)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # a package raises anything
             raise self._error(error) from None
         return self._checked(found) if isinstance(found, Identity) else self._later(found)
 
     async def _later(self, found: Awaitable[Identity]) -> Identity:
         try:
             return self._checked(await found)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # a package raises anything
             raise self._error(error) from None
 
     def _checked(self, found: object) -> Identity:
