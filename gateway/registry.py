@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
+from gateway.api.access import Authenticator
 from gateway.api.authoriser import Authoriser
 from gateway.api.comparison import ComparisonRule
 from gateway.api.events import EventSink
@@ -137,6 +138,15 @@ def recorded_calls() -> Any:
         LookupError: It cannot be imported.
     """
     return load_dotted(_RECORDED_CALLS)
+
+
+def authenticator(name: str, /) -> Authenticator:
+    """Return the authenticator *name*, made anew if it is a class.
+
+    Raises:
+        LookupError: It does not exist, or cannot be imported.
+    """
+    return cast("Authenticator", _made("authenticator", name, "gateway.authenticators"))
 
 
 def authoriser(name: str, /) -> Authoriser:

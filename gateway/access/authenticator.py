@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Protocol
 
 from gateway.access.clients import Clients, DisabledClient, Patterns
 from gateway.access.key_file import ApiKey, KeyFile
-from gateway.api.access import Credentials, Fields, Peer
+from gateway.api.access import Authenticator, Credentials, Fields, Peer
 from gateway.config.access import ProxyConfig
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.errors import GatewayError, Unauthenticated
@@ -99,6 +99,7 @@ class AccessRules:
         key_header: The header with a key, in lower case.
         tokens: Verifies tokens; None if there are no issuers.
         proxies: The trusted proxies.
+        other: Is asked where no credential names a client; None to refuse such requests.
         unlisted_certificates: Whether certificates of no client have a name of their own.
         public_health: Whether the health of the server needs no credential.
         keeps_authorization: Whether an upstream gets the header `authorization`.
@@ -113,6 +114,7 @@ class AccessRules:
     key_header: str = "x-api-key"
     tokens: TokenReader | None = None
     proxies: tuple[Proxy, ...] = ()
+    other: Authenticator | None = None
     unlisted_certificates: bool = False
     public_health: bool = True
     keeps_authorization: bool = False
@@ -212,7 +214,7 @@ class ListenerAuthenticator:
         self._on_failure = on_failure
         self._now = now
 
-    def authenticate(self, credentials: Credentials, /) -> Identity:
+    def authenticate(self, credentials: Credentials, /) -> Identity | Awaitable[Identity]:
         """Return the client of a request. Raises Unauthenticated, Overloaded, Unavailable."""
         if self.mode == "off":
             return ANONYMOUS
@@ -235,6 +237,11 @@ class ListenerAuthenticator:
             return last.identity  # type: ignore[no-any-return]  # a peer keeps anything
         try:
             identity = self._identity(credentials, sent, rules)
+            if identity is None and rules.other is not None:
+                # It may read what was not compared, so its reply holds for this request alone.
+                found = rules.other.authenticate(credentials)
+                return found if isinstance(found, Identity) else self._later(credentials, found)
+            identity = identity or self._unnamed(credentials, rules)
         except GatewayError as error:
             if credentials.is_public and rules.public_health:
                 return ANONYMOUS
@@ -254,6 +261,15 @@ class ListenerAuthenticator:
             return last.hidden  # type: ignore[no-any-return]  # a peer keeps anything
         return self.rules.hidden(peer)
 
+    async def _later(self, credentials: Credentials, found: Awaitable[Identity]) -> Identity:
+        try:
+            return await found
+        except GatewayError as error:
+            if credentials.is_public and self.rules.public_health:
+                return ANONYMOUS
+            self._report(error)
+            raise
+
     def _report(self, error: GatewayError) -> None:
         kind, reason = "none", "missing"
         if isinstance(error, InvalidCredential):
@@ -262,7 +278,9 @@ class ListenerAuthenticator:
             kind, reason = "jwt", error.code.value
         self._on_failure(self._listener, kind, reason)
 
-    def _identity(self, credentials: Credentials, sent: Sent, rules: AccessRules) -> Identity:
+    def _identity(
+        self, credentials: Credentials, sent: Sent, rules: AccessRules
+    ) -> Identity | None:
         peer = credentials.peer
         # All of them are asked, because each credential must be right.
         found = self._keys_and_tokens(credentials, sent, rules)
@@ -275,8 +293,10 @@ class ListenerAuthenticator:
         if peer.user_id is not None:
             other = self._unix_user(peer, rules)
             found = found or other
-        if found is not None:
-            return found
+        return found
+
+    def _unnamed(self, credentials: Credentials, rules: AccessRules) -> Identity:
+        """Return the client of a request without a credential. Raises Unauthenticated."""
         if self.mode == "optional" or (credentials.is_public and rules.public_health):
             return ANONYMOUS
         raise Unauthenticated(f"a credential is missing: expected {_expected(rules)}")

@@ -18,10 +18,12 @@ import structlog
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from gateway import registry
 from gateway.access.authenticator import AccessRules, ListenerAuthenticator, Proxy
 from gateway.access.clients import Clients
 from gateway.access.key_file import KeyFile, read_key_file
 from gateway.access.key_sets import FetchedKeySet, KeySet, VerifyKey, read_key_set
+from gateway.access.package_authenticator import PackageAuthenticator
 from gateway.access.tokens import CheckBudget, Issuer, JwtReader
 from gateway.app.access_checks import gets_authorization, is_url, mode_of
 from gateway.app.errors import StartError
@@ -279,6 +281,7 @@ class _Sources:
                 lambda _keys: control.apply(),
             )
             self.files.append(self._keys)
+        self._other = self._package(before)
         self._issuers = [self._issuer(each, loaded.directory, before) for each in security.jwt]
         self._tokens = self._reader(before)
 
@@ -298,11 +301,24 @@ class _Sources:
             unlisted_certificates=(
                 security.certificates is not None and security.certificates.unlisted == "accept"
             ),
+            other=self._other,
             public_health=security.public_health,
             keeps_authorization=any(
                 gets_authorization(each) for each in self._config.upstreams.values()
             ),
         )
+
+    def _package(self, before: _Sources | None) -> PackageAuthenticator | None:
+        """Return the authenticator of a package; that of *before* if it has the same name."""
+        name = self._config.security.authenticator
+        if name is None:
+            return None
+        if before is not None and before._config.security.authenticator == name:  # noqa: SLF001
+            return before._other  # noqa: SLF001  # of the same class
+        try:
+            return PackageAuthenticator(registry.authenticator(name), name)
+        except LookupError as error:
+            raise StartError(f"security.authenticator: {error}") from error
 
     def _reader(self, before: _Sources | None) -> JwtReader | None:
         """Return what verifies tokens; that of *before*, with its cache, if nothing differs."""

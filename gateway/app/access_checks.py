@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from gateway import registry
 from gateway.access.authenticator import Mode
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.config.yaml_tree import Finding
@@ -17,7 +18,8 @@ def mode_of(listener: ListenerConfig, config: Config) -> Mode:
     security = config.security
     has_kinds = security.keys or security.jwt or security.certificates or security.proxies
     has_clients = any(each.certificates or each.unix_users for each in config.clients.values())
-    return "required" if has_kinds or has_clients else "off"
+    is_asked = has_kinds or has_clients or security.authenticator
+    return "required" if is_asked else "off"
 
 
 def is_url(jwks: str) -> bool:
@@ -46,6 +48,11 @@ def check_access(config: Config) -> Iterator[Finding]:
     for index, proxy in enumerate(config.security.proxies):
         if proxies.index(proxy.name) < index:
             yield ("security", "proxies", index, "name"), f"duplicate name {proxy.name!r}"
+    if config.security.authenticator is not None:
+        try:
+            registry.authenticator(config.security.authenticator)
+        except LookupError as error:
+            yield ("security", "authenticator"), str(error)
     keys = config.security.keys
     if keys is not None and keys.header == "authorization":
         message = "keys are read from 'authorization: Bearer' anyway; expected another header"

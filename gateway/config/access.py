@@ -160,6 +160,9 @@ class SecurityConfig(Model):
     """Client certificates that name clients. Default: none."""
     proxies: tuple[ProxyConfig, ...] = ()
     """Proxies that tell the names of clients. Default: `[]`."""
+    authenticator: Name | None = None
+    """What names the client of a request that shows no credential of the kinds above: an
+    `Authenticator` of an installed package, by its entry point. Default: none."""
     public_health: bool = True
     """Whether questions for the health of the *server*, live and ready, need neither a credential
     nor a rule. Default: `true`."""

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 CONFIG = """version: 1
 listeners: [{http: "127.0.0.1:0", protocols: [toy, oip], authoriser: no_secrets}]
 admin: {address: "127.0.0.1:0"}
+security: {authenticator: by_header}
 telemetry: {log: {format: json}}
 policies: {max_elements: 6}
 models:
@@ -47,10 +48,10 @@ def running(site: Path) -> Iterator[Serving]:
         yield found
 
 
-def post(running: Serving, model: str, body: str) -> tuple[int, str]:
+def post(running: Serving, model: str, body: str, client: str = "guest") -> tuple[int, str]:
     connection = HTTPConnection(str(running.addresses["main.http"]), timeout=30)
     try:
-        connection.request("POST", f"/toy/{model}", body)
+        connection.request("POST", f"/toy/{model}", body, {"x-toy-client": client})
         response = connection.getresponse()
         return response.status, response.read().decode()
     finally:
@@ -88,6 +89,7 @@ def test_the_layers_have_its_policy(site: Path) -> None:
     [
         ("max_elements: 6", "max_elements: 0", "policies.max_elements", "is 0; expected at least"),
         ("max_elements: 6", "max_elements: x", "policies.max_elements", "expected a whole number"),
+        ("by_header", "by_name", "security.authenticator", "expected one of by_header"),
         ("no_secrets", "nobody", "listeners[0].authoriser", "expected one of no_secrets"),
         ("doubled", "tripled", "routes[1].targets[0].transform", "expected one of doubled"),
         ("same_sign", "other", "migrations.offline.compare.outputs.OUTPUT0.rule", "same_sign"),
@@ -125,8 +127,14 @@ def test_its_policy_limits_each_route(running: Serving) -> None:
 
 def test_its_authoriser_decides(running: Serving) -> None:
     """A call that it denies is refused, and others are served."""
-    assert (400, "the client 'anonymous' may not do this") == post(running, "secret", "1")
+    assert (400, "the client 'guest' may not do this") == post(running, "secret", "1")
     assert 200 == post(running, "plain", "1")[0]
+
+
+def test_its_authenticator_names_the_client(running: Serving) -> None:
+    """The client has the name that it finds, or is refused before its body is read."""
+    assert "the client 'ann' may not do this" in post(running, "secret", "1", "ann")[1]
+    assert "eve is not welcome" in post(running, "plain", "1", "eve")[1]
 
 
 def test_its_transform_changes_requests(running: Serving) -> None:

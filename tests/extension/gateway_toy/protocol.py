@@ -30,7 +30,8 @@ class ToyCodec(api.Codec[HttpRequest, HttpResponse]):
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> ir.Call[Any]:
         if wire.method != "POST" or not wire.path.startswith(PREFIX):
             raise ir.NotFound(f"{wire.method} {wire.path[:80]!r}; expected POST /toy/MODEL")
-        model, context = ir.ModelRef(wire.path.removeprefix(PREFIX)), ir.Context(self.name)
+        model = ir.ModelRef(wire.path.removeprefix(PREFIX))
+        context = ir.Context(self.name, client=wire.client)
         return ir.InferRequest(model=model, context=context, inputs=read(wire.body))
 
     def encode_reply(self, _call: ir.Call[Any], reply: Any, /) -> HttpResponse:

@@ -12,7 +12,7 @@ from gateway.access.clients import Clients
 from gateway.access.key_file import KeyFile
 from gateway.api.access import Credentials, Peer
 from gateway.ir.errors import Unauthenticated
-from gateway.ir.identity import ANONYMOUS
+from gateway.ir.identity import ANONYMOUS, Identity
 from gateway.wire.http import Headers
 
 KEY = "tg_0123456789abcdefghijklmnopqrstuvwxyzABCD"
@@ -37,7 +37,9 @@ class Connection:
     def client(self, *pairs: tuple[str, str], is_public: bool = False) -> str:
         """Return the client that a request with these headers names."""
         credentials = Credentials(Headers(pairs), self._peer, is_public=is_public)
-        return self.authenticator.authenticate(credentials).name
+        found = self.authenticator.authenticate(credentials)
+        assert isinstance(found, Identity)
+        return found.name
 
 
 def rules(keys: KeyFile) -> AccessRules:

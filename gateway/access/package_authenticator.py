@@ -1,0 +1,49 @@
+"""PackageAuthenticator: an `Authenticator` of a package, whose faults cost one request each."""
+
+from collections.abc import Awaitable
+
+import structlog
+
+from gateway.api.access import Authenticator, Credentials
+from gateway.ir.errors import GatewayError, InternalError
+from gateway.ir.identity import Identity
+
+log = structlog.get_logger(__name__)
+
+
+class PackageAuthenticator:
+    """Asks an authenticator, and turns its faults into errors of one request.
+
+    Args:
+        authenticator: That of the package.
+        name: The name of its entry point.
+    """
+
+    def __init__(self, authenticator: Authenticator, name: str) -> None:
+        self._authenticator = authenticator
+        self._name = name
+
+    def authenticate(self, credentials: Credentials, /) -> Identity | Awaitable[Identity]:
+        """Return the client. Raises GatewayError, InternalError for a bug of the package."""
+        try:
+            found = self._authenticator.authenticate(credentials)
+        except Exception as error:  # noqa: BLE001  # a package raises anything
+            raise self._error(error) from None
+        return self._checked(found) if isinstance(found, Identity) else self._later(found)
+
+    async def _later(self, found: Awaitable[Identity]) -> Identity:
+        try:
+            return self._checked(await found)
+        except Exception as error:  # noqa: BLE001  # a package raises anything
+            raise self._error(error) from None
+
+    def _checked(self, found: object) -> Identity:
+        if isinstance(found, Identity):
+            return found
+        raise TypeError(f"expected an Identity, found {type(found).__name__}")
+
+    def _error(self, error: Exception) -> GatewayError:
+        if isinstance(error, GatewayError):
+            return error
+        log.error("internal error", part=f"authenticator {self._name!r}", exc_info=error)
+        return InternalError("internal error of the gateway")
