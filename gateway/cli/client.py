@@ -26,6 +26,7 @@ from gateway.cli.tensors import json_of, read_value, tensor_of
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
+    ModelLoadRequest,
     ModelMetadataRequest,
     RepositoryIndexRequest,
 )
@@ -98,17 +99,30 @@ def infer(  # noqa: PLR0913, PLR0917  # one for each flag
     _print_reply(run_client(url, timeout, request, server), output)
 
 
+_QUESTION_TIMEOUT = "10s"
+_LOAD_TIMEOUT = "10m"
+
+
 @server_flags
 def models(
     url: UrlArgument = DEFAULT_URL,
-    timeout: TimeoutOption = "10s",
+    load: Annotated[
+        str | None,
+        typer.Option("--load", metavar="NAME", help="Load a model, or load it again; list none."),
+    ] = None,
+    timeout: TimeoutOption = _QUESTION_TIMEOUT,
     server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """List a server's models with their versions and states.
+    """List a server's models with their versions and states, or load one.
+
+    A load waits for ten minutes, unless `--timeout` is set.
 
     Example: gateway models oip+http://127.0.0.1:8000
     """
+    if load is not None:
+        _load(url, load, _LOAD_TIMEOUT if timeout == _QUESTION_TIMEOUT else timeout, server)
+        return
 
     async def request(service: Service, context: Context) -> Any:
         return await service(RepositoryIndexRequest(context=context))
@@ -120,6 +134,14 @@ def models(
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
     else:
         print_text(format_table(("model", "version", "state", "reason"), rows))
+
+
+def _load(url: str, name: str, timeout: str, server: ServerFlags) -> None:
+    async def request(service: Service, context: Context) -> None:
+        await service(ModelLoadRequest(model=ModelRef(name), context=context))
+
+    run_client(url, timeout, request, server)
+    print_text(f"{name} is loaded")
 
 
 # The model's metadata completes protocols that do not send names, datatypes or shapes.

@@ -172,7 +172,8 @@ def test_a_good_version_reaches_all_endpoints_under_load(
     """No call fails, and none meets a server that loads."""
     with before(servers, tmp_path) as found:
         with Traffic(found) as traffic:
-            assert 200 == load(found)[0]
+            done = gateway("models", found.url("").replace("http", "oip+http"), "--load", "m")
+            assert (0, "m is loaded\n") == (done.returncode, done.stdout), done.stderr
         assert ["ready"] * 3 == states(found)
     assert [] == traffic.failures
     assert {7.0} == set(traffic.values)

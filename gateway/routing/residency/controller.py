@@ -293,6 +293,8 @@ class ResidencyController:
         except BaseException:
             self._leave(model, waiter)
             raise
+        finally:
+            del waiter  # its future holds the error, whose traceback holds this frame
         return model
 
     def _leave(self, model: Resident, waiter: _Waiter) -> None:
@@ -450,6 +452,8 @@ class ResidencyController:
         except asyncio.CancelledError:
             load.cancel()
             raise
+        finally:
+            del load  # it holds its error, whose traceback holds this frame
         return phase
 
     async def _until_shown(self, model: Resident, load: asyncio.Future[None]) -> None:

@@ -91,7 +91,10 @@ class RollingLoad:
         task = start_background(self._load_all(call, model), f"rolling load of {model.name}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        await asyncio.shield(task)
+        try:
+            await asyncio.shield(task)
+        finally:
+            del task  # it holds its error, whose traceback holds this frame
 
     async def _load_all(self, call: ModelLoadRequest, model: ModelRef) -> None:
         async with self._lock:

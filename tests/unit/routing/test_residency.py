@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -458,6 +460,27 @@ def test_a_failed_load_does_not_eject_the_endpoint() -> None:
 
     names = ["a", "broken"]
     run(test, *(Server(names, 0.1, broken=frozenset({"broken"})) for _ in range(2)))
+
+
+def test_a_failed_load_leaves_no_reference_cycle() -> None:
+    """A cycle would hold the body of the call until the garbage collector runs."""
+
+    async def test(setup: Setup) -> None:
+        for _ in range(3):
+            with suppress(LoadFailed):
+                await setup.infer("broken")
+            await asyncio.sleep(11)
+        gc.collect()
+        gc.disable()
+        try:
+            with suppress(LoadFailed):
+                await setup.infer("broken")
+            await asyncio.sleep(1)
+            assert [] == [each for each in gc.get_objects() if isinstance(each, LoadFailed)]
+        finally:
+            gc.enable()
+
+    run(test, Server(["broken"], broken=frozenset({"broken"})))
 
 
 def test_a_server_that_cannot_be_reached_is_unavailable() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -274,6 +276,23 @@ def test_a_model_without_an_endpoint_is_unavailable() -> None:
         await setup.infer("other")
 
     run(test, Server(), Server())
+
+
+def test_a_failed_load_leaves_no_reference_cycle() -> None:
+    """A cycle would hold the files of a load until the garbage collector runs."""
+
+    async def test(setup: Setup) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            with suppress(LoadFailed):
+                await setup.service(LOAD)
+            await asyncio.sleep(1)
+            assert [] == [each for each in gc.get_objects() if isinstance(each, LoadFailed)]
+        finally:
+            gc.enable()
+
+    run(test, Server(error="no memory"), Server())
 
 
 def test_a_client_that_leaves_does_not_stop_a_load() -> None:
