@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -30,6 +30,29 @@ def log_addresses(addresses: Mapping[str, str]) -> None:
     """Log one line for each address that the gateway listens on."""
     for server, address in addresses.items():
         log.info("listening", server=server, address=address)
+
+
+def log_extensions(listeners: Sequence[ListenerConfig]) -> None:
+    """Log which extensions each listener serves, and how to enable the others."""
+    for config in listeners:
+        for name in config.protocols or protocol_names():
+            status = protocol(name).extension_status
+            if status is None:
+                continue
+            on, off = (list(names) for names in status(config.options.get(name, {})))
+            mode = config.shared_memory.mode
+            off, on = (
+                ([*off, "shared_memory"], on)
+                if mode == "off"
+                else (off, [*on, f"shared_memory={mode}"])
+            )
+            log.info(
+                "extensions",
+                listener=config.name,
+                on=", ".join(on) or "none",
+                off=", ".join(off) or "none",
+                enable=f"--enable NAME, or options: {{{name}: {{NAME: true}}}} of the listener",
+            )
 
 
 def log_retired_keys(loaded: LoadedConfig) -> None:

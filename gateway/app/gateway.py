@@ -20,12 +20,18 @@ from gateway.app.access import AccessControl
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
 from gateway.app.admin.status.document import Document, gauge_entries
-from gateway.app.announce import log_addresses, log_default_timeout, log_models, log_platform
+from gateway.app.announce import (
+    log_addresses,
+    log_default_timeout,
+    log_extensions,
+    log_models,
+    log_platform,
+)
 from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
-from gateway.app.listeners import SharedResources, build_listener, log_extensions
+from gateway.app.listeners import SharedResources, build_listener
 from gateway.app.metrics_page import Page
 from gateway.app.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
 from gateway.app.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound

@@ -417,29 +417,6 @@ def build_listener(
     return built
 
 
-def log_extensions(listeners: Sequence[ListenerConfig]) -> None:
-    """Log which extensions each listener serves, and how to enable the others."""
-    for config in listeners:
-        for name in config.protocols or protocol_names():
-            status = protocol(name).extension_status
-            if status is None:
-                continue
-            on, off = (list(names) for names in status(config.options.get(name, {})))
-            mode = config.shared_memory.mode
-            off, on = (
-                ([*off, "shared_memory"], on)
-                if mode == "off"
-                else (off, [*on, f"shared_memory={mode}"])
-            )
-            log.info(
-                "extensions",
-                listener=config.name,
-                on=", ".join(on) or "none",
-                off=", ".join(off) or "none",
-                enable=f"--enable NAME, or options: {{{name}: {{NAME: true}}}} of the listener",
-            )
-
-
 def _connection_count(
     server: str, limits: ServerLimits, shared: SharedResources
 ) -> ConnectionCount:

@@ -13,12 +13,11 @@ from gateway import __version__
 from gateway.app.activation import activated_sockets
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
-from gateway.app.announce import log_addresses, log_default_timeout, log_platform
+from gateway.app.announce import log_addresses, log_default_timeout, log_extensions, log_platform
 from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
 from gateway.app.export import open_export
-from gateway.app.listeners import log_extensions
 from gateway.app.parts import LeadingParts
 from gateway.app.processes.channel import PartDescriptors, WorkerSetup
 from gateway.app.processes.reply_watch import POLL_S, ReplyWatch
