@@ -145,7 +145,9 @@ def test_a_late_folder_is_served_when_it_rests(tmp_path: Path, port: int, worker
         eventually(lambda: sum("no model yet" in line for line in running.log) >= 1)
         assert 200 != get(url(port, "/v2/health/ready"))[0]
         (part / "model.onnx").write_bytes(ONNX)
-        eventually(lambda: get(url(port, "/v2/health/ready"))[0] == 200)
+        # Workers get the models one after the other; the event comes after the last one.
+        eventually(lambda: any("configuration reloaded" in line for line in running.log))
+        assert 200 == get(url(port, "/v2/health/ready"))[0]
         status, reply = get(url(port, "/v2/models/digits/infer"), BODY)
         assert (200, [3.0, 4.0]) == (status, reply["outputs"][0]["data"])
 

@@ -52,11 +52,24 @@ from gateway.protocols.tfs.models import NEEDS, CalledModel, ModelTable, Spec, k
 from gateway.protocols.tfs.options import FORWARD, ROOT, read_options
 from gateway.protocols.tfs.status import AVAILABLE, status_document, versions_of
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.errors import (
+    MethodNotAllowed,
+    clip,
+    extra_headers,
+    http_status_of,
+    strip_traceback,
+)
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context
-from gateway.wire.model_lists import model_object, models_document, ready_names
+from gateway.wire.model_lists import (
+    is_of_openai,
+    model_object,
+    models_document,
+    openai_error,
+    ready_names,
+)
 from gateway.wire.rows import RowsDocument, read_rows_document
+from gateway.wire.url_names import decoded_name
 
 R = TypeVar("R")
 
@@ -136,7 +149,32 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         is_root = wire.path == ROOT and self._options.root
         is_explain = self._is_shared and wire.path.lower().endswith(_EXPLAIN)
         is_kserve = self._is_kserve or is_root or is_explain
-        return self._decode(self._find(wire.method, wire.path, is_kserve), wire)
+        try:
+            found = self._find(wire.method, wire.path, is_kserve)
+        except GatewayError as error:
+            if not self._is_shared or not is_of_openai(wire):
+                raise
+            found = self._openai_path(wire, error)
+        return self._decode(found, wire)
+
+    def _openai_path(self, wire: HttpRequest, error: GatewayError) -> RestPath:
+        """Return the path of a model whose name has a slash.
+
+        Raises:
+            MethodNotAllowed: The method is not GET.
+            GatewayError: *error*, for any other path.
+        """
+        name = wire.path.removeprefix(f"{MODELS}/")
+        if wire.method not in ("GET", "HEAD"):
+            shown = wire.path[:200]
+            error = MethodNotAllowed(
+                f"method {wire.method[:32]!r} is not allowed on {shown!r}: expected GET, HEAD",
+                allow="GET, HEAD",
+            )
+        elif name != wire.path and name:
+            return RestPath(Verb.STATUS, Spec(decoded_name("model name", name, self._limits)))
+        error.origin = Origin(NAME, wire)
+        raise error
 
     def encode_reply(  # noqa: PLR0911  # one for each kind of call
         self, call: Call[R], reply: R, /
@@ -166,8 +204,13 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return upstream.write_answer(content)
         raise unsupported(call, NAME)
 
-    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
-        """Write an error in the form of the dialect. Never raises."""
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+        """Write an error in the form of the dialect, or of the other clients. Never raises."""
+        origin = error.origin if call is None else call.context.origin
+        wire = None if origin is None else origin.wire
+        if self._is_shared and isinstance(wire, HttpRequest) and is_of_openai(wire):
+            text = clip(strip_traceback(error.message), self._limits.error_text_bytes)
+            return openai_error(error, http_status_of(error), text, extra_headers(error))
         return error_response(error, NAME, self._limits)
 
     def encode_call(self, call: Call[Any], /) -> HttpRequest:
