@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
 from gateway.access.key_file import load_key_file, save_key_file
 from gateway.app import Gateway
+from gateway.cli.commands import command_line
 from tests.integration.access_kit import (
     KEY,
     NOW,
@@ -140,13 +142,17 @@ async def test_clients_share_no_cache_before_a_client_header(tmp_path: Path) -> 
 
 
 async def test_no_credential_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither in logs, nor the status, the configuration, metrics or replies."""
-    path = key_file(tmp_path)
+    """Neither in logs, captures, the status, the configuration, `explain`, metrics or replies."""
+    path, file = key_file(tmp_path), tmp_path / "gateway.yaml"
     secret = "tg_" + "wrong" * 10
     digest = load_key_file(path).keys[0].digest.hex()
     salt = load_key_file(path).salt.hex()
     async with served(Noting()) as url:
-        text = configured(url, upstream={"forward_headers": ["authorization"]})
+        text = configured(
+            url,
+            upstream={"forward_headers": ["authorization"]},
+            capture={"directory": "captures", "payload": "full", "wire": True, "min_free": 0},
+        )
         async with running(text, tmp_path) as gateway:
             shown = [str(gateway._graph.loaded.without_secrets())]
             with capture_logs() as logs:
@@ -171,7 +177,15 @@ async def test_no_credential_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
             page, _ = await gateway.page("text/plain")
             shown.append(page.decode())
             shown.append(repr(gateway._access._rules))
-    shown.append(str(capsys.readouterr()))
+    files = [each for each in (tmp_path / "captures").rglob("*") if each.is_file()]
+    recorded = b"".join(each.read_bytes() for each in files)
+    assert b"fraud" in recorded  # the name of the client, and neither its key nor a token
+    shown.append(recorded.decode("latin-1"))
+    words = ["explain", str(file), "--client", "fraud", "--operation", "inference"]
+    file.write_text(text)
+    explained = CliRunner().invoke(command_line(), words)
+    assert "access: allow" in explained.output
+    shown += [explained.output, str(capsys.readouterr())]
     for value in (KEY, secret, digest, salt):
         assert [value in text for text in shown] == [False] * len(shown)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ from tests.integration.access_kit import (
     read_response,
 )
 from tests.integration.asking_kit import running
+from tests.integration.cli_kit import Running
+from tests.integration.cli_kit import gateway as command
+from tests.integration.workers_kit import connect, eventually, two_workers
 
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
@@ -133,3 +137,21 @@ async def test_a_stream_ends_at_its_next_message_after_its_key_is_revoked(
             await stream.read()
         assert caught.value.code().name == "UNAUTHENTICATED"
         assert caught.value.details() == "the API key is revoked"
+
+
+def test_all_workers_refuse_a_revoked_key(tmp_path: Path) -> None:
+    """Each looks at the file itself; a command revokes the key."""
+    path = key_file(tmp_path)
+
+    def statuses(running: Running) -> set[int]:
+        found = set()
+        for _ in range(20):
+            with closing(connect(running)) as connection:
+                connection.request("GET", "/v2", headers={"x-api-key": KEY})
+                found.add(connection.getresponse().status)
+        return found
+
+    with two_workers(tmp_path, more="security: {keys: {file: keys.yaml}}") as running:
+        assert {200} == statuses(running)
+        assert 0 == command("keys", "revoke", "k1", "--file", str(path)).returncode
+        eventually(lambda: statuses(running) == {401})

@@ -126,6 +126,18 @@ def exact_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths))
 
 
+def health_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the health route of Vertex AI, which needs no credential.
+
+    Raises:
+        ValueError: A key does not exist, or a value is wrong.
+    """
+    vertex = read_options(options).vertex
+    if vertex is None or vertex.health == vertex.predict:
+        return ()
+    return (vertex.health,)
+
+
 def _vertex(key: str, value: Any) -> VertexOptions:
     section = mapping(key, value)
     return VertexOptions(**read_values(key, _OF_VERTEX, section, f"{key}."))

@@ -19,7 +19,7 @@ from gateway.ir.calls import (
     ModelUnloadRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
+from gateway.ir.context import CallSequence, Client, Context, ModelRef, Need, Origin
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     Cancelled,
@@ -36,8 +36,10 @@ from gateway.ir.errors import (
     UpstreamError,
     UpstreamProtocolError,
 )
+from gateway.ir.identity import Identity
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy, as_raw, raw_tensor
+from gateway.policies.access.apart import apart_by
 from gateway.policies.batch.policy import Batch
 from gateway.policies.batch.queue import BatchRules
 from gateway.service import Service
@@ -146,6 +148,29 @@ async def test_requests_merge_and_each_caller_gets_its_rows() -> None:
     assert ["id1", "id2", "id4"] == [reply.id for reply in replies]
     assert [{"p": 1}] * 3 == [reply.parameters for reply in replies]
     assert ([4], [DELAY_S] * 3) == (bench.meter.rows, bench.meter.waits)
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [("none", [[1, 2, 3]]), ("group", [[1, 3], [2]]), ("client", [[1], [2], [3]])],
+)
+async def test_requests_of_clients_are_separate(by: str, expected: list[list[int]]) -> None:
+    """With `apart` only requests of one client, or of equal groups, become one call."""
+    identities = (
+        Identity("one", frozenset({"a"})),
+        Identity("two", frozenset({"b"})),
+        Identity("three", frozenset({"a"})),
+    )
+    bench = Bench(always=tenfold, apart=apart_by(by))
+    requests = [
+        request(number, context=Context(client=Client(identity=identity)))
+        for number, identity in enumerate(identities, start=1)
+    ]
+    tasks = await bench.start(*requests)
+    for _ in expected:  # one call at a time
+        await bench.advance(DELAY_S)
+    assert expected == sorted(bench.sent)
+    assert [[10], [20], [30]] == await outcomes(tasks)
 
 
 async def test_full_batch_is_sent_at_once() -> None:
