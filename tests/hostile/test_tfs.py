@@ -167,10 +167,7 @@ MESSAGES: dict[str, bytes] = {
     "other_field": request(fields(float_val=[1.0])),
     "two_fields": request(fields(float_val=[1.0], int_val=[1])),
     "amplified": request(filled),
-    **{
-        f"dtype_{number}": request(datatype(number))
-        for number in (0, 8, 11, 20, 21, 101, 123, 99)
-    },
+    **{f"dtype_{number}": request(datatype(number)) for number in (0, 8, 11, 20, 21, 101, 123, 99)},
     "duplicate_filter": request() + b"\x1a\x01A\x1a\x01A",
     "no_model": request().replace(b"identity_int32", b""),
 }

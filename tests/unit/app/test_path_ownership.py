@@ -84,6 +84,8 @@ def test_a_protocol_knows_which_of_its_paths_another_one_yields() -> None:
     """TensorFlow Serving owns the list of models, and shares it only where OpenAI is served."""
     for names, expected in ((("openai", "tfs"), ("/v1/models",)), (("oip", "tfs"), ())):
         assert expected == shared_paths("tfs", load_text(config(*names)).config.listeners[0])
+
+
 def test_paths_of_a_container_belong_to_one_protocol() -> None:
     """Among all protocols the option decides; beside one that is listed it is an error."""
     text = 'version: 1\nlisteners: [{http: "127.0.0.1:0", options: {oip: {sagemaker: true}}}]\n'
