@@ -28,7 +28,7 @@ OVERLAYS: Final = ROOT / "deploy" / "kustomize"
 SCHEMAS: Final = ROOT / "deploy" / "schemas"
 LOCK: Final = ROOT / "requirements" / "charts.lock"
 TOOLS: Final = Path(sys.prefix) / "tools"
-EXAMPLES: Final = ("argo", "flagger", "kserve")
+EXAMPLES: Final = ("argo", "flagger", "kserve", "kubernetes-jobs")
 VERSIONS: Final = ("1.33", "1.35", "1.37")
 
 _RELEASE: Final = ("test", "--namespace", "inference")

@@ -241,6 +241,7 @@ class HttpBinding:
         yielded: Paths among these that another protocol of the listener may own instead, because
             both write what the clients of either read.
         exact_paths: Returns whole paths that a listener's options add, without those below them.
+        public_paths: Returns whole paths that a listener's options add for questions about health.
         passed: Prefixes under which a POST goes to the server that the listener passes unknown
             paths to, where that server is known to have the path.
         shared_option: The option that gets the paths of a listener that another protocol yields to
@@ -262,6 +263,7 @@ class HttpBinding:
     keeps_if_listed: bool = False
     read_only: frozenset[str] = frozenset()
     exact_paths: Callable[[Options], tuple[str, ...]] = _no_paths
+    public_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     passed: frozenset[str] = frozenset()
     shared_option: str = ""
     quota_headers: QuotaHeaders | None = None

@@ -8,6 +8,7 @@ from typing import Any, Final
 from gateway.app.access_checks import check_access
 from gateway.app.declarations import check_declarations
 from gateway.app.exposure import forbid_exposure
+from gateway.app.model_control_checks import check_model_control
 from gateway.app.path_ownership import check_option_paths, conflicts
 from gateway.app.permissions import check_rules
 from gateway.app.pipeline_graphs import check_graphs
@@ -84,6 +85,7 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from _loops(config)
     yield from check_graphs(config)
     yield from check_workers(config)
+    yield from check_model_control(config)
     yield from check_tls(config)
     yield from check_rules(config)
     yield from check_access(config)

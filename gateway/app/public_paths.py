@@ -28,6 +28,7 @@ def public_paths(config: ListenerConfig) -> frozenset[str]:
         if spec.http is not None:
             claimed = path_prefixes(name, spec.http, config)
             found.update(path for path in spec.http.public if path.startswith(tuple(claimed)))
+            found.update(spec.http.public_paths(config.options.get(spec.name, {})))
         found.update(() if spec.grpc is None else spec.grpc.public)
     for stream in config.streams:
         spec = protocol(stream.protocol)

@@ -18,6 +18,8 @@ from gateway.config.tls import TlsConfig
 from gateway.config.yaml_tree import Finding, KeyPath
 
 _FILE: Final = re.compile(r"\$\{file:([^}]*)\}")
+_OF_SECRETS: Final = frozenset({("admin",), ("upstreams",), ("events",)})
+"""Sections of the file whose values may come from files of secrets."""
 _FORBIDS: Final = "which security.strict forbids"
 
 
@@ -100,7 +102,7 @@ def _secret_files(loaded: LoadedConfig) -> Iterator[tuple[KeyPath, str]]:
     if config.security.keys is not None:
         yield ("security", "keys", "file"), config.security.keys.file
     for path, text in loaded.references():
-        names = _FILE.findall(text) if path[:1] in {("admin",), ("upstreams",)} else []
+        names = _FILE.findall(text) if path[:1] in _OF_SECRETS else []
         yield from ((path, name) for name in names)
 
 

@@ -66,6 +66,7 @@ from gateway.transports.net.look_up import is_looked_up
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.stream.client import StreamClient
 from gateway.upstream import DialectDetectingUpstream, Upstream
+from gateway.wire.declarations import DeclaringCodec
 
 Close = Callable[[], Awaitable[None]]
 
@@ -423,8 +424,16 @@ class _EndpointBuilder:
             budget=self.budget,
             question_headers={**config.headers, **config.probe.headers},
             brief_errors=config.errors == "brief",
+            adapt=partial(self._declare, url.protocol),
             **settings,
         )
+
+    def _declare(self, name: str, codec: Codec[Any, Any]) -> Codec[Any, Any]:
+        """Return a codec that knows what the configuration declares of models for its protocol."""
+        if isinstance(codec, DeclaringCodec):
+            found = {model: each[name] for model, each in self.declarations.items() if name in each}
+            codec.declare(found)
+        return codec
 
 
 def build_upstream(  # noqa: PLR0913  # by name but the first five

@@ -203,6 +203,7 @@ def _without_secrets(tree: YamlTree, path: KeyPath, value: Any) -> Any:
 
 def _is_secret(path: KeyPath) -> bool:
     is_header = path[:1] == ("upstreams",) and path[2:3] == ("headers",)
+    is_header = is_header or path[-2:-1] == ("request_headers",)
     if path == ("quota_store", "url"):  # it may hold a password
         return True
     # The last name: what stands in a list of tokens is a token, too.

@@ -29,6 +29,7 @@ from gateway.ir.datatypes import Datatype, bf16_of_fp32
 from gateway.ir.errors import InvalidRequest, TooLarge
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.number_lists import CODES, narrowed, packer, unnested
+from gateway.ir.plain_numbers import plain_numbers
 from gateway.ir.tensor import Shape, Tensor
 from gateway.ir.work import JSON_NUMBER, LIST, charge
 
@@ -114,9 +115,14 @@ def typed_tensor(
             f"the metadata of the model declare no datatype for {declared.name!r}; expected "
             "models.NAME.signature"
         )
-    shape = _declared_shape(data, declared, nested_shape(data.value))
+    if type(data.value) is list:
+        plain = plain_numbers(name, data, declared, datatype)
+        if plain is not None:
+            return plain
+    found = nested_shape(data.value)
+    shape = _declared_shape(data, declared, found)
     has_base64 = declared.name in form.binary
-    return Tensor(name, datatype, shape, _elements(data, datatype, shape, has_base64))
+    return Tensor(name, datatype, shape, _elements(data, datatype, shape, has_base64, found))
 
 
 def _declared_shape(data: UntypedData, declared: TensorMetadata, found: Shape) -> Shape:
@@ -127,9 +133,11 @@ def _declared_shape(data: UntypedData, declared: TensorMetadata, found: Shape) -
     is_column = data.layout not in (JsonLayout.VALUE, JsonLayout.MEMBERS)
     if is_column and len(found) == 1 and len(expected) > 1 and set(expected[1:]) <= {1, -1}:
         found = (*found, *(1 for _ in expected[1:]))
-    is_match = len(found) == len(expected) and all(
-        dim in (-1, size) for size, dim in zip(found, expected, strict=True)
-    )
+    is_match = len(found) == len(expected)
+    if is_match:
+        for size, dim in zip(found, expected, strict=True):
+            if dim not in (-1, size):
+                is_match = False
     if not is_match:
         where = value_place(data, ())
         member = f" of {data.member!r}" if data.member else ""
@@ -140,7 +148,14 @@ def _declared_shape(data: UntypedData, declared: TensorMetadata, found: Shape) -
     return found
 
 
-def _elements(data: UntypedData, datatype: Datatype, shape: Shape, has_base64: bool) -> TensorData:
+def _elements(
+    data: UntypedData,
+    datatype: Datatype,
+    shape: Shape,
+    has_base64: bool,
+    nested: Shape | None = None,
+) -> TensorData:
+    """Return the elements of a value; *nested* is the shape of its lists, if it is at hand."""
     value = data.value
     if isinstance(value, np.ndarray):
         charge(value.size * JSON_NUMBER, 0)
@@ -150,7 +165,7 @@ def _elements(data: UntypedData, datatype: Datatype, shape: Shape, has_base64: b
         if array is not None:
             return ArrayData(array.reshape(shape))
         raise _misfit(data, value, datatype)
-    flat = _flattened(data, value)
+    flat = _flattened(data, value, nested)
     if datatype is Datatype.BYTES:
         return ItemsData(_encoded(data, flat, value, has_base64))
     if data.rules.has_texts:
@@ -158,10 +173,10 @@ def _elements(data: UntypedData, datatype: Datatype, shape: Shape, has_base64: b
     return _packed(data, flat, value, datatype)
 
 
-def _flattened(data: UntypedData, value: Any) -> list[Any]:
+def _flattened(data: UntypedData, value: Any, nested: Shape | None = None) -> list[Any]:
     if type(value) is not list:
         return [value]
-    shape = nested_shape(value)
+    shape = nested_shape(value) if nested is None else nested
     charge(math.prod(shape[:-1]) * LIST + math.prod(shape) * JSON_NUMBER)
     found = value if len(shape) == 1 else unnested(value, shape)
     if found is None or list in set(map(type, found)):

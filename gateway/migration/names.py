@@ -32,6 +32,17 @@ CAPTURE_OUTBOX_BYTES: Final = Metric(
     "gauge",
     "Bytes of sampled calls that wait for the shadow process.",
 )
+CAPTURE_UPLOADS: Final = Metric(
+    "gateway_capture_uploads_total",
+    "counter",
+    "Uploads of sealed files of captures: ok, failed (tried again) or lost (removed before).",
+    ("outcome",),
+)
+CAPTURE_UPLOADS_PENDING: Final = Metric(
+    "gateway_capture_uploads_pending",
+    "gauge",
+    "Sealed files of captures that wait to be uploaded.",
+)
 MIGRATION_SAMPLED: Final = Metric(
     "gateway_migration_sampled_total",
     "counter",
@@ -131,6 +142,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     CAPTURE_BYTES,
     CAPTURE_DROPPED,
     CAPTURE_OUTBOX_BYTES,
+    CAPTURE_UPLOADS,
+    CAPTURE_UPLOADS_PENDING,
     MIGRATION_SAMPLED,
     MIGRATION_SAMPLES,
     MIGRATION_SKIPPED,

@@ -1,6 +1,7 @@
 """The options of all captures, from the configuration: `capture`, and those of migrations."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -12,6 +13,7 @@ from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.sampling import CaptureOptions
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.settings import EVENTS
+from gateway.migration.objects import check_object_url
 from gateway.migration.settings import (
     CAPTURE,
     MIGRATIONS,
@@ -71,12 +73,14 @@ def check_captures(config: Config) -> Iterator[Finding]:
     capture = CAPTURE.of(config)
     if capture is not None:
         yield from _privacy_findings(("capture",), capture)
+        yield from _upload_findings(("capture",), capture)
         users[Path(capture.directory)] = "capture"
     for name, migration in MIGRATIONS.of(config).items():
         if migration.capture is None:
             continue
         at: KeyPath = ("migrations", name, "capture")
         yield from _privacy_findings(at, migration.capture)
+        yield from _upload_findings(at, migration.capture)
         if migration.capture.directory is None and config.state is None:
             yield at, "needs 'directory', or 'state: {directory: DIR}' for its files"
             continue
@@ -84,6 +88,18 @@ def check_captures(config: Config) -> Iterator[Finding]:
         if directory in users:
             yield at, f"directory '{directory}' is already that of {users[directory]}"
         users[directory] = f"migrations.{name}.capture"
+
+
+def _upload_findings(at: KeyPath, capture: RecordingConfig) -> Iterator[Finding]:
+    if capture.upload is None:
+        return
+    try:
+        check_object_url(capture.upload)
+    except ValueError as error:
+        yield (*at, "upload"), str(error)
+    else:
+        if not capture.upload.startswith("file:") and find_spec("fsspec") is None:
+            yield (*at, "upload"), "needs fsspec: pip install 'tensor-gateway[objects]'"
 
 
 def shown_elements(migration: MigrationConfig, config: Config) -> Privacy:
@@ -130,6 +146,8 @@ def _recording(config: RecordingConfig) -> dict[str, Any]:
         "rotates": config.when_full == "rotate",
         "min_free": config.min_free / 100,
         "outbox_bytes": config.outbox_bytes,
+        "upload": config.upload or "",
+        "keep_local_s": config.keep_local,
     }
 
 

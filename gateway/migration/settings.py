@@ -8,7 +8,15 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.settings.fields import STICKY, Duration, Name, Names, Share, Size, Text
+from gateway.settings.fields import (
+    STICKY,
+    Duration,
+    Name,
+    Names,
+    Share,
+    Size,
+    Text,
+)
 from gateway.settings.model import Model
 from gateway.settings.setting import Setting
 
@@ -49,8 +57,21 @@ class RecordingConfig(Model):
     outbox_bytes: Size = Field(64 * _MIB, ge=1)
     """Bytes of calls that may wait for the disk in each worker. Further calls are not recorded, and
     counted. Default: `64MiB`."""
+    upload: Text | None = None
+    """URL that sealed files are copied to: `s3://BUCKET/PREFIX`, `gs://`, `az://` or
+    `file:///FOLDER`. It is tried again until the store has them. Needs the extra `objects`, and the
+    package of the store. Default: none."""
+    keep_local: Duration | None = None
+    """Time after which a file that was uploaded is removed here. Needs `upload`. Default: none, so
+    files stay until `max_bytes`."""
     # A retired key, see retired.py.
     min_free: float = Field(10.0, ge=0, lt=100)
+
+    @model_validator(mode="after")
+    def _check_upload(self) -> RecordingConfig:
+        if self.keep_local is not None and self.upload is None:
+            raise ValueError("'keep_local' needs 'upload': files that are nowhere else would go")
+        return self
 
 
 class CaptureConfig(RecordingConfig):

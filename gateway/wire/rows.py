@@ -124,7 +124,10 @@ def read_any(
         return _read_slowly(text, what, limits, has_nonfinite, has_more_text)
     if text.count(b"[") + text.count(b"{") > limits.json_depth:
         check_depth([value], what, limits)
-    if text.count(b":") != _count_keys(value):
+    colons = text.count(b":")
+    # As many as the outermost keys: there are no others, and none of them is hidden.
+    is_plain = type(value) is dict and colons == len(value)
+    if not is_plain and colons != _count_keys(value):
         _read_slowly(text, what, limits, has_nonfinite, has_more_text)  # finds a repeated key
     return value
 

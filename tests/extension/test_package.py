@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.extension.kit import HERE, Serving, gateway, install_toy, serving
+from tests.integration.workers_kit import eventually
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -26,6 +27,8 @@ routes:
   - {name: plain, targets: [{model: same}]}
 migrations:
   offline: {compare: {outputs: {OUTPUT0: {rule: same_sign}}}}
+events:
+  own: {url: "lines://SITE/events.txt", payload: full}
 """
 
 
@@ -39,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def running(site: Path) -> Iterator[Serving]:
     config = site / "gateway.yaml"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG.replace("SITE", str(site)))
     with serving(site, config) as found:
         yield found
 
@@ -165,3 +168,14 @@ def test_a_reload_puts_its_key_in_force(site: Path, running: Serving) -> None:
         "configuration reloaded"
     ).items()
     assert (200, "1 2 3") == post(running, "small", "1 2 3")
+
+
+def test_its_sink_gets_events(running: Serving, site: Path) -> None:
+    """A call is a line for its request and one for its reply, with JSON values."""
+    post(running, "plain", "7")
+    path = site / "events.txt"
+    eventually(lambda: path.exists() and 2 <= len(path.read_text().splitlines()))
+    (name, fields), *_ = [json.loads(line) for line in path.read_text().splitlines()]
+    assert "org.kubeflow.serving.inference.request" == name
+    assert "inputs" in fields["data"]
+    assert "predictor" == fields["component"]

@@ -160,3 +160,19 @@ async def test_a_sink_with_tls_gets_events_with_its_headers(tmp_path: Path) -> N
                     await ask(url, "digits", {"X": SCAN})
                     await sink.wait_for(before + 2)
     assert "Bearer first" == sink.events[0][0]["authorization"]
+
+
+async def test_a_stop_writes_the_objects_that_are_not_full(tmp_path: Path) -> None:
+    """Events that wait for a full object are written before the gateway ends."""
+    folder = tmp_path / "objects"
+    archive = {"url": f"file://{folder}", "payload": "full", "format": "jsonl"}
+    async with running(config(archive=archive)) as gateway:
+        await ask(urls(gateway, "digits")["oip.http"], "digits", {"X": SCAN})
+    rows = await asyncio.to_thread(rows_of, folder)
+    assert ["request", "response"] == [row["reqType"].rpartition(".")[2] for row in rows]
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of all objects in a folder."""
+    lines = [line for path in folder.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]

@@ -111,6 +111,11 @@ async def test_one_port_serves_http_grpc_and_metrics(
         status, reply = get(url(port, "/v2/models/digits/infer"), BODY)
         assert (200, [3.0, 4.0]) == (status, reply["outputs"][0]["data"])
         assert 200 == get(url(port, "/v2/models/other/ready"))[0]
+        rows = {"instances": [[1.5, 2]]}
+        assert (200, {"predictions": [[3.0, 4.0]]}) == get(
+            url(port, "/v1/models/digits:predict"), rows
+        )
+        assert get(url(port, "/"))[1] == {"status": "alive"}
         with grpc.insecure_channel(address) as channel:
             ready = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
             assert b"\x08\x01" == ready(b"\x0a\x06digits", timeout=10)
@@ -140,7 +145,9 @@ def test_a_late_folder_is_served_when_it_rests(tmp_path: Path, port: int, worker
         eventually(lambda: sum("no model yet" in line for line in running.log) >= 1)
         assert 200 != get(url(port, "/v2/health/ready"))[0]
         (part / "model.onnx").write_bytes(ONNX)
-        eventually(lambda: get(url(port, "/v2/health/ready"))[0] == 200)
+        # Workers get the models one after the other; the event comes after the last one.
+        eventually(lambda: any("configuration reloaded" in line for line in running.log))
+        assert 200 == get(url(port, "/v2/health/ready"))[0]
         status, reply = get(url(port, "/v2/models/digits/infer"), BODY)
         assert (200, [3.0, 4.0]) == (status, reply["outputs"][0]["data"])
 

@@ -90,7 +90,7 @@ async def test_a_listener_serves_the_protocol_of_a_package(installed: list[Entry
 def test_without_the_package_its_upstream_is_refused() -> None:
     """The check of the registry finds the unknown name, and lists the others."""
     (problem,) = check(load_text(CONFIG))
-    expected = "unknown protocol 'toy'; expected one of graphpipe, grps, oip, openai, trtis"
+    expected = f"unknown protocol 'toy'; expected one of {', '.join(sorted(registry.PROTOCOLS))}"
     assert ("upstreams.up.url", expected) == (problem.path, problem.message)
 
 

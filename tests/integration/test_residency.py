@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gateway.app import check
+from gateway.config.load import load_text
 from tests.integration.cli_kit import Running, gateway, get, serving
 
 SIMPLE = {"backend": "python", "options": {"callable": "gateway.backends.examples:simple"}}
@@ -139,3 +141,14 @@ def test_wrong_keys_are_named(tmp_path: Path, residency: dict[str, Any], message
     done = gateway("validate", str(file))
     assert 0 != done.returncode
     assert message in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("scheme", ["graphpipe+http", "grps+grpc", "oip+http", "oip+grpc"])
+@pytest.mark.parametrize("key", ["residency", "rolling_load"])
+def test_the_protocol_of_the_server_must_have_loads(scheme: str, key: str) -> None:
+    """Open Inference has loads and an index of models; others are refused."""
+    value = "{models: 2}" if key == "residency" else "{min_ready: 0}"
+    upstream = f"{{url: '{scheme}://127.0.0.1:9000', {key}: {value}}}"
+    text = f"version: 1\nlisteners: [{{http: 127.0.0.1:0}}]\nupstreams: {{u: {upstream}}}\n"
+    found = [problem.message for problem in check(load_text(text))]
+    assert scheme.startswith("oip") is not any("has no loads of models" in each for each in found)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -15,13 +16,17 @@ import pytest
 
 from tests.integration.cli_kit import Running
 from tests.interop.gateways import serving
-from tests.interop.servers.process import RunningServer, running
+from tests.interop.servers.mlserver import start as mlserver
+from tests.interop.servers.mlserver.models import MODELS
+from tests.interop.servers.process import Command, Ports, RunningServer, running
 from tests.interop.servers.triton.residents import BROKEN, NAMES, prepare_residents, read_log
 from tests.simulation.residency import lru_loads, zipf
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 ROOM = 4
+FEW = ("one", "two", "three")
+IDENTITY = next(model for model in MODELS if model.name == "identity_int32")
 SECONDS = 20
 BODY = json.dumps(
     {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [3], "data": [1, 2, 3]}]}
@@ -36,13 +41,13 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
 
 
 @contextmanager
-def before(url: str, folder: Path) -> Iterator[Running]:
-    """Run a gateway before the server, which holds `ROOM` models."""
+def before(url: str, folder: Path, room: int = ROOM) -> Iterator[Running]:
+    """Run a gateway before the server, which holds so many models."""
     config = {
         "version": 1,
         "listeners": [{"http": "127.0.0.1:0"}],
         "admin": {"address": "127.0.0.1:0", "metrics": None},
-        "upstreams": {"triton": {"url": url, "residency": {"models": ROOM}}},
+        "upstreams": {"triton": {"url": url, "residency": {"models": room}}},
         "lifecycle": {"pre_stop": "0s"},
     }
     file = folder / "gateway.yaml"
@@ -150,3 +155,39 @@ def test_a_model_that_cannot_be_loaded(server: RunningServer, carrier: str, tmp_
             assert expected == status, reply
             assert name != BROKEN or "no weights" in reply
     assert 1 == read_log(server.log_path).loads.count(BROKEN)
+
+
+def prepare_mlserver(folder: Path, ports: Ports) -> Command:
+    """Return the command of an MLServer that loads no model by itself."""
+    command = mlserver.prepare(folder, ports, [replace(IDENTITY, name=name) for name in FEW])
+    settings = folder / "models" / "settings.json"
+    found = json.loads(settings.read_text()) | {"load_models_at_startup": False}
+    settings.write_text(json.dumps(found))
+    return command
+
+
+def held_by(server: RunningServer) -> set[str]:
+    """Return the models that a server holds, by its index."""
+    with closing(HTTPConnection(server.http_address, timeout=10)) as connection:
+        connection.request(
+            "POST", "/v2/repository/index", "{}", {"content-type": "application/json"}
+        )
+        entries = json.loads(connection.getresponse().read())
+    return {entry["name"] for entry in entries if entry.get("state") == "READY"}
+
+
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+def test_models_of_mlserver(carrier: str, tmp_path: Path) -> None:
+    """MLServer loads and unloads as Triton does, and holds no more than the room."""
+    with running("mlserver", prepare_mlserver, tmp_path / "mlserver") as found:
+        address = found.http_address if carrier == "http" else found.grpc_address
+        with (
+            before(f"oip+{carrier}://{address}", tmp_path, room=2) as gateway,
+            closing(HTTPConnection(gateway.addresses["main.http"], timeout=120)) as connection,
+        ):
+            for name in (*FEW, *FEW):
+                status, reply = infer(connection, name)
+                assert 200 == status, reply
+                held = held_by(found)
+                assert name in held
+                assert len(held) <= 2

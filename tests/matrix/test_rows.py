@@ -1,67 +1,103 @@
-"""JSON without datatypes, as a client's form and as an upstream's, with every datatype.
-
-A listener of rows gets datatypes from the model's metadata, and so does an upstream of rows for its
-replies. What JSON cannot carry is refused or lost, as the tests say.
-"""
+"""Rows of MLflow's clients before servers of every other protocol, and their clients before MLflow."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncIterator
 
 import numpy as np
-import numpy.typing as npt
 import pytest
+import pytest_asyncio
 
-from gateway.ir.context import ModelRef
-from gateway.ir.datatypes import Datatype, fp32_of_bf16
-from gateway.ir.errors import ErrorCode
-from tests.matrix.cases import NOT_TEXT, Case, cases
-from tests.matrix.chains import gateway
-from tests.matrix.clients import CLIENTS, Client, Refused, Spoken
-from tests.matrix.test_matrix import metadata_of
-from tests.properties.carries import WAYS, Carries
+from gateway.app import Gateway
+from gateway.config.load import load_text
+from tests.integration.asking_kit import ask, urls
+from tests.integration.test_openai_upstream import post
 
-TENSORFLOW = Carries(codec="tfs.http", way="tensorflow")
-BINARY = next(client for client in CLIENTS if client.name == "oip.grpc-raw")
-TRITON = next(way for way in WAYS if way.name == "oip.grpc-triton")
-
-CHAINS = [
-    pytest.param(Spoken(TENSORFLOW), TRITON, id="client"),
-    pytest.param(BINARY, TENSORFLOW, id="upstream"),
-    pytest.param(Spoken(TENSORFLOW), TENSORFLOW, id="both"),
+SIGNATURE = """
+    signature:
+      max_batch_size: 8
+      inputs:
+        - {name: INPUT0, datatype: INT32, shape: [-1, 16]}
+        - {name: INPUT1, datatype: INT32, shape: [-1, 16]}
+      outputs:
+        - {name: OUTPUT0, datatype: INT32, shape: [-1, 16]}
+        - {name: OUTPUT1, datatype: INT32, shape: [-1, 16]}
+"""
+COMMON = """
+version: 1
+listeners: [{http: "127.0.0.1:0", grpc: "127.0.0.1:0", default_model: simple}]
+admin: {address: off}
+lifecycle: {pre_stop: 0s, drain: 1s}
+models:
+  simple:
+"""
+SERVER = (
+    f'{COMMON}    backend: python\n    options: {{callable: "gateway.backends.examples:simple"}}'
+)
+FRONT = COMMON + SIGNATURE + 'upstreams: {server: {url: "URL"}}\n'
+WAYS = [
+    "graphpipe.http",
+    "grps.grpc",
+    "grps.http",
+    "oip.grpc",
+    "oip.http",
+    "trtis.grpc",
+    "trtis.http",
 ]
+ONE = np.arange(32, dtype=np.int32).reshape(2, 16)
+OTHER = np.full((2, 16), 2**30 + 1, np.int32)
 
 
-@pytest.mark.parametrize("datatype", Datatype, ids=lambda datatype: datatype.name)
-@pytest.mark.parametrize(("client", "way"), CHAINS)
-async def test_rows_carry_every_value(client: Client, way: Carries, datatype: Datatype) -> None:
-    """Each value returns exactly; of NaN only that it is one; bytes that are no text are refused."""
-    source = f"gateway.backends.examples:identity_{datatype.name.lower()}"
-    for case in cases(datatype):
-        if not case.array.size and case.array.ndim > 1:
-            continue  # nested lists do not tell the axes behind an empty one
-        metadata = metadata_of("m", datatype, case)
-        inputs = {"INPUT0": (case.datatype, case.array)}
-        async with gateway(client, way, "m", source, metadata) as transport:
-            if NOT_TEXT in case.traits:
-                with pytest.raises(Refused, match="not UTF-8") as caught:
-                    await client.infer(transport, ModelRef("m"), inputs)
-                assert ErrorCode.UNSUPPORTED is caught.value.code
-                continue
-            found = await client.infer(transport, ModelRef("m"), inputs)
-        check(case, found["OUTPUT0"])
+def url_of(gateway: Gateway, way: str) -> str:
+    """Return the URL of a way to a gateway."""
+    mlflow = f"mlflow+http://{gateway.addresses['main.http']}"
+    return mlflow if way == "mlflow.http" else urls(gateway, "simple")[way]
 
 
-def check(case: Case, found: npt.NDArray[Any]) -> None:
-    """Compare values."""
-    expected = case.array
-    assert expected.shape == found.shape, case.name
-    if case.datatype is Datatype.BF16:
-        expected, found = fp32_of_bf16(expected), fp32_of_bf16(found)
-    if case.datatype is Datatype.BOOL:
-        expected = expected.view("u1") != 0
-    if case.datatype.is_float:
-        assert np.array_equal(np.signbit(expected), np.signbit(found)) or np.isnan(expected).any()
-        assert np.array_equal(expected, found, equal_nan=True), case.name
-    else:
-        assert expected.tolist() == found.tolist(), case.name
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server() -> AsyncIterator[Gateway]:
+    """Run a server of every protocol with a model of two inputs."""
+    gateway = Gateway(load_text(SERVER + SIGNATURE))
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await gateway.stop()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("way", [*WAYS, "mlflow.http"])
+async def test_rows_reach_a_server_of_any_protocol(server: Gateway, way: str) -> None:
+    """All forms of rows get the same columns, and a wrong value its place."""
+    front = Gateway(load_text(FRONT.replace("URL", url_of(server, way))))
+    await front.start()
+    try:
+        url = f"http://{front.addresses['main.http']}"
+        columns = {"INPUT0": ONE.tolist(), "INPUT1": OTHER.tolist()}
+        rows = [
+            dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)
+        ]
+        expected = {"OUTPUT0": (ONE + OTHER).tolist(), "OUTPUT1": (ONE - OTHER).tolist()}
+        for request in ({"inputs": columns}, {"instances": rows}):
+            status, reply = await post(url, "/invocations", request)
+            assert (status, reply) == (200, {"predictions": expected})
+        rows[1]["INPUT1"][3] = 0.5
+        status, reply = await post(url, "/invocations", {"instances": rows})
+        assert status == 400
+        assert "instances[1].INPUT1[3] is 0.5" in reply["message"]
+    finally:
+        await front.stop()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("way", WAYS)
+async def test_clients_of_any_protocol_reach_a_scoring_server(server: Gateway, way: str) -> None:
+    """The signature in the configuration gives names and datatypes to both."""
+    front = Gateway(load_text(FRONT.replace("URL", url_of(server, "mlflow.http"))))
+    await front.start()
+    try:
+        found = await ask(url_of(front, way), "simple", {"INPUT0": ONE, "INPUT1": OTHER})
+        np.testing.assert_array_equal(ONE + OTHER, found["OUTPUT0"])
+        np.testing.assert_array_equal(ONE - OTHER, found["OUTPUT1"])
+    finally:
+        await front.stop()

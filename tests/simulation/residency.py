@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from gateway.ir.calls import LoadParameters
 from gateway.ir.errors import GatewayError, NotFound, UpstreamError
 from gateway.routing.residency.controller import ResidencyController, WaitRules
 from gateway.routing.residency.plan import ModelPhase, PlanRules
+from gateway.routing.residency.turns import Turn
 from tests.simulation.virtual_time import now
 
 
@@ -125,12 +126,15 @@ def controller(
     *,
     waits: WaitRules | None = None,
     pinned: tuple[str, ...] = (),
+    turn: Callable[[], Turn] | None = None,
     **changes: Any,
 ) -> ResidencyController:
     """Return a controller of the server in virtual time; for the *changes* see `rules`."""
     waits = waits or WaitRules(wait_s=300.0)
     plan = rules(room, **changes)
-    return ResidencyController("server", server, plan, waits, Uncounted(), pinned=pinned, clock=now)
+    return ResidencyController(
+        "server", server, plan, waits, Uncounted(), pinned=pinned, turn=turn, clock=now
+    )
 
 
 @dataclass

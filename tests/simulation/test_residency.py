@@ -252,7 +252,8 @@ def test_two_gateways_share_a_server(seed: int) -> None:
 
     async def run() -> list[str]:
         draw = random.Random(seed)  # noqa: S311
-        both = [Callers(server, controller(server)) for _ in range(2)]
+        turn = asyncio.Lock()  # of a machine; see `HostTurn`
+        both = [Callers(server, controller(server, turn=lambda: turn)) for _ in range(2)]
         for each in both:
             each.controller.start()
 
@@ -266,3 +267,4 @@ def test_two_gateways_share_a_server(seed: int) -> None:
 
     assert [] == simulate(run)
     assert [] == [fault for fault in server.faults if fault.startswith("load of")]
+    assert server.most <= 4

@@ -49,6 +49,7 @@ class Capture:
 
     Args:
         path: Its directory, or one segment.
+        others: Further ones, whose calls belong to the same capture.
 
     Attributes:
         problems: What could not be read so far, and why.
@@ -57,20 +58,22 @@ class Capture:
         UnreadableSegment: There is no segment.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *others: Path) -> None:
         self.path = path
         self.problems: list[str] = []
-        if path.is_dir():
-            self.segments = [*sealed_segments(path), *open_segments(path)]
-        else:
-            self.segments = [path] if path.exists() else []
-        if not self.segments:
-            raise UnreadableSegment(f"{path}: no capture there")
+        self._paths = (path, *others)
+        self.segments: list[Path] = []
+        for each in self._paths:
+            found = [*sealed_segments(each), *open_segments(each)] if each.is_dir() else [each]
+            if not found or not found[0].exists():
+                raise UnreadableSegment(f"{each}: no capture there")
+            self.segments += found
 
     def calls(self) -> Iterator[RecordedCall]:
         """Yield the calls of all segments by their start; `problems` names what is skipped.
 
-        Segments of several workers overlap in time: their calls are merged.
+        Segments of several workers overlap in time: their calls are merged. Calls that began at the
+        same time come in the order of their request ids, in whichever segments they are.
         """
         with ExitStack() as stack:
             readers = []
@@ -81,7 +84,7 @@ class Capture:
                     self.problems.append(str(error))
             # A call is written when it ends: the order of starts differs by little.
             ordered = [_by_start(reader.calls()) for reader in readers]
-            yield from heapq.merge(*ordered, key=lambda call: call.call.at_us)
+            yield from heapq.merge(*ordered, key=_start_of)
             for reader in readers:
                 self.problems += reader.problems
 
@@ -202,7 +205,14 @@ class Capture:
         return kept
 
     def _manifest(self) -> tuple[list[dict[str, object]], list[str]]:
-        return read_manifest(self.path) if self.path.is_dir() else ([], [])
+        entries: list[dict[str, object]] = []
+        problems: list[str] = []
+        for each in self._paths:
+            if each.is_dir():
+                found, wrong = read_manifest(each)
+                entries += found
+                problems += wrong
+        return entries, problems
 
 
 def _dropped_of(entry: dict[str, object]) -> dict[str, int]:
@@ -219,17 +229,21 @@ _WINDOW_BYTES = 32 << 20
 
 def _by_start(calls: Iterator[RecordedCall]) -> Iterator[RecordedCall]:
     """Yield calls by their start; they are written by their end, within a window of calls."""
-    heap: list[tuple[int, int, RecordedCall]] = []
+    heap: list[tuple[int, str, int, RecordedCall]] = []
     nbytes = 0
     for number, call in enumerate(calls):
-        heapq.heappush(heap, (call.call.at_us, number, call))
+        heapq.heappush(heap, (*_start_of(call), number, call))
         nbytes += call.nbytes
         while len(heap) > _WINDOW or (nbytes > _WINDOW_BYTES and len(heap) > 1):
-            first = heapq.heappop(heap)[2]
+            first = heapq.heappop(heap)[-1]
             nbytes -= first.nbytes
             yield first
     while heap:
-        yield heapq.heappop(heap)[2]
+        yield heapq.heappop(heap)[-1]
+
+
+def _start_of(call: RecordedCall) -> tuple[int, str]:
+    return call.call.at_us, call.call.request_id
 
 
 def _is_hex(text: str) -> bool:

@@ -28,6 +28,7 @@ from gateway.migration.captures.records import RecordedCall, with_hashes
 from gateway.migration.captures.sampling import CALL_BYTES, CaptureOptions
 from gateway.migration.captures.segment_writer import SegmentWriter, recover
 from gateway.migration.captures.transfer import Confirmation, SampleMessage
+from gateway.migration.captures.uploader import CaptureUploader
 from gateway.migration.private_files import make_directory
 
 log = structlog.get_logger(__name__)
@@ -50,6 +51,9 @@ class CaptureRecorder:
         options: Where and what to record.
         confirm: Receives what became of the calls.
         clock: Monotonic seconds.
+
+    Attributes:
+        uploader: Copies sealed segments to an object store; None for no store.
     """
 
     def __init__(
@@ -71,6 +75,9 @@ class CaptureRecorder:
         # Calls without a record since the last segment was sealed.
         self._skipped: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
+        self.uploader: CaptureUploader | None = None
+        if options.upload:
+            self.uploader = CaptureUploader(options.directory, options.upload, options.keep_local_s)
 
     def start(self) -> None:
         """Seal what a crash left, and start the thread.
@@ -80,6 +87,8 @@ class CaptureRecorder:
         """
         make_directory(self.options.directory)
         recover(self.options.directory)
+        if self.uploader is not None:
+            self.uploader.start()
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self._thread.start()
 
@@ -89,6 +98,8 @@ class CaptureRecorder:
         if thread is not None:
             self._queue.put(None)
             thread.join()
+            if self.uploader is not None:
+                self.uploader.close()
 
     @property
     def has_room(self) -> bool:

@@ -34,6 +34,8 @@ class CaptureOptions:
         outbox_bytes: Elements that may wait in a serving process.
         outbox_calls: Calls that may wait there.
         sample_bytes: Largest call.
+        upload: URL of an object store for sealed segments; "" for none.
+        keep_local_s: Age at which an uploaded segment is removed here; None to keep it.
     """
 
     directory: Path
@@ -51,6 +53,8 @@ class CaptureOptions:
     outbox_calls: int = 1024
     sample_bytes: int = 64 * _MIB
     max_items: int = 1024
+    upload: str = ""
+    keep_local_s: float | None = None
 
 
 class CaptureCounts:

@@ -32,11 +32,13 @@ from gateway.cli.output import (
 )
 from gateway.ir.errors import GatewayError
 from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.location import open_captures
 from gateway.migration.captures.privacy import Payload
 from gateway.migration.captures.records import INVALID_VALUES, RecordedCall
 from gateway.migration.captures.redact import Redaction, redact
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.commands.export import WRITERS, call_document
+from gateway.migration.objects import is_object_url
 
 capture = typer.Typer(
     help="Start and stop recording; show, check, export and redact what is recorded.\n\n"
@@ -50,7 +52,11 @@ _COUNTER: Final = re.compile(
 )
 
 CaptureArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Directory of a capture, or one of its files.")
+    str,
+    typer.Argument(
+        metavar="DIR|URL",
+        help="Directory of a capture, one of its files, or a URL such as s3://BUCKET/PREFIX.",
+    ),
 ]
 
 
@@ -63,11 +69,11 @@ class ExportFormat(enum.Enum):
     PERF_ANALYZER = "perf-analyzer"
 
 
-def open_capture(path: Path) -> Capture:
-    """Return the capture at *path*; fail with status 2 if there is none."""
+def open_capture(*locations: str) -> Capture:
+    """Return the capture at one or several places; fail with status 2 if there is none."""
     try:
-        return Capture(path)
-    except UnreadableSegment as error:
+        return open_captures(locations)
+    except (UnreadableSegment, ValueError) as error:
         fail(str(error), WRONG_USAGE)
 
 
@@ -259,6 +265,8 @@ def verify(
     found = open_capture(directory)
     calls, problems = found.verify()
     kept: int | None = None
+    if repair and is_object_url(directory):
+        fail("--repair writes to a directory; objects stay as they are", WRONG_USAGE)
     if repair and problems:
         try:
             kept = found.repair()

@@ -30,6 +30,7 @@ from gateway.ir.tensor import Tensor
 from gateway.migration.captures.records import RecordedCall, outputs_of
 from gateway.migration.commands.capture import open_capture
 from gateway.migration.commands.export import array_of
+from gateway.migration.objects import is_object_url
 from gateway.migration.private_files import make_directory
 from gateway.migration.replay.convert import (
     TENSORS,
@@ -69,9 +70,9 @@ class _Form:
 
 
 def convert(  # noqa: PLR0913, PLR0917  # one for each flag
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="FILE|DIR", exists=True, help="A message (its body), or a capture."),
+    where: Annotated[
+        str,
+        typer.Argument(metavar="FILE|DIR|URL", help="A message (its body), or a capture."),
     ],
     to: Annotated[
         str, typer.Option("--to", metavar="FORM", help="oip.grpc and so on; or npz, text.")
@@ -116,12 +117,15 @@ def convert(  # noqa: PLR0913, PLR0917  # one for each flag
     """
     target = None if to in _SUFFIXES else _form_of("--to", to, model, binary=binary)
     signatures = {} if signature is None else load_signatures(signature)
+    source = Path(where)
+    if not (source.exists() or is_object_url(where)):
+        fail(f"{where} does not exist", WRONG_USAGE)
     if source.is_dir() or from_ is None:
         if reply or path or header or from_ is not None:
             fail("a capture has its own protocol, paths and headers", WRONG_USAGE)
         if out is None:
             fail("-o is missing; expected the directory to write", WRONG_USAGE)
-        _convert_capture(source, out, to, target, signatures)
+        _convert_capture(where, out, to, target, signatures)
         return
     form = _form_of("--from", from_, model, any_id=reply)
     headers = [_pair(text) for text in header or ()]
@@ -253,7 +257,7 @@ _TENSOR_FILES: Final = {NPZ: _npz, TEXT: _text}
 
 
 def _convert_capture(
-    source: Path,
+    source: str,
     out: Path,
     to: str,
     target: _Form | None,
@@ -275,7 +279,7 @@ def _convert_capture(
         print_note(f"gateway: {number} calls left out: {reason}")
     for problem in capture.problems[:10]:
         print_note(f"gateway: skipped: {problem}")
-    if omissions or (not count and source.is_file()):
+    if omissions or (not count and Path(source).is_file()):
         hint = "" if count or omissions else "; expected a capture, or --from FORM for a message"
         fail(f"{source}: not all calls are converted{hint}")
 

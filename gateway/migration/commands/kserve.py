@@ -25,7 +25,6 @@ from gateway.migration.importers.model_folder import (
     fingerprint,
     models_in,
 )
-from gateway.registry import protocol_names
 from gateway.telemetry.reload_metrics import APPLIED
 
 log = structlog.get_logger(__name__)
@@ -35,6 +34,7 @@ POLL_S: Final = 1.0
 
 _PORTS: Final = {True: 443, False: 80}
 _V1: Final = "tfs"
+_V1_OPTIONS: Final = {"dialect": "kserve"}
 """The protocol of KServe's V1, which other servers have from TensorFlow Serving."""
 
 
@@ -128,6 +128,7 @@ def kserve(  # noqa: PLR0913  # one for each argument of KServe
         )
         config["listeners"] = [{**config["listeners"][0], **each} for each in listeners]
         raise typer.Exit(run_loaded(lambda: load_checked_mapping(config, workers=workers)))
+    listeners[0]["options"] = {_V1: _V1_OPTIONS}
     models = _ModelFolder(model_dir, model_name, {"version": "1", "listeners": listeners}, workers)
     raise typer.Exit(run_loaded(FollowedLoad(models.load, models.follow)))
 
@@ -153,8 +154,7 @@ def _transformer(host: str, protocol: str, timeout_s: float, *, has_tls: bool) -
     if ":" not in host:
         host = f"{host}:{_PORTS[has_tls]}"
     schemes = {"v2": f"oip+http{'s' * has_tls}", "grpc-v2": f"oip+grpc{'s' * has_tls}"}
-    if _V1 in protocol_names():
-        schemes["v1"] = f"{_V1}+http{'s' * has_tls}"
+    schemes["v1"] = f"{_V1}+http{'s' * has_tls}"
     if protocol not in schemes:
         expected = " or ".join(sorted(schemes))
         fail(f"--predictor_protocol is {protocol!r}; expected {expected}", WRONG_USAGE)
@@ -162,6 +162,10 @@ def _transformer(host: str, protocol: str, timeout_s: float, *, has_tls: bool) -
     listener = config["listeners"][0]
     for key in ("http", "grpc"):
         listener.pop(key)
+    listener["options"] = {**listener["options"], _V1: _V1_OPTIONS}
+    if protocol == "v1":
+        (upstream,) = config["upstreams"].values()
+        upstream["options"] = dict(_V1_OPTIONS)
     return config
 
 

@@ -5,10 +5,8 @@ import re
 import signal
 import sqlite3
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -51,6 +49,7 @@ from gateway.migration.commands.comparison import (
     parse_or_fail,
 )
 from gateway.migration.commands.report import write_report
+from gateway.migration.commands.results import open_results, parse_shard_here, results_folder
 from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.summary import Summary
@@ -69,6 +68,7 @@ from gateway.migration.replay.replay import (
     replayed_call,
 )
 from gateway.migration.replay.selection import Selection, parse_models, parse_selection
+from gateway.migration.replay.shards import SHARD, WHOLE, Shard
 from gateway.migration.replay.times import PERCENT, REPLAYED, description, replay_problem
 from gateway.migration.replay.wire_replay import RecordedRequests
 from gateway.migration.settings import MigrationConfig
@@ -111,8 +111,16 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         typer.Option("--wire", help="Send the recorded messages to a server of the same protocol."),
     ] = False,
     results: Annotated[
-        Path | None,
-        typer.Option("-o", "--results", metavar="DIR", help="Record the new replies here."),
+        str | None,
+        typer.Option("-o", "--results", metavar="DIR|URL", help="Record the new replies here."),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Send only part I of N, from 0; auto/N in a pod of an indexed Job.",
+        ),
     ] = None,
     report_file: Annotated[
         Path | None,
@@ -139,12 +147,11 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         fail("--wire sends messages as they are; --reference and --model do not apply", WRONG_USAGE)
     if report_file is not None and reference is not None:
         fail("--report shows recorded replies; --reference does not apply", WRONG_USAGE)
+    part = _shard(shard, limit, report_file)
     found = open_capture(capture)
-    if results is not None and results.exists() and any(results.iterdir()):
-        fail(f"{results} is not empty", WRONG_USAGE)
     listed = open_list(mismatches)
     freeze_startup_objects()  # a collection takes 40 ms, which makes calls late
-    with _results_directory(results, report_file) as directory:
+    with results_folder(results, part, needs_one=report_file is not None) as directory:
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 report = runner.run(
@@ -159,6 +166,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
                         server,
                         listed=listed,
                         wire=wire,
+                        part=part,
                     )
                 )
         except LookupError as error:
@@ -166,32 +174,37 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         except (OSError, ValueError, sqlite3.Error) as error:
             fail(f"replay failed: {error}")
         if report_file is not None and directory is not None:
-            write_report(capture, directory, compare, conditions, html=report_file)
+            write_report(capture, [str(directory)], compare, conditions, html=report_file)
     judgement = judged(report.summary, conditions, guards)
-    verdict = _verdict(report, judgement)
+    verdict = _verdict(report, judgement, part)
     if output is OutputFormat.JSON:
         print_json(_document(report, mode, verdict, judgement))
     else:
         _print_report(report, mode, verdict, judgement.guards)
     for problem in found.problems[:10]:
         print_note(f"gateway: skipped: {problem}")
-    if judgement.is_failure or report.failed or report.stopped or not report.sent:
+    is_empty = not report.sent and part is None
+    if judgement.is_failure or report.failed or report.stopped or is_empty:
         raise typer.Exit(FAILED)
 
 
-@contextmanager
-def _results_directory(results: Path | None, report_file: Path | None) -> Iterator[Path | None]:
-    """Yield the directory for the new replies; a report needs one until it is written."""
-    if results is not None or report_file is None:
-        yield results
-        return
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
+def _shard(text: str | None, limit: int | None, report_file: Path | None) -> Shard | None:
+    """Return the shard of the flag, with which some others make no sense."""
+    if text is None:
+        return None
+    if limit is not None:
+        fail("--limit would leave out calls of every shard; expected --where", WRONG_USAGE)
+    if report_file is not None:
+        fail("--report needs all shards; expected `gateway report` afterwards", WRONG_USAGE)
+    return parse_or_fail(parse_shard_here, text)
 
 
 def diff(
-    old: Annotated[Path, typer.Argument(metavar="A", help="A capture, or results of a replay.")],
-    new: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same calls.")],
+    old: Annotated[str, typer.Argument(metavar="A", help="A capture, or results of a replay.")],
+    new: Annotated[
+        list[str],
+        typer.Argument(metavar="B...", help="Others of the same calls, such as all shards."),
+    ],
     compare: CompareOption = None,
     fail_if: FailIfOption = None,
     fail_unless: FailUnlessOption = None,
@@ -200,14 +213,15 @@ def diff(
 ) -> None:
     """Compare the replies of two captures, call by call, by their request ids.
 
-    Exit status: 0 the conditions hold, 1 they do not, 2 wrong usage or no capture.
+    Exit status: 0 the conditions hold, 1 they do not or a shard is missing, 2 wrong usage or no
+    capture.
 
     Example: gateway diff capture results --fail-if 'mismatch>0.1%'
     """
     migration = load_migration(compare)
     guards = Guards(migration.guards)
     conditions = parse_conditions(fail_if, fail_unless)
-    a, b = open_capture(old), open_capture(new)
+    a, b = open_capture(old), open_results(new)
     skipped: Counter[str] = Counter()
     try:
         summary = _compare(a, b, migration, guards, open_list(mismatches), skipped)
@@ -325,6 +339,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     *,
     listed: MismatchList | None,
     wire: bool,
+    part: Shard | None,
 ) -> ReplayReport:
     """Connect, send the calls, and close; Ctrl-C ends the sending."""
     adapt = partial(RecordedRequests, headers=server.metadata) if wire else None
@@ -334,7 +349,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
         connected.service if wire else complete_service(connected, url, server.headers)
         for connected, url in connections
     ]
-    writer = None if results is None else _ResultsWriter(results, str(urls[0]))
+    writer = None if results is None else _ResultsWriter(results, str(urls[0]), part)
     is_terminal = sys.stderr.isatty()
     progress = Progress(console=Console(stderr=True), disable=not is_terminal)
     task = progress.add_task("replay", total=options.limit)
@@ -362,7 +377,9 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     recorded_percent = _percent(capture)
     try:
         with progress:
-            report = await running.run(_selected(capture, selection))
+            report = await running.run(_selected(capture, selection, part))
+        if writer is not None and not report.stopped:
+            writer.has_all = True
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         for connected, _ in connections:
@@ -371,7 +388,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
             options,
             lag_s=running.report.lag_p99_s,
             recorded_percent=recorded_percent,
-            is_selection=selection != Selection(),
+            is_selection=selection != Selection() or part is not None,
         )
         if writer is not None:
             writer.close(description(options, problem))
@@ -398,16 +415,23 @@ def _percent(capture: Capture) -> float:
         return 0.0
 
 
-def _selected(capture: Capture, selection: Selection) -> Iterator[RecordedCall]:
-    return (call for call in capture.calls() if selection.includes(call))
+def _selected(capture: Capture, selection: Selection, part: Shard | None) -> Iterator[RecordedCall]:
+    calls = (call for call in capture.calls() if selection.includes(call))
+    return calls if part is None else filter(part.includes, calls)
 
 
 class _ResultsWriter:
-    """Writes the new replies as a capture, which `gateway diff` reads."""
+    """Writes the new replies as a capture, which `gateway diff` reads.
 
-    def __init__(self, directory: Path, target: str) -> None:
+    Attributes:
+        has_all: Whether the replies of all calls are written.
+    """
+
+    def __init__(self, directory: Path, target: str, part: Shard | None) -> None:
         make_directory(directory)
-        self._segment = SegmentWriter(directory, {REPLAYED: target})
+        shard = {} if part is None else {SHARD: str(part)}
+        self.has_all = False
+        self._segment = SegmentWriter(directory, {REPLAYED: target, **shard})
         self._segment.begin()
         self._target = target
 
@@ -419,18 +443,18 @@ class _ResultsWriter:
 
     def close(self, notes: Mapping[str, str]) -> None:
         self._segment.begin()
-        self._segment.note(notes)
+        self._segment.note({**notes, **({WHOLE: "yes"} if self.has_all else {})})
         self._segment.commit()
         self._segment.seal({})
 
 
-def _verdict(report: ReplayReport, judgement: Judgement) -> str:
+def _verdict(report: ReplayReport, judgement: Judgement, part: Shard | None) -> str:
     if report.stopped:
         return "interrupted"
     if report.failed:
         return f"failed, {report.failed} calls could not be sent"
     if not report.sent:
-        return "failed, no call was sent"
+        return "failed, no call was sent" if part is None else f"no call is in shard {part}"
     return judgement.text
 
 

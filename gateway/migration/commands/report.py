@@ -20,6 +20,7 @@ from gateway.migration.commands.comparison import (
     load_migration,
     parse_conditions,
 )
+from gateway.migration.commands.results import open_results
 from gateway.migration.compare.conditions import Condition
 from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.evidence.guards import Guards
@@ -31,9 +32,12 @@ from gateway.migration.settings import CompareConfig, RuleChoice
 
 
 def report(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="A capture of the old server.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A capture of the old server.")],
     new: Annotated[
-        Path, typer.Argument(metavar="NEW", help="Results of `replay -o`, or another capture.")
+        list[str],
+        typer.Argument(
+            metavar="NEW...", help="Results of `replay -o`, of all shards; or another capture."
+        ),
     ],
     html: Annotated[
         Path | None, typer.Option("-o", "--html", metavar="FILE", help="Write a page of HTML.")
@@ -49,7 +53,8 @@ def report(
 
     It shows elements of tensors where both recordings have them. Equal recordings give equal bytes.
 
-    Exit status: 0 conditions and guards hold, 1 they do not, 2 wrong usage or no capture.
+    Exit status: 0 conditions and guards hold, 1 they do not or a shard is missing, 2 wrong usage or
+    no capture.
 
     Example: gateway report capture results -o report.html
     """
@@ -63,8 +68,8 @@ def report(
 
 
 def write_report(
-    old: Path,
-    new: Path,
+    old: str,
+    new: Sequence[str],
     compare: str | None,
     conditions: Sequence[Condition],
     *,
@@ -75,7 +80,7 @@ def write_report(
 
     Args:
         old: The capture of the old server.
-        new: The capture of the new server.
+        new: The captures of the new server.
         compare: The flag --compare.
         conditions: The conditions that the flags name.
         html: File of the page; None for none.
@@ -83,7 +88,7 @@ def write_report(
     """
     migration = load_migration(compare)
     guards, evidence = Guards(migration.guards), ReportEvidence()
-    a, b = open_capture(old), open_capture(new)
+    a, b = open_capture(old), open_results(new)
     lost: Counter[str] = Counter()
 
     def add(call: Any) -> None:

@@ -74,6 +74,9 @@ class SinkHub:
             self._change(sender[0], decode_definitions(note.definitions))
         for sink_id, events in note.events.items():
             self._put_call(sender, message, sink_id, events)
+        if note.flush:
+            for queue in self._queues.values():
+                queue.flush()
         if note.ends:
             for queue in self._queues.values():
                 queue.drop_sender(sender)

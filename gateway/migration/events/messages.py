@@ -35,6 +35,7 @@ class EventNote(Struct, array_like=True):
         version: Of the model that replied; "" where it has none.
         definitions: Pickled sinks in force; None in messages that do not change them.
         question: The shadow process replies to a number above 0 with what it still has.
+        flush: Send what waits for a full batch.
         ends: Drop what is still there of this sender, with the reason `shutdown`.
     """
 
@@ -43,6 +44,7 @@ class EventNote(Struct, array_like=True):
     version: str = ""
     definitions: bytes | None = None
     question: int = 0
+    flush: bool = False
     ends: bool = False
 
 

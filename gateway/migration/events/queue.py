@@ -144,6 +144,7 @@ class SinkQueue:
         # Rounds of attempts that did not reach the sink, and how many there were at its last reply.
         self._rounds = self._rounds_before = 0
         self._probe_at: float | None = None  # while it is not reached
+        self._flushed_s = -1.0  # events that came until then wait for no batch
         self._is_failing = False
         self._is_closed = False
 
@@ -157,6 +158,11 @@ class SinkQueue:
         at_s = self._loop.time()
         for kind in kinds:
             self._add(QueuedEvent(held, kind, at_s, self._rounds))
+        self._send_ready()
+
+    def flush(self) -> None:
+        """Send what waits for a full batch now."""
+        self._flushed_s = self._loop.time()
         self._send_ready()
 
     def drop_sender(self, sender: Sender) -> None:
@@ -222,7 +228,12 @@ class SinkQueue:
         options = self._options
         if len(self._ready) >= options.batch or self._ready_bytes >= options.batch_bytes:
             return True
-        return now >= self._ready[0].at_s + options.linger_s
+        return now >= self._due(self._ready[0])
+
+    def _due(self, event: QueuedEvent) -> float:
+        """Return when an event is sent even if its batch is not full."""
+        is_flushed = event.at_s <= self._flushed_s
+        return event.at_s + (0.0 if is_flushed else self._options.linger_s)
 
     def _set_timer(self, now: float) -> None:
         if self._timer is not None:
@@ -230,7 +241,7 @@ class SinkQueue:
             self._timer = None
         times = [self._paused[0][0]] if self._paused else []
         if self._ready and not self._tasks_are_full():
-            times.append(max(self._probe_at or 0.0, self._ready[0].at_s + self._options.linger_s))
+            times.append(max(self._probe_at or 0.0, self._due(self._ready[0])))
         if times:
             self._timer = self._loop.call_at(max(now, min(times)), self._send_ready)
 

@@ -174,6 +174,9 @@ def check_events(config: Config, package_schemes: frozenset[str]) -> Iterator[Fi
             yield (*at, "url"), message
         if sink.tls is not None and (sink.tls.cert is None) != (sink.tls.key is None):
             yield (*at, "tls"), "'cert' or 'key' is missing; expected both or neither"
+        if sink.tls is not None and not sink.tls.verify and config.security.strict:
+            forbidden = "the sink is not verified, which security.strict forbids"
+            yield (*at, "tls", "verify"), f"{forbidden}; expected 'verify: true' with 'ca'"
         package = "" if message else _missing_package(sink)
         if package:
             yield at, f"needs the extra {package!r}: pip install 'tensor-gateway[{package}]'"

@@ -121,10 +121,13 @@ class EventOutbox(PacketSender):
         """Tell the shadow process the sinks, and ask what it has."""
         self._ask(encode_definitions([each.definition for each in self._in_force]))
 
-    def _ask(self, definitions: bytes | None = None, *, ends: bool = False) -> None:
+    def _ask(
+        self, definitions: bytes | None = None, *, flush: bool = False, ends: bool = False
+    ) -> None:
         self._questions += 1
         self._marks[self._questions] = dict(self._sent)
-        note = EventNote(definitions=definitions, question=self._questions, ends=ends)
+        number = self._questions
+        note = EventNote(definitions=definitions, question=number, flush=flush, ends=ends)
         self._queue([encode_note(note)])
         self._schedule()
 
@@ -134,6 +137,7 @@ class EventOutbox(PacketSender):
             return
         self._is_closing = True
         self._all_resolved = asyncio.Event()
+        self._ask(flush=True)
         if not await self._wait_resolved(timeout_s):
             self._ask(ends=True)
             await self._wait_resolved(_LAST_RESULTS_S)

@@ -29,6 +29,7 @@ from gateway.concurrency.background import start_background
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
 from gateway.migration import names
+from gateway.migration.captures.uploader import OUTCOMES
 from gateway.migration.events.settings import EVENTS
 from gateway.migration.mirror.evidence_metrics import evidence_metrics
 from gateway.migration.mirror.packets import socket_pair
@@ -36,6 +37,7 @@ from gateway.migration.mirror.targets import shadow_config
 from gateway.migration.options import EVENT_CHANNEL, captures_of
 from gateway.migration.targets import live_migrations
 from gateway.telemetry.families import counter_family, gauge_family
+from gateway.telemetry.names import LOG_LINES_LOST
 
 log = structlog.get_logger(__name__)
 
@@ -88,9 +90,25 @@ class EvidenceDocuments:
         return None if found is None else dict(found)
 
 
-def _lost_lines(process: WorkerProcess | None) -> dict[str, int]:
+def _latest_counts(process: WorkerProcess | None, name: str, label: str) -> Counter[str]:
+    """Return what the process sent last of one metric, by the values of a label."""
     metrics = () if process is None else process.metrics
-    return {labels["reason"]: int(value) for *_, samples in metrics for _, labels, value in samples}
+    return Counter(
+        {
+            labels.get(label, ""): int(value)
+            for *_, samples in metrics
+            for sample, labels, value in samples
+            if sample == name
+        }
+    )
+
+
+def _lost_lines(process: WorkerProcess | None) -> Counter[str]:
+    return _latest_counts(process, LOG_LINES_LOST.name, "reason")
+
+
+def _uploads(process: WorkerProcess | None) -> Counter[str]:
+    return _latest_counts(process, names.CAPTURE_UPLOADS.name, "outcome")
 
 
 def shadow_channels(loaded: LoadedConfig) -> tuple[str, ...]:
@@ -131,6 +149,7 @@ class ShadowKeeper(Collector):
         self._process: WorkerProcess | None = None
         self._watch: ReplyWatch | None = None  # while it is up
         self._lost_before: Counter[str] = Counter()  # lines of the log of earlier processes
+        self._uploads_before: Counter[str] = Counter()
         self._is_replacing = False
         self._evidence: dict[str, KeptEvidence] = {}
         # What the guards of a process that starts continue with.
@@ -230,9 +249,19 @@ class ShadowKeeper(Collector):
         restarts.add_metric((), self._restarts)
         yield restarts
         lost = counter_family(names.SHADOW_LOG_LINES_LOST)
-        for reason, count in (self._lost_before + Counter(_lost_lines(self._process))).items():
+        for reason, count in (self._lost_before + _lost_lines(self._process)).items():
             lost.add_metric([reason], count)
         yield lost
+        if any(each.upload for each in captures_of(self._loaded).values()):
+            uploads = counter_family(names.CAPTURE_UPLOADS)
+            counts = self._uploads_before + _uploads(self._process)
+            for outcome in OUTCOMES:
+                uploads.add_metric([outcome], counts[outcome])
+            yield uploads
+            pending = gauge_family(names.CAPTURE_UPLOADS_PENDING)
+            waiting = _latest_counts(self._process, names.CAPTURE_UPLOADS_PENDING.name, "")
+            pending.add_metric((), waiting.total())
+            yield pending
         if live_migrations(self._loaded.config):
             documents = {name: kept.document for name, kept in self._evidence.items()}
             yield from evidence_metrics(documents)
@@ -272,7 +301,8 @@ class ShadowKeeper(Collector):
         while True:
             if self._process is not None:
                 ended = describe_exit(await self._process.wait())
-                self._lost_before += Counter(_lost_lines(self._process))
+                self._lost_before += _lost_lines(self._process)
+                self._uploads_before += _uploads(self._process)
                 self._process = self._watch = None
             if self._stopping.is_set():
                 return

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from gateway.migration.captures.sampling import CaptureOptions
 from gateway.migration.mirror.inbox import Inbox, sample_inbox
 from gateway.migration.mirror.keeper import NAME
 from gateway.migration.mirror.mirroring import Mirroring
+from gateway.migration.mirror.upload_metrics import UploadMetrics
 from gateway.migration.options import EVENT_CHANNEL, captures_of
 from gateway.telemetry import error_texts, logs
 from gateway.telemetry.aggregation import snapshot
@@ -102,7 +103,7 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         return _FAILED
     freeze_startup_objects()
     channel.send({"started": {}})
-    requests = asyncio.create_task(_handle_requests(channel, mirroring))
+    requests = asyncio.create_task(_handle_requests(channel, mirroring, recorders))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({stopping, requests}, return_when=asyncio.FIRST_COMPLETED)
     for inbox in inboxes.values():
@@ -145,7 +146,9 @@ async def _start_recorder(options: CaptureOptions, inbox: Inbox[SampleMessage]) 
     return recorder
 
 
-async def _handle_requests(channel: WorkerChannel, mirroring: Mirroring | None) -> None:
+async def _handle_requests(
+    channel: WorkerChannel, mirroring: Mirroring | None, recorders: Sequence[CaptureRecorder]
+) -> None:
     """Reply to the parent until it exits."""
     while (message := await channel.receive()) is not None:
         if "evidence_reset" in message:
@@ -156,9 +159,9 @@ async def _handle_requests(channel: WorkerChannel, mirroring: Mirroring | None) 
             if mirroring is not None:
                 mirroring.resume(message["evidence_resume"])
             continue
-        # Nothing else is measured here.
         lost = LostLines({"stderr": logs.lost_lines})
-        reply: dict[str, Any] = {"metrics": snapshot(lost)}
+        uploads = UploadMetrics([each.uploader for each in recorders])
+        reply: dict[str, Any] = {"metrics": [*snapshot(lost), *snapshot(uploads)]}
         if message["request"] == "exchange":
             wanted, found = message["document"], None
             if mirroring is not None:

@@ -230,7 +230,7 @@ class Replay:
     def _start(
         self, record: RecordedCall, due: float | None, slots: asyncio.Semaphore | None
     ) -> None:
-        key = _sequence_key(record)
+        key = sequence_key(record)
         before = None if key is None else self._sequences.get(key)
         task = asyncio.create_task(self._send(record, due, key, before))
         if key is not None:
@@ -417,7 +417,8 @@ def replayed_call(record: RecordedCall, outcome: ReplayOutcome, target: str) -> 
     return RecordedCall(call, tensors, items)
 
 
-def _sequence_key(record: RecordedCall) -> str | None:
+def sequence_key(record: RecordedCall) -> str | None:
+    """Return what the calls of a sequence have in common; None for a call without one."""
     sequence = record.call.sequence
     return None if sequence is None else f"{record.call.model}|{sequence.split(',')[0]}"
 

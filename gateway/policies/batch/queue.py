@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.policies.access.apart import Apart
@@ -148,17 +149,18 @@ class BatchQueue:
     def pop_batch(self) -> list[PendingRequest]:
         """Remove and return the first requests that fit into a batch; at least one.
 
-        Of rows with different lengths, those that are the most like the first one come first.
+        Rows of very different lengths wait for one of the next batches.
         """
         rows, size_bytes = self.preferred or self.max_rows, self.rules.max_bytes
-        padding = PaddedSize()
         batch: list[PendingRequest] = []
-        for member in nearest_first(self.members):
+        for member in self.members:
             rows -= member.rows
             size_bytes -= member.size_bytes
-            if not padding.add(member.call) or (batch and (rows < 0 or size_bytes < 0)):
+            if batch and (rows < 0 or size_bytes < 0):
                 break
             batch.append(member)
+        if batch[0].call.rows is not None and batch[0].call.rows.lengths:
+            batch = with_little_padding(batch)
         sent = set(batch)
         self.replace([member for member in self.members if member not in sent])
         return batch
@@ -181,10 +183,9 @@ class BatchQueue:
             self.add(member)
 
 
-def nearest_first(members: Sequence[PendingRequest]) -> Sequence[PendingRequest]:
-    """Return the first member, and then the others by how much their rows differ in length."""
-    first = members[0].call
-    if first.rows is None or not first.rows.lengths:
-        return members
-    width = width_of(first)
-    return sorted(members, key=lambda member: abs(width_of(member.call) - width))
+def with_little_padding(members: Sequence[PendingRequest]) -> list[PendingRequest]:
+    """Return the first of *members*, and those whose rows are of nearly the same length."""
+    width = width_of(members[0].call)
+    padding = PaddedSize()
+    nearest = sorted(members, key=lambda member: abs(width_of(member.call) - width))
+    return list(takewhile(lambda member: padding.add(member.call), nearest))

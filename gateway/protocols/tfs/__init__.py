@@ -9,7 +9,7 @@ from gateway.protocols.tfs.declarations import read_declaration
 from gateway.protocols.tfs.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.tfs.http.codec import HttpCodec
 from gateway.protocols.tfs.http.paths import MODELS
-from gateway.protocols.tfs.options import check_options, exact_paths, process_options
+from gateway.protocols.tfs.options import check_options, exact_paths, health_paths, process_options
 
 SPEC = ProtocolSpec(
     name="tfs",
@@ -20,6 +20,7 @@ SPEC = ProtocolSpec(
         prefixes=(MODELS,),
         any_path=True,
         exact_paths=exact_paths,
+        public_paths=health_paths,
         passed=frozenset({MODELS}),
         shared_option="shared",
     ),

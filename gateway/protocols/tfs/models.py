@@ -6,6 +6,7 @@ Source: docs/protocols/tensorflow-serving.md, "4. Models, versions and signature
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from gateway.protocols.tfs.options import DEFAULT_SIGNATURE
 
 _VERSION_END: Final = 1 << 63
 _PLACEHOLDER: Final = "1"
+_MODELS: Final = 256
 _PLAIN: Final = DeclaredSignature()
 NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _NUMERIC: Final = NEEDS | {Need.NUMERIC_VERSIONS}
@@ -102,18 +104,24 @@ class ModelTable:
 
     Args:
         limits: The limits of a message.
+
+    Attributes:
+        find: Returns the model of a call, see `_find`.
     """
 
     def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
         self._declared: Mapping[str, ModelDeclaration] = {}
+        # Clients repeat the same few models. What raises is not cached.
+        self.find = lru_cache(_MODELS)(self._find)
 
     def declare(self, declared: Mapping[str, ModelDeclaration]) -> None:
         """Replace the declarations, by the names of models."""
         self._declared = declared
+        self.find.cache_clear()
 
-    def find(
-        self, spec: Spec, methods: Sequence[str] = (), *, allows_nameless: bool = False
+    def _find(
+        self, spec: Spec, methods: tuple[str, ...] = (), *, allows_nameless: bool = False
     ) -> CalledModel:
         """Return the model of a call.
 

@@ -1,6 +1,6 @@
 """The options that a listener or an upstream may set.
 
-Source: docs/protocols/tensorflow-serving.md, "12. Configuration".
+Source: docs/protocols/tensorflow-serving.md, "11. Configuration".
 """
 
 import re
@@ -124,6 +124,18 @@ def exact_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
     if found.is_kserve or found.root or found.cloudevents:
         paths.append(ROOT)
     return tuple(dict.fromkeys(paths))
+
+
+def health_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the health route of Vertex AI, which needs no credential.
+
+    Raises:
+        ValueError: A key does not exist, or a value is wrong.
+    """
+    vertex = read_options(options).vertex
+    if vertex is None or vertex.health == vertex.predict:
+        return ()
+    return (vertex.health,)
 
 
 def _vertex(key: str, value: Any) -> VertexOptions:

@@ -34,7 +34,9 @@ from gateway.routing.residency.plan import (
     ResidencyPlan,
     Resident,
     UnloadReason,
+    entries,
 )
+from gateway.routing.residency.turns import NoTurn, Turn
 from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
@@ -48,6 +50,8 @@ _UNREAD_S: Final = 1.0
 _UNLOADING_S: Final = 0.02
 """The first pause between two looks at a model that is being unloaded; they grow."""
 _UNLOADING_CAP_S: Final = 0.5
+_LOOKS: Final = 20
+"""How often the index is read for a load that has begun, before another process has its turn."""
 
 
 class ModelServer(Protocol):
@@ -121,6 +125,7 @@ class ResidencyController:
         meters: Counts loads, unloads and waits.
         pinned: Models that are loaded from the start.
         callers: Returns how many calls wait; by default those of this server.
+        turn: Makes what excludes other processes that begin a load there; None for no others.
         clock: Monotonic seconds.
 
     Attributes:
@@ -139,6 +144,7 @@ class ResidencyController:
         *,
         pinned: tuple[str, ...] = (),
         callers: Callable[[], int] | None = None,
+        turn: Callable[[], Turn] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -150,6 +156,8 @@ class ResidencyController:
         self._meters = meters
         self._clock = clock
         self._callers = callers or (lambda: self.plan.callers)
+        self._excludes = turn is not None
+        self._turn: Callable[[], Turn] = NoTurn if turn is None else turn
         self._parameters: dict[str, LoadParameters] = {}
         self._waiters: dict[str, list[_Waiter]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -344,13 +352,12 @@ class ResidencyController:
     def document(self) -> dict[str, Any]:
         """Return what the server holds, for the status."""
         now = self._clock()
-        models = sorted(self.plan.models.values(), key=lambda each: each.name)
         return {
             "endpoint": self.name,
             "room": self._rules.room,
             "held": self.plan.held(),
             "waiting": self.plan.callers,
-            "models": [_model_entry(each, now) for each in models if _is_shown(each, now)],
+            "models": entries(self.plan.models.values(), now),
         }
 
     def unpin(self, name: str) -> None:
@@ -407,11 +414,8 @@ class ResidencyController:
     async def _load(self, model: Resident) -> None:
         began = self._clock()
         try:
-            phase = await self._phase_before_load(model)
-            if phase is ModelPhase.ABSENT:
-                parameters = self._parameters.get(model.name, {})
-                async with asyncio.timeout(self._waits.load_timeout_s):
-                    await self._server.load(model.name, parameters)
+            async with asyncio.timeout(self._waits.load_timeout_s):
+                phase = await self._load_at_server(model)
         except (GatewayError, TimeoutError) as error:
             self._fail(model, error, began)
         else:
@@ -423,6 +427,43 @@ class ResidencyController:
             else:
                 self._finish(model, began, is_own=phase is ModelPhase.ABSENT)
         self.advance()
+
+    async def _load_at_server(self, model: Resident) -> ModelPhase | None:
+        """Load a model, unless the server does it already or has no room.
+
+        Returns:
+            What the model was doing before; None if there is no room any more.
+        """
+        async with self._turn():
+            phase = await self._phase_before_load(model)
+            if phase is not ModelPhase.ABSENT:
+                return phase
+            parameters = self._parameters.get(model.name, {})
+            load = asyncio.ensure_future(self._server.load(model.name, parameters))
+            try:
+                await self._until_shown(model, load)
+            except BaseException:
+                load.cancel()
+                raise
+        try:
+            await load
+        except asyncio.CancelledError:
+            load.cancel()
+            raise
+        return phase
+
+    async def _until_shown(self, model: Resident, load: asyncio.Future[None]) -> None:
+        """Wait until the index shows that a model is being loaded, for others to see."""
+        if not self._excludes:
+            return
+        for _ in range(_LOOKS):
+            await asyncio.wait((load,), timeout=_UNLOADING_S)
+            if load.done():
+                return
+            with suppress(GatewayError):
+                await self.read_index()
+            if self._seen.get(model.name, ModelPhase.ABSENT) is not ModelPhase.ABSENT:
+                return
 
     def _finish(self, model: Resident, began: float, *, is_own: bool) -> None:
         now = self._clock()
@@ -548,20 +589,3 @@ class ResidencyController:
                 async with asyncio.timeout(delay_s):
                     await self._is_changing.wait()
             self._is_changing.clear()
-
-
-def _is_shown(model: Resident, now: float) -> bool:
-    is_held = model.phase is not ModelPhase.ABSENT
-    return is_held or model.is_pinned or bool(model.callers) or now < model.failed_until
-
-
-def _model_entry(model: Resident, now: float) -> dict[str, Any]:
-    is_failed = model.phase is ModelPhase.ABSENT and now < model.failed_until
-    return {
-        "name": model.name,
-        "state": "failed" if is_failed else model.phase.value,
-        "uses": model.uses,
-        "waiting": model.callers,
-        "pinned": model.is_pinned,
-        "reason": model.failure if is_failed else "",
-    }

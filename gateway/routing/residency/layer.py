@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from gateway.api.layer import Entries, Layer, LayerContext
@@ -39,6 +40,7 @@ from gateway.routing.residency.meters import EndpointMeters
 from gateway.routing.residency.plan import ModelPhase, UnloadReason
 from gateway.routing.residency.server import EndpointServer
 from gateway.routing.residency.settings import RESIDENCY
+from gateway.routing.residency.turns import HostTurn
 from gateway.routing.sequence_affinity import SequenceKey, rendezvous_order
 from gateway.service import ReplyCoroutine, Service
 
@@ -553,6 +555,7 @@ def _build(inner: Entries, at: LayerContext) -> Service | None:
             meters,
             pinned=pinned,
             callers=lambda: residency.callers,
+            turn=partial(HostTurn, endpoint.name.rpartition(":")[0]),
         )
         meters.watch(made)
         return made

@@ -10,7 +10,7 @@ import enum
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 _STUCK: Final = 10.0
 """Multiple of `drain_after` after which a model that does not end its calls has a successor."""
@@ -473,3 +473,26 @@ def counts(models: Iterable[Resident], now: float) -> dict[str, int]:
         elif now < model.failed_until:
             found["failed"] += 1
     return found
+
+
+def entries(models: Iterable[Resident], now: float) -> list[dict[str, Any]]:
+    """Return what is shown of models that are not only absent, by name."""
+    by_name = sorted(models, key=lambda each: each.name)
+    return [_model_entry(each, now) for each in by_name if _is_shown(each, now)]
+
+
+def _is_shown(model: Resident, now: float) -> bool:
+    is_held = model.phase is not ModelPhase.ABSENT
+    return is_held or model.is_pinned or bool(model.callers) or now < model.failed_until
+
+
+def _model_entry(model: Resident, now: float) -> dict[str, Any]:
+    is_failed = model.phase is ModelPhase.ABSENT and now < model.failed_until
+    return {
+        "name": model.name,
+        "state": "failed" if is_failed else model.phase.value,
+        "uses": model.uses,
+        "waiting": model.callers,
+        "pinned": model.is_pinned,
+        "reason": model.failure if is_failed else "",
+    }

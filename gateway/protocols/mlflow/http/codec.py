@@ -21,6 +21,7 @@ from gateway.ir.context import ModelRef, Need
 from gateway.ir.data import UntypedRules
 from gateway.ir.errors import GatewayError, NotFound
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.untyped import RowsForm
 from gateway.protocols.mlflow.errors import (
     JSON,
     NOT_READY,
@@ -38,6 +39,7 @@ from gateway.protocols.mlflow.http.form import (
 )
 from gateway.protocols.mlflow.options import NAN, REFUSE, WORDS, read_options
 from gateway.protocols.mlflow.paths import MODELS, ScoringPath, ScoringRoute, find_path
+from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
@@ -53,7 +55,7 @@ _GET: Final = frozenset({"GET", "HEAD"})
 _DEFAULT: Final = ModelRef("")
 
 
-class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
+class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, DeclaringCodec):
     """MLflow's scoring protocol over HTTP, in both directions.
 
     Args:
@@ -92,6 +94,16 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
         )
         style = NonfiniteStyle.WORDS if found.nonfinite == WORDS else NonfiniteStyle.REFUSE
         self._style = RowStyle(nonfinite=style)
+        self._styles: dict[str, RowStyle] = {}
+
+    def declare(self, declared: Mapping[str, Any], /) -> None:
+        """Replace what the configuration declares of models, by their names."""
+        nonfinite = self._style.nonfinite
+        self._styles = {
+            model: RowStyle(nonfinite=nonfinite, base64=form.binary)
+            for model, form in declared.items()
+            if isinstance(form, RowsForm) and form.binary
+        }
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request.
@@ -113,7 +125,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
         extra = returned_headers(origin_of(call))
         if isinstance(call, InferRequest):
             content = cast("InferResponse", reply)
-            return replies.encode_inference(content, form, self._style, extra)
+            return replies.encode_inference(content, form, self._style_of(call, content), extra)
         if isinstance(call, ServerReadyRequest):
             return HttpResponse(OK if reply else NOT_READY, Headers((JSON, *extra)), (b"\n",))
         if isinstance(call, ServerLiveRequest):
@@ -142,7 +154,8 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
         """
         if item.error is not None:
             raise item.error
-        return replies.encode_line(item, self._style, returned_headers(origin_of(call)))
+        style = self._style_of(call, item)
+        return replies.encode_line(item, style, returned_headers(origin_of(call)))
 
     def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
         """Return True: a first error is an ordinary response."""
@@ -164,7 +177,8 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
         Raises:
             Unsupported: The protocol does not carry it, or has no such request.
         """
-        return upstream.encode_call(call, self._options)
+        model = "" if call.model is None else call.model.name
+        return upstream.encode_call(call, self._options, self._styles.get(model, self._style))
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
         """Read an upstream's response to *call*.
@@ -176,6 +190,11 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled):
         found: Any = upstream.decode_reply(call, wire, self._limits)
         # The type of a call determines that of its reply, which mypy cannot follow.
         return cast("R", found)
+
+    def _style_of(self, call: Call[Any], reply: InferResponse) -> RowStyle:
+        """Return how the outputs of a model are written; its name may be the listener's to give."""
+        model = reply.model if call.model is None else call.model
+        return self._styles.get(model.name, self._style)
 
     def _decode(self, path: ScoringRoute, wire: HttpRequest) -> Call[Any]:
         kind = path.kind

@@ -40,12 +40,11 @@ from gateway.wire.row_values import RowStyle, columns_json, value_json
 from gateway.wire.rows import RowsReader, read_rows_document
 
 _HEALTH: Final = (ModelReadyRequest, ServerLiveRequest, ServerReadyRequest)
-_STYLE: Final = RowStyle()
 _RULES: Final = UntypedRules(protocol="mlflow", has_b64=False, has_nulls=True)
 _KEY: Final = "predictions"
 
 
-def encode_call(call: Call[Any], options: MlflowOptions) -> HttpRequest:
+def encode_call(call: Call[Any], options: MlflowOptions, style: RowStyle) -> HttpRequest:
     """Write a request.
 
     Raises:
@@ -61,9 +60,9 @@ def encode_call(call: Call[Any], options: MlflowOptions) -> HttpRequest:
     headers = Headers((JSON, *http_headers(context)))
     inputs = call.inputs
     if len(inputs) == 1 and options.single_input != OBJECT:
-        text = value_json(inputs[0], _STYLE)
+        text = value_json(inputs[0], style)
     else:
-        text = columns_json(inputs, _STYLE)
+        text = columns_json(inputs, style)
     parameters = {
         name: orjson.Fragment(value) if isinstance(value, JsonParameter) else value
         for name, value in call.parameters.items()

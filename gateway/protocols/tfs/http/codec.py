@@ -7,6 +7,7 @@ Source: docs/protocols/tensorflow-serving.md.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, TypeVar, cast
 
 import orjson
@@ -51,16 +52,30 @@ from gateway.protocols.tfs.models import NEEDS, CalledModel, ModelTable, Spec, k
 from gateway.protocols.tfs.options import FORWARD, ROOT, read_options
 from gateway.protocols.tfs.status import AVAILABLE, status_document, versions_of
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.errors import (
+    MethodNotAllowed,
+    clip,
+    extra_headers,
+    http_status_of,
+    strip_traceback,
+)
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context
-from gateway.wire.model_lists import model_object, models_document, ready_names
+from gateway.wire.model_lists import (
+    is_of_openai,
+    model_object,
+    models_document,
+    openai_error,
+    ready_names,
+)
 from gateway.wire.rows import RowsDocument, read_rows_document
+from gateway.wire.url_names import decoded_name
 
 R = TypeVar("R")
 
 NAME: Final = "tfs.http"
 _HEADERS: Final = Headers(JSON)
+_PATHS: Final = 256
 _GET: Final = frozenset({"GET", "HEAD"})
 _EXPLAIN: Final = (":explain", "%3aexplain")
 _METHODS: Final = {Verb.CLASSIFY: CLASSIFY, Verb.REGRESS: REGRESS}
@@ -105,6 +120,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self._models = ModelTable(limits)
         self._rules = row_rules(self._options, limits)
         self._is_kserve = self._options.is_kserve
+        # Clients repeat the same few paths. A path that raises is not cached.
+        self._find = lru_cache(_PATHS)(self._found)
         # Clients of another protocol of the listener read the same paths.
         self._is_shared = MODELS in self._options.shared
         vertex = self._options.vertex
@@ -131,8 +148,33 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return self._decode_predict(wire, self._default())
         is_root = wire.path == ROOT and self._options.root
         is_explain = self._is_shared and wire.path.lower().endswith(_EXPLAIN)
-        find = kserve_path if self._is_kserve or is_root or is_explain else tensorflow_path
-        return self._decode(find(wire.method, wire.path, self._limits), wire)
+        is_kserve = self._is_kserve or is_root or is_explain
+        try:
+            found = self._find(wire.method, wire.path, is_kserve)
+        except GatewayError as error:
+            if not self._is_shared or not is_of_openai(wire):
+                raise
+            found = self._openai_path(wire, error)
+        return self._decode(found, wire)
+
+    def _openai_path(self, wire: HttpRequest, error: GatewayError) -> RestPath:
+        """Return the path of a model whose name has a slash.
+
+        Raises:
+            MethodNotAllowed: The method is not GET.
+            GatewayError: *error*, for any other path.
+        """
+        name = wire.path.removeprefix(f"{MODELS}/")
+        if wire.method not in ("GET", "HEAD"):
+            shown = wire.path[:200]
+            error = MethodNotAllowed(
+                f"method {wire.method[:32]!r} is not allowed on {shown!r}: expected GET, HEAD",
+                allow="GET, HEAD",
+            )
+        elif name != wire.path and name:
+            return RestPath(Verb.STATUS, Spec(decoded_name("model name", name, self._limits)))
+        error.origin = Origin(NAME, wire)
+        raise error
 
     def encode_reply(  # noqa: PLR0911  # one for each kind of call
         self, call: Call[R], reply: R, /
@@ -162,8 +204,13 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return upstream.write_answer(content)
         raise unsupported(call, NAME)
 
-    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
-        """Write an error in the form of the dialect. Never raises."""
+    def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+        """Write an error in the form of the dialect, or of the other clients. Never raises."""
+        origin = error.origin if call is None else call.context.origin
+        wire = None if origin is None else origin.wire
+        if self._is_shared and isinstance(wire, HttpRequest) and is_of_openai(wire):
+            text = clip(strip_traceback(error.message), self._limits.error_text_bytes)
+            return openai_error(error, http_status_of(error), text, extra_headers(error))
         return error_response(error, NAME, self._limits)
 
     def encode_call(self, call: Call[Any], /) -> HttpRequest:
@@ -182,6 +229,10 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         """
         # The type of a call determines that of its reply, which mypy cannot follow.
         return cast("R", upstream.decode_reply(call, wire, self._options, self._limits, NAME))
+
+    def _found(self, method: str, path: str, is_kserve: bool) -> RestPath:
+        find = kserve_path if is_kserve else tensorflow_path
+        return find(method, path, self._limits)
 
     def _decode(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
         verb = found.verb

@@ -17,6 +17,7 @@ from gateway.protocols.tfs.declarations import B64, ModelDeclaration
 from gateway.protocols.tfs.options import NULL, OUTPUTS, PREDICTIONS, REFUSE, WORDS, TfsOptions
 from gateway.wire.row_values import NonfiniteStyle, RowStyle, columns_json, rows_json, value_json
 from gateway.wire.rows import RowsDocument, RowsReader
+from gateway.wire.short_rows import short_columns, short_rows
 
 _ROWS, _COLUMNS = "instances", "inputs"
 _SUFFIX: Final = "_bytes"
@@ -67,8 +68,14 @@ def read_tensors(
     if _ROWS in members and _COLUMNS in members:
         raise InvalidRequest("the body has instances and inputs: expected one of them")
     if _ROWS in members:
+        short = short_rows(document, _ROWS, limits, rules.rows)
+        if short is not None:
+            return short, True
         return RowsReader(document, limits, rules.rows).rows(_ROWS), True
     if _COLUMNS in members:
+        short = short_columns(document, _COLUMNS, limits, rules.columns)
+        if short is not None:
+            return short, False
         return RowsReader(document, limits, rules.columns).columns(_COLUMNS), False
     raise InvalidRequest("the body has neither instances nor inputs: expected one of them")
 

@@ -67,6 +67,22 @@ def test_a_sink_that_cannot_work_is_refused(keys: dict[str, Any], text: str) -> 
     assert text in found
 
 
+def test_values_of_request_headers_are_hidden() -> None:
+    """What shows a configuration to people has no credential of a sink, whatever its header is."""
+    headers = {"x-plain": "hidden-value"}
+    sink = {"url": "http://127.0.0.1:1/", "payload": "full", "request_headers": headers}
+    loaded = load_text(yaml.safe_dump({**BASE, "events": {"audit": sink}}))
+    assert "hidden-value" not in f"{loaded.without_secrets()} {loaded.config!r}"
+
+
+def test_a_sink_that_is_not_verified_is_refused_by_strict() -> None:
+    """`security.strict` wants to know who gets the events."""
+    sink = {"url": "https://127.0.0.1:1/", "payload": "full", "tls": {"verify": False}}
+    strict = {**BASE, "security": {"strict": True}, "events": {"audit": sink}}
+    found = "\n".join(map(str, check(load_text(yaml.safe_dump(strict)))))
+    assert "events.audit.tls.verify" in found
+
+
 @pytest.mark.parametrize(
     ("package", "keys", "extra"),
     [

@@ -197,6 +197,24 @@ def test_a_batch_is_sent_when_it_is_full_or_old() -> None:
     run(test)
 
 
+def test_a_flush_sends_what_waits_for_a_batch() -> None:
+    """Events that come later wait for others again."""
+
+    async def test() -> None:
+        made = Queue(batch=10, linger_s=60.0)
+        made.put(3)
+        await asyncio.sleep(1)
+        made.queue.flush()
+        await asyncio.sleep(0.1)
+        made.put(2)
+        await asyncio.sleep(1)
+        assert [3] == made.sink.batches
+        await asyncio.sleep(60)
+        assert [3, 2] == made.sink.batches
+
+    run(test)
+
+
 def test_events_of_a_process_that_stops_are_dropped() -> None:
     """What waits of one process goes, what is being sent and the events of others stay."""
 

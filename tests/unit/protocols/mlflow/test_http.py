@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from gateway.ir.calls import InferResponse
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import InvalidOutput
+from gateway.ir.tensor import items_tensor
+from gateway.ir.untyped import RowsForm
+from gateway.protocols.mlflow.http.codec import HttpCodec
 from gateway.wire.http import Headers, HttpRequest
 from tests.unit.protocols.mlflow.models import answers, post
 
@@ -175,3 +181,17 @@ async def test_nonfinite_numbers_can_be_refused() -> None:
     assert (status, json.loads(body)["error_code"]) == (500, "INTERNAL_ERROR")
     status, _, _ = await only("digits", post('{"inputs": [NaN]}', JSON), nonfinite="refuse")
     assert status == 400
+
+
+def test_declared_binary_outputs_are_base64_text() -> None:
+    """A reload may change the declaration; other models are written as text."""
+    codec = HttpCodec(options={"default_model": "m"})
+    call = codec.decode_call(post('{"inputs": [1]}', JSON))
+    reply = InferResponse(model=ModelRef("m"), outputs=(items_tensor("y", (1,), [b"\xff"]),))
+    with pytest.raises(InvalidOutput, match="not UTF-8"):
+        codec.encode_reply(call, reply)
+    codec.declare({"m": RowsForm(binary=frozenset({"y"}))})
+    assert json.loads(bytes(codec.encode_reply(call, reply).view)) == {"predictions": ["/w=="]}
+    codec.declare({})
+    with pytest.raises(InvalidOutput):
+        codec.encode_reply(call, reply)

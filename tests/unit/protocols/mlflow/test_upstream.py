@@ -126,6 +126,17 @@ async def test_declared_binary_outputs_are_bytes() -> None:
     assert await server.infer(X) == {"y": (Datatype.BYTES, [b"\xff\x00"])}
 
 
+async def test_declared_binary_inputs_are_base64_text() -> None:
+    """Bytes that are not UTF-8 reach a server only so."""
+    server = Server('{"predictions": [1]}', y(Datatype.INT64, -1))
+    photo = items_tensor("photo", (1,), [b"\xff\x00"])
+    with pytest.raises(GatewayError, match="not UTF-8"):
+        await server.infer(photo)
+    server.codec.declare({"m": RowsForm(binary=frozenset({"photo"}))})
+    await server.infer(photo)
+    assert server.document == {"inputs": ["/wA="]}
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
