@@ -196,7 +196,7 @@ class QuotaStore:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         retry_at = 0.0
-        while True:
+        while self._task is not None:  # the client may turn a cancellation into its own error
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
                     await self._wanted.wait()

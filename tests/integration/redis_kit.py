@@ -130,8 +130,9 @@ async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def closed(writer: asyncio.StreamWriter) -> None:
     """Close a connection."""
     writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()
+    with suppress(OSError):  # TimeoutError is one
+        async with asyncio.timeout(5):
+            await writer.wait_closed()
 
 
 @asynccontextmanager

@@ -1,0 +1,74 @@
+"""The store of quotas in virtual time: what waits for it, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.app import quota_store
+from gateway.app.quota_store import QuotaStore
+from gateway.config.permissions import QuotaStoreConfig
+from gateway.policies.access.quotas.budgets import Budgets, Charge, Limit, LocalAccounts
+from gateway.policies.access.quotas.pools import PoolLeases
+from tests.simulation.virtual_time import now, simulate
+
+CALL = [Charge(("q", "fraud"), 1)]
+
+
+class SilentPipeline:
+    """Some commands of a client that has no replies."""
+
+    def __init__(self, client: SilentClient) -> None:
+        self._client = client
+
+    def eval(self, *_arguments: Any) -> None:
+        """Take a command."""
+
+    async def execute(self) -> Any:
+        return await self._client.eval()
+
+
+class SilentClient:
+    """A client whose server never replies, and that turns a cancellation into its own error."""
+
+    async def eval(self, *_arguments: Any) -> Any:
+        try:
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError as error:
+            raise RuntimeError("the connection is closed") from error
+
+    def pipeline(self, **_settings: Any) -> Any:
+        return SilentPipeline(self)
+
+    async def aclose(self) -> None:
+        """Close nothing."""
+
+
+def test_no_call_waits_longer_than_5_ms_for_a_silent_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are admitted by what the gateway may spend alone; the store stops at once."""
+    monkeypatch.setattr(quota_store, "client_of", lambda _config: SilentClient())
+
+    async def main() -> tuple[list[float], int, float]:
+        leases = PoolLeases(2)
+        store = QuotaStore(QuotaStoreConfig(url="redis://silent"), leases, "one")
+        await store.start()
+        accounts = LocalAccounts(
+            Budgets({"q": Limit(amount=100, period="day")}, pools=leases), ask=store.ask
+        )
+        waits, admitted = [], 0
+        for _ in range(400):
+            began = now()
+            short = accounts.charge(CALL) and await accounts.wait(CALL)
+            waits.append(now() - began)
+            admitted += not short
+            await asyncio.sleep(0.01)
+        began = now()
+        await store.stop()
+        return waits, admitted, now() - began
+
+    waits, admitted, end_s = simulate(main)
+    assert max(waits) <= 0.006
+    assert admitted == 50
+    assert end_s < 2
