@@ -27,6 +27,7 @@ from gateway.ir.errors import (
     ModelNotFound,
     Overloaded,
 )
+from gateway.routing.residency.host_turn import NoTurn, Turn
 from gateway.routing.residency.plan import (
     Actions,
     ModelPhase,
@@ -36,7 +37,6 @@ from gateway.routing.residency.plan import (
     UnloadReason,
     entries,
 )
-from gateway.routing.residency.turns import NoTurn, Turn
 from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)

@@ -36,11 +36,11 @@ from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.placement import PLACEMENT
 from gateway.routing.residency.controller import ResidencyController
 from gateway.routing.residency.held import GONE, HeldModel, HeldStream, Home
+from gateway.routing.residency.host_turn import HostTurn
 from gateway.routing.residency.meters import EndpointMeters
 from gateway.routing.residency.plan import ModelPhase, UnloadReason
 from gateway.routing.residency.server import EndpointServer
 from gateway.routing.residency.settings import RESIDENCY
-from gateway.routing.residency.turns import HostTurn
 from gateway.routing.sequence_affinity import SequenceKey, rendezvous_order
 from gateway.service import ReplyCoroutine, Service
 
