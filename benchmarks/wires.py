@@ -86,6 +86,8 @@ class Wire(asyncio.Transport):
 class _Listening:
     """The server object of the loop. Its socket does not listen, so its accept queue is empty."""
 
+    family = socket.AF_INET
+
     def __init__(self, port: int) -> None:
         self._port = port
         self._socket = socket.socket()

@@ -15,6 +15,7 @@ from gateway.settings.units import Address, Url
 
 QUESTIONS = {"model_configuration": "true", "statistics": "target", "repository_index": "true"}
 READING = {**QUESTIONS, "trace": "read", "logging": "read"}
+ALIVE = {"tfs": {"root": True}}  # what KServe's clients ask on `/`
 
 
 def test_one_flag_is_enough() -> None:
@@ -22,7 +23,11 @@ def test_one_flag_is_enough() -> None:
     expected = {
         "version": "1",
         "listeners": [
-            {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001", "options": {"oip": READING}}
+            {
+                "http": "127.0.0.1:8000",
+                "grpc": "127.0.0.1:8001",
+                "options": {"oip": READING, **ALIVE},
+            }
         ],
         "upstreams": {"upstream": {"url": "oip+grpc://model-server:8001"}},
         "policies": {"timeout": "0s", "stream_idle": "0s"},
@@ -189,14 +194,15 @@ def test_requests_without_a_model_reach_the_default_dag_of_grps() -> None:
     """They stay without a model for a grps upstream; OIP clients use the name `default`."""
     config = sidecar_config(["grps+http://h:1"], enable=["repository_index"])
     (listener,) = config["listeners"]
-    assert {"grps": {"default_model": "default"}, "oip": QUESTIONS} == listener["options"]
+    expected = {"grps": {"default_model": "default"}, "oip": QUESTIONS, **ALIVE}
+    assert expected == listener["options"]
     assert {"url": "grps+http://h:1", "options": {"keys": {"default": ""}}} == (
         config["upstreams"]["upstream"]
     )
     named = sidecar_config(["grps+http://h:1"], default_model="m")
     assert {"url": "grps+http://h:1"} == named["upstreams"]["upstream"]
     two = sidecar_config(["grps+http://h:1", "http://h"])
-    assert {"oip": READING} == two["listeners"][0]["options"]
+    assert {"oip": READING, **ALIVE} == two["listeners"][0]["options"]
 
 
 def test_enables_options_that_are_off_by_default() -> None:
@@ -204,7 +210,7 @@ def test_enables_options_that_are_off_by_default() -> None:
     flags = ["model_control", "statistics=off", "trace=true", "shared_memory=forward:app-*,b"]
     (listener,) = sidecar_config(["http://h"], enable=flags)["listeners"]
     enabled = {"model_control": "true", "statistics": "off", "trace": "true"}
-    assert {"oip": {**READING, **enabled}} == listener["options"]
+    assert {"oip": {**READING, **enabled}, **ALIVE} == listener["options"]
     assert {"mode": "forward", "keys": ["app-*", "b"]} == listener["shared_memory"]
 
 

@@ -18,7 +18,9 @@ from gateway.telemetry.names import METRICS, Metric, MetricCell
 PACKAGE = Path(__file__).parents[3] / "gateway"
 NAME = re.compile(r"(gateway|nv)_[a-z0-9_]+")
 TABLES = frozenset({"telemetry/names.py", "migration/names.py"})
-NO_METRICS = frozenset({"gateway_call_path", "gateway_attempt", "gateway_quota_notes"})
+NO_METRICS = frozenset(
+    {"gateway_call_path", "gateway_attempt", "gateway_quota_notes", "gateway_completion_service"}
+)
 
 
 def named_metrics(path: Path) -> Iterator[str]:
