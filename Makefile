@@ -151,7 +151,7 @@ wheel: dist ## Build the release, check it, and run the demo with its wheel in a
 	cd dist && venv/bin/gateway demo --once --http 127.0.0.1:0 --grpc 127.0.0.1:0
 	cd dist && venv/bin/gateway schema > /dev/null
 
-LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header pyproject.toml
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-strip-extras pyproject.toml
 
 .PHONY: lock
 lock: $(VENV)/.installed-dev ## Write the locks again: the newest versions that pyproject.toml allows, with hashes.

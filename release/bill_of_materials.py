@@ -21,7 +21,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[1]
 PROJECT: Final = "tensor-gateway"
 
-_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)(?:\s*;\s*([^\\]*))?")
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]+\])?==([^\s;]+)(?:\s*;\s*([^\\]*))?")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 

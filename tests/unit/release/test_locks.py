@@ -55,7 +55,7 @@ def test_every_pin_has_a_hash(name: str) -> None:
     found = entries(name)
     assert len(found) > 20
     for entry in found:
-        assert re.match(r"[a-z0-9-]+==[^\s;]+", entry), entry
+        assert re.match(r"[a-z0-9-]+(\[[a-z0-9, -]+\])?==[^\s;]+", entry), entry
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry
         assert "://" not in entry
 
@@ -96,3 +96,8 @@ def test_the_bill_of_materials_of_an_environment_is_the_installed_set(tmp_path: 
     assert [("a-b-c", "1"), ("jinja2", "3.1")] == [
         (each["name"], each["version"]) for each in document["components"]
     ]
+
+
+def test_pins_have_the_extras_that_packages_ask_for() -> None:
+    """An old pip takes the newest release for `coverage[toml]` where the pin is `coverage`."""
+    assert "coverage[toml]==" in (ROOT / "requirements" / "dev.lock").read_text()
