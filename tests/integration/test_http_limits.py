@@ -12,7 +12,7 @@ import pytest
 
 from gateway.ir.errors import GatewayError
 from gateway.transports.contract import HttpMount, MemoryBudget, ServerLimits
-from gateway.transports.http1 import server_connection
+from gateway.transports.http1 import response_order
 from gateway.wire.http import Headers, HttpResponse
 from tests.integration.http_kit import (
     HTTP_MAKES,
@@ -60,7 +60,7 @@ async def test_client_that_still_sends_can_read_the_rejection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The connection is closed after a pause of the client, so that no reset hides the response."""
-    monkeypatch.setattr(server_connection, "_LINGER_S", 0.2)
+    monkeypatch.setattr(response_order, "_LINGER_S", 0.2)
     async with serving(Echo(), message_bytes=1000) as running:
         raw = await running.connect()
         await raw.send(post(b"", length=6000))

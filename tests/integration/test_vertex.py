@@ -20,6 +20,7 @@ import pytest
 from gateway.schema import tensorflow_messages_pb2
 from gateway.schema import tensorflow_serving_pb2 as pb
 from tests.integration.test_sagemaker import free_port
+from tests.integration.workers_kit import eventually
 
 CONFIG = """
 version: 1
@@ -233,9 +234,9 @@ def test_grpc_is_on_the_same_address(house: Container) -> None:
 
 def test_the_log_names_the_platform(house: Container) -> None:
     """It tells mode and endpoint, and warns of another version of the contract."""
-    text = (house.folder / "log").read_text()
-    assert "Vertex AI" in text
-    assert "unknown contract of the platform" in text
+    log = house.folder / "log"
+    eventually(lambda: "Vertex AI" in log.read_text())
+    eventually(lambda: "unknown contract of the platform" in log.read_text())
 
 
 def test_ignored_parameters_change_nothing(tmp_path: Path) -> None:

@@ -98,6 +98,6 @@ def test_the_bill_of_materials_of_an_environment_is_the_installed_set(tmp_path: 
     ]
 
 
-def test_pins_have_the_extras_that_packages_ask_for() -> None:
+def test_pins_have_the_extras_of_requirements() -> None:
     """An old pip takes the newest release for `coverage[toml]` where the pin is `coverage`."""
     assert "coverage[toml]==" in (ROOT / "requirements" / "dev.lock").read_text()
