@@ -62,7 +62,7 @@ PATHS = (
     "/INFERENCE.GRPCInferenceService/ModelInfer",
     "/inference%2eGRPCInferenceService/ModelInfer",
     "/inference.GRPCInferenceService/" + "x" * 4000,
-    "/tensorflow.serving.PredictionService/Predict",
+    "/tensorflow.serving.PredictionService/Unknown",
     "/grpc.health.v1.Health/Nothing",
 )
 
