@@ -272,14 +272,17 @@ OUTCOMES = {
 }
 
 
+EACH = 50  # calls of a connection
+
+
 async def ask_often(url: str, model: str, times: int) -> int:
     """Call a model over several connections, and return how many calls replied."""
     replies = 0
-    for _ in range(times // 50):
+    for _ in range(times // EACH):
         connected = client(parse_url(url))
         service = Complete(connected.service, connected.needs)
         tensors = tuple(array_tensor(name, array) for name, array in INPUTS.items())
-        for _ in range(50):
+        for _ in range(EACH):
             try:
                 await service(
                     InferRequest(
@@ -302,7 +305,8 @@ async def test_ten_thousand_calls_are_counted_exactly(workers: int, tmp_path: Pa
     path.write_text(MANY.format(workers=workers) + MODELS)
     with serving(str(path), patience_s=PATIENCE_S) as gateway:
         ways = urls(gateway, "simple")
-        call_counts = {("simple", name): 9100 // len(ways) + 1 for name in ways}
+        times = EACH * (9100 // (EACH * len(ways)) + 1)
+        call_counts = {("simple", name): times for name in ways}
         for model, times in (("fail", 250), ("gone", 50), ("nobody", 50)):
             call_counts |= {(model, f"oip.{carrier}"): times for carrier in ("http", "grpc")}
         replies = await asyncio.gather(
