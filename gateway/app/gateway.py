@@ -1,5 +1,7 @@
 """The gateway of one process: built from a configuration, started, drained, stopped."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import socket
@@ -10,6 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from time import monotonic
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import structlog
 from prometheus_client.core import Metric
@@ -39,7 +42,6 @@ from gateway.app.process_parts import ProcessParts
 from gateway.app.process_usage import process_usage
 from gateway.app.reload import Reloader
 from gateway.app.retirement import EarlierSequences, Retirements
-from gateway.app.server_counts import ServerCounts
 from gateway.app.service_graph import ServiceGraph
 from gateway.app.upstreams import max_connections
 from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
@@ -66,6 +68,10 @@ from gateway.telemetry.triton_names import TritonNames
 from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
 from gateway.transports.net.tls_files import TlsFiles
+
+if TYPE_CHECKING:
+    from gateway.app.server_counts import ServerCounts
+    from gateway.telemetry.model_counts import ModelCounts
 
 log = structlog.get_logger(__name__)
 
@@ -175,7 +181,7 @@ class Gateway:
         self._graph = ServiceGraph(loaded, self._process)
         self.parts.hold(self._graph.held_models())
         counts = self.metrics.model_counts
-        self._counts = None if counts is None else ServerCounts(lambda: self._graph, counts)
+        self._counts = None if counts is None else self._server_counts(counts)
         self._totals = None if counts is None else TritonNames()
         # What the listeners call: the entries of the graph, except after a reload.
         self._entries = self._graph.entries
@@ -251,6 +257,11 @@ class Gateway:
             return found
         self._totals.update(self, await self._counts.document(asks=True))
         return (*found, *self._totals.collect())
+
+    def _server_counts(self, counts: ModelCounts) -> ServerCounts:
+        from gateway.app.server_counts import ServerCounts  # noqa: PLC0415  # only with `compat`
+
+        return ServerCounts(lambda: self._graph, counts)
 
     async def server_counts(self, *, asks: bool) -> Document | None:
         """Return what `TritonNames` adds up; None without such names.

@@ -14,9 +14,8 @@ from gateway.app.chains import listener, model, route, upstream
 from gateway.app.chains.rows import PACKAGES, End, Row
 from gateway.app.package_layers import guarded
 from gateway.registry import layers
-from gateway.routing.residency.layer import RESIDENCY_LAYER
-from gateway.routing.residency.local import LOCAL_RESIDENCY_LAYER
-from gateway.routing.rolling.layer import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
+from gateway.routing.residency.layers import LOCAL_RESIDENCY_LAYER, RESIDENCY_LAYER
+from gateway.routing.rolling.layers import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
 from gateway.service import Service, bound_call, bound_inference
 
 SHARED_MODEL: Final = "upstream model"

@@ -1,12 +1,14 @@
 """Builds the models that run in the gateway's own process, each with its layers."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from gateway.app.batching import model_parts
 from gateway.app.chain_context import ChainContext, NewContext, no_context
@@ -25,9 +27,11 @@ from gateway.ir.calls import Call, RepositoryIndexRequest
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import RepositoryEntry
 from gateway.registry import backend
-from gateway.routing.residency.local import LocalModels
 from gateway.routing.residency.settings import LOCAL_RESIDENCY
 from gateway.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from gateway.routing.residency.local import LocalModels
 
 R = TypeVar("R")
 
@@ -133,6 +137,8 @@ def _local_models(config: Config, parts: KeptParts, at: NewContext) -> LocalMode
     settings = LOCAL_RESIDENCY.of(config)
     if settings is None:
         return None
+    from gateway.routing.residency.local import LocalModels  # noqa: PLC0415  # only with the key
+
     idle_s = config.policies.sequence_idle
     keep = parts.keep_of("residency", "")
     return parts.get(

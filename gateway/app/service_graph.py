@@ -64,7 +64,7 @@ from gateway.registry import layers, own_layers, recorded_calls
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher, matched_name
 from gateway.routing.model_keys import ModelKeyIndex
-from gateway.routing.residency.local import NAME
+from gateway.routing.residency.settings import LOCAL_NAME
 from gateway.routing.rolling.settings import RecordedCalls
 from gateway.routing.router import Router
 from gateway.routing.server_info import Index, ServerInfo, ServerOptions
@@ -242,7 +242,7 @@ class ServiceGraph:
 
     def held_models(self) -> dict[str, HeldModels]:
         """Return what has `residency`, by the name of the upstream."""
-        own = {} if self.models.residency is None else {NAME: self.models.residency}
+        own = {} if self.models.residency is None else {LOCAL_NAME: self.models.residency}
         found = {name: built.endpoints.residency for name, built in self.upstreams.items()}
         return {**own, **{name: each for name, each in found.items() if each is not None}}
 

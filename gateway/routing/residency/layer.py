@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from gateway.api.layer import Entries, Layer, LayerContext
+from gateway.api.layer import Entries, LayerContext
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -40,9 +40,9 @@ from gateway.routing.residency.host_turn import HostTurn
 from gateway.routing.residency.meters import EndpointMeters
 from gateway.routing.residency.plan import ModelPhase, UnloadReason
 from gateway.routing.residency.server import EndpointServer
-from gateway.routing.residency.settings import RESIDENCY
+from gateway.routing.residency.settings import ResidencyConfig
 from gateway.routing.sequence_affinity import SequenceKey, rendezvous_order
-from gateway.service import ReplyCoroutine, Service
+from gateway.service import ReplyCoroutine
 
 R = TypeVar("R")
 
@@ -538,10 +538,14 @@ def _is_ready(entries: Iterable[RepositoryEntry]) -> bool:
     return any(entry.state is ModelState.READY for entry in entries)
 
 
-def _build(inner: Entries, at: LayerContext) -> Service | None:
-    config = at.setting(RESIDENCY)
-    if config is None:
-        return None
+def build(inner: Entries, at: LayerContext, config: ResidencyConfig) -> Residency:
+    """Return the layer before an upstream.
+
+    Args:
+        inner: The upstream.
+        at: Publishes the metrics, and has the endpoints.
+        config: How much room there is.
+    """
     endpoints = at.part(Endpoints)
     rules, waits = config.plan_rules(), config.wait_rules()
 
@@ -564,12 +568,3 @@ def _build(inner: Entries, at: LayerContext) -> Service | None:
     EndpointMeters.watch_waiting(at, endpoints.name, residency)
     endpoints.residency = residency
     return residency
-
-
-RESIDENCY_LAYER: Final = Layer(
-    "Residency",
-    "loads the models that calls need, and unloads others, if `residency` is set",
-    "upstream",
-    _build,
-    settings=(RESIDENCY,),
-)

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from gateway.api.layer import Entries, Layer, LayerContext
+from gateway.api.layer import Entries, LayerContext
 from gateway.ir.calls import Call, LoadParameters, ModelLoadRequest, ModelUnloadRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.metadata import RepositoryEntry
@@ -14,13 +14,10 @@ from gateway.routing.residency.layer import Residency
 from gateway.routing.residency.meters import EndpointMeters
 from gateway.routing.residency.plan import ModelPhase
 from gateway.routing.residency.server import phases
-from gateway.routing.residency.settings import LOCAL_RESIDENCY, ResidencyConfig
+from gateway.routing.residency.settings import LOCAL_NAME, ResidencyConfig
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
-
-NAME: Final = "gateway"
-"""What the gateway is called in metrics, where others have an upstream and an endpoint."""
 
 
 class LocalModel(Protocol):
@@ -82,9 +79,9 @@ class LocalModels:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.server = LocalServer()
-        meters = EndpointMeters(at, NAME, NAME)
+        meters = EndpointMeters(at, LOCAL_NAME, LOCAL_NAME)
         self.controller = ResidencyController(
-            NAME,
+            LOCAL_NAME,
             self.server,
             config.plan_rules(),
             config.wait_rules(),
@@ -93,16 +90,16 @@ class LocalModels:
             clock=clock,
         )
         meters.watch(self.controller)
-        meters.watch_waiting(at, NAME, self.controller.plan)
+        meters.watch_waiting(at, LOCAL_NAME, self.controller.plan)
         self._sequence_idle_s = sequence_idle_s
         self._clock = clock
         self._is_started = False
 
     def layer(self, inner: Entries) -> Service:
         """Return the layer before one of the models."""
-        endpoint = Endpoint(NAME, inner.questions)
+        endpoint = Endpoint(LOCAL_NAME, inner.questions)
         endpoints = Endpoints(
-            NAME, [endpoint], sequence_idle_s=self._sequence_idle_s, clock=self._clock
+            LOCAL_NAME, [endpoint], sequence_idle_s=self._sequence_idle_s, clock=self._clock
         )
 
         def shared(_endpoint: Endpoint, _pinned: tuple[str, ...]) -> ResidencyController:
@@ -142,16 +139,3 @@ class LocalModels:
     def document(self) -> list[dict[str, Any]]:
         """Return what the gateway holds, for the status."""
         return [self.controller.document()]
-
-
-def _build(inner: Entries, at: LayerContext) -> Service | None:
-    return None if at.setting(LOCAL_RESIDENCY) is None else at.part(LocalModels).layer(inner)
-
-
-LOCAL_RESIDENCY_LAYER: Final = Layer(
-    "Residency",
-    "loads the model when a call needs it, if the file has `residency`",
-    "model",
-    _build,
-    settings=(LOCAL_RESIDENCY,),
-)

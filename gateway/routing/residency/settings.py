@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.routing.residency.controller import WaitRules
-from gateway.routing.residency.plan import PlanRules
 from gateway.settings.fields import Duration, Name, Names, Size, Text, field_schema
 from gateway.settings.model import Model
 from gateway.settings.patterns import globs
 from gateway.settings.setting import Setting
 from gateway.settings.units import parse_duration
 
+if TYPE_CHECKING:
+    from gateway.routing.residency.controller import WaitRules
+    from gateway.routing.residency.plan import PlanRules
+
 NEVER: Final = "never"
+LOCAL_NAME: Final = "gateway"
+"""What the gateway is called in metrics, where others have an upstream and an endpoint."""
 
 
 def _parse_idle(value: object) -> object:
@@ -98,6 +102,8 @@ class ResidencyConfig(Model):
 
     def plan_rules(self) -> PlanRules:
         """Return what the plan of an endpoint decides by."""
+        from gateway.routing.residency.plan import PlanRules  # noqa: PLC0415  # only with the key
+
         return PlanRules(
             room=self.room,
             cost=self.cost_of,
@@ -109,6 +115,10 @@ class ResidencyConfig(Model):
 
     def wait_rules(self) -> WaitRules:
         """Return the limits of loads and waits."""
+        from gateway.routing.residency.controller import (  # noqa: PLC0415  # only with the key
+            WaitRules,
+        )
+
         return WaitRules(
             load_timeout_s=self.load_timeout,
             wait_s=self.wait,

@@ -1,1 +1,4 @@
-"""Rolling loads: a model is loaded at one endpoint after the other. Begin at `layer.py`."""
+"""Rolling loads: a model is loaded at one endpoint after the other. Begin at `layer.py`.
+
+`layers.py` describes its layers, `settings.py` has the keys.
+"""

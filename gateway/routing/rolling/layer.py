@@ -12,20 +12,14 @@ from typing import Final, TypeVar, cast
 
 import structlog
 
-from gateway.api.layer import Calls, Entries, Layer, LayerContext
+from gateway.api.layer import Entries, LayerContext
 from gateway.concurrency.background import start_background
 from gateway.ir.calls import Call, ModelLoadRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, LoadFailed
 from gateway.routing.endpoints import Endpoint, Endpoints
-from gateway.routing.rolling.model_calls import CountModelCalls, ModelCalls
-from gateway.routing.rolling.settings import (
-    ROLLING_LOAD,
-    RecordedCalls,
-    RollingLoadConfig,
-    TrialResult,
-    check_rolling_loads,
-)
+from gateway.routing.rolling.model_calls import ModelCalls
+from gateway.routing.rolling.settings import RecordedCalls, RollingLoadConfig, TrialResult
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry import names
 from gateway.telemetry.error_texts import error_text
@@ -191,10 +185,14 @@ class RollingLoad:
             log.warning("no recorded calls of a loaded model", model=model.name)
 
 
-def _build(inner: Entries, at: LayerContext) -> Service | None:
-    rules = at.setting(ROLLING_LOAD)
-    if rules is None:
-        return None
+def build(inner: Entries, at: LayerContext, rules: RollingLoadConfig) -> RollingLoad:
+    """Return the layer before an upstream.
+
+    Args:
+        inner: The upstream.
+        at: Publishes the metrics, and has the endpoints.
+        rules: What the configuration says.
+    """
     endpoints = at.part(Endpoints)
     trial: TrialOf | None = None
     if rules.warm_up is not None:
@@ -207,27 +205,3 @@ def _build(inner: Entries, at: LayerContext) -> Service | None:
             at.metric(names.ROLLING_LOAD, **labels, state=each).set(each == state)
 
     return RollingLoad(inner.questions, endpoints, at.part(ModelCalls), rules, trial, report)
-
-
-def _build_count(inner: Entries, at: LayerContext) -> Service | None:
-    if at.setting(ROLLING_LOAD) is None:
-        return None
-    return CountModelCalls(inner, at.part(ModelCalls), at.name)
-
-
-ROLLING_LOAD_LAYER: Final = Layer(
-    "RollingLoad",
-    "loads a model at one endpoint after the other, if `rolling_load` is set",
-    "upstream",
-    _build,
-    Calls.QUESTIONS,
-    settings=(ROLLING_LOAD,),
-    check=check_rolling_loads,
-)
-MODEL_CALLS_LAYER: Final = Layer(
-    "CountModelCalls",
-    "counts the running calls of each model, if `rolling_load` is set",
-    "endpoint",
-    _build_count,
-    Calls.INFERENCE,
-)
