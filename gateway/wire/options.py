@@ -53,6 +53,39 @@ def read_values(
     return {key: readers[key](f"{prefix}{key}", value) for key, value in options.items()}
 
 
+def read_section(
+    owner: str,
+    readers: Mapping[str, Reader],
+    section: Mapping[str, Any],
+    path: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Return *section* with each value as its reader returns it.
+
+    Args:
+        owner: The protocol or section, for errors.
+        readers: One for each key that exists.
+        section: From YAML.
+        path: The keys that lead to the section.
+
+    Raises:
+        OptionError: A key does not exist, or a value is wrong; its path has the key.
+    """
+    found = {}
+    for key, value in section.items():
+        if key not in readers:
+            expected = ", ".join(readers)
+            raise OptionError(
+                f"{owner} has no key {key!r}: expected one of {expected}", (*path, key)
+            )
+        try:
+            found[key] = readers[key](key, value)
+        except OptionError:  # of a section within this one
+            raise
+        except ValueError as error:
+            raise OptionError(str(error), (*path, key)) from error
+    return found
+
+
 def wrong(key: str, value: Any, expected: str) -> ValueError:
     """Return the error for a value that is not *expected*."""
     return ValueError(f"{key} is {value!r}: expected {expected}")

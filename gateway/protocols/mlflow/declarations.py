@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gateway.ir.untyped import RowsForm
-from gateway.wire.options import OptionError, Reader, list_of, one_of, text, wrong
+from gateway.wire.options import OptionError, Reader, list_of, one_of, read_section, text, wrong
 
 EACH, MATRIX = "each", "matrix"
 
@@ -18,16 +18,7 @@ def read_declaration(value: Mapping[str, Any], _read_file: Callable[[str], str],
     Raises:
         OptionError: A key does not exist, or a value is wrong.
     """
-    found = {}
-    for key, each in value.items():
-        if key not in _READERS:
-            raise OptionError(
-                f"mlflow has no key {key!r}: expected one of {', '.join(_READERS)}", (key,)
-            )
-        try:
-            found[key] = _READERS[key](key, each)
-        except ValueError as error:
-            raise OptionError(str(error), (key,)) from error
+    found = read_section("mlflow", _READERS, value)
     columns = found.get("columns")
     names = found.get("column_names", ())
     if names and columns == EACH:

@@ -23,6 +23,7 @@ from gateway.wire.options import (
     mapping_of,
     number,
     one_of,
+    read_section,
     text,
     wrong,
 )
@@ -56,13 +57,13 @@ def read_declaration(value: Mapping[str, Any], read_file: ReadFile, /) -> TextFo
         _COMPLETIONS: _completions,
     }
     forms = {}
-    for task, found in _checked((), "openai", value, dict.fromkeys(readers, _section)).items():
+    for task, found in read_section("openai", dict.fromkeys(readers, _section), value).items():
         forms[task] = readers[task](found)
     return TextForms(protocol="openai", **forms)
 
 
 def _embeddings(value: Mapping[str, Any], read_file: ReadFile) -> EmbeddingsForm:
-    found = _checked((_EMBEDDINGS,), _EMBEDDINGS, value, {**_TOKENIZER, **_OF_EMBEDDINGS})
+    found = read_section(_EMBEDDINGS, {**_TOKENIZER, **_OF_EMBEDDINGS}, value, (_EMBEDDINGS,))
     tokenizer = _tokenizer((_EMBEDDINGS,), found, read_file)
     _check_pooling((_EMBEDDINGS,), found, tokenizer)
     default = found.get("default_prefix", "")
@@ -75,7 +76,7 @@ def _embeddings(value: Mapping[str, Any], read_file: ReadFile) -> EmbeddingsForm
 
 
 def _rerank(value: Mapping[str, Any], read_file: ReadFile) -> RerankForm:
-    found = _checked((_RERANK,), _RERANK, value, {**_TOKENIZER, **_OF_RERANK})
+    found = read_section(_RERANK, {**_TOKENIZER, **_OF_RERANK}, value, (_RERANK,))
     tokenizer = _tokenizer((_RERANK,), found, read_file)
     _check_pooling((_RERANK,), found, tokenizer)
     for key in ("document", "query"):
@@ -94,27 +95,10 @@ def _rerank(value: Mapping[str, Any], read_file: ReadFile) -> RerankForm:
 
 
 def _completions(value: Mapping[str, Any]) -> CompletionsForm:
-    found = _checked((_COMPLETIONS,), _COMPLETIONS, value, _OF_COMPLETIONS)
+    found = read_section(_COMPLETIONS, _OF_COMPLETIONS, value, (_COMPLETIONS,))
     if "map" in found:
         found["names"] = found.pop("map")
     return CompletionsForm(**found)
-
-
-def _checked(
-    path: tuple[str, ...], owner: str, value: Mapping[str, Any], readers: Mapping[str, Reader]
-) -> dict[str, Any]:
-    """Return the values of a section, each as its reader returns it; the error has its key."""
-    found = {}
-    for key, each in value.items():
-        if key not in readers:
-            raise OptionError(
-                f"{owner} has no key {key!r}: expected one of {', '.join(readers)}", (*path, key)
-            )
-        try:
-            found[key] = readers[key](key, each)
-        except ValueError as error:
-            raise OptionError(str(error), (*path, key)) from error
-    return found
 
 
 def _tokenizer(

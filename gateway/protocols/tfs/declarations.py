@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.wire.options import OptionError, Reader, mapping, mapping_of, one_of, text, wrong
+from gateway.wire.options import (
+    Reader,
+    mapping,
+    mapping_of,
+    one_of,
+    read_section,
+    text,
+    wrong,
+)
 
 PREDICT, CLASSIFY, REGRESS = "predict", "classify", "regress"
 TEXT, B64 = "text", "b64"
@@ -66,25 +74,7 @@ def read_declaration(
     Raises:
         OptionError: A key does not exist, or a value is wrong.
     """
-    return ModelDeclaration(**_checked((), "tfs", value, _OF_MODEL))
-
-
-def _checked(
-    path: tuple[str, ...], owner: str, value: Mapping[str, Any], readers: Mapping[str, Reader]
-) -> dict[str, Any]:
-    found = {}
-    for key, each in value.items():
-        if key not in readers:
-            raise OptionError(
-                f"{owner} has no key {key!r}: expected one of {', '.join(readers)}", (*path, key)
-            )
-        try:
-            found[key] = readers[key](key, each)
-        except OptionError:
-            raise
-        except ValueError as error:
-            raise OptionError(str(error), (*path, key)) from error
-    return found
+    return ModelDeclaration(**read_section("tfs", _OF_MODEL, value))
 
 
 def _version(key: str, value: Any) -> str:
@@ -99,7 +89,7 @@ def _signatures(key: str, value: Any) -> dict[str, DeclaredSignature]:
     for name, each in mapping(key, value).items():
         section = mapping(f"{key}.{name}", each)
         found[name] = DeclaredSignature(
-            **_checked((key, name), f"signature {name!r}", section, _OF_ONE)
+            **read_section(f"signature {name!r}", _OF_ONE, section, (key, name))
         )
     return found
 
