@@ -14,20 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gateway.ir.errors import InvalidTensor
 from gateway.ir.items import ItemViews, even_items, even_length
-from gateway.ir.work import charge
+from gateway.ir.work import BYTE, charge
 from gateway.wire.protobuf import WireError, read_varint, varint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import DTypeLike, NDArray
+
+    from gateway.ir.datatypes import Datatype
 
 _MORE = 0x80
 _LOW = 0x7F
 _VARINT_BYTES = 10
 _BLOCK_BYTES = 1 << 16
 _FEW_FIELDS = 32
+_MANY_BYTES = 1 << 16
+# Work of one byte of packed integers, in items.
+_VARINT_BYTE = 10 * BYTE
 # Items that one element of a repeated field is.
 _EACH = 0.4
 
@@ -56,6 +62,62 @@ def varint_array(values: Iterable[int | memoryview], dtype: DTypeLike) -> NDArra
     if singles or not runs:
         runs.append(np.array(singles, np.uint64).astype(kind))
     return runs[0] if len(runs) == 1 else np.concatenate(runs)
+
+
+def varint_elements(
+    name: str,
+    datatype: Datatype,
+    values: Sequence[int | memoryview],
+    dtype: DTypeLike,
+    wide: DTypeLike,
+    check_count: Callable[[int], None],
+) -> NDArray[Any]:
+    """Read the elements of a tensor from a varint field, checked against the range of *dtype*.
+
+    Args:
+        name: Name of the tensor, for errors.
+        datatype: Its datatype, for errors.
+        values: All occurrences of the field, as `varint_array` takes them.
+        dtype: That of the elements.
+        wide: That of the field, as protobuf declares it.
+        check_count: Called with the number of elements before memory is allocated: one byte on the
+            wire may become eight.
+
+    Raises:
+        InvalidTensor: An element is out of range.
+        WireError: A packed value does not end, or has more than ten bytes.
+    """
+    size, found = _measure(values)
+    if size > _MANY_BYTES:
+        charge(size * _VARINT_BYTE)
+    check_count(found)
+    if size == found:  # every varint has one byte, below 128: in range of every datatype
+        return varint_array(values, dtype)
+    elements = varint_array(values, wide)
+    if elements.dtype == dtype:
+        return elements
+    bounds = np.iinfo(dtype)
+    outside = (elements < bounds.min) | (elements > bounds.max)
+    if outside.any():
+        index = int(np.argmax(outside))
+        raise InvalidTensor(
+            f"tensor {name!r} has {elements[index]} at index {index}: expected {datatype.name} "
+            f"from {bounds.min} to {bounds.max}"
+        )
+    return elements.astype(dtype)
+
+
+def _measure(values: Sequence[int | memoryview]) -> tuple[int, int]:
+    """Count the bytes of all varints, 2 for each long one that is not packed, and the varints."""
+    size = found = 0
+    for value in values:
+        if isinstance(value, int):
+            size += 1 if value < _MORE else 2
+            found += 1
+        else:
+            size += len(value)
+            found += int(np.count_nonzero(np.frombuffer(value, np.uint8) < _MORE))
+    return size, found
 
 
 def fixed_run(values: Sequence[memoryview], size_bytes: int) -> memoryview:

@@ -51,7 +51,7 @@ from gateway.wire.protobuf import (
     tag,
     varint,
 )
-from gateway.wire.protobuf_packed import fixed_run, repeated_bytes, varint_array
+from gateway.wire.protobuf_packed import fixed_run, repeated_bytes, varint_elements
 
 _DTYPE: Final = tag(1, VARINT)
 _SHAPE: Final = tag(2, LEN)
@@ -92,11 +92,8 @@ _FIELD_OF_TAG: Final[dict[int, int]] = {
     tag(5, I32): 5,
     tag(6, I64): 6,
 }
-_ONE_BYTE: Final = 0x80
 _SPARE_FIELDS: Final = 64
 _MANY_BYTES: Final = 1 << 16
-# Work of one byte of packed integers, in items.
-_VARINT_BYTE: Final = 10 * BYTE
 # What the last elements of a message may stand for: nobody sent these bytes.
 _FILLED_BYTES: Final = 16 << 20
 _LENGTH_BYTES: Final = 4
@@ -379,40 +376,13 @@ def _integers(
     name: str, datatype: Datatype, count: int, values: Sequence[int | memoryview]
 ) -> npt.NDArray[Any]:
     """Return the elements of a varint field, checked against the range of the datatype."""
-    size, found = _measure(values)
-    if size > _MANY_BYTES:
-        charge(size * _VARINT_BYTE)
-    # Counted before memory is allocated: one byte on the wire may become eight.
-    _check_count(name, found, count)
     # Those of half_val are bits.
     dtype: np.dtype[Any] = np.dtype("<u2") if datatype.is_float else datatype.numpy_dtype
-    if size == found:  # every varint has one byte, below 128: in range of every datatype
-        return varint_array(values, dtype).view(datatype.numpy_dtype)
-    wide = varint_array(values, _VARINT_DTYPE[VALUE_FIELDS[datatype]])
-    if wide.dtype == dtype:
-        return wide
-    bounds = np.iinfo(dtype)
-    outside = (wide < bounds.min) | (wide > bounds.max)
-    if outside.any():
-        index = int(np.argmax(outside))
-        raise InvalidTensor(
-            f"tensor {name!r} has {wide[index]} at index {index}: expected {datatype.name} from "
-            f"{bounds.min} to {bounds.max}"
-        )
-    return wide.astype(dtype).view(datatype.numpy_dtype)
-
-
-def _measure(values: Sequence[int | memoryview]) -> tuple[int, int]:
-    """Count the bytes of all varints, 2 for each long one that is not packed, and the varints."""
-    size = found = 0
-    for value in values:
-        if isinstance(value, int):
-            size += 1 if value < _ONE_BYTE else 2
-            found += 1
-        else:
-            size += len(value)
-            found += int(np.count_nonzero(np.frombuffer(value, np.uint8) < _ONE_BYTE))
-    return size, found
+    wide = _VARINT_DTYPE[VALUE_FIELDS[datatype]]
+    elements: npt.NDArray[Any] = varint_elements(
+        name, datatype, values, dtype, wide, lambda found: _check_count(name, found, count)
+    )
+    return elements.view(datatype.numpy_dtype)
 
 
 def _check_count(name: str, found: int, most: int) -> None:

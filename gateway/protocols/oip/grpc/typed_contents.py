@@ -18,7 +18,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
 from gateway.ir.items import longest_of
 from gateway.ir.limits import MessageLimits
-from gateway.ir.work import BYTE, FIELD, charge
+from gateway.ir.work import FIELD, charge
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES
 from gateway.wire.protobuf import (
     I32,
@@ -34,7 +34,7 @@ from gateway.wire.protobuf import (
     tag,
     varint,
 )
-from gateway.wire.protobuf_packed import fixed_run, repeated_bytes, varint_array
+from gateway.wire.protobuf_packed import fixed_run, repeated_bytes, varint_elements
 
 _FP32, _FP64, _BYTES = 6, 7, 8
 
@@ -57,11 +57,7 @@ _FIELD_OF_TAG: dict[int, int] = {
 _BYTES_TAG = tag(_BYTES, LEN)
 _BYTES_KEY = varint(_BYTES_TAG)
 _KIND = 7
-_ONE_BYTE = 0x80
 _SPARE_FIELDS = 64
-_MANY_BYTES = 1 << 16
-# Work of one byte of packed integers, in items.
-_VARINT_BYTE = 10 * BYTE
 
 
 def typed_data(
@@ -165,39 +161,16 @@ def _items(name: str, count: int, values: Sequence[memoryview], limits: MessageL
 def _integers(
     name: str, datatype: Datatype, count: int, values: Sequence[int | memoryview]
 ) -> ArrayData:
-    size, found = _measure(values)
-    if size > _MANY_BYTES:
-        charge(size * _VARINT_BYTE)
-    # Counted before memory is allocated: one byte on the wire may become eight.
-    _check_count(name, found, count)
-    dtype = datatype.numpy_dtype
-    if size == found:  # every varint has one byte, below 128: in range of every datatype
-        return ArrayData(varint_array(values, dtype))
-    wide = varint_array(values, _VARINT_DTYPE[CONTENTS_FIELD[datatype]])
-    if wide.dtype == dtype:
-        return ArrayData(wide)
-    bounds = np.iinfo(dtype)
-    outside = (wide < bounds.min) | (wide > bounds.max)
-    if outside.any():
-        index = int(np.argmax(outside))
-        raise InvalidTensor(
-            f"tensor {name!r} has {wide[index]} at index {index}: expected {datatype.name} from "
-            f"{bounds.min} to {bounds.max}"
+    return ArrayData(
+        varint_elements(
+            name,
+            datatype,
+            values,
+            datatype.numpy_dtype,
+            _VARINT_DTYPE[CONTENTS_FIELD[datatype]],
+            lambda found: _check_count(name, found, count),
         )
-    return ArrayData(wide.astype(dtype))
-
-
-def _measure(values: Sequence[int | memoryview]) -> tuple[int, int]:
-    """Count the bytes of all varints, 2 for each long one that is not packed, and the varints."""
-    size = found = 0
-    for value in values:
-        if isinstance(value, int):
-            size += 1 if value < _ONE_BYTE else 2
-            found += 1
-        else:
-            size += len(value)
-            found += int(np.count_nonzero(np.frombuffer(value, np.uint8) < _ONE_BYTE))
-    return size, found
+    )
 
 
 def _check_count(name: str, found: int, needed: int) -> None:
