@@ -110,6 +110,13 @@ class ModelRef(Struct, frozen=True):
         return f"{self.name} version {self.version}" if self.version else self.name
 
 
+def with_version(requested: ModelRef, found: ModelRef | None) -> ModelRef:
+    """Return *requested*, with the version of *found* if it has none."""
+    if requested.version or found is None:
+        return requested
+    return ModelRef(requested.name, found.version)
+
+
 class Need(enum.Enum):
     """What `Complete` must add to or restore in a message, because a protocol cannot express it.
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import ModelRef
+from gateway.ir.context import ModelRef, with_version
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine, Service
@@ -56,7 +56,7 @@ class CountModels:
             self._on_end(model, path, start, error)
             raise
         if isinstance(reply, InferResponse):
-            model = _with_version(model, reply.model)
+            model = with_version(model, reply.model)
         return on_stream_end(call, reply, partial(self._on_end, model, path, start))
 
     def _on_end(
@@ -70,7 +70,7 @@ class CountModels:
             del counts.arrived[model.name]
         code = None if error is None else _code_of(error)
         if isinstance(error, GatewayError):
-            model = _with_version(model, error.model)
+            model = with_version(model, error.model)
         target, queued_s = ("", 0.0) if path is None else (path.target, path.queued_s)
         counts.ended(model, target, code, self._clock() - start, queued_s)
 
@@ -115,12 +115,6 @@ def _code_of(error: BaseException) -> ErrorCode:
         return error.code
     is_left = isinstance(error, asyncio.CancelledError | GeneratorExit)
     return ErrorCode.CANCELLED if is_left else ErrorCode.INTERNAL
-
-
-def _with_version(requested: ModelRef, found: ModelRef | None) -> ModelRef:
-    if requested.version or found is None:
-        return requested
-    return ModelRef(requested.name, found.version)
 
 
 def counted(counts: ModelCounts | None, upstream: str) -> Callable[[Service], Any] | None:

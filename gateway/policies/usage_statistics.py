@@ -17,7 +17,7 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef
+from gateway.ir.context import ModelRef, with_version
 from gateway.ir.errors import GatewayError, NotFound, Unsupported
 from gateway.ir.metadata import ModelState
 from gateway.ir.statistics import ModelStatistics
@@ -78,7 +78,7 @@ class UsageStatistics:
             self._on_end(model, path, start, error)
             raise
         if isinstance(reply, InferResponse):
-            model = _with_version(model, reply.model)
+            model = with_version(model, reply.model)
         return on_stream_end(call, reply, partial(self._on_end, model, path, start))
 
     def _on_end(
@@ -87,7 +87,7 @@ class UsageStatistics:
         if error is not None:
             if not isinstance(error, GatewayError) or isinstance(error, NotFound):
                 return
-            model = _with_version(model, error.model)
+            model = with_version(model, error.model)
         seconds = self._clock() - start
         self._usage.record_call(model, ok=error is None, seconds=seconds, queued_s=path.queued_s)
 
@@ -131,10 +131,3 @@ class UsageStatistics:
             ModelRef(model.name, version)
             for version in ([model.version] if model.version else versions)
         ]
-
-
-def _with_version(requested: ModelRef, found: ModelRef | None) -> ModelRef:
-    """Return *requested*, with the version of *found* if it has none."""
-    if requested.version or found is None:
-        return requested
-    return ModelRef(requested.name, found.version)
