@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -98,6 +99,14 @@ def gateway(*arguments: str, folder: Path | None = None) -> subprocess.Completed
         for file in (stdout, stderr):
             file.seek(0)
         return subprocess.CompletedProcess(arguments, status, stdout.read(), stderr.read())
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago, for a program that is told its port."""
+    with closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
 
 
 def get(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import socket
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli_kit import gateway, serving
+from tests.integration.cli_kit import free_port, gateway, serving
 from tests.integration.workers_kit import eventually
 from tests.unit.test_console_blocks import PAGES, ROOT, matches, name_of
 
@@ -51,12 +50,6 @@ def run_commands(page: Path) -> Iterator[tuple[str, str]]:
 RUN = [page for page in PAGES if page != GUIDE and any(run_commands(page))]
 
 
-def _free_port() -> str:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return str(opened.getsockname()[1])
-
-
 @dataclass
 class Terminal:
     """The folder of a page, and the gateway that its last `serve` runs.
@@ -67,7 +60,7 @@ class Terminal:
     """
 
     folder: Path
-    ports: dict[str, str] = field(default_factory=lambda: defaultdict(_free_port))
+    ports: dict[str, str] = field(default_factory=lambda: defaultdict(lambda: str(free_port())))
     served: ExitStack = field(default_factory=ExitStack)
 
     def moved(self, text: str) -> str:

@@ -12,9 +12,9 @@ import pytest
 
 from gateway.migration.importers.model_folder import NoModels, models_in
 from tests.integration import cli_kit
-from tests.integration.cli_kit import get
+from tests.integration.cli_kit import free_port, get
 from tests.integration.http2_kit import h2_client
-from tests.integration.kserve_kit import BODY, CONFIG, ONNX, free_port, rendered, serving
+from tests.integration.kserve_kit import BODY, CONFIG, ONNX, rendered, serving
 
 pytestmark = pytest.mark.timeout(120)
 

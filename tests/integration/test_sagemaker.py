@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.integration.cli_kit import free_port
+from tests.integration.container_kit import await_ready, await_refusal
+from tests.integration.workers_kit import eventually
 
 CONFIG = """
 version: 1
@@ -107,8 +109,7 @@ class Container:
     def call_in_flight(self, pool: ThreadPoolExecutor) -> Any:
         """Begin an invocation that lasts until `release`, and wait until the model has it."""
         call = pool.submit(self.invoke, '{"instances": [[-1, 3]]}')
-        while not (self.base / "model" / "busy").exists():
-            time.sleep(0.005)
+        eventually((self.base / "model" / "busy").exists)
         return call
 
     def release(self) -> None:
@@ -126,13 +127,6 @@ def environment(base: Path, port: int, **more: str) -> dict[str, str]:
         "SAGEMAKER_SAFE_PORT_RANGE": f"{port + 1}-{port + 999}",
         **more,
     }
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def artefact(base: Path, **parts: str) -> None:
@@ -164,14 +158,7 @@ def container(base: Path, **parts: str) -> Iterator[Container]:
         )
     found = Container(process, base, port)
     try:
-        while True:
-            assert process.poll() is None, (base / "log").read_text()
-            try:
-                if found.ask("GET", "/ping")[0] == 200:
-                    break
-            except OSError:
-                pass
-            time.sleep(0.02)
+        await_ready(found, "/ping", base / "log")
         yield found
     finally:
         found.release()
@@ -298,13 +285,7 @@ def test_the_end_loses_no_call(tmp_path: Path) -> None:
     with container(tmp_path) as found, ThreadPoolExecutor(1) as pool:
         call = found.call_in_flight(pool)
         found.process.send_signal(signal.SIGTERM)
-        while True:  # new calls are refused, or /ping says so
-            try:
-                if found.ask("GET", "/ping")[0] == 503:
-                    break
-            except OSError:
-                break
-            time.sleep(0.01)
+        await_refusal(found, "/ping")
         assert not call.done()
         found.release()
         status, body, _ = call.result()

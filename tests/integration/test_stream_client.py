@@ -27,6 +27,7 @@ from gateway.transports.net.sockets import reset_when_closed
 from gateway.transports.stream.client import StreamClient
 from gateway.wire.stream import Frame, Framer
 from tests.fakes import settle
+from tests.integration.cli_kit import free_port
 from tests.integration.http_kit import eventually
 from tests.integration.stream_kit import (
     LOOPBACK,
@@ -294,13 +295,6 @@ async def test_connection_is_shared_if_no_other_can_be_opened() -> None:
         for response in frontend.waiting.values():
             response.set()
         assert (b"answer first", b"answer second") == tuple(await asyncio.gather(first, second))
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def test_unreachable_upstream_raises_not_sent(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +18,8 @@ import pytest
 
 from gateway.schema import tensorflow_messages_pb2
 from gateway.schema import tensorflow_serving_pb2 as pb
-from tests.integration.test_sagemaker import free_port
+from tests.integration.cli_kit import free_port
+from tests.integration.container_kit import await_ready, await_refusal
 from tests.integration.workers_kit import eventually
 
 CONFIG = """
@@ -138,14 +138,7 @@ def container(
         )
     found = Container(process, folder, port, routes)
     try:
-        while True:
-            assert process.poll() is None, (folder / "log").read_text()
-            try:
-                if found.ask("GET", found.health_route)[0] == 200:
-                    break
-            except OSError:
-                pass
-            time.sleep(0.02)
+        await_ready(found, found.health_route, folder / "log")
         yield found
     finally:
         found.release()
@@ -250,17 +243,10 @@ def test_the_end_loses_no_call(tmp_path: Path) -> None:
     """Probes are answered while the model is busy; SIGTERM waits for the call in flight."""
     with container(tmp_path, ROUTES) as found, ThreadPoolExecutor(1) as pool:
         call = pool.submit(found.predict, '{"instances": [[-1, 3]]}')
-        while not (tmp_path / "busy").exists():
-            time.sleep(0.005)
+        eventually((tmp_path / "busy").exists)
         assert 200 == found.ask("GET", found.health_route)[0]
         found.process.send_signal(signal.SIGTERM)
-        while True:  # new calls are refused, or the health route says so
-            try:
-                if found.ask("GET", found.health_route)[0] == 503:
-                    break
-            except OSError:
-                break
-            time.sleep(0.01)
+        await_refusal(found, found.health_route)
         assert not call.done()
         found.release()
         status, body = call.result()
