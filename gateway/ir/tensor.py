@@ -299,7 +299,8 @@ def _content(tensor: Tensor) -> object:
     if isinstance(data, UntypedData):
         value = data.value
         plain = value.tolist() if isinstance(value, np.ndarray) else value
-        return (repr(plain), data.layout, data.place, data.rules, data.member, data.columns)
+        places = (data.layout, data.place, data.rules, data.member, data.columns, data.shape)
+        return (repr(plain), *places)
     return data if isinstance(data, SharedMemoryData | StreamedData) else as_raw(tensor)
 
 

@@ -28,7 +28,7 @@ WAYS = [
     if getattr(protocol(name), carrier) is not None
 ]
 TEXTS = {"openai.http"}
-NAMELESS = {"mlflow.http"}
+NAMELESS = {"mlflow.http", "seldon.http", "seldon.grpc"}
 STREAMS = {
     stream.codec(DEFAULT_LIMITS, {}).name
     for name in sorted(OF_TENSORS)

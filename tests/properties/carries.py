@@ -544,9 +544,16 @@ _OPENAI = (Carries(codec="openai.http", tensors=False),)
 
 _MLFLOW = (Carries(codec="mlflow.http", tensors=False),)
 
+# Seldon: one array without a name or a datatype: tests/unit/protocols/seldon.
+
+_SELDON = (
+    Carries(codec="seldon.http", tensors=False),
+    Carries(codec="seldon.grpc", tensors=False),
+)
+
 CARRIES: tuple[Carries, ...] = (
     *(*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS),
-    *(*_TFS, *_OPENAI, *_MLFLOW),
+    *(*_TFS, *_OPENAI, *_MLFLOW, *_SELDON),
 )
 
 # Those of the registry: a codec that is not registered is not tried.

@@ -23,6 +23,7 @@ def untyped_text(data: UntypedData) -> bytes:
             "rules": to_builtins(data.rules),
             "member": data.member,
             "columns": data.columns,
+            "shape": data.shape,
             "value": value.tolist() if isinstance(value, np.ndarray) else value,
         }
     ).encode()
@@ -37,7 +38,7 @@ def untyped_data(text: bytes, size_bytes: int) -> UntypedData:
         TypeError: A member is of another type.
     """
     found = json.loads(text)
-    columns = found["columns"]
+    columns, shape = found["columns"], found.get("shape")
     return UntypedData(
         found["value"],
         JsonLayout(found["layout"]),
@@ -46,6 +47,7 @@ def untyped_data(text: bytes, size_bytes: int) -> UntypedData:
         convert(found["member"], str),
         None if columns is None else convert(columns, tuple[str, ...]),
         size_bytes,
+        shape=None if shape is None else convert(shape, tuple[int, ...]),
     )
 
 

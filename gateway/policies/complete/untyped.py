@@ -22,6 +22,7 @@ from gateway.ir.untyped import (
     value_place,
 )
 from gateway.ir.validation import quote_names, unknown_input, unknown_output
+from gateway.policies.complete.splits import split_inputs
 
 _MATRIX_RANK = 2
 
@@ -119,6 +120,11 @@ def _of_values(
     model: ModelRef, tensors: Sequence[Tensor], metadata: ModelMetadata
 ) -> tuple[Tensor, ...]:
     by_name = {declared.name: declared for declared in metadata.inputs}
+    first = tensors[0].data
+    if len(tensors) == 1 and not tensors[0].name and type(first) is UntypedData:
+        form = declared_form(metadata.declarations, first.rules.protocol)
+        if form.splits:
+            return split_inputs(model, first, metadata, form)
     found: list[tuple[Tensor, TensorMetadata]] = []
     for tensor in tensors:
         declared = by_name.get(tensor.name)
