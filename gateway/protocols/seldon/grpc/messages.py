@@ -16,12 +16,12 @@ from gateway.ir.context import JsonParameter, Parameter
 from gateway.ir.data import JsonLayout, UntypedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
-from gateway.ir.limits import MessageLimits, check_count, check_shape
+from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import Tensor, as_items
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.seldon.declarations import INPUTS, TEXT, SeldonForm
 from gateway.protocols.seldon.grpc.values import ValueReader, list_value
-from gateway.protocols.seldon.http.requests import read_tensor_proto
+from gateway.protocols.seldon.http.requests import check_numbers, read_tensor_proto
 from gateway.protocols.seldon.messages import (
     MessageForm,
     Meta,
@@ -176,13 +176,13 @@ class MessageReader:
             elif key in (_VALUES, _ONE_VALUE):
                 values.append(value)
         shape = tuple(sizes)
-        count = check_shape("data.tensor", None, shape, self._limits)
+        for at, size in enumerate(shape):
+            if size < 0:
+                raise InvalidRequest(
+                    f"data.tensor.shape[{at}] is {size}: expected a size that is not negative"
+                )
         run = fixed_run(values, _DOUBLE_BYTES) if values else memoryview(b"")
-        if len(run) != count * _DOUBLE_BYTES:
-            raise InvalidRequest(
-                f"{_NUMBERS} has {len(run) // _DOUBLE_BYTES} numbers, data.tensor.shape "
-                f"{list(shape)} needs {count}"
-            )
+        check_numbers(shape, len(run) // _DOUBLE_BYTES, self._limits)
         array = np.frombuffer(run, "<f8")
         data = UntypedData(
             array,
@@ -344,7 +344,7 @@ def meta_message(puid: str, tags: dict[str, Parameter]) -> bytes:
 
 def _put_value(target: Any, value: Parameter) -> None:
     if isinstance(value, JsonParameter):
-        _put_plain(target, orjson.loads(value))
+        _put_plain(target, orjson.loads(value.encode()))
     elif isinstance(value, bool):
         target.bool_value = value
     elif isinstance(value, str):

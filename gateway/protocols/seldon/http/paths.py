@@ -4,7 +4,8 @@ Source: docs/protocols/seldon.md, "2. What is served".
 """
 
 import enum
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 PREDICTIONS: Final = "/api/v1.0/predictions"
 STATUS: Final = "/health/status"
@@ -63,11 +64,19 @@ _KINDS: Final = {
     "/seldon.json": SeldonPath.OPENAPI,
 }
 PATHS: Final = (
-    *("/api/v1.0", "/api/v0.1", _DEPLOYMENTS),
+    *("/api/v1.0", "/api/v0.1"),
     *[path for path in _KINDS if not path.startswith("/api/")],
 )
-"""The paths that the protocol serves; another protocol may own any of them."""
+"""The paths that the protocol serves; another protocol may own any of them.
+
+`/seldon` is none of them: the URL of an upstream may have that of an ingress before these paths.
+"""
 PUBLIC: Final = (_PING, _LIVE, _READY, STATUS, _API_STATUS)
+
+
+def deployment_paths(_options: Mapping[str, Any], /) -> tuple[str, ...]:
+    """Return the path of deployments, which a listener serves too."""
+    return (_DEPLOYMENTS,)
 
 
 class SeldonRoute(NamedTuple):

@@ -62,7 +62,7 @@ def meta_json(puid: str, tags: dict[str, Parameter]) -> bytes:
     found: dict[str, object] = {"puid": puid} if puid else {}
     if tags:
         found["tags"] = {
-            name: orjson.Fragment(value) if isinstance(value, JsonParameter) else value
+            name: orjson.Fragment(value.encode()) if isinstance(value, JsonParameter) else value
             for name, value in tags.items()
         }
     return orjson.dumps(found)

@@ -6,6 +6,7 @@ Source: docs/protocols/seldon.md, "3. Messages".
 """
 
 import json
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from gateway.ir.doubles import MOST_EXACT
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count, check_shape
 from gateway.ir.tensor import Tensor
+from gateway.ir.untyped import nested_shape
 from gateway.ir.work import FIELD, OBJECT_BYTE, charge
 from gateway.protocols.seldon.declarations import INPUTS, TEXT, SeldonForm
 from gateway.protocols.seldon.messages import Payload, PayloadKind, element_tensor
@@ -122,17 +124,14 @@ class PayloadReader:
         if values is not None and not is_list(values):
             raise InvalidRequest(f"{_TENSOR} is {show(values)}: expected a list of numbers")
         shape = self._shape(tensor.get("shape"))
-        count = check_shape("data.tensor", None, shape, self._limits)
         others = {name: each for name, each in tensor.items() if name != "values"}
         beside = {**others, **{name: each for name, each in data.items() if name != "tensor"}}
         beside["values"] = values
         found = self._array(_TENSOR, [] if values is None else values, beside, "values").data
         assert isinstance(found, UntypedData)  # noqa: S101  # so the reader makes it
-        size = len(found.value)
-        if size != count:
-            raise InvalidRequest(
-                f"{_TENSOR} has {size} numbers, data.tensor.shape {list(shape)} needs {count}"
-            )
+        if len(nested_shape(found.value)) != 1:
+            raise InvalidRequest(f"{_TENSOR}[0] is a list: expected a number")
+        check_numbers(shape, len(found.value), self._limits)
         flat = UntypedData(
             found.value,
             found.layout,
@@ -202,6 +201,21 @@ class PayloadReader:
 
     def _element(self, member: str, value: Any) -> Tensor:
         return element_tensor(member, value, self._rules.element, len(self._document.text))
+
+
+def check_numbers(shape: tuple[int, ...], found: int, limits: MessageLimits) -> None:
+    """Check that a tensor has as many numbers as its shape.
+
+    Raises:
+        InvalidRequest: It has another number of them.
+        TooLarge: A limit is exceeded.
+    """
+    needed = math.prod(shape)
+    if found != needed:
+        raise InvalidRequest(
+            f"{_TENSOR} has {found} numbers, data.tensor.shape {list(shape)} needs {needed}"
+        )
+    check_shape("data.tensor", None, shape, limits)
 
 
 def read_tensor_proto(view: memoryview, limits: MessageLimits) -> Tensor:

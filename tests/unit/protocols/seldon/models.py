@@ -14,6 +14,7 @@ from gateway.ir.calls import Call, ServerLiveRequest, ServerReadyRequest
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
 from gateway.policies.complete.policy import Complete
+from gateway.policies.complete.tensors import ALL_NEEDS
 from gateway.protocols.seldon.declarations import read_declaration
 from gateway.protocols.seldon.grpc.codec import GrpcCodec
 from gateway.protocols.seldon.http.codec import HttpCodec
@@ -90,7 +91,7 @@ class OneModel:
         self._declared = declared
         function, inputs, outputs = signature(name)
         self._backend = PythonBackend(name, function, inputs=inputs, outputs=outputs)
-        self._complete = Complete(self._metadata, frozenset())
+        self._complete = Complete(self._metadata, ALL_NEEDS)
 
     async def __call__(self, call: Call[Any], /) -> Any:
         if isinstance(call, ServerLiveRequest | ServerReadyRequest):
