@@ -293,7 +293,7 @@ def tensor_message(name: str, tensor: Tensor) -> Parts:
     """Return a TensorProto in parts: numbers as content, BYTES as texts.
 
     Args:
-        name: Of the tensor, for errors.
+        name: Names the tensor in errors.
         tensor: With its datatype and shape.
 
     Raises:

@@ -143,7 +143,7 @@ async def test_metadata_of_a_call_name_the_model(server: Gateway) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_questions_are_answered(server: Gateway) -> None:
+async def test_health_metadata_and_feedback_have_replies(server: Gateway) -> None:
     """Health is that of the default model; metadata are those of the model."""
     for path in ("/health/status", "/ready", "/live", "/seldon/ns/text/health/status"):
         assert await rest(server, "GET", path) == (200, {"meta": {}, "strData": "healthy"})
@@ -173,7 +173,7 @@ async def test_open_inference_reaches_a_deployment(front: Gateway, model: str) -
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_feedback_is_forwarded_where_the_option_says_so(front: Gateway) -> None:
+async def test_feedback_is_forwarded_with_the_option(front: Gateway) -> None:
     """A server of Seldon answers it; the carriers are the same."""
     body = {"request": {"strData": "x"}, "reward": 1.0}
     status, found = await rest(front, "POST", "/seldon/ns/rest/send-feedback", body)

@@ -105,7 +105,7 @@ def test_the_client_reads_arrays_of_triton(seen: dict[str, Any], transport: str)
         (row,) = seen[f"{transport}{way} ndarray"]["data"]["ndarray"]
         assert values == pytest.approx(row, rel=1e-7)
     assert [1, -2] == seen[f"{transport} integers tensor"]["data"]["tensor"]["values"]
-    assert [[1, -2]] == seen[f"{transport} integers ndarray"]["data"]["ndarray"]
+    assert [1, -2] == seen[f"{transport} integers ndarray"]["data"]["ndarray"]
     assert seen[f"{transport} tensor"]["meta"]["puid"]
 
 

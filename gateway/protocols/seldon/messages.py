@@ -23,8 +23,7 @@ from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_numpy
 from gateway.ir.work import charge
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm
-from gateway.protocols.seldon.options import AUTO, SeldonOptions
-from gateway.protocols.seldon.options import TEXT as AS_TEXT
+from gateway.protocols.seldon.options import AUTO, TEXT, SeldonOptions
 from gateway.wire.tables import show
 
 _TABLE_RANK: Final = 2
@@ -188,17 +187,17 @@ def answering_output(reply: InferResponse, declared: SeldonForm) -> Tensor:
     )
 
 
-def answer_kind(tensor: Tensor, asked: PayloadKind) -> PayloadKind:
-    """Return the form of an answer to a payload of the form *asked*."""
+def answer_kind(tensor: Tensor, request_kind: PayloadKind) -> PayloadKind:
+    """Return the form of an answer to a payload of the form *request_kind*."""
     datatype = tensor.datatype
-    is_data = asked in (PayloadKind.TENSOR, PayloadKind.NDARRAY, PayloadKind.TFTENSOR)
-    if asked is PayloadKind.TFTENSOR:
-        return asked
+    is_data = request_kind in (PayloadKind.TENSOR, PayloadKind.NDARRAY, PayloadKind.TFTENSOR)
+    if request_kind is PayloadKind.TFTENSOR:
+        return request_kind
     if datatype is Datatype.BYTES:
-        return asked if not is_data and tensor.shape in _SINGLE else PayloadKind.NDARRAY
+        return request_kind if not is_data and tensor.shape in _SINGLE else PayloadKind.NDARRAY
     if datatype is Datatype.BOOL:
         return PayloadKind.NDARRAY
-    return asked if is_data else PayloadKind.TENSOR
+    return request_kind if is_data else PayloadKind.TENSOR
 
 
 _SINGLE: Final = frozenset([(1,) * rank for rank in range(8)])
@@ -315,10 +314,10 @@ def payload_kind(tensor: Tensor, options: SeldonOptions, *, has_integers: bool) 
 
     Args:
         tensor: The only input.
-        options: Those of the upstream.
+        options: The options of the upstream, with `form`.
         has_integers: An `ndarray` has integers of any size, as in JSON.
     """
-    if options.form == AS_TEXT:
+    if options.form == TEXT:
         return PayloadKind.TEXT
     if options.form != AUTO:
         return PayloadKind(options.form)

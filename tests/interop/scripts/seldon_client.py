@@ -5,6 +5,8 @@ import sys
 from typing import Any
 
 import numpy as np
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from seldon_core.proto import prediction_pb2
 from seldon_core.seldon_client import SeldonClient
 
@@ -29,7 +31,10 @@ def client(transport: str, model: str) -> SeldonClient:
 
 def seen(found: Any) -> Any:
     """Return what the client read, or why it failed."""
-    return found.response if found.success else {"failed": str(found.msg), "body": found.response}
+    reply = found.response
+    if isinstance(reply, Message):
+        reply = MessageToDict(reply)
+    return reply if found.success else {"failed": str(found.msg), "body": reply}
 
 
 for transport in ("rest", "grpc"):
@@ -39,7 +44,7 @@ for transport in ("rest", "grpc"):
         )
         SEEN[f"{transport} {form}"] = seen(found)
         integers = client(transport, "identity_int32").predict(
-            data=np.array([[1, -2]]), payload_type=form
+            data=np.array([1, -2]), payload_type=form
         )
         SEEN[f"{transport} integers {form}"] = seen(integers)
         direct = client(transport, "").microservice(
@@ -53,7 +58,7 @@ for transport in ("rest", "grpc"):
         bytes_model.predict(data=np.array([["a", "b"]]), payload_type="ndarray")
     )
     SEEN[f"{transport} fraction"] = seen(
-        client(transport, "identity_int32").predict(data=ROWS, payload_type="tensor")
+        client(transport, "identity_int32").predict(data=ROWS[0], payload_type="tensor")
     )
     SEEN[f"{transport} unknown"] = seen(client(transport, "nope").predict(str_data="x"))
     message = prediction_pb2.SeldonMessage(strData="x")

@@ -29,7 +29,12 @@ from gateway.ir.context import Metadata, ModelRef, Need, Origin
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_management_size, check_name
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm, reply_form
 from gateway.protocols.seldon.errors import GraphVerb, error_of_status, grpc_status
-from gateway.protocols.seldon.grpc.messages import MessageReader, answer, message, meta_message
+from gateway.protocols.seldon.grpc.messages import (
+    SeldonMessageReader,
+    answer,
+    message,
+    meta_message,
+)
 from gateway.protocols.seldon.messages import (
     MessageForm,
     PayloadKind,
@@ -71,7 +76,7 @@ METHODS: Mapping[str, MethodKind] = {
 """All methods: those of graphs are refused by name."""
 
 
-class GrpcForm(Struct, frozen=True):
+class SeldonGrpcForm(Struct, frozen=True):
     """What the response to one request depends on.
 
     Attributes:
@@ -137,7 +142,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
                 raise errors.MalformedMessage(
                     f"message of {len(wire.view)} bytes to {wire.method} cannot be read: {error}"
                 ) from error
-        context = grpc_context(wire, NAME, _NEEDS, GrpcForm(method))
+        context = grpc_context(wire, NAME, _NEEDS, SeldonGrpcForm(method))
         if method == _FEEDBACK:
             model = self._model(wire)
             if self._options.feedback != FORWARD:
@@ -232,10 +237,10 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
     def _decode_predict(self, wire: GrpcRequest) -> InferRequest:
         model = self._model(wire)
         declared = self._declared.get("" if model is None else model.name, NO_DECLARATION)
-        reader = MessageReader(wire.view, self._limits, self._rules)
+        reader = SeldonMessageReader(wire.view, self._limits, self._rules)
         payload = reader.payload(declared)
         meta = reader.meta
-        form = GrpcForm(_PREDICT, MessageForm(payload.kind, meta, declared))
+        form = SeldonGrpcForm(_PREDICT, MessageForm(payload.kind, meta, declared))
         return InferRequest(
             model=model,
             context=grpc_context(wire, NAME, _NEEDS, form),
@@ -310,7 +315,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         raise unsupported(call, NAME)
 
     def _infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
-        reader = MessageReader(wire.view, self._limits, self._rules)
+        reader = SeldonMessageReader(wire.view, self._limits, self._rules)
         failure = reader.failure
         if failure is not None:
             text = clip(strip_traceback(failure), self._limits.error_text_bytes)
@@ -324,7 +329,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         )
 
 
-def _metadata_reply(call: ModelMetadataRequest, content: Any, form: GrpcForm) -> GrpcResponse:
+def _metadata_reply(call: ModelMetadataRequest, content: Any, form: SeldonGrpcForm) -> GrpcResponse:
     name = "" if call.model is None else call.model.name
     document = metadata_document(content, name)
     described = ParseDict(document, pb.SeldonModelMetadata())
@@ -337,10 +342,10 @@ def _metadata_reply(call: ModelMetadataRequest, content: Any, form: GrpcForm) ->
     return _message(graph)
 
 
-def _form_of(call: Call[Any]) -> GrpcForm:
+def _form_of(call: Call[Any]) -> SeldonGrpcForm:
     origin = call.context.origin
     form = None if origin is None else origin.form
-    if not isinstance(form, GrpcForm):
+    if not isinstance(form, SeldonGrpcForm):
         raise errors.InternalError(f"{type(call).__name__} has no form of this codec")
     return form
 

@@ -72,7 +72,7 @@ _DOUBLE_BYTES: Final = 8
 _NUMBERS: Final = "data.tensor.values"
 
 
-class MessageReader:
+class SeldonMessageReader:
     """Reads one SeldonMessage; its array is a view of it.
 
     Args:
@@ -133,7 +133,7 @@ class MessageReader:
                 "the message has no payload: expected data, jsonData, strData or binData"
             )
         if key == _DATA:
-            return self._data(_joined(self._values))
+            return self._data(_one_view(self._values))
         last = self._values[-1]
         if key == _TEXT:
             return Payload(PayloadKind.TEXT, (self._element("strData", text(last, "strData")),))
@@ -141,7 +141,7 @@ class MessageReader:
             value = {"b64": base64.b64encode(last).decode()}
             return Payload(PayloadKind.BYTES, (self._element("binData", value),))
         if key == _JSON:
-            return self._json(_joined(self._values), declared)
+            return self._json(_one_view(self._values), declared)
         raise Unsupported("customData is not read: expected data, jsonData, strData or binData")
 
     def _data(self, view: memoryview) -> Payload:
@@ -151,15 +151,15 @@ class MessageReader:
                 if key != own:
                     own, found = key, []
                 found.append(value)
-        joined = _joined(found)
+        view_of_array = _one_view(found)
         if own == _TENSOR:
-            return Payload(PayloadKind.TENSOR, (self._tensor(joined),))
+            return Payload(PayloadKind.TENSOR, (self._tensor(view_of_array),))
         if own == _TFTENSOR:
-            return Payload(PayloadKind.TFTENSOR, (read_tensor_proto(joined, self._limits),))
+            return Payload(PayloadKind.TFTENSOR, (read_tensor_proto(view_of_array, self._limits),))
         place, value = "data", []
         if own == _NDARRAY:
             place = "data.ndarray"
-            value = ValueReader(self._limits, place).array(joined)
+            value = ValueReader(self._limits, place).array(view_of_array)
         data = UntypedData(
             value, JsonLayout.VALUE, place, self._rules.ndarray, size_bytes=self._size
         )
@@ -232,7 +232,7 @@ def _many_fields(view: memoryview, limits: MessageLimits) -> list[Field]:
         return fields(view, limits.bytes_elements)
 
 
-def _joined(values: list[memoryview]) -> memoryview:
+def _one_view(values: list[memoryview]) -> memoryview:
     """Return the occurrences of one message, which protobuf merges."""
     if len(values) == 1:
         return values[0]

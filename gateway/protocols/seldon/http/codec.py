@@ -60,7 +60,7 @@ _PUID: Final = "Seldon-Puid"
 _DEFAULT: Final = ModelRef("")
 
 
-class RestForm(Struct, frozen=True):
+class SeldonRestForm(Struct, frozen=True):
     """What the response to one request depends on.
 
     Attributes:
@@ -186,7 +186,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if not meta.puid:
             puid = checked_puid(wire.headers.get(_PUID.lower()) or "", self._limits)
             meta = Meta(puid, meta.tags)
-        form = RestForm(SeldonPath.PREDICTIONS, MessageForm(payload.kind, meta, declared))
+        form = SeldonRestForm(SeldonPath.PREDICTIONS, MessageForm(payload.kind, meta, declared))
         return InferRequest(
             model=model,
             context=http_context(wire, NAME, _NEEDS, form),
@@ -198,7 +198,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
 
     def _decode_feedback(self, route: SeldonRoute, wire: HttpRequest) -> Call[Any]:
         read_message(wire, self._limits, has_nonfinite=True)
-        context = http_context(wire, NAME, frozenset(), RestForm(SeldonPath.FEEDBACK))
+        context = http_context(wire, NAME, frozenset(), SeldonRestForm(SeldonPath.FEEDBACK))
         if self._options.feedback != FORWARD:
             return ServerLiveRequest(context=context)
         return OpaqueCall(model=self._model(route), context=context, message=Origin(NAME, wire))
@@ -207,7 +207,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         kind = route.kind
         if kind is None:
             raise InternalError("a path without a kind has no question")
-        context = http_context(wire, NAME, _NEEDS, RestForm(kind))
+        context = http_context(wire, NAME, _NEEDS, SeldonRestForm(kind))
         model = self._model(route)
         if kind is SeldonPath.METADATA:
             return ModelMetadataRequest(model=model, context=context)
@@ -216,7 +216,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         return ServerLiveRequest(context=context)
 
     def _encode_inference(
-        self, call: InferRequest, reply: InferResponse, form: RestForm
+        self, call: InferRequest, reply: InferResponse, form: SeldonRestForm
     ) -> HttpResponse:
         message = form.message.of_model(self._declared, call, reply)
         puid = message.meta.puid or call.context.request_id or next(self._puids)
@@ -224,7 +224,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         pairs = (JSON, (_PUID, puid)) if is_printable_ascii(puid) else (JSON,)
         return HttpResponse(OK, Headers(pairs), (text,), is_compressible=True)
 
-    def _encode_health(self, form: RestForm) -> HttpResponse:
+    def _encode_health(self, form: SeldonRestForm) -> HttpResponse:
         kind = form.kind
         if kind is SeldonPath.PING:
             return HttpResponse(OK, Headers((_HTML,)), (b"pong",))
@@ -242,10 +242,10 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         return self._options.default_model
 
 
-def _form_of(call: Call[Any]) -> RestForm:
+def _form_of(call: Call[Any]) -> SeldonRestForm:
     origin = call.context.origin
     form = None if origin is None else origin.form
-    if not isinstance(form, RestForm):
+    if not isinstance(form, SeldonRestForm):
         raise InternalError(f"{type(call).__name__} has no form of this codec")
     return form
 

@@ -59,7 +59,7 @@ async def ask(
     return found
 
 
-async def test_arrays_are_answered_in_their_form() -> None:
+async def test_replies_have_the_form_of_the_request() -> None:
     """Doubles become the datatype of the model and back."""
     found = await ask("integers", tensor([2, 1], [3.0, -4.0]))
     assert isinstance(found, pb.SeldonMessage)
@@ -247,7 +247,7 @@ def test_options_name_the_service_and_the_deployment() -> None:
     assert wire.metadata == (("seldon", "d"), ("namespace", "n"))
 
 
-def test_an_answer_of_a_server_may_fail_or_be_text() -> None:
+def test_a_reply_of_a_server_may_fail_or_be_text() -> None:
     """A status of failure is an error; JSON is the text of an element."""
     codec, call = GrpcCodec(), InferRequest(model=ModelRef("m"))
     failed = pb.SeldonMessage(status=pb.Status(status=pb.Status.FAILURE, info="why"), strData="x")

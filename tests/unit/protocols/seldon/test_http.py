@@ -131,7 +131,7 @@ async def test_infinities_and_nan_are_words_unless_they_are_refused() -> None:
     assert (await ask("doubles", text, nonfinite="refuse"))[0] == 400
 
 
-async def test_bits_of_a_tensor_are_booleans_where_the_option_says_so() -> None:
+async def test_bits_of_a_tensor_are_booleans_with_the_option() -> None:
     """Any other number stays an error."""
     message = TENSOR % ("1,2", "1,0.0")
     status, found = await ask("flags", message, bits=True)

@@ -98,7 +98,7 @@ def test_a_value_without_a_form_is_refused_as_an_input() -> None:
         )
 
 
-def test_an_answer_that_says_failure_is_an_error() -> None:
+def test_a_reply_with_the_status_of_a_failure_is_an_error() -> None:
     """Its HTTP status may be 200."""
     for status in (1, "FAILURE"):
         document = {"status": {"status": status, "info": "why", "reason": "R"}, "strData": "x"}
@@ -111,7 +111,7 @@ def test_an_answer_that_says_failure_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"{}", b'{"data":{"ndarray":1}}'])
-def test_an_answer_without_a_payload_is_an_error(body: bytes) -> None:
+def test_a_reply_without_a_payload_is_an_error(body: bytes) -> None:
     """It is that of the server."""
     with pytest.raises(GatewayError):
         HttpCodec().decode_reply(call_of(X), HttpResponse(200, Headers(), (body,)))
