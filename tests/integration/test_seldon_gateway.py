@@ -10,7 +10,7 @@ import aiohttp
 import grpc.aio
 import pytest
 import pytest_asyncio
-from google.protobuf.struct_pb2 import ListValue
+from google.protobuf.json_format import MessageToDict, ParseDict
 
 from gateway.app import Gateway
 from gateway.config.load import load_text
@@ -186,11 +186,6 @@ async def test_feedback_is_forwarded_with_the_option(front: Gateway) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_texts_of_an_array_reach_a_model(server: Gateway) -> None:
     """A list of texts is what the library writes."""
-    values = ListValue()
-    values.extend([["a"], ["é"]])
-    message = pb.SeldonMessage()
-    message.data.ndarray.ParseFromString(values.SerializeToString())
+    message = ParseDict({"data": {"ndarray": [["a"], ["é"]]}}, pb.SeldonMessage())
     reply = await call(server, "Seldon/Predict", message, pb.SeldonMessage, ("seldon", "text"))
-    found = ListValue()
-    found.ParseFromString(reply.data.ndarray.SerializeToString())
-    assert [list(row) for row in found] == [["a"], ["é"]]  # type: ignore[call-overload]  # lists
+    assert MessageToDict(reply)["data"]["ndarray"] == [["a"], ["é"]]

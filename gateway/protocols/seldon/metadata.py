@@ -6,7 +6,6 @@ Inference, with name, datatype and shape, describe a tensor.
 Source: docs/protocols/seldon.md, "7. Metadata".
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from gateway.ir.datatypes import Datatype
@@ -61,7 +60,7 @@ def read_metadata(document: Any, name: str, limits: MessageLimits) -> ModelMetad
     )
 
 
-def _tensors(entries: Any, what: str, limits: MessageLimits) -> Sequence[Any]:
+def _tensors(entries: Any, what: str, limits: MessageLimits) -> tuple[TensorMetadata, ...]:
     if type(entries) is not list or not entries:
         raise MalformedMessage(
             f"the metadata have no {what}; expected models.NAME.signature in the configuration"

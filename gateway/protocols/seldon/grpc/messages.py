@@ -92,7 +92,8 @@ class SeldonMessageReader:
         self._size = len(view)
         self._limits = limits
         self._rules = rules
-        self._key, found = 0, []
+        self._key = 0
+        found: list[memoryview] = []
         metas: list[memoryview] = []
         statuses: list[memoryview] = []
         for key, value in fields(view):
@@ -145,7 +146,8 @@ class SeldonMessageReader:
         raise Unsupported("customData is not read: expected data, jsonData, strData or binData")
 
     def _data(self, view: memoryview) -> Payload:
-        own, found = 0, []
+        own = 0
+        found: list[memoryview] = []
         for key, value in _many_fields(view, self._limits):
             if key in _ARRAYS:
                 if key != own:
@@ -323,7 +325,7 @@ def message(
         put_int64s(inner[0], varint(_SHAPE), tensor.shape or ())  # type: ignore[arg-type]  # the head
         doubles = np.ascontiguousarray(exact_doubles(tensor, what))
         if doubles.size:
-            put_tail(inner, varint(_VALUES), memoryview(doubles.reshape(-1)).cast("B"))
+            put_tail(inner, varint(_VALUES), doubles.reshape(-1).data.cast("B"))
         put_message(data, varint(_TENSOR), inner)
     else:
         is_plain = tensor.datatype in (Datatype.BYTES, Datatype.BOOL)
