@@ -16,7 +16,17 @@ from gateway.ir.errors import InvalidOutput, InvalidRequest, TooLarge
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import Tensor, as_items, as_numpy
 from gateway.ir.work import BYTE, charge
-from gateway.wire.protobuf import I64, LEN, VARINT, fields, float64, tag, text, varint
+from gateway.wire.protobuf import (
+    I64,
+    LEN,
+    VARINT,
+    TooManyFields,
+    fields,
+    float64,
+    tag,
+    text,
+    varint,
+)
 
 _EACH: Final = tag(1, LEN)
 _NULL, _BOOL = tag(1, VARINT), tag(4, VARINT)
@@ -77,7 +87,14 @@ class ValueReader:
             return numbers
         most = self._limits.bytes_elements - self._count
         charge(min(len(view) // 2, most) / 2)
-        found = fields(view, max(most, 0) + 1)
+        try:
+            found = fields(view, max(most, 1))
+        except TooManyFields as error:
+            raise TooLarge(
+                f"{self._place} has more than {self._limits.bytes_elements} values "
+                "(bytes_elements)",
+                limit="bytes_elements",
+            ) from error
         self._add(len(found), _ONE)
         return [self._value(value, depth) for key, value in found if key == _EACH]
 

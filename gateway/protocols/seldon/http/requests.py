@@ -14,7 +14,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 
 from gateway.ir.data import JsonLayout, UntypedData
 from gateway.ir.doubles import MOST_EXACT
-from gateway.ir.errors import InvalidRequest, MalformedMessage
+from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_shape
 from gateway.ir.tensor import Tensor
 from gateway.ir.untyped import nested_shape
@@ -131,6 +131,9 @@ class PayloadReader:
         assert isinstance(found, UntypedData)  # noqa: S101  # so the reader makes it
         if len(nested_shape(found.value)) != 1:
             raise InvalidRequest(f"{_TENSOR}[0] is a list: expected a number")
+        if type(found.value) is list and str in set(map(type, found.value)):
+            at = next(at for at, each in enumerate(found.value) if type(each) is str)
+            raise InvalidRequest(f"{_TENSOR}[{at}] is {show(found.value[at])}: expected a number")
         check_numbers(shape, len(found.value), self._limits)
         flat = UntypedData(
             found.value,
@@ -230,3 +233,5 @@ def read_tensor_proto(view: memoryview, limits: MessageLimits) -> Tensor:
         return TensorProtoReader(limits, FieldCounter()).read(_TFTENSOR, view).renamed("")
     except WireError as error:
         raise MalformedMessage(f"{_TFTENSOR} cannot be read: {error}") from error
+    except Unsupported as error:  # a datatype that no model has: a fault of the message
+        raise InvalidRequest(error.message) from error
