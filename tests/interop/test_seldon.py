@@ -9,7 +9,9 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli.commands import command_line
 from tests.integration.cli_kit import Running
 from tests.interop.attacks import FREE_PORTS
 from tests.interop.client import SCRIPTS, Client
@@ -64,14 +66,19 @@ def seen(triton_server: RunningServer) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Run a gateway before Seldon's microservice."""
-    folder = tmp_path_factory.mktemp("seldon")
-    with running("seldon", start.prepare, folder) as server:
-        path = tmp_path_factory.mktemp("gateway") / "gateway.yaml"
-        path.write_text(CONFIG % {"http": server.http_url, "grpc": server.grpc_address})
-        with serving(str(path)) as found:
-            yield found
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Run Seldon's microservice."""
+    with running("seldon", start.prepare, tmp_path_factory.mktemp("seldon")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def gateway(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Run a gateway before the microservice."""
+    path = tmp_path_factory.mktemp("gateway") / "gateway.yaml"
+    path.write_text(CONFIG % {"http": server.http_url, "grpc": server.grpc_address})
+    with serving(str(path)) as found:
+        yield found
 
 
 def ask(gateway: Running, method: str, path: str, document: Any = None) -> tuple[int, Any]:
@@ -152,3 +159,14 @@ def test_feedback_reaches_the_microservice(gateway: Running) -> None:
     status, found = ask(gateway, "POST", "/seldon/ns/rest/api/v1.0/feedback", feedback)
     assert status == 200
     assert found["meta"]["tags"] == {"tag": "t"}
+
+
+@pytest.mark.parametrize("carrier", ["http", "grpc"])
+def test_the_command_line_calls_the_server(server: RunningServer, carrier: str) -> None:
+    """`gateway infer` needs the datatype of the input only."""
+    address = server.http_address if carrier == "http" else server.grpc_address
+    words = ["infer", f"seldon+{carrier}://{address}", "any", "-i", "x=[[1.5,2]]"]
+    words += ["--datatype", "x=FP64", "-o", "json"]
+    result = CliRunner().invoke(command_line(["infer"]), words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["outputs"][0]["data"] == [[3.0, 4.0]]
