@@ -21,14 +21,14 @@ from gateway.ir.doubles import MOST_EXACT
 from gateway.ir.errors import InvalidOutput, InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_numpy
-from gateway.ir.work import charge
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm
 from gateway.protocols.seldon.options import AUTO, TEXT, SeldonOptions
 from gateway.wire.tables import show
 
 _TABLE_RANK: Final = 2
-_NAMES: Final = 64
-_FEW: Final = 4096
+_NAMES: Final = 16
+_MOST_NUMBERED: Final = 1 << 16
+"""More names would have more bytes than most requests."""
 
 
 class PayloadKind(enum.Enum):
@@ -217,16 +217,13 @@ def _numbered(count: int) -> tuple[str, ...]:
 
 
 def column_names(tensor: Tensor, declared: SeldonForm) -> tuple[str, ...]:
-    """Return the names of the columns of an answer: those declared, or numbers; never none."""
+    """Return the names of the columns of an answer: those declared, or numbers of not too many."""
     shape = tensor.shape or ()
     if len(shape) < _TABLE_RANK:
         return declared.names if shape[:1] == (len(declared.names),) else ()
     if declared.names and len(declared.names) == shape[1]:
         return declared.names
-    if shape[1] > _FEW:
-        charge(shape[1])
-        return tuple([f"t:{at}" for at in range(shape[1])])
-    return _numbered(shape[1])
+    return _numbered(shape[1]) if shape[1] <= _MOST_NUMBERED else ()
 
 
 def exact_doubles(tensor: Tensor, what: str) -> npt.NDArray[Any]:

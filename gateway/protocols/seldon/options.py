@@ -79,11 +79,13 @@ class ValueRules:
     Attributes:
         ndarray: In `ndarray`, and in `data` without an array.
         tensor: In `tensor`, whose numbers are doubles.
+        floats: In an array of JSON whose integers may have lost digits.
         element: In `strData`, `binData` and `jsonData`.
     """
 
     ndarray: UntypedRules
     tensor: UntypedRules
+    floats: UntypedRules
     element: UntypedRules
 
 
@@ -110,6 +112,7 @@ def value_rules(options: SeldonOptions, limits: MessageLimits) -> ValueRules:
             has_empty_tensors=True,
             bytes_element_size=most,
         ),
+        UntypedRules(protocol="seldon", has_b64=False, has_nonfinite=is_words),
         UntypedRules(protocol="seldon", bytes_element_size=most),
     )
 

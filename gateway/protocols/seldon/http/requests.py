@@ -104,18 +104,24 @@ class PayloadReader:
         return self._exact(tensor, value, rules)
 
     def _exact(self, tensor: Tensor, value: Any, rules: Any) -> Tensor:
-        """Return Python's numbers where integers of an array of floats may have lost digits."""
+        """Return Python's numbers where integers of an array of floats may have lost digits.
+
+        An array that is too long for Python's numbers is read as floats only.
+        """
         data = tensor.data
         if not isinstance(data, UntypedData) or not isinstance(data.value, np.ndarray):
             return tensor
         array = data.value
         if array.dtype.kind != "f" or not (np.abs(array) >= MOST_EXACT).any():
             return tensor
-        check_count("values", array.size, self._limits.bytes_elements, "bytes_elements")
-        charge(data.size_bytes * OBJECT_BYTE)
-        plain = UntypedData(
-            value.as_list(), data.layout, data.place, rules, size_bytes=data.size_bytes
-        )
+        numbers: Any = array
+        if array.size > self._limits.bytes_elements:
+            rules = self._rules.floats
+        else:
+            charge(data.size_bytes * OBJECT_BYTE)
+            numbers = value.as_list()
+        size = data.size_bytes
+        plain = UntypedData(numbers, data.layout, data.place, rules, size_bytes=size)
         return Tensor("", None, None, plain)
 
     def _tensor(self, data: dict[str, Any]) -> Tensor:
