@@ -73,10 +73,10 @@ async def send_all(gateway: Gateway) -> None:
                 url = f"http://{gateway.addresses[listener]}{path}"
                 async with session.post(url, json=body) as reply:
                     assert 200 == reply.status, await reply.text()
-    url = parse_url(urls(gateway, "digits")["tfs.grpc"])
-    connected = connect(url)
+    address = parse_url(urls(gateway, "digits")["tfs.grpc"])
+    connected = connect(address)
     try:
-        service = complete_service(connected, url)
+        service = complete_service(connected, address)
         for number in range(ROWS):
             context = Context(deadline=time.monotonic() + 20, needs=WHOLE)
             tensor = array_tensor("X", SCANS[number : number + 1])
