@@ -37,7 +37,7 @@ from gateway.routing.residency.plan import (
 )
 from gateway.routing.residency.steps import NextSteps
 from gateway.routing.residency.transfers import ResidencyMeters, Transfers
-from gateway.routing.residency.waiters import Waiters, WaitingCall
+from gateway.routing.residency.waiters import LoadWaiter, Waiters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +276,7 @@ class ResidencyController:
             del waiter  # its future holds the error, whose traceback holds this frame
         return model
 
-    def _leave(self, model: Resident, waiter: WaitingCall) -> None:
+    def _leave(self, model: Resident, waiter: LoadWaiter) -> None:
         if waiter.has_reference:
             self.release(model)
         elif waiter.is_counted:

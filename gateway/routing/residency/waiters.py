@@ -8,7 +8,7 @@ from gateway.ir.errors import LoadFailed
 from gateway.routing.residency.plan import Actions
 
 
-class WaitingCall:
+class LoadWaiter:
     """A call that waits for a model.
 
     Attributes:
@@ -29,15 +29,15 @@ class Waiters:
     """The calls that wait, by the name of their model."""
 
     def __init__(self) -> None:
-        self._waiters: dict[str, list[WaitingCall]] = {}
+        self._waiters: dict[str, list[LoadWaiter]] = {}
 
-    def join(self, name: str) -> WaitingCall:
+    def join(self, name: str) -> LoadWaiter:
         """Return a further call that waits for a model."""
-        waiter = WaitingCall(asyncio.get_running_loop().create_future())
+        waiter = LoadWaiter(asyncio.get_running_loop().create_future())
         self._waiters.setdefault(name, []).append(waiter)
         return waiter
 
-    def leave(self, name: str, waiter: WaitingCall) -> None:
+    def leave(self, name: str, waiter: LoadWaiter) -> None:
         """Let a call wait no longer."""
         self._waiters[name].remove(waiter)
 
