@@ -8,20 +8,14 @@ from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec
 from gateway.protocols.seldon.declarations import read_declaration
 from gateway.protocols.seldon.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.seldon.http.codec import HttpCodec
-from gateway.protocols.seldon.http.paths import PATHS, PUBLIC, deployment_paths
+from gateway.protocols.seldon.http.paths import claims
 from gateway.protocols.seldon.options import check_options
 
 SPEC = ProtocolSpec(
     name="seldon",
     title="Seldon v1",
     page="seldon.md",
-    http=HttpBinding(
-        codec=HttpCodec,
-        prefixes=PATHS,
-        own_paths=deployment_paths,
-        yielded=frozenset(PATHS),
-        public=PUBLIC,
-    ),
+    http=HttpBinding(codec=HttpCodec, claims=claims),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     default_model="default_model",

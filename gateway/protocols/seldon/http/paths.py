@@ -7,6 +7,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
+
 PREDICTIONS: Final = "/api/v1.0/predictions"
 STATUS: Final = "/health/status"
 METADATA: Final = "/metadata"
@@ -63,20 +65,23 @@ _KINDS: Final = {
     _METADATA_OF: SeldonPath.METADATA,
     "/seldon.json": SeldonPath.OPENAPI,
 }
-PATHS: Final = (
-    *("/api/v1.0", "/api/v0.1"),
-    *[path for path in _KINDS if not path.startswith("/api/")],
+_PUBLIC: Final = frozenset({_PING, _LIVE, _READY, STATUS})
+_CLAIMS: Final = (
+    PathClaim("/api/v1.0", ClaimKind.LISTED),
+    PathClaim("/api/v0.1", ClaimKind.LISTED),
+    PathClaim(_API_STATUS, ClaimKind.LISTED, is_public=True),
+    PathClaim(_DEPLOYMENTS, ClaimKind.LISTED, is_base=True),
+    *[
+        PathClaim(path, ClaimKind.YIELDED, Passing.FOUND, is_public=path in _PUBLIC)
+        for path in _KINDS
+        if not path.startswith("/api/")
+    ],
 )
-"""The paths that the protocol serves; another protocol may own any of them.
-
-`/seldon` is none of them: the URL of an upstream may have that of an ingress before these paths.
-"""
-PUBLIC: Final = (_PING, _LIVE, _READY, STATUS, _API_STATUS)
 
 
-def deployment_paths(_options: Mapping[str, Any], /) -> tuple[str, ...]:
-    """Return the path of deployments, which a listener serves too."""
-    return (_DEPLOYMENTS,)
+def claims(_options: Mapping[str, Any], /) -> tuple[PathClaim, ...]:
+    """Return the paths of a listener; another protocol may have those of the microservice."""
+    return _CLAIMS
 
 
 class SeldonRoute(NamedTuple):
