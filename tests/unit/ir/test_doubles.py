@@ -79,7 +79,7 @@ def test_bits_are_booleans(values: list[float]) -> None:
     assert exact_list([2, True, "x"], Datatype.BOOL, BITS) == [2, True, "x"]
 
 
-def test_floats_and_texts_are_read_elsewhere() -> None:
+def test_floats_and_texts_have_no_rule_of_doubles() -> None:
     """Only integers have a rule of their own, and booleans where bits are."""
     assert reads_doubles(Datatype.INT8, WHOLE)
     assert reads_doubles(Datatype.BOOL, BITS)
