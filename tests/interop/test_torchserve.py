@@ -67,6 +67,8 @@ models:
 def torchserve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Run the real server."""
     with running("torchserve", prepare, tmp_path_factory.mktemp("torchserve")) as server:
+        with grpc.insecure_channel(server.grpc_address) as channel:  # which opens last
+            grpc.channel_ready_future(channel).result(60)
         yield server
 
 

@@ -129,12 +129,12 @@ def grpc_status_of(error: GatewayError) -> GrpcStatus:
 
 
 def grpc_error_class(status: GrpcStatus, details: str) -> type[GatewayError]:
-    """Return the class of error that a server's status means; INTERNAL has a name of Java."""
-    if status is GrpcStatus.INTERNAL:
-        for name, found in _CLASSES.items():
-            if name in details:
-                return found
-        return errors.InvalidRequest if _BAD in details else errors.UpstreamError
+    """Return the class of error that a server's status means; its text has a name of Java."""
+    for name, found in _CLASSES.items():
+        if name in details:
+            return found
+    if status is GrpcStatus.INTERNAL and _BAD in details:
+        return errors.InvalidRequest
     return error_class_of_grpc(status)
 
 

@@ -97,17 +97,19 @@ def _multipart(view: memoryview, content_type: str, limits: MessageLimits) -> di
     delimiter = b"--" + boundary.encode()
     at = _after_delimiter(text, delimiter, 0 if text.startswith(delimiter) else -1)
     found: dict[str, Item] = {}
+    count = 0
     while at >= 0:
-        check_count("fields of the form", len(found) + 1, limits.tensors, "tensors")
+        count += 1
+        check_count("fields of the form", count, limits.tensors, "tensors")
         head_end = text.find(_BREAK * 2, at - len(_BREAK), at + _MOST_HEAD)
         end = text.find(_BREAK + delimiter, max(head_end, at) + len(_BREAK))
         if head_end < 0 or end < 0:
             raise MalformedMessage(
-                f"field {len(found) + 1} of the multipart form has no end: expected headers, an "
+                f"field {count} of the multipart form has no end: expected headers, an "
                 f"empty line, the value and the boundary {boundary!r}"
             )
         headers = _headers(text[at:head_end])
-        name = _field_name(headers, len(found) + 1, limits)
+        name = _field_name(headers, count, limits)
         begin = head_end + len(_BREAK * 2)
         is_json = media_type(headers.get("content-type")) == JSON_TYPE
         found[name] = Item(whole[begin : max(begin, end)], is_json, f"field {name!r}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.interop.environments import environment
 from tests.interop.programs import program
-from tests.interop.servers.process import Command, Ports
+from tests.interop.servers.process import Command, Ports, free_ports
 
 MODELS = ("digits", "add_sub", "raw", "columns", "fail")
 
@@ -26,9 +26,9 @@ def prepare(folder: Path, ports: Ports) -> Command:
     properties = {
         "inference_address": f"http://127.0.0.1:{ports.http}",
         "management_address": f"http://127.0.0.1:{ports.http}",
-        "metrics_address": f"http://127.0.0.1:{ports.http}",
+        "metrics_address": f"http://127.0.0.1:{ports.metrics}",
         "grpc_inference_port": ports.grpc,
-        "grpc_management_port": ports.metrics,
+        "grpc_management_port": free_ports().grpc,
         "grpc_inference_address": "127.0.0.1",
         "grpc_management_address": "127.0.0.1",
         "disable_token_authorization": "true",

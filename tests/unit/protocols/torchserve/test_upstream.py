@@ -233,20 +233,23 @@ def test_health_is_ping() -> None:
     assert not grpc.decode_reply(ServerReadyRequest(), GrpcResponse((b"\xff",)))
 
 
-def test_every_error_over_grpc_is_internal() -> None:
-    """The name in its text says what it is."""
+@pytest.mark.parametrize("status", [GrpcStatus.INTERNAL, GrpcStatus.UNAVAILABLE])
+def test_the_name_in_an_error_over_grpc_says_what_it_is(status: GrpcStatus) -> None:
+    """The status is INTERNAL for most, and UNAVAILABLE for a handler that fails."""
     codec, call = GrpcCodec(), InferRequest(model=ModelRef("m"))
     for name, expected in (
         ("ModelNotFoundException", ModelNotFound),
         ("ModelVersionNotFoundException", VersionNotFound),
-        ("BadRequestException", InvalidRequest),
         ("ServiceUnavailableException", Overloaded),
-        ("", UpstreamError),
+        ("InternalServerException", UpstreamError),
     ):
-        details = f"Why\norg.pytorch.serve.{name}: why"
+        details = f"Why\norg.pytorch.serve.{name}"
         with pytest.raises(GatewayError) as caught:
-            codec.decode_reply(call, GrpcResponse(status=GrpcStatus.INTERNAL, details=details))
+            codec.decode_reply(call, GrpcResponse(status=status, details=details))
         assert type(caught.value) is expected
+    bad = GrpcResponse(status=GrpcStatus.INTERNAL, details="Why\nBadRequestException")
+    with pytest.raises(InvalidRequest):
+        codec.decode_reply(call, bad)
 
 
 def test_what_torchserve_has_not_is_refused() -> None:
