@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from gateway.protocols.torchserve.grpc.codec import LIST, METHODS, PING, SESSION
+from gateway.protocols.torchserve.grpc.codec import LIST, METHODS, PING_METHOD, SESSION
 from tests.hostile.costly import Http, cost_of
 from tests.hostile.process import Gateway, running
 from tests.hostile.wire import post
@@ -140,7 +140,7 @@ def test_wrong_items_are_errors_of_the_client(gateway: Gateway, body: bytes, kin
         assert 400 <= status < 500, (model, status)
 
 
-READ = [each for each in METHODS if each not in (PING, LIST, SESSION)]
+READ = [each for each in METHODS if each not in (PING_METHOD, LIST, SESSION)]
 ERRORS = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,

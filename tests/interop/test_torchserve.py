@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import command_line
-from gateway.protocols.torchserve.grpc.codec import LIST, PING, PREDICTIONS, STREAM
+from gateway.protocols.torchserve.grpc.codec import LIST, PING_METHOD, PREDICTIONS, STREAM
 from gateway.schema import torchserve_inference_pb2 as pb
-from gateway.schema import torchserve_management_pb2 as control
+from gateway.schema import torchserve_management_pb2
 from tests.integration.cli_kit import Running
 from tests.interop.gateways import serving
 from tests.interop.programs import program
@@ -236,13 +236,15 @@ def test_stubs_of_grpc_reach_triton(before_triton: Running) -> None:
             request_serializer=pb.PredictionsRequest.SerializeToString,
             response_deserializer=pb.PredictionResponse.FromString,
         )
-        asked = pb.PredictionsRequest(model_name="repeat_stream", input={"data": b'{"IN": [4, 5]}'})
-        assert [json.loads(each.prediction)["OUT"] for each in stream(asked)] == [[4], [5]]
+        request = pb.PredictionsRequest(
+            model_name="repeat_stream", input={"data": b'{"IN": [4, 5]}'}
+        )
+        assert [json.loads(each.prediction)["OUT"] for each in stream(request)] == [[4], [5]]
         ping = channel.unary_unary(
-            PING, response_deserializer=pb.TorchServeHealthResponse.FromString
+            PING_METHOD, response_deserializer=pb.TorchServeHealthResponse.FromString
         )
         assert json.loads(ping(b"").health) == {"status": "Healthy"}
         listed = channel.unary_unary(
-            LIST, response_deserializer=control.ManagementResponse.FromString
+            LIST, response_deserializer=torchserve_management_pb2.ManagementResponse.FromString
         )
         assert json.loads(listed(b"").msg)["models"]

@@ -25,7 +25,7 @@ _ARCHIVE: Final = ".mar"
 _ENVELOPE: Final = "service_envelope"
 _DEFAULT_SIZE: Final = 6_553_500
 _VERSION: Final = re.compile(r"(0|[1-9][0-9]{0,17})(\.0)?")
-_SETTING: Final = re.compile(r"((?:[^\s=:\\]|\\.)+)\s*[=:\s]?\s*(.*)", re.DOTALL)
+_PROPERTY: Final = re.compile(r"((?:[^\s=:\\]|\\.)+)\s*[=:\s]?\s*(.*)", re.DOTALL)
 # Handlers of TorchServe itself, and what their bodies are.
 _HANDLERS: Final[Mapping[str, str]] = {
     "image_classifier": "bytes",
@@ -49,7 +49,7 @@ _REASONS: Final[Mapping[str, str]] = {
 }
 
 
-class _Setting(NamedTuple):
+class _Property(NamedTuple):
     """A setting, and the line where it begins."""
 
     value: str
@@ -81,9 +81,9 @@ def import_torchserve(path: Path) -> Imported:
     return _Import(settings, str(path), _loaded(settings, path)).run()
 
 
-def _read_properties(text: str) -> dict[str, _Setting]:
+def _read_properties(text: str) -> dict[str, _Property]:
     """Return the settings of a file of Java properties; of a repeated one the last counts."""
-    found: dict[str, _Setting] = {}
+    found: dict[str, _Property] = {}
     whole, begin = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.lstrip()
@@ -95,9 +95,9 @@ def _read_properties(text: str) -> dict[str, _Setting]:
         whole += stripped[:-1] if is_continued else stripped
         if is_continued:
             continue
-        match = _SETTING.fullmatch(whole.rstrip())
+        match = _PROPERTY.fullmatch(whole.rstrip())
         if match is not None:
-            found[match[1]] = _Setting(_unescaped(match[2]), begin)
+            found[match[1]] = _Property(_unescaped(match[2]), begin)
         whole = ""
     return found
 
@@ -106,7 +106,7 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text)
 
 
-def _loaded(settings: Mapping[str, _Setting], path: Path) -> list[_Archive]:
+def _loaded(settings: Mapping[str, _Property], path: Path) -> list[_Archive]:
     """Return the archives that the server loads when it starts."""
     store = settings.get("model_store")
     wanted = settings.get("load_models")
@@ -165,7 +165,7 @@ class _Import:
     """The import of one server."""
 
     def __init__(
-        self, settings: Mapping[str, _Setting], file: str, archives: list[_Archive]
+        self, settings: Mapping[str, _Property], file: str, archives: list[_Archive]
     ) -> None:
         self._settings = settings
         self._file = file
@@ -253,12 +253,12 @@ class _Import:
         token = self._settings.get("disable_token_authorization")
         if token is None or token.value.strip().lower() != "true":
             self._leave(
-                token or _Setting("", 1),
+                token or _Property("", 1),
                 "the server asks for a token: set upstreams.torchserve.headers.authorization to "
                 "'Bearer KEY' with its inference key",
             )
 
-    def _leave(self, setting: _Setting, text: str) -> None:
+    def _leave(self, setting: _Property, text: str) -> None:
         self._found.unmapped.append(Unmapped(self._file, setting.line, text))
 
     def _configuration(self) -> dict[str, Any]:

@@ -7,8 +7,12 @@ of a model.
 
 from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec
 from gateway.protocols.torchserve.declarations import read_declaration
-from gateway.protocols.torchserve.grpc.codec import METHODS, GrpcCodec, file_descriptors
-from gateway.protocols.torchserve.grpc.codec import PING as GRPC_PING
+from gateway.protocols.torchserve.grpc.codec import (
+    METHODS,
+    PING_METHOD,
+    GrpcCodec,
+    file_descriptors,
+)
 from gateway.protocols.torchserve.http.codec import HttpCodec
 from gateway.protocols.torchserve.options import check_options
 from gateway.protocols.torchserve.paths import PING, PREFIXES, YIELDED
@@ -26,7 +30,7 @@ SPEC = ProtocolSpec(
         shared_option="shared",
     ),
     grpc=GrpcBinding(
-        codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors, public=(GRPC_PING,)
+        codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors, public=(PING_METHOD,)
     ),
     options=check_options,
     default_model="default_model",

@@ -72,7 +72,7 @@ _CLASSES: Final[dict[str, type[GatewayError]]] = {
 _CLIENT_ERRORS: Final = range(400, 500)
 
 
-class UnknownPath(errors.NotFound):
+class UnknownResource(errors.NotFound):
     """The path does not exist."""
 
 
@@ -111,7 +111,7 @@ def _status_of(error: GatewayError) -> tuple[int, str]:
         return HTTP_METHOD_NOT_ALLOWED, _METHOD
     if isinstance(error, TOO_MANY_REQUESTS):
         return HTTP_TOO_MANY_REQUESTS, kind
-    if isinstance(error, UnknownPath):
+    if isinstance(error, UnknownResource):
         return status, _RESOURCE
     is_about_version = error.model is not None and bool(error.model.version)
     if isinstance(error, errors.VersionNotFound) or (

@@ -10,7 +10,7 @@ import orjson
 
 from gateway.ir.errors import InvalidRequest, ModelNotFound, VersionNotFound
 from gateway.ir.metadata import ModelState, ModelStatus, RepositoryEntry, ServerStatus
-from gateway.protocols.torchserve.models import CalledModel, client_version
+from gateway.protocols.torchserve.models import TorchServeModel, client_version
 
 _LIMIT: Final = 100
 _API: Final = "0.12.0"
@@ -20,7 +20,7 @@ HEALTHY: Final = b'{\n  "status": "Healthy"\n}\n'
 UNHEALTHY: Final = b'{\n  "status": "Unhealthy"\n}\n'
 
 
-class Page:
+class ModelListPage:
     """A part of the list of models.
 
     Args:
@@ -36,7 +36,7 @@ class Page:
         self.begin = _number("next_page_token", token)
 
 
-def list_document(entries: Sequence[RepositoryEntry], page: Page) -> bytes:
+def list_document(entries: Sequence[RepositoryEntry], page: ModelListPage) -> bytes:
     """Return a page of the list of models."""
     names = sorted({entry.name for entry in entries})
     shown = names[page.begin : page.begin + page.limit]
@@ -47,7 +47,7 @@ def list_document(entries: Sequence[RepositoryEntry], page: Page) -> bytes:
     return orjson.dumps(document, option=orjson.OPT_INDENT_2)
 
 
-def description_document(called: CalledModel, status: ServerStatus) -> bytes:
+def description_document(called: TorchServeModel, status: ServerStatus) -> bytes:
     """Return the descriptions of the versions of a model, all of them or one.
 
     Raises:
@@ -74,7 +74,7 @@ def description_document(called: CalledModel, status: ServerStatus) -> bytes:
 
 
 def _described(
-    called: CalledModel, model: ModelStatus, version: str, state: ModelState
+    called: TorchServeModel, model: ModelStatus, version: str, state: ModelState
 ) -> dict[str, Any]:
     is_ready = state in _READY
     return {

@@ -19,7 +19,7 @@ _NUMBER: Final = re.compile(r"(0|[1-9][0-9]{0,17})(?:\.0)?")
 _PLACEHOLDER: Final = "1"
 
 
-class CalledModel(Struct, frozen=True):
+class TorchServeModel(Struct, frozen=True):
     """The model of a request, as the client names it and as the gateway does.
 
     Attributes:
@@ -37,7 +37,7 @@ class CalledModel(Struct, frozen=True):
     needs: frozenset[Need]
 
 
-class ModelTable:
+class BodyForms:
     """What the configuration declares of all models.
 
     Args:
@@ -52,7 +52,7 @@ class ModelTable:
         """Replace the declarations, by the names of models."""
         self._forms = {name: form for name, form in declared.items() if isinstance(form, BodyForm)}
 
-    def find(self, name: str, version: str) -> CalledModel:
+    def find(self, name: str, version: str) -> TorchServeModel:
         """Return the model of a request; without a name it is that of the listener.
 
         Raises:
@@ -67,18 +67,18 @@ class ModelTable:
         needs = reply_needs(form)
         if own == _PLACEHOLDER:
             needs |= {Need.NUMERIC_VERSIONS}
-        return CalledModel(name, version, ModelRef(name, own) if name else None, form, needs)
+        return TorchServeModel(name, version, ModelRef(name, own) if name else None, form, needs)
 
     def form(self, name: str) -> BodyForm:
         """Return what is declared of the model *name*."""
         return self._forms.get(name, NO_FORM)
 
-    def default(self, model: ModelRef | None) -> CalledModel:
+    def default(self, model: ModelRef | None) -> TorchServeModel:
         """Return the model of requests that name none."""
         if model is None:
-            return CalledModel("", "", None, NO_FORM, reply_needs(NO_FORM))
+            return TorchServeModel("", "", None, NO_FORM, reply_needs(NO_FORM))
         form = self._forms.get(model.name, NO_FORM)
-        return CalledModel(model.name, "", model, form, reply_needs(form))
+        return TorchServeModel(model.name, "", model, form, reply_needs(form))
 
     def _own_version(self, name: str, version: str, form: BodyForm) -> str:
         if not version:

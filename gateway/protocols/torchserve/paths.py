@@ -21,7 +21,7 @@ YIELDED: Final = frozenset({PING, INVOCATIONS})
 _MOST_FIELDS: Final = 64
 
 
-class PathKind(enum.Enum):
+class TorchServePathKind(enum.Enum):
     """What a path is for."""
 
     PING = "ping"
@@ -36,7 +36,7 @@ class PathKind(enum.Enum):
     __hash__ = object.__hash__
 
 
-class PathMatch(NamedTuple):
+class TorchServePath(NamedTuple):
     """What a path is for.
 
     Attributes:
@@ -45,23 +45,23 @@ class PathMatch(NamedTuple):
         version: Its version, as on the wire; "" for none.
     """
 
-    kind: PathKind | None
+    kind: TorchServePathKind | None
     model: str = ""
     version: str = ""
 
 
 _WHOLE: Final = {
-    PING: PathMatch(PathKind.PING),
-    INVOCATIONS: PathMatch(PathKind.INVOCATION),
-    MODELS: PathMatch(PathKind.LIST),
-    "/": PathMatch(PathKind.ROOT),
+    PING: TorchServePath(TorchServePathKind.PING),
+    INVOCATIONS: TorchServePath(TorchServePathKind.INVOCATION),
+    MODELS: TorchServePath(TorchServePathKind.LIST),
+    "/": TorchServePath(TorchServePathKind.ROOT),
 }
-_NONE: Final = PathMatch(None)
+_NONE: Final = TorchServePath(None)
 _INVOKE, _PREDICT, _SET_DEFAULT = "invoke", "predict", "set-default"
 _ALL: Final = "all"
 
 
-def find_path(path: str) -> PathMatch:
+def find_path(path: str) -> TorchServePath:
     """Return what *path*, percent-encoded, is for."""
     found = _WHOLE.get(path)
     if found is not None:
@@ -70,32 +70,36 @@ def find_path(path: str) -> PathMatch:
     return _path_of(first, rest) if first and rest and rest[0] else _NONE
 
 
-def _path_of(first: str, rest: list[str]) -> PathMatch:
+def _path_of(first: str, rest: list[str]) -> TorchServePath:
     """Return what a path of several segments is for."""
     if first in (PREDICTIONS[1:], EXPLANATIONS[1:]):
         is_prediction = first == PREDICTIONS[1:]
-        kind = PathKind.PREDICTION if is_prediction else PathKind.EXPLANATION
+        kind = TorchServePathKind.PREDICTION if is_prediction else TorchServePathKind.EXPLANATION
         # What follows the version is for handlers, as are the parameters of the query.
-        return PathMatch(kind, rest[0], rest[1] if len(rest) > 1 else "")
+        return TorchServePath(kind, rest[0], rest[1] if len(rest) > 1 else "")
     if first == MODELS[1:]:
         return _model_path(rest)
     if rest == [_PREDICT]:
-        return PathMatch(PathKind.PREDICTION, first)
+        return TorchServePath(TorchServePathKind.PREDICTION, first)
     if rest[1:] == [_PREDICT]:
-        return PathMatch(PathKind.PREDICTION, first, rest[0])
+        return TorchServePath(TorchServePathKind.PREDICTION, first, rest[0])
     return _NONE
 
 
-def _model_path(rest: list[str]) -> PathMatch:
+def _model_path(rest: list[str]) -> TorchServePath:
     """Return what a path below `/models` is for."""
     name, version, last, *more = (*rest, "", "")
     if any(more):
         return _NONE
     if version == _INVOKE and not last:
-        return PathMatch(PathKind.PREDICTION, name)
+        return TorchServePath(TorchServePathKind.PREDICTION, name)
     if last:
-        return PathMatch(PathKind.CHANGE, name, version) if last == _SET_DEFAULT else _NONE
-    return PathMatch(PathKind.DESCRIPTION, name, "" if version == _ALL else version)
+        return (
+            TorchServePath(TorchServePathKind.CHANGE, name, version)
+            if last == _SET_DEFAULT
+            else _NONE
+        )
+    return TorchServePath(TorchServePathKind.DESCRIPTION, name, "" if version == _ALL else version)
 
 
 def read_query(query: str) -> dict[str, str]:

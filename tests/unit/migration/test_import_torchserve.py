@@ -69,7 +69,7 @@ def test_the_server_stays_behind_the_gateway(tmp_path: Path) -> None:
     assert not any("netty" in text for text in texts)
 
 
-def test_an_archive_alone_tells_its_model(tmp_path: Path) -> None:
+def test_an_archive_alone_has_its_model(tmp_path: Path) -> None:
     """A stock handler tells what its body is; a folder may hold several archives."""
     path = archive(tmp_path / "t.mar", modelName="t", handler="text_classifier", modelVersion="2.0")
     found = import_torchserve(path)

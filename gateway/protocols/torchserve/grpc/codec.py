@@ -49,10 +49,10 @@ from gateway.protocols.torchserve.messages import (
     write_reply,
     write_request,
 )
-from gateway.protocols.torchserve.models import CalledModel, ModelTable, client_version
+from gateway.protocols.torchserve.models import BodyForms, TorchServeModel, client_version
 from gateway.protocols.torchserve.options import read_options, row_style
-from gateway.schema import torchserve_inference_pb2 as inference
-from gateway.schema import torchserve_management_pb2 as control
+from gateway.schema import torchserve_inference_pb2 as pb
+from gateway.schema import torchserve_management_pb2
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
@@ -65,7 +65,7 @@ M = TypeVar("M", bound=Message)
 NAME: Final = "torchserve.grpc"
 _INFERENCE: Final = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 _MANAGEMENT: Final = "/org.pytorch.serve.grpc.management.ManagementAPIsService/"
-PING: Final = f"{_INFERENCE}Ping"
+PING_METHOD: Final = f"{_INFERENCE}Ping"
 PREDICTIONS: Final = f"{_INFERENCE}Predictions"
 STREAM: Final = f"{_INFERENCE}StreamPredictions"
 SESSION: Final = f"{_INFERENCE}StreamPredictions2"
@@ -75,7 +75,7 @@ _KINDS: Final = {STREAM: MethodKind.SERVER_STREAM, SESSION: MethodKind.BIDIRECTI
 
 METHODS: Mapping[str, MethodKind] = {
     path: _KINDS.get(path, MethodKind.UNARY)
-    for schema in (inference, control)
+    for schema in (pb, torchserve_management_pb2)
     for service in schema.DESCRIPTOR.services_by_name.values()
     for path in [f"/{service.full_name}/{method.name}" for method in service.methods]
 }
@@ -85,8 +85,12 @@ _HEALTH: Final = (ModelReadyRequest, ServerLiveRequest, ServerReadyRequest)
 
 def file_descriptors() -> tuple[bytes, ...]:
     """Return the serialized FileDescriptorProtos of the services, for server reflection."""
-    needed = [each.serialized_pb for each in inference.DESCRIPTOR.dependencies]
-    return (*needed, inference.DESCRIPTOR.serialized_pb, control.DESCRIPTOR.serialized_pb)
+    needed = [each.serialized_pb for each in pb.DESCRIPTOR.dependencies]
+    return (
+        *needed,
+        pb.DESCRIPTOR.serialized_pb,
+        torchserve_management_pb2.DESCRIPTOR.serialized_pb,
+    )
 
 
 class PredictionForm(Struct, frozen=True):
@@ -99,10 +103,10 @@ class PredictionForm(Struct, frozen=True):
         page: The part of the list of models.
     """
 
-    called: CalledModel | None = None
+    called: TorchServeModel | None = None
     sequence: str = ""
     is_session: bool = False
-    page: management.Page | None = None
+    page: management.ModelListPage | None = None
 
 
 _PLAIN: Final = PredictionForm()
@@ -127,7 +131,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
     ) -> None:
         self._limits = limits
         self._style = row_style(read_options(options or {}))
-        self._models = ModelTable(limits)
+        self._models = BodyForms(limits)
         self._reader = BodyReader(limits)
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
@@ -157,14 +161,16 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
                 error.origin = error.origin or Origin(NAME, wire)
                 raise
         check_management_size(method.rpartition("/")[2], len(wire.view))
-        if method == PING:
+        if method == PING_METHOD:
             return ServerReadyRequest(context=_context(wire, _PLAIN))
         if method == LIST:
-            asked = _parsed(wire.view, control.ListModelsRequest)
-            page = management.Page(str(max(asked.limit, 0)), str(max(asked.next_page_token, 0)))
+            listing = _parsed(wire.view, torchserve_management_pb2.ListModelsRequest)
+            page = management.ModelListPage(
+                str(max(listing.limit, 0)), str(max(listing.next_page_token, 0))
+            )
             return RepositoryIndexRequest(context=_context(wire, PredictionForm(page=page)))
         if method == DESCRIBE:
-            described = _parsed(wire.view, control.DescribeModelRequest)
+            described = _parsed(wire.view, torchserve_management_pb2.DescribeModelRequest)
             version = described.model_version
             called = self._called(described.model_name, "" if version == "all" else version)
             context = _context(wire, PredictionForm(called))
@@ -188,7 +194,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             return self._written(form, content)
         if isinstance(call, ServerReadyRequest):
             text = management.HEALTHY if content else management.UNHEALTHY
-            return _message(inference.TorchServeHealthResponse(health=text.decode()))
+            return _message(pb.TorchServeHealthResponse(health=text.decode()))
         document: bytes | None = None
         if isinstance(call, RepositoryIndexRequest) and form.page is not None:
             document = management.list_document(content, form.page)
@@ -196,7 +202,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             document = management.description_document(form.called, content)
         if document is None:
             raise unsupported(call, NAME)
-        return _message(control.ManagementResponse(msg=document.decode()))
+        return _message(torchserve_management_pb2.ManagementResponse(msg=document.decode()))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
         """Write one reply of a stream.
@@ -248,7 +254,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         """
         context = call.context
         if isinstance(call, _HEALTH):
-            return GrpcRequest(PING, (), grpc_metadata(context), context.deadline)
+            return GrpcRequest(PING_METHOD, (), grpc_metadata(context), context.deadline)
         if isinstance(call, InferRequest):
             method, request = PREDICTIONS, call
         elif isinstance(call, StreamInferRequest):
@@ -283,7 +289,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             raise _error_of(call, wire)
         return self._prediction(call.model, wire)
 
-    def _called(self, name: str, version: str) -> CalledModel:
+    def _called(self, name: str, version: str) -> TorchServeModel:
         if not name:
             raise errors.ModelNotFound("the request names no model: expected model_name")
         return self._models.find(name, version)
@@ -373,7 +379,7 @@ def _message(message: Message) -> GrpcResponse:
 
 def _is_healthy(wire: GrpcResponse) -> bool:
     try:
-        message = _parsed(wire.view, inference.TorchServeHealthResponse)
+        message = _parsed(wire.view, pb.TorchServeHealthResponse)
         document = orjson.loads(message.health)
     except (errors.MalformedMessage, orjson.JSONDecodeError):
         return False

@@ -1,6 +1,6 @@
 """The HTTP codec of TorchServe: functions between HTTP messages and calls.
 
-`forms.py` reads bodies of several fields, and `upstream.py` is the side of a client.
+`form_fields.py` reads bodies of several fields, and `upstream.py` is the side of a client.
 
 Source: docs/protocols/torchserve.md.
 """
@@ -34,11 +34,11 @@ from gateway.protocols.torchserve.errors import (
     OK,
     UNHEALTHY,
     ManagementRefused,
-    UnknownPath,
+    UnknownResource,
     error_response,
 )
 from gateway.protocols.torchserve.http import upstream
-from gateway.protocols.torchserve.http.forms import FORMS, JSON_TYPE, media_type, read_form
+from gateway.protocols.torchserve.http.form_fields import FORMS, JSON_TYPE, media_type, read_form
 from gateway.protocols.torchserve.http.opaque import NAME, read_opaque, write_answer
 from gateway.protocols.torchserve.messages import (
     NEEDS,
@@ -48,14 +48,14 @@ from gateway.protocols.torchserve.messages import (
     requested_outputs,
     write_reply,
 )
-from gateway.protocols.torchserve.models import CalledModel, ModelTable
+from gateway.protocols.torchserve.models import BodyForms, TorchServeModel
 from gateway.protocols.torchserve.options import read_options, row_style
 from gateway.protocols.torchserve.paths import (
     EXPLANATIONS,
     MODELS,
     PREDICTIONS,
-    PathKind,
-    PathMatch,
+    TorchServePath,
+    TorchServePathKind,
     find_path,
     read_query,
 )
@@ -77,7 +77,7 @@ _WRITING: Final = frozenset({"POST", "PUT"})
 _TRUE: Final = "true"
 
 
-class RestForm(Struct, frozen=True):
+class TorchServeRestForm(Struct, frozen=True):
     """What the response to a request needs.
 
     Attributes:
@@ -85,8 +85,8 @@ class RestForm(Struct, frozen=True):
         page: The part of the list of models.
     """
 
-    called: CalledModel | None = None
-    page: management.Page | None = None
+    called: TorchServeModel | None = None
+    page: management.ModelListPage | None = None
 
 
 class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, DeclaringCodec):
@@ -108,7 +108,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
     ) -> None:
         self._limits = limits
         self._options = read_options(options or {})
-        self._models = ModelTable(limits)
+        self._models = BodyForms(limits)
         self._reader = BodyReader(limits)
         self._style = row_style(self._options)
         self._is_shared = MODELS in self._options.shared
@@ -129,21 +129,21 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         found = find_path(wire.path)
         kind = found.kind
         if kind is None:
-            raise UnknownPath(
+            raise UnknownResource(
                 "Requested resource is not found, please refer to API document: nothing is served "
                 f"at {wire.path[:200]!r}"
             )
         if wire.method == "OPTIONS":
             return self._decode_description(found, wire)
-        if kind is PathKind.PING:
-            return ServerReadyRequest(context=_context(wire, RestForm()))
-        if kind in (PathKind.PREDICTION, PathKind.INVOCATION):
+        if kind is TorchServePathKind.PING:
+            return ServerReadyRequest(context=_context(wire, TorchServeRestForm()))
+        if kind in (TorchServePathKind.PREDICTION, TorchServePathKind.INVOCATION):
             _check_method(wire, _WRITING)
             return self._decode_inference(found, wire)
-        if kind is PathKind.EXPLANATION:
+        if kind is TorchServePathKind.EXPLANATION:
             _check_method(wire, _WRITING)
             called = self._called(found)
-            context = _context(wire, RestForm(called))
+            context = _context(wire, TorchServeRestForm(called))
             return read_opaque(wire, called.model, context, EXPLANATIONS)
         return self._decode_management(found, wire)
 
@@ -226,25 +226,31 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         found: Any = upstream.decode_reply(call, wire, self._models, self._reader, self._limits)
         return cast("R", found)
 
-    def _called(self, found: PathMatch) -> CalledModel:
+    def _called(self, found: TorchServePath) -> TorchServeModel:
         name = decoded_name("model name", found.model, self._limits)
         version = decoded_name("model version", found.version, self._limits)
         return self._models.find(name, version)
 
-    def _decode_inference(self, found: PathMatch, wire: HttpRequest) -> Call[Any]:
-        called = self._invoked(wire) if found.kind is PathKind.INVOCATION else self._called(found)
+    def _decode_inference(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
+        called = (
+            self._invoked(wire)
+            if found.kind is TorchServePathKind.INVOCATION
+            else self._called(found)
+        )
         if self._options.forward:
-            return read_opaque(wire, called.model, _context(wire, RestForm(called)), PREDICTIONS)
+            return read_opaque(
+                wire, called.model, _context(wire, TorchServeRestForm(called)), PREDICTIONS
+            )
         return InferRequest(
             model=called.model,
-            context=_context(wire, RestForm(called), called.needs),
+            context=_context(wire, TorchServeRestForm(called), called.needs),
             inputs=self._inputs(wire, called.form),
             outputs=requested_outputs(called.form),
             sequence=_sequence(wire.headers),
             batch_size=1 if called.form.asks_for_axis else None,
         )
 
-    def _invoked(self, wire: HttpRequest) -> CalledModel:
+    def _invoked(self, wire: HttpRequest) -> TorchServeModel:
         """Return the model of `/invocations`, which a parameter of the query may name."""
         name = read_query(wire.query).get("model_name", "")
         if name:
@@ -258,17 +264,19 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             return self._reader.fields(read_form(wire.view, given, self._limits), form)
         return self._reader.body(Item(wire.view, kind == JSON_TYPE), form)
 
-    def _decode_management(self, found: PathMatch, wire: HttpRequest) -> Call[Any]:
-        if wire.method not in _READING or found.kind is PathKind.CHANGE:
+    def _decode_management(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
+        if wire.method not in _READING or found.kind is TorchServePathKind.CHANGE:
             self._refuse_change(wire)
-        if found.kind is PathKind.LIST:
+        if found.kind is TorchServePathKind.LIST:
             query = read_query(wire.query)
-            page = management.Page(query.get("limit", ""), query.get("next_page_token", ""))
-            return RepositoryIndexRequest(context=_context(wire, RestForm(page=page)))
-        if found.kind is PathKind.ROOT:
+            page = management.ModelListPage(
+                query.get("limit", ""), query.get("next_page_token", "")
+            )
+            return RepositoryIndexRequest(context=_context(wire, TorchServeRestForm(page=page)))
+        if found.kind is TorchServePathKind.ROOT:
             raise MethodNotAllowed("expected OPTIONS on '/'", allow="OPTIONS")
         called = self._called(found)
-        context = _context(wire, RestForm(called))
+        context = _context(wire, TorchServeRestForm(called))
         return ServerStatusRequest(about=ModelRef(called.name), context=context)
 
     def _refuse_change(self, wire: HttpRequest) -> None:
@@ -286,13 +294,13 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             raise NotFound(f"{text} (options: {{mlflow: {{multi_model: false}}}})")
         raise ManagementRefused(f"{text}: the management of TorchServe is read-only")
 
-    def _decode_description(self, found: PathMatch, wire: HttpRequest) -> Call[Any]:
+    def _decode_description(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
         """Return the call of a question for the OpenAPI document."""
         if not found.model:
-            return ServerLiveRequest(context=_context(wire, RestForm()))
+            return ServerLiveRequest(context=_context(wire, TorchServeRestForm()))
         called = self._called(found)
         model = called.model if Need.NUMERIC_VERSIONS not in called.needs else ModelRef(called.name)
-        return ModelMetadataRequest(model=model, context=_context(wire, RestForm(called)))
+        return ModelMetadataRequest(model=model, context=_context(wire, TorchServeRestForm(called)))
 
     def _encode_inference(
         self, reply: InferResponse, form: BodyForm, extra: tuple[tuple[str, str], ...]
@@ -303,17 +311,21 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         return HttpResponse(OK, headers, (body,), is_compressible=not extra)
 
 
-def _context(wire: HttpRequest, form: RestForm, needs: frozenset[Need] = NEEDS) -> Context:
+def _context(
+    wire: HttpRequest, form: TorchServeRestForm, needs: frozenset[Need] = NEEDS
+) -> Context:
     return http_context(wire, NAME, needs, form)
 
 
-def _form_of(call: Call[Any]) -> RestForm:
+def _form_of(call: Call[Any]) -> TorchServeRestForm:
     origin = call.context.origin
-    is_own = origin is not None and origin.codec == NAME and isinstance(origin.form, RestForm)
-    return origin.form if is_own and origin is not None else RestForm()
+    is_own = (
+        origin is not None and origin.codec == NAME and isinstance(origin.form, TorchServeRestForm)
+    )
+    return origin.form if is_own and origin is not None else TorchServeRestForm()
 
 
-def _body_form(form: RestForm) -> BodyForm:
+def _body_form(form: TorchServeRestForm) -> BodyForm:
     return NO_FORM if form.called is None else form.called.form
 
 

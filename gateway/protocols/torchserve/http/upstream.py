@@ -23,7 +23,7 @@ from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, MalformedMessage, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.torchserve.errors import OK, http_error_class
-from gateway.protocols.torchserve.http.forms import JSON_TYPE, media_type, multipart_form
+from gateway.protocols.torchserve.http.form_fields import JSON_TYPE, media_type, multipart_form
 from gateway.protocols.torchserve.http.opaque import NAME, write_opaque
 from gateway.protocols.torchserve.messages import (
     BodyReader,
@@ -33,7 +33,7 @@ from gateway.protocols.torchserve.messages import (
     write_fields,
     write_request,
 )
-from gateway.protocols.torchserve.models import ModelTable, client_version
+from gateway.protocols.torchserve.models import BodyForms, client_version
 from gateway.protocols.torchserve.paths import PING, PREDICTIONS
 from gateway.wire.errors import clip, is_error_status, read_error_text, strip_traceback
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
@@ -44,7 +44,7 @@ _HEALTH: Final = (ModelReadyRequest, ServerLiveRequest, ServerReadyRequest)
 _SUCCESS: Final = range(200, 300)
 
 
-def encode_call(call: Call[Any], models: ModelTable) -> HttpRequest:
+def encode_call(call: Call[Any], models: BodyForms) -> HttpRequest:
     """Write a request.
 
     Raises:
@@ -91,7 +91,7 @@ def _sequence(call: InferRequest) -> tuple[tuple[str, str], ...]:
 def decode_reply(
     call: Call[Any],
     wire: HttpResponse,
-    models: ModelTable,
+    models: BodyForms,
     reader: BodyReader,
     limits: MessageLimits,
 ) -> Any:

@@ -19,7 +19,7 @@ def _add_sub(row: dict[str, Any]) -> Any:
 
 
 def _raw(row: dict[str, Any]) -> bytes:
-    return bytes(row.get("data", row.get("body")))
+    return bytes(row["data"] if "data" in row else row["body"])
 
 
 def _fail(_row: dict[str, Any]) -> Any:

@@ -125,7 +125,7 @@ def test_what_a_handler_gets_is_what_an_input_gets(entry: dict[str, Any]) -> Non
     call = codec.decode_call(wire)
     assert isinstance(call, InferRequest)
     assert call.model == ModelRef("echo", "1" if "1.0" in entry["request_line"] else "")
-    kind, value = got.get("body") or got.get("data") or ("form", None)
+    kind, value = got.get("body") or got.get("data") or ("form", "")
     data = [each.data for each in call.inputs]
     assert all(isinstance(each, UntypedData) for each in data)
     first = data[0]

@@ -11,14 +11,14 @@ from gateway.protocols.torchserve.grpc.codec import (
     DESCRIBE,
     LIST,
     METHODS,
-    PING,
+    PING_METHOD,
     PREDICTIONS,
     SESSION,
     STREAM,
     file_descriptors,
 )
 from gateway.schema import torchserve_inference_pb2 as pb
-from gateway.schema import torchserve_management_pb2 as control
+from gateway.schema import torchserve_management_pb2
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from tests.unit.protocols.torchserve.models import grpc_answers
 
@@ -49,7 +49,7 @@ async def test_json_arrives_as_bytes(key: str, version: str) -> None:
     assert json.loads(found.prediction) == {"OUTPUT0": [4, 6], "OUTPUT1": [-2, -2]}
 
 
-async def test_entries_of_the_map_are_inputs_where_the_configuration_says_so() -> None:
+async def test_entries_of_the_map_are_inputs_only_if_declared() -> None:
     """Otherwise the refusal names the key."""
     fields = {"INPUT0": b"[1,2]", "INPUT1": b"[3,4]"}
     request = wire(PREDICTIONS, model_name="add_sub", input=fields)
@@ -90,7 +90,7 @@ async def test_a_message_that_is_none_is_an_error_of_the_client() -> None:
     """Whatever its bytes are."""
     for method in METHODS:
         found = await only(GrpcRequest(method, (memoryview(b"\x0a\xff"),)))
-        if method == PING:
+        if method == PING_METHOD:
             continue
         if method == SESSION:
             assert prediction(found).status.code == GrpcStatus.INVALID_ARGUMENT
@@ -119,20 +119,28 @@ async def test_an_error_in_a_session_is_a_message() -> None:
 
 async def test_ping_is_the_json_of_http() -> None:
     """In a field of text."""
-    found = await only(GrpcRequest(PING))
+    found = await only(GrpcRequest(PING_METHOD))
     health = pb.TorchServeHealthResponse.FromString(bytes(found.view)).health
     assert json.loads(health) == {"status": "Healthy"}
 
 
 async def test_management_is_read_only() -> None:
     """Lists and descriptions are answered; the other methods are refused by name."""
-    asked = control.ListModelsRequest(limit=1, next_page_token=1).SerializeToString()
-    found = await only(GrpcRequest(LIST, (asked,)))
-    document = json.loads(control.ManagementResponse.FromString(bytes(found.view)).msg)
+    request = torchserve_management_pb2.ListModelsRequest(
+        limit=1, next_page_token=1
+    ).SerializeToString()
+    found = await only(GrpcRequest(LIST, (request,)))
+    document = json.loads(
+        torchserve_management_pb2.ManagementResponse.FromString(bytes(found.view)).msg
+    )
     assert [each["modelName"] for each in document["models"]] == ["digits"]
-    asked = control.DescribeModelRequest(model_name="digits", model_version="all")
-    found = await only(GrpcRequest(DESCRIBE, (asked.SerializeToString(),)))
-    document = json.loads(control.ManagementResponse.FromString(bytes(found.view)).msg)
+    question = torchserve_management_pb2.DescribeModelRequest(
+        model_name="digits", model_version="all"
+    )
+    found = await only(GrpcRequest(DESCRIBE, (question.SerializeToString(),)))
+    document = json.loads(
+        torchserve_management_pb2.ManagementResponse.FromString(bytes(found.view)).msg
+    )
     assert [each["modelVersion"] for each in document] == ["1.0", "2.0"]
     changing = [each for each in METHODS if "Management" in each and each not in (LIST, DESCRIBE)]
     assert len(changing) == 4

@@ -142,9 +142,7 @@ async def test_fields_by_the_names_of_inputs_need_the_declaration() -> None:
         ("digits", "[1,2]", (FORM,)),
     ],
 )
-async def test_what_the_model_does_not_tell_needs_a_declaration(
-    model: str, body: Any, headers: Any
-) -> None:
+async def test_other_bodies_need_a_declaration(model: str, body: Any, headers: Any) -> None:
     """The status is 400, and the text names the key."""
     status, kind, text = await refused(post(model, body, *headers))
     assert (status, kind) == (400, "BadRequestException")
@@ -194,7 +192,7 @@ async def test_declared_forms_of_bytes() -> None:
     )
 
 
-async def test_the_configuration_may_say_whether_a_request_is_one_item() -> None:
+async def test_a_request_is_one_item_if_declared() -> None:
     """An axis of 1 is put before the item, and taken off the answer; or the body has it."""
     assert (await only(post("fixed", "[1, 2]"), {"fixed": {"batch": "true"}}))[1] == b"[1,2]"
     assert (await only(post("fixed", "[[1, 2]]")))[1] == b"[[1,2]]"

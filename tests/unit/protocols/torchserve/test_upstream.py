@@ -234,7 +234,7 @@ def test_health_is_ping() -> None:
 
 
 @pytest.mark.parametrize("status", [GrpcStatus.INTERNAL, GrpcStatus.UNAVAILABLE])
-def test_the_name_in_an_error_over_grpc_says_what_it_is(status: GrpcStatus) -> None:
+def test_the_name_in_an_error_over_grpc_is_its_kind(status: GrpcStatus) -> None:
     """The status is INTERNAL for most, and UNAVAILABLE for a handler that fails."""
     codec, call = GrpcCodec(), InferRequest(model=ModelRef("m"))
     for name, expected in (
