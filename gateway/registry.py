@@ -29,6 +29,7 @@ PROTOCOLS: dict[str, str] = {
     "oip": "gateway.protocols.oip:SPEC",
     "openai": "gateway.protocols.openai:SPEC",
     "tfs": "gateway.protocols.tfs:SPEC",
+    "torchserve": "gateway.protocols.torchserve:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",
 }
 
