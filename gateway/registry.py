@@ -231,7 +231,7 @@ def carrier_of(url: Url, /) -> HttpBinding | GrpcBinding | StreamBinding:
 
 def _check_path(url: Url, binding: HttpBinding | GrpcBinding | StreamBinding) -> None:
     if isinstance(binding, HttpBinding):
-        paths = [each.path for each in binding.all_claims({})]
+        paths = [each.path for each in binding.all_claims({}) if not each.is_base]
         own = next((each for each in paths if f"{each}/" in f"{url.path}/"), None)
         if binding.path_option or own is None:
             return
