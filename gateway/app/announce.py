@@ -15,6 +15,8 @@ from gateway.ir.calls import RepositoryIndexRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelState
+from gateway.policies.limits.deadline import TIMEOUT
+from gateway.policies.shared_memory.layer import SHARED_MEMORY
 from gateway.registry import platforms, protocol, protocol_names
 from gateway.service import Service
 from gateway.telemetry.error_texts import error_text
@@ -39,7 +41,7 @@ def log_extensions(listeners: Sequence[ListenerConfig]) -> None:
             if status is None:
                 continue
             on, off = (list(names) for names in status(config.options.get(name, {})))
-            mode = config.shared_memory.mode
+            mode = SHARED_MEMORY.of(config).mode
             off, on = (
                 ([*off, "shared_memory"], on)
                 if mode == "off"
@@ -62,10 +64,10 @@ def log_retired_keys(loaded: LoadedConfig) -> None:
 
 def log_default_timeout(policies: PoliciesConfig) -> None:
     """Log how long calls may take, if the configuration does not say so."""
-    if "timeout" not in policies.model_fields_set:
+    if TIMEOUT.key not in policies.model_fields_set:
         log.info(
             "default timeout",
-            timeout=f"{policies.timeout:g}s",
+            timeout=f"{TIMEOUT.default:g}s",
             keys="policies.timeout, or timeout of a route; 0s sets no limit",
         )
 

@@ -40,6 +40,7 @@ from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits
 from gateway.policies.access.authorise import ListenerAccess
 from gateway.policies.access.operations import HEALTH, PASSTHROUGH
+from gateway.policies.shared_memory.layer import SHARED_MEMORY
 from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
@@ -570,7 +571,7 @@ def _grpc_address(address: Address) -> str:
 
 
 def _warn_of_forwarded_memory(config: ListenerConfig) -> None:
-    if config.shared_memory.mode == "forward":
+    if SHARED_MEMORY.of(config).mode == "forward":
         log.warning(
             "a client that makes a shared-memory segment smaller ends the server",
             listener=config.name,

@@ -14,6 +14,7 @@ from gateway.ir.context import REQUEST_ID, Client, Context, Origin
 from gateway.ir.errors import Cancelled, Forbidden, GatewayError, TooLarge
 from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits, check_count
+from gateway.policies.forward_headers import CLIENT_HEADER
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.upstream_metrics import ByteCounter
@@ -172,7 +173,7 @@ def passthrough_client(
         client,
         partial(known_posts, built),
         gets_authorization=gets_authorization(config),
-        client_header=(config.client_header or "").lower(),
+        client_header=(CLIENT_HEADER.of(config) or "").lower(),
     )
 
 

@@ -53,7 +53,6 @@ _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("lifecycle", "reload"),
     ("in_flight_bytes",),
     ("in_flight_bytes_per_address",),
-    ("shared_regions",),
 )
 
 

@@ -3,12 +3,15 @@
 Only tracing headers are forwarded by default; credentials are not.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
 
 from gateway.accelerator import accelerated
+from gateway.api.extension import ConfigView, Finding
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -22,6 +25,8 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, TRACING, TRITON_PREFIX, Metadata
 from gateway.service import ReplyCoroutine, Service
+from gateway.settings.fields import HeaderName, Names
+from gateway.settings.setting import Setting
 
 R = TypeVar("R")
 
@@ -46,6 +51,38 @@ _QUESTIONS: frozenset[type[Call[Any]]] = frozenset(
 )
 
 
+FORWARD_HEADERS: Final = Setting[tuple[str, ...]](
+    key="forward_headers",
+    type=Names,
+    default=(),
+    help=(
+        "Names of client headers that are forwarded. `x-*` forwards every header that begins with "
+        "`x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values "
+        "of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that begin "
+        "with `triton_` are refused, because they can end a Triton server. Tracing headers are "
+        "always forwarded, and HTTP servers get the request id. Default: `[]`."
+    ),
+    places=("upstream",),
+)
+CLIENT_HEADER: Final = Setting[str | None](
+    key="client_header",
+    type=HeaderName | None,
+    default=None,
+    help=(
+        "Header with the name of the client, which replaces what the caller sent there. Calls of "
+        "different clients then share neither batches nor cached responses. Default: none."
+    ),
+    places=("upstream",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AddedHeaders:
+    """The headers of every call of an endpoint."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
 class ForwardHeaders:
     """Replaces the metadata of a call by the headers for the target.
 
@@ -54,6 +91,7 @@ class ForwardHeaders:
         allowed: Case-insensitive names of headers to forward; "x-*" allows a prefix.
         added: Headers of every call; they replace the caller's.
         inference: Handles each InferRequest; None for *inner*.
+        plain: Handles each plain inference, see `Entries`; None for *inference*.
     """
 
     def __init__(
@@ -63,9 +101,11 @@ class ForwardHeaders:
         added: Mapping[str, str],
         *,
         inference: Service | None = None,
+        plain: Service | None = None,
     ) -> None:
         self._inner = inner
         self._inference = inner if inference is None else inference
+        self._plain = self._inference if plain is None else plain
         names = [name.lower() for name in allowed]
         self._added = tuple((name.lower(), value) for name, value in added.items())
         self._is_forwarded = _Forwarded(
@@ -78,16 +118,21 @@ class ForwardHeaders:
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call *inner* with the metadata for the target."""
-        metadata = call.context.metadata
+        context = call.context
+        metadata = context.metadata
         last, forwarded = self._last
         if metadata is not last:
             forwarded = pairs_named(metadata, self._is_forwarded)
             if self._added:
                 forwarded += self._added
             self._last = metadata, forwarded
-        inner = self._inference if type(call) is InferRequest else self._inner
+        inner = self._inner
+        if type(call) is InferRequest:
+            origin = context.origin
+            has_bytes = origin is not None and origin.has_bytes
+            inner = self._plain if has_bytes and not call.outputs else self._inference
         # As `with_metadata`, without its frame.
-        return inner(replace(call, context=replace(call.context, metadata=forwarded)))
+        return inner(replace(call, context=replace(context, metadata=forwarded)))
 
 
 @accelerated
@@ -132,6 +177,7 @@ class NamedForwardHeaders(ForwardHeaders):
         added: Headers of every call.
         client_header: The header, in lower case; what the caller sent there is dropped.
         inference: Handles each InferRequest; None for *inner*.
+        plain: Handles each plain inference, see `Entries`; None for *inference*.
     """
 
     def __init__(
@@ -142,8 +188,11 @@ class NamedForwardHeaders(ForwardHeaders):
         client_header: str,
         *,
         inference: Service | None = None,
+        plain: Service | None = None,
     ) -> None:
-        super().__init__(inner, allowed, {**added, client_header: ""}, inference=inference)
+        super().__init__(
+            inner, allowed, {**added, client_header: ""}, inference=inference, plain=plain
+        )
         self._added = tuple(pair for pair in self._added if pair[0] != client_header)
         self._client_header = client_header
         self._last_named: tuple[Metadata | None, str, Metadata] = (None, "", ())
@@ -157,7 +206,11 @@ class NamedForwardHeaders(ForwardHeaders):
             own = (*self._added, (self._client_header, name))
             forwarded = pairs_named(metadata, self._is_forwarded) + own
             self._last_named = metadata, name, forwarded
-        inner = self._inference if type(call) is InferRequest else self._inner
+        inner = self._inner
+        if type(call) is InferRequest:
+            origin = context.origin
+            has_bytes = origin is not None and origin.has_bytes
+            inner = self._plain if has_bytes and not call.outputs else self._inference
         return inner(replace(call, context=replace(context, metadata=forwarded)))
 
 
@@ -168,6 +221,7 @@ def forwarding(
     client_header: str | None,
     *,
     inference: Service | None = None,
+    plain: Service | None = None,
 ) -> ForwardHeaders:
     """Return what replaces the metadata of calls by the headers for the target.
 
@@ -177,10 +231,13 @@ def forwarding(
         added: Headers of every call.
         client_header: The header with the name of the client; None for none.
         inference: Handles each InferRequest; None for *inner*.
+        plain: Handles each plain inference, see `Entries`; None for *inference*.
     """
     if client_header is None:
-        return ForwardHeaders(inner, allowed, added, inference=inference)
-    return NamedForwardHeaders(inner, allowed, added, client_header, inference=inference)
+        return ForwardHeaders(inner, allowed, added, inference=inference, plain=plain)
+    return NamedForwardHeaders(
+        inner, allowed, added, client_header, inference=inference, plain=plain
+    )
 
 
 class QuestionHeaders:
@@ -205,3 +262,48 @@ class QuestionHeaders:
             kept = [pair for pair in call.context.metadata if pair[0] not in self._names]
             call = call.with_metadata((*kept, *self._added))
         return self._inner(call)
+
+
+def _build(inner: Entries, at: LayerContext) -> Service:
+    allowed = at.setting(FORWARD_HEADERS)
+    return forwarding(
+        inner.questions,
+        allowed,
+        at.part(AddedHeaders).headers,
+        at.setting(CLIENT_HEADER),
+        inference=inner.inference,
+        plain=inner.plain,
+    )
+
+
+def _build_shared(inner: Entries, at: LayerContext) -> Service:
+    allowed = at.setting(FORWARD_HEADERS)
+    return forwarding(inner.questions, allowed, {}, at.setting(CLIENT_HEADER))
+
+
+def _check(config: ConfigView) -> Iterator[Finding]:
+    """Yield the upstreams that forward a header that only Triton may set."""
+    for path, names in config.values(FORWARD_HEADERS):
+        for name in names:
+            if name.lower().startswith(TRITON_PREFIX):
+                yield (
+                    path[:-1],
+                    (
+                        f"forward_headers must not contain {name!r}: a client could set what "
+                        "Triton keeps for itself, and end it"
+                    ),
+                )
+                break
+
+
+LAYER: Final = Layer(
+    "ForwardHeaders",
+    "drops the headers that are not forwarded, adds configured ones",
+    "endpoint",
+    _build,
+    settings=(FORWARD_HEADERS, CLIENT_HEADER),
+    check=_check,
+)
+SHARED_LAYER: Final = Layer(
+    "ForwardHeaders", "drops the headers that are not forwarded", "model", _build_shared
+)
