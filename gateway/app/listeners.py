@@ -296,7 +296,7 @@ class SharedResources:
         should_replace: Whether a unix socket replaces that of another gateway.
         sockets: Sockets that the processes share: unix sockets by address, and those of a service
             manager as `inherited_sockets` finds them.
-        upstreams: Those of the configuration, by name.
+        upstreams: The upstreams of the configuration, by name.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
         upstream_connections: Largest number of connections to upstreams.
         process_options: Options of protocols that the listeners share.

@@ -82,7 +82,7 @@ def owned_paths(
 
     Args:
         config: The listener. Its options are correct.
-        upstreams: Those of the configuration, by name.
+        upstreams: The upstreams of the configuration, by name.
 
     Raises:
         PathConflictError: Two protocols claim a path, and no rule says which of them has it.
