@@ -59,19 +59,16 @@ def typed_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     data = first.data
     if type(data) is UntypedData and data.columns is not None:
         inputs = _of_table(model, data, metadata)
-    elif _is_one_item(call, metadata):
+    elif (call.batch_size is not None and metadata.supports_batching) or (
+        type(data) is UntypedData and data.rules.adds_axis
+    ):
         items = _of_values(model, call.inputs, _of_items(model, call.inputs, metadata))
         inputs = tuple([_with_first_axis(each) for each in items])
     else:
         inputs = _of_values(model, call.inputs, metadata)
+    if call.batch_size is None:
+        return call.changed(inputs=inputs)
     return call.changed(inputs=inputs, batch_size=None)
-
-
-def _is_one_item(call: InferRequest, metadata: ModelMetadata) -> bool:
-    data = call.inputs[0].data
-    if type(data) is UntypedData and data.rules.adds_axis:
-        return True
-    return call.batch_size is not None and metadata.supports_batching
 
 
 def _of_items(model: ModelRef, tensors: Sequence[Tensor], metadata: ModelMetadata) -> ModelMetadata:
@@ -149,9 +146,11 @@ def _typed_outputs(
             f"the metadata of model {str(model)!r} declare no outputs; expected "
             "models.NAME.signature"
         )
-    whole = _whole_message(tensors, outputs)
-    if whole is not None:
-        return [whole]
+    first = tensors[0].data if tensors else None
+    if isinstance(first, UntypedData) and first.raw is not None:
+        whole = _whole_message(tensors, first, outputs)
+        if whole is not None:
+            return [whole]
     typed = []
     for tensor in tensors:
         declared = by_name.get(tensor.name)
@@ -173,9 +172,11 @@ def _of_values(
     model: ModelRef, tensors: Sequence[Tensor], metadata: ModelMetadata
 ) -> tuple[Tensor, ...]:
     by_name = {declared.name: declared for declared in metadata.inputs}
-    whole = _whole_message(tensors, metadata.inputs)
-    if whole is not None:
-        return (whole,)
+    first = tensors[0].data
+    if type(first) is UntypedData and first.raw is not None:
+        whole = _whole_message(tensors, first, metadata.inputs)
+        if whole is not None:
+            return (whole,)
     found: list[tuple[Tensor, TensorMetadata]] = []
     for tensor in tensors:
         declared = by_name.get(tensor.name)
@@ -199,13 +200,15 @@ def _typed(tensor: Tensor, declared: TensorMetadata, metadata: ModelMetadata) ->
     return typed_tensor(declared.name, data, declared, form)
 
 
-def _whole_message(tensors: Sequence[Tensor], known: Sequence[TensorMetadata]) -> Tensor | None:
+def _whole_message(
+    tensors: Sequence[Tensor], data: UntypedData, known: Sequence[TensorMetadata]
+) -> Tensor | None:
     """Return a message as one element of BYTES, if the model has no other tensor.
 
     A message that names the tensor is read as JSON.
     """
-    data, declared = tensors[0].data, known[0]
-    if type(data) is not UntypedData or data.raw is None or data.layout is JsonLayout.FIELD:
+    declared = known[0]
+    if data.raw is None or data.layout is JsonLayout.FIELD:
         return None
     if len(known) > 1 or declared.datatype is not Datatype.BYTES:
         return None

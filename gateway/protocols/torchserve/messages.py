@@ -241,14 +241,27 @@ def check_plain(call: InferRequest) -> None:
             )
 
 
-def write_request(call: InferRequest, form: BodyForm) -> tuple[str, Buffer]:
+def write_request(
+    call: InferRequest, form: BodyForm, *, has_type: bool = True
+) -> tuple[str, Buffer]:
     """Return content type and body of a request to a server.
+
+    Args:
+        call: The request.
+        form: What is declared of its model.
+        has_type: The carrier has content types. Without one a body for one input of BYTES is read
+            as its only element, unless it names the input.
 
     Raises:
         Unsupported: The inputs do not fit the declared form.
     """
+    inputs = call.inputs
+    is_plain = not form.request and not form.has_envelope and len(inputs) == 1
     try:
-        return _request(call.inputs, form)
+        if is_plain and not has_type and inputs[0].datatype is Datatype.BYTES:
+            is_one = len(as_items(inputs[0])) == 1
+            return _OCTETS, _element(inputs[0]) if is_one else columns_json(inputs, _STYLE)
+        return _request(inputs, form)
     except InvalidOutput as error:
         text = error.message.replace("output", "input", 1).replace(".response", ".request")
         raise Unsupported(text, model=call.model) from error
@@ -278,11 +291,12 @@ def write_fields(inputs: Sequence[Tensor]) -> dict[str, Buffer]:
     """
     found: dict[str, Buffer] = {}
     for tensor in inputs:
-        is_element = tensor.datatype is Datatype.BYTES and len(as_items(tensor)) == 1
+        is_bytes = tensor.datatype is Datatype.BYTES
         try:
-            found[tensor.name] = _element(tensor) if is_element else value_json(tensor, _STYLE)
+            found[tensor.name] = _element(tensor) if is_bytes else value_json(tensor, _STYLE)
         except InvalidOutput as error:
-            raise Unsupported(error.message.replace("output", "input", 1)) from error
+            text = error.message.replace("output", "input", 1).replace(".response", ".request")
+            raise Unsupported(text) from error
     return found
 
 

@@ -326,7 +326,9 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         version = client_version(model.version, form) if model.version else ""
         sequence = "" if call.sequence is None else str(call.sequence.id)
         fields = (
-            write_fields(call.inputs) if form.has_columns else {DATA: write_request(call, form)[1]}
+            write_fields(call.inputs)
+            if form.has_columns
+            else {DATA: write_request(call, form, has_type=False)[1]}
         )
         return messages.write_request(model.name, version, fields, sequence)
 

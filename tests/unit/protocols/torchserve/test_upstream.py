@@ -163,6 +163,15 @@ async def test_columns_are_the_fields_of_a_form(is_grpc: bool) -> None:
     ]
 
 
+def test_several_texts_are_not_one_field() -> None:
+    """They would be read back as one element."""
+    texts = (TensorMetadata("t", D.BYTES, (-1,)),)
+    server = Server("", inputs=texts, outputs=texts, request="columns")
+    call = InferRequest(model=ModelRef("m"), inputs=(items_tensor("t", (2,), [b"a", b"b"]),))
+    with pytest.raises(Unsupported, match="expected one"):
+        server.codec.encode_call(call)
+
+
 async def test_an_envelope_has_one_item() -> None:
     """The answer is its only row."""
     server = Server('{"predictions": [3]}', envelope="json")
