@@ -16,6 +16,7 @@ from gateway.api.comparison import ComparisonRule
 from gateway.api.events import EventSink
 from gateway.api.extension import CompletedExtension, Extension
 from gateway.api.layer import Layer
+from gateway.api.platform import Platform
 from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
 from gateway.api.transform import TensorTransform
 from gateway.settings.setting import Setting
@@ -211,6 +212,17 @@ def protocol(name: str, /) -> ProtocolSpec:
     return spec
 
 
+@functools.cache
+def platforms() -> tuple[Platform, ...]:
+    """Return the platforms whose containers speak a protocol.
+
+    Raises:
+        LookupError: A protocol cannot be imported.
+    """
+    found = [protocol(name).platform for name in protocol_names()]
+    return tuple([each for each in found if each is not None])
+
+
 def carrier_of(url: Url, /) -> HttpBinding | GrpcBinding | StreamBinding:
     """Return how the protocol of an upstream's URL uses its carrier.
 
@@ -232,7 +244,8 @@ def carrier_of(url: Url, /) -> HttpBinding | GrpcBinding | StreamBinding:
 
 def _check_path(url: Url, binding: HttpBinding | GrpcBinding | StreamBinding) -> None:
     if isinstance(binding, HttpBinding):
-        own = next((each for each in binding.prefixes if f"{each}/" in f"{url.path}/"), None)
+        paths = [each.path for each in binding.all_claims({})]
+        own = next((each for each in paths if f"{each}/" in f"{url.path}/"), None)
         if binding.path_option or own is None:
             return
         base = url.path[: f"{url.path}/".index(f"{own}/")]

@@ -9,7 +9,7 @@ from gateway.app.access_checks import check_access
 from gateway.app.declarations import check_declarations
 from gateway.app.exposure import forbid_exposure
 from gateway.app.model_control_checks import check_model_control
-from gateway.app.path_ownership import check_option_paths, conflicts
+from gateway.app.path_ownership import PathConflictError, owned_paths
 from gateway.app.permissions import check_rules
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.quota_store import client_of
@@ -140,11 +140,12 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
     for name, options in listener.options.items():
         path = (*at, "options", name)
         findings = list(_raised(path, _check_options, name, options))
-        findings = findings or list(_raised(path, check_option_paths, name, listener))
         yield from findings
         broken = broken or bool(findings)
-    for message in () if broken else conflicts(listener):
-        yield at, message
+    try:
+        _ = broken or owned_paths(listener, config.upstreams)
+    except PathConflictError as error:
+        yield (*at, *error.at), str(error)
     if listener.address is not None and listener.transport == "reference":
         yield (*at, "address"), _NOT_ON_ONE_PORT
     if listener.passthrough is not None:

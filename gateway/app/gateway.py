@@ -28,7 +28,7 @@ from gateway.app.announce import (
     log_default_timeout,
     log_extensions,
     log_models,
-    log_platform,
+    log_platforms,
 )
 from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
@@ -199,6 +199,7 @@ class Gateway:
             call_log=self._call_log,
             budget=self._budget,
             directory=loaded.directory,
+            upstreams=config.upstreams,
             can_cut_through=any(each.transport == "native" for each in config.upstreams.values()),
             upstream_connections=max_connections(config.upstreams.values()),
             reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
@@ -342,7 +343,7 @@ class Gateway:
         self._has_started.set()
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
-            log_platform(self._graph.config)
+            log_platforms(self._graph.config)
             log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)

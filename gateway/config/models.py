@@ -59,7 +59,9 @@ class PassthroughConfig(Model):
     """Requests for paths of no protocol that a listener forwards.
 
     `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded. Nothing else is
-    by default, except for inferences of KServe's first protocol if the server is a KServe.
+    by default, except for inferences of KServe's first protocol if the server is a KServe. Some
+    paths of protocols, such as `/ping` and `/version`, are forwarded to a server that has them,
+    unless the listener lists their protocol or has options for it.
     """
 
     upstream: Name

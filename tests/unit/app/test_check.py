@@ -192,12 +192,15 @@ def test_an_unsupported_carrier_is_reported() -> None:
     ("path", "protocols", "message"),
     [
         ("/v1/score", "[grps, oip]", ""),
-        ("/v2", "[grps, oip]", "path '/v2' belongs to oip, which this listener serves too"),
         (
-            "/v2/chat",
+            "/v2",
             "[grps, oip]",
-            "path '/v2/chat' belongs to oip, which this listener serves too",
+            (
+                "path '/v2' belongs to oip and to grps; expected only one of them (protocols or "
+                "options.grps.customized of the listener)"
+            ),
         ),
+        ("/v2/chat", "[grps, oip]", "path '/v2/chat' belongs to oip and to grps; expected"),
         ("/v2/chat", "[grps]", ""),
         ("/v2/chat", "[oip]", ""),
         ("/", "[grps]", "customized[0].path is '/': expected a plain path"),
