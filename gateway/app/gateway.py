@@ -45,7 +45,7 @@ from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ServiceGraph
 from gateway.app.upstreams import max_connections
 from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
-from gateway.concurrency.background import start_background
+from gateway.concurrency.polling import Polling
 from gateway.config.header_files import has_header_files, with_renewed_headers
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
@@ -78,7 +78,6 @@ log = structlog.get_logger(__name__)
 _MIB = 1 << 20
 _BUDGET_BYTES = 512 * _MIB
 _CGROUP_SHARE = 0.4
-_HEADERS_PERIOD_S = 1.0
 
 
 class Gateway:
@@ -127,7 +126,8 @@ class Gateway:
         self._has_started = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._drained = drained
-        self._header_watch: asyncio.Task[None] | None = None
+        self._header_files = Polling(self._look_at_headers)
+        self._header_fault = ""
         self._leading: LeadingParts | None = None
         self._started = datetime.now(UTC)
         self._retirements = Retirements(self._forget_endpoints)
@@ -328,7 +328,7 @@ class Gateway:
                 await server.start()
             self._certificates.start()
             self._access.start()
-            self._header_watch = start_background(self._watch_headers(), "watch of headers")
+            self._header_files.start()
             self._trimmer.start()
             self._loop_lag.start()
             if self._export is not None:
@@ -423,19 +423,16 @@ class Gateway:
             self._drained = drained
             return await self._reload(loaded, drained)
 
-    async def _watch_headers(self) -> None:
-        """Use other values of headers of upstreams within 2 s after their files have changed."""
+    async def _look_at_headers(self) -> None:
+        """Use other values of headers of upstreams; log each reason why that fails once."""
         reason = ""
-        while True:
-            await asyncio.sleep(_HEADERS_PERIOD_S)
-            try:
-                await self.renew_headers()
-                reason = ""
-            except (StartError, *REASONS) as error:
-                found = str(error) if isinstance(error, StartError) else reason_of(error)
-                if found != reason:
-                    reason = found
-                    log.error("headers not renewed", reason=reason)  # noqa: TRY400
+        try:
+            await self.renew_headers()
+        except (StartError, *REASONS) as error:
+            reason = str(error) if isinstance(error, StartError) else reason_of(error)
+        if reason not in {"", self._header_fault}:
+            log.error("headers not renewed", reason=reason)
+        self._header_fault = reason
 
     async def renew_headers(self) -> None:
         """Read the files of headers of upstreams, and use what has changed.
@@ -544,8 +541,7 @@ class Gateway:
     async def _close(self) -> None:
         await self._certificates.stop()
         await self._access.stop()
-        if self._header_watch is not None:
-            self._header_watch.cancel()
+        await self._header_files.stop()
         for server in self._servers.values():
             await server.stop()
         await self._retirements.finish(0)
