@@ -24,6 +24,11 @@ PACKAGES = {
     "haproxy": "haproxy",
     "chromium": "chromium",
     "redis-server": "redis-server",
+    "buildah": "buildah",
+    "runc": "runc",
+    "mmdebstrap": "mmdebstrap",
+    "systemd-analyze": "systemd",
+    "systemd-socket-activate": "systemd",
 }
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _INSTALL_S = 240.0
