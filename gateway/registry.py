@@ -6,7 +6,7 @@ Modules are imported on first use, so a configuration does not load protocols th
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
@@ -30,6 +30,7 @@ PROTOCOLS: dict[str, str] = {
     "openai": "gateway.protocols.openai:SPEC",
     "seldon": "gateway.protocols.seldon:SPEC",
     "tfs": "gateway.protocols.tfs:SPEC",
+    "torchserve": "gateway.protocols.torchserve:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",
 }
 
@@ -213,14 +214,13 @@ def protocol(name: str, /) -> ProtocolSpec:
     return spec
 
 
-@functools.cache
-def platforms() -> tuple[Platform, ...]:
-    """Return the platforms whose containers speak a protocol.
+def platforms(names: Iterable[str], /) -> tuple[Platform, ...]:
+    """Return the platforms whose containers speak the protocols *names*.
 
     Raises:
         LookupError: A protocol cannot be imported.
     """
-    found = [protocol(name).platform for name in protocol_names()]
+    found = [protocol(name).platform for name in names]
     return tuple([each for each in found if each is not None])
 
 

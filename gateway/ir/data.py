@@ -124,6 +124,9 @@ class JsonLayout(enum.Enum):
     """As `TABLE`, of the lines of a CSV text."""
     ELEMENT = "element"
     """The value is the only element of a tensor of any rank."""
+    FIELD = "field"
+    """The value is that of a field of a form, or of a body of no type: the JSON in its bytes, or
+    the bytes themselves where they are no JSON. An input of BYTES gets the bytes."""
 
 
 class UntypedRules(Struct, frozen=True, kw_only=True):
@@ -143,6 +146,10 @@ class UntypedRules(Struct, frozen=True, kw_only=True):
         has_bits: 0 and 1 are elements of BOOL.
         has_empty_tensors: An empty list is an empty tensor of any rank.
         bytes_element_size: Most bytes of one element of BYTES.
+        adds_axis: The value is one item: its tensor gets a first axis of 1.
+        has_elements: The bytes of a `FIELD` are the elements of a tensor in wire form.
+        setting: The key of the configuration that declares the form of a request, for errors; ""
+            where there is none.
     """
 
     protocol: str = ""
@@ -157,6 +164,9 @@ class UntypedRules(Struct, frozen=True, kw_only=True):
     has_bits: bool = False
     has_empty_tensors: bool = False
     bytes_element_size: int = 16 << 20
+    adds_axis: bool = False
+    has_elements: bool = False
+    setting: str = ""
 
 
 class UntypedData(Struct, frozen=True, eq=False):
@@ -176,6 +186,8 @@ class UntypedData(Struct, frozen=True, eq=False):
         first_fraction: Of an array of float64: the first element that was not an integer.
         shape: The shape of a flat list with the elements in row-major order; None for lists that
             are nested as the tensor.
+        raw: The bytes of a `FIELD`. Of other layouts: those of the whole message, which are the
+            element of BYTES of a model with that input only, if the message does not name it.
     """
 
     value: Any
@@ -187,6 +199,7 @@ class UntypedData(Struct, frozen=True, eq=False):
     size_bytes: int = 0
     first_fraction: int = 0
     shape: tuple[int, ...] | None = None
+    raw: memoryview | None = None
 
 
 TensorData = (

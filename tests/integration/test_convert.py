@@ -223,7 +223,11 @@ def test_undecodable_message_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "own"),
     [
-        ("/invocations", {"instances": PIXELS.tolist()}, "mlflow.http"),
+        (
+            "/invocations",
+            {"instances": PIXELS.tolist()},
+            ("mlflow.http", "torchserve.http", "torchserve.grpc"),
+        ),
         (
             "/api/v1.0/predictions",
             {
@@ -234,13 +238,13 @@ def test_undecodable_message_is_named(tmp_path: Path) -> None:
                     }
                 }
             },
-            "seldon.http",
+            ("seldon.http",),
         ),
     ],
     ids=["mlflow", "seldon"],
 )
 def test_numbers_without_datatypes_are_converted(
-    path: str, body: Any, own: str, signature: Path, tmp_path: Path
+    path: str, body: Any, own: tuple[str, ...], signature: Path, tmp_path: Path
 ) -> None:
     """A recorded call has its datatypes in a request of another protocol."""
     directory = tmp_path / "capture"
@@ -257,7 +261,7 @@ def test_numbers_without_datatypes_are_converted(
                 assert reply.status == 200
 
     asyncio.run(record())
-    for form in ("oip.http", own):
+    for form in ("oip.http", *own):
         out = tmp_path / form
         result = convert(directory, "--to", form, "-o", out, "--signature", signature)
         assert result.output == f"1 calls written to {out}\n"
