@@ -14,6 +14,7 @@ def prepare(folder: Path, ports: Ports) -> Command:
     here = Path(__file__).parent
     (folder / f"{MODEL}.py").write_text((here / f"{MODEL}.py").read_text())
     command = (
+        *(str(binaries / "python"), str(here / "run.py")),
         *(str(binaries / "seldon-core-microservice"), MODEL, "--service-type", "MODEL"),
         *("--http-port", str(ports.http), "--grpc-port", str(ports.grpc)),
         *("--metrics-port", str(ports.metrics)),
