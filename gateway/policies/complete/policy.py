@@ -4,7 +4,7 @@ Names, datatypes and shapes come from the model's metadata. The layer gets them 
 service, only if something is missing, and caches them.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
@@ -23,7 +23,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import MappedStream
-from gateway.ir.tensor import RequestedOutput
+from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.complete.batch_axis import (
     apply_batch_size,
@@ -42,7 +42,6 @@ from gateway.policies.complete.parameters import split_flat_members, split_reply
 from gateway.policies.complete.tensors import (
     ALL_NEEDS,
     TensorCompleter,
-    is_incomplete,
     is_raw_binary_request,
 )
 from gateway.policies.complete.untyped import is_untyped, typed_reply, typed_request
@@ -76,6 +75,20 @@ _UNTYPED_REPLY: Final = "the reply has no datatypes"
 _VERSIONS_UNKNOWN: Final = "the request has a numeric version"
 _TENSORS_UNKNOWN: Final = "the request has texts, without the names of tensors"
 _ORDER_UNKNOWN: Final = "outputs without names depend on their order"
+
+
+def is_incomplete(tensors: Sequence[Tensor], needs: frozenset[Need]) -> bool:
+    """Return whether some tensor lacks something that is in *needs*."""
+    for tensor in tensors:
+        if tensor.name and tensor.datatype is not None and tensor.shape is not None:
+            continue
+        if not tensor.name and Need.NAMES in needs:
+            return True
+        if tensor.datatype is None and Need.DATATYPES in needs:
+            return True
+        if tensor.shape is None and Need.SHAPES in needs:
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,20 +15,13 @@ from gateway.protocols.torchserve.grpc.codec import (
 )
 from gateway.protocols.torchserve.http.codec import HttpCodec
 from gateway.protocols.torchserve.options import check_options
-from gateway.protocols.torchserve.paths import PING, PREFIXES, YIELDED
+from gateway.protocols.torchserve.paths import claims
 
 SPEC = ProtocolSpec(
     name="torchserve",
     title="TorchServe",
     page="torchserve.md",
-    http=HttpBinding(
-        codec=HttpCodec,
-        prefixes=PREFIXES,
-        any_path=True,
-        public=(PING,),
-        yielded=YIELDED,
-        shared_option="shared",
-    ),
+    http=HttpBinding(codec=HttpCodec, claims=claims, any_path=True),
     grpc=GrpcBinding(
         codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors, public=(PING_METHOD,)
     ),

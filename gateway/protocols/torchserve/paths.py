@@ -4,10 +4,12 @@ Source: docs/protocols/torchserve.md, "2. Paths".
 """
 
 import enum
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from gateway.ir.errors import MalformedMessage
+from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
 
 PING: Final = "/ping"
 PREDICTIONS: Final = "/predictions"
@@ -15,10 +17,21 @@ EXPLANATIONS: Final = "/explanations"
 INVOCATIONS: Final = "/invocations"
 MODELS: Final = "/models"
 
-PREFIXES: Final = (PING, PREDICTIONS, EXPLANATIONS, INVOCATIONS, MODELS)
-YIELDED: Final = frozenset({PING, INVOCATIONS})
-"""Paths that another protocol of a listener may own: MLflow, and containers of SageMaker."""
+_CLAIMS: Final = (
+    # MLflow and containers of SageMaker have these two, too.
+    PathClaim(PING, ClaimKind.YIELDED, Passing.FOUND, is_public=True),
+    PathClaim(INVOCATIONS, ClaimKind.YIELDED, Passing.FOUND),
+    PathClaim(PREDICTIONS, passes=Passing.FOUND),
+    PathClaim(EXPLANATIONS, passes=Passing.FOUND),
+    # MLflow refuses the list of models.
+    PathClaim(MODELS, ClaimKind.SHARED, Passing.FOUND),
+)
 _MOST_FIELDS: Final = 64
+
+
+def claims(_options: Mapping[str, Any], /) -> tuple[PathClaim, ...]:
+    """Return the paths of a listener."""
+    return _CLAIMS
 
 
 class TorchServePathKind(enum.Enum):
