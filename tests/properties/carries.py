@@ -550,9 +550,16 @@ _OPENAI = (Carries(codec="openai.http", tensors=False),)
 
 _MLFLOW = (Carries(codec="mlflow.http", tensors=False),)
 
+# TorchServe: bytes, which a model's metadata or a declaration make tensors:
+# tests/unit/protocols/torchserve.
+
+_TORCHSERVE = tuple(
+    Carries(codec=f"torchserve.{carrier}", tensors=False) for carrier in ("http", "grpc")
+)
+
 CARRIES: tuple[Carries, ...] = (
     *(*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS),
-    *(*_TFS, *_OPENAI, *_MLFLOW),
+    *(*_TFS, *_OPENAI, *_MLFLOW, *_TORCHSERVE),
 )
 
 # Those of the registry: a codec that is not registered is not tried.
