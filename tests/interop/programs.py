@@ -22,6 +22,7 @@ PACKAGES = {
     "node": "nodejs",
     "nginx": "nginx-light",
     "haproxy": "haproxy",
+    "java": "openjdk-17-jre-headless",
     "chromium": "chromium",
     "redis-server": "redis-server",
     "buildah": "buildah",
