@@ -100,7 +100,6 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             upstream.SIGNATURES,
             upstream.CONFIRM_UNLOAD,
             PACKAGES,
-            upstream.COUNT_SENT,
             upstream.TRACE_ATTEMPT,
             End("Upstream", "encodes the call, sends it and decodes the response"),
         ),
