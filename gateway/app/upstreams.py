@@ -187,7 +187,8 @@ def chain_of_server(
         server: What the layers need to know of the server.
         headers: The headers of each call.
     """
-    at = NO_CONTEXT.with_parts(server, AddedHeaders(headers), DescribedModels())
+    parts = (server, AddedHeaders(headers), DescribedModels(), ModelCalls())
+    at = NO_CONTEXT.with_parts(*parts)
     return build_chain("endpoint", end, at)
 
 
