@@ -299,7 +299,8 @@ class Complete:
             and substitutes is not self._substitutes
             and may_be_substitute(call.inputs, substitutes)
         ):
-            call = await self._restore_inputs(call, widened=substitutes is Need.WIDENED)
+            declared = await self._metadata.get_or_none(call.model or ModelRef(""))
+            call = _restored_inputs(call, declared, widened=substitutes is Need.WIDENED)
         has_batch_size = call.batch_size is not None
         is_raw = is_raw_binary_request(call.inputs)
         incomplete = not has_batch_size and (is_incomplete(call.inputs, needs) or is_raw)
@@ -386,15 +387,6 @@ class Complete:
             reply = split_reply(reply, metadata, pending.batch_size)
         return reply
 
-    async def _restore_inputs(self, call: InferRequest, *, widened: bool) -> InferRequest:
-        metadata = await self._metadata.get_or_none(call.model or ModelRef(""))
-        if metadata is None:
-            return call
-        model = call.model or ModelRef("")
-        restorer = DatatypeRestorer("input", model, metadata.inputs, errors.InvalidRequest, widened)
-        inputs = restorer.replace(call.inputs)
-        return call if inputs is call.inputs else call.changed(inputs=inputs)
-
     async def _restore_outputs(self, call: InferRequest, reply: InferResponse) -> InferResponse:
         metadata = await self._metadata.get_or_none(call.model or ModelRef(""))
         if metadata is None:
@@ -433,6 +425,18 @@ class Complete:
                 "unavailable",
                 model=model,
             ) from error
+
+
+def _restored_inputs(
+    call: InferRequest, metadata: ModelMetadata | None, *, widened: bool
+) -> InferRequest:
+    """Return *call* with the datatypes that the model declares for its inputs."""
+    if metadata is None:
+        return call
+    model = call.model or ModelRef("")
+    restorer = DatatypeRestorer("input", model, metadata.inputs, errors.InvalidRequest, widened)
+    inputs = restorer.replace(call.inputs)
+    return call if inputs is call.inputs else call.changed(inputs=inputs)
 
 
 def _requested_outputs(call: InferRequest, metadata: ModelMetadata) -> tuple[TensorMetadata, ...]:
