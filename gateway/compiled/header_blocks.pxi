@@ -7,13 +7,12 @@ cdef enum:
     _OVERHEAD = 32
     _TIMEOUT_DIGITS = 8
 
-cdef uint8_t _huffman_next[_HUFFMAN_STATES * 16]
-cdef uint8_t _huffman_flags[_HUFFMAN_STATES * 16]
-cdef uint8_t _huffman_symbols[_HUFFMAN_STATES * 16]
+# By state and half a byte: the next state in 8 bits, the flags, and the symbol above 16 bits.
+cdef uint32_t _huffman[_HUFFMAN_STATES * 16]
 cdef enum:
-    _COMPLETE = 1
-    _EMIT = 2
-    _FAIL = 4
+    _COMPLETE = 1 << 8
+    _EMIT = 1 << 9
+    _FAIL = 1 << 10
 
 _static_table = None
 
@@ -28,9 +27,9 @@ cdef tuple _static():
         from gateway.transports.http2.hpack import STATIC
 
         for index, (state, flags, symbol) in enumerate(code.HUFFMAN_TABLE):
-            _huffman_next[index], _huffman_symbols[index] = state, symbol
-            _huffman_flags[index] = (
-                (_COMPLETE if flags & code.HUFFMAN_COMPLETE else 0)
+            _huffman[index] = (
+                state | symbol << 16
+                | (_COMPLETE if flags & code.HUFFMAN_COMPLETE else 0)
                 | (_EMIT if flags & code.HUFFMAN_EMIT_SYMBOL else 0)
                 | (_FAIL if flags & code.HUFFMAN_FAIL else 0)
             )
@@ -64,14 +63,13 @@ cdef Py_ssize_t _text(Text* at, Text end, char* out, Text* found) noexcept:
 
     The size is -1 for a long string with Huffman codes, a wrong one, or where the block ends.
     """
-    cdef Py_ssize_t written = 0
+    cdef char* last = out
     cdef Py_ssize_t size
-    cdef Py_ssize_t index
-    cdef int state = 0
-    cdef int step
-    cdef int flags = _COMPLETE
+    cdef Text coded_end
+    cdef Text here
+    cdef uint32_t step = _COMPLETE
+    cdef uint32_t failed = 0
     cdef bint coded
-    cdef uint8_t byte
     if at[0] >= end:
         return -1
     coded = at[0][0] & 0x80
@@ -84,21 +82,23 @@ cdef Py_ssize_t _text(Text* at, Text end, char* out, Text* found) noexcept:
         return size
     if size > _CODED_BYTES:
         return -1
-    for index in range(2 * size):
-        byte = at[0][index >> 1]
-        step = state * 16 + (byte & 15 if index & 1 else byte >> 4)
-        flags = _huffman_flags[step]
-        if flags & _FAIL:
-            return -1
-        if flags & _EMIT:
-            out[written] = <char>_huffman_symbols[step]
-            written += 1
-        state = _huffman_next[step]
-    if not flags & _COMPLETE:
+    here, coded_end = at[0], at[0] + size
+    while here < coded_end:
+        # Half a byte has one symbol at most: it is written anyhow, and kept if it is one.
+        step = _huffman[(step & 0xFF) << 4 | here[0] >> 4]
+        last[0] = <char>(step >> 16)
+        last += (step & _EMIT) >> 9
+        failed |= step
+        step = _huffman[(step & 0xFF) << 4 | here[0] & 15]
+        last[0] = <char>(step >> 16)
+        last += (step & _EMIT) >> 9
+        failed |= step
+        here += 1
+    if failed & _FAIL or not step & _COMPLETE:
         return -1
-    at[0] += size
+    at[0] = coded_end
     found[0] = <Text>out
-    return written
+    return last - out
 
 
 cdef bytes _string(Text* at, Text end, char* out):
@@ -131,7 +131,7 @@ cdef tuple _decode_block(bytes block, tuple table, Py_ssize_t limit_bytes):
     cdef list fields = []
     cdef tuple field
     cdef bytes name, value
-    cdef char out[_CODED_BYTES * 2]
+    cdef char out[_CODED_BYTES * 2 + 1]
     while at < end:
         inserts = False
         if at[0] & 0x80:
@@ -323,7 +323,7 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
     cdef Text value = NULL
     cdef tuple field
     cdef bytes raw_name, raw_value
-    cdef char out[_CODED_BYTES * 2]
+    cdef char out[_CODED_BYTES * 2 + 1]
     cdef _CallFields head
     cdef list metadata = []
     cdef object path = None

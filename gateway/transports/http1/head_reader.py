@@ -5,12 +5,13 @@ httptools (llhttp) parses the grammar.  This file limits the size of a head and 
 bodies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import httptools
 from msgspec import Struct
 
+from gateway.accelerator import accelerated
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.headers import FRAMING
@@ -23,7 +24,7 @@ from gateway.transports.http.request_head import (
 )
 from gateway.transports.http1.head_template import (
     END,
-    HeaderTemplate,
+    HeadTemplate,
     Recognise,
     SplitHead,
     head_recogniser,
@@ -111,22 +112,16 @@ class RequestHead(Struct):
     cut: SplitHead | None = None
 
 
-class RequestTemplate(Struct, frozen=True):
-    """A valid head without the values of its slots.
+@accelerated
+def request_filler(head: RequestHead, checked: Head) -> Callable[[str, int, Headers], RequestHead]:
+    """Return a function that returns a head of the same text; see `HeadTemplate`.
 
-    Attributes:
+    Args:
         head: The one that was parsed.
         checked: The head after all checks.
-        headers: Its fields.
     """
 
-    head: RequestHead
-    checked: Head
-    headers: HeaderTemplate
-
-    def fill(self, target: str, length: int, headers: Headers, /) -> RequestHead:
-        """Return a head of the same text; see `HeadTemplate`."""
-        head, checked = self.head, self.checked
+    def fill(target: str, length: int, headers: Headers, /) -> RequestHead:
         size = head.length if length < 0 else length
         path, _, query = target.partition("?")
         filled = Head(
@@ -145,6 +140,8 @@ class RequestTemplate(Struct, frozen=True):
             head.method, head.version, head.should_close, size, head.is_chunked, filled
         )
 
+    return fill
+
 
 class RequestHeadCache(ParseCache[RequestHead]):
     """A cache of valid heads by their bytes, and of templates: clients repeat the same heads.
@@ -159,7 +156,7 @@ class RequestHeadCache(ParseCache[RequestHead]):
 
     def __init__(self, limits: ServerLimits) -> None:
         super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
-        self._templates: ParseCache[RequestTemplate | None] = ParseCache(
+        self._templates: ParseCache[HeadTemplate[RequestHead] | None] = ParseCache(
             _MAX_CACHED, _MAX_TEXT_BYTES
         )
         self.filled = 0
@@ -178,7 +175,9 @@ class RequestHeadCache(ParseCache[RequestHead]):
             return
         headers = header_template(checked.headers, head.fields, cut, _FIXED)
         is_same = headers is not None and head.target == cut[1]
-        template = RequestTemplate(head, checked, headers) if is_same and headers else None
+        template = None
+        if is_same and headers is not None:
+            template = HeadTemplate(headers, request_filler(head, checked))
         self._templates.put(cut[0], template)
 
 

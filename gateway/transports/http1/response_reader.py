@@ -5,13 +5,14 @@ length is received into one buffer; a streamed body is returned in pieces.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import httptools
 from msgspec import Struct
 from msgspec.structs import replace  # noqa: TID251  # a head is no call
 
+from gateway.accelerator import accelerated
 from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import Reservation
 from gateway.transports.http.client_rules import (
@@ -28,7 +29,7 @@ from gateway.transports.http1.chunked import ChunkReader
 from gateway.transports.http1.head_reader import end_of_head, tail_of
 from gateway.transports.http1.head_template import (
     END,
-    HeaderTemplate,
+    HeadTemplate,
     Recognise,
     SplitHead,
     head_recogniser,
@@ -78,31 +79,25 @@ class ResponseHead(Struct, frozen=True):
     plain: int
 
 
-class ResponseTemplate(Struct, frozen=True):
-    """A valid head without the values of its slots.
+@accelerated
+def response_filler(
+    head: ResponseHead, most_bytes: int
+) -> Callable[[str, int, Headers], ResponseHead]:
+    """Return a function that returns a head of the same text; see `HeadTemplate`.
 
-    Attributes:
+    Args:
         head: The one that was parsed.
-        headers: Its fields that are not hop-by-hop.
-        is_plain: Whether a body of an accepted length is plain.
-        most_bytes: The largest body of a response.
+        most_bytes: The largest plain body; -1 where no body is plain.
     """
 
-    head: ResponseHead
-    headers: HeaderTemplate
-    is_plain: bool
-    most_bytes: int
-
-    def fill(self, _target: str, length: int, headers: Headers, /) -> ResponseHead:
-        """Return a head of the same text; see `HeadTemplate`."""
-        head = self.head
+    def fill(_target: str, length: int, headers: Headers, /) -> ResponseHead:
         size = head.length if length < 0 else length
-        plain = -1
-        if self.is_plain and size is not None and size <= self.most_bytes:
-            plain = size
+        plain = size if size is not None and size <= most_bytes else -1
         return ResponseHead(
             head.status, headers, head.codings, size, head.is_chunked, head.is_persistent, plain
         )
+
+    return fill
 
 
 class ResponseHeadCache(ParseCache[ResponseHead]):
@@ -114,7 +109,7 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
 
     def __init__(self) -> None:
         super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
-        self._templates: ParseCache[ResponseTemplate | None] = ParseCache(
+        self._templates: ParseCache[HeadTemplate[ResponseHead] | None] = ParseCache(
             _MAX_CACHED, _MAX_TEXT_BYTES
         )
         self.recognise: Recognise[ResponseHead] = head_recogniser(
@@ -161,7 +156,8 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
         template = None
         if headers is not None:
             is_plain = is_plain_kind(head) and head.length is not None
-            template = ResponseTemplate(head, headers, is_plain, peer.most_bytes)
+            most_bytes = peer.most_bytes if is_plain else -1
+            template = HeadTemplate(headers, response_filler(head, most_bytes))
         self._templates.put(cut[0], template)
 
 
