@@ -548,7 +548,7 @@ def read_call_block(random: Random) -> tuple[Any, ...]:
         before = block
     if random.random() < 0.2:
         before = damaged(random, before, b"\0\x20\x3f\x40\x7f\x80\xbe\xff")
-    return before, table, random.choice((1 << 20, 1 << 20, 300)), random.choice((100, 400, 16384))
+    return random.choice((1 << 20, 1 << 20, 300)), random.choice((100, 400, 16384)), before, table
 
 
 def _call_fields(random: Random) -> list[tuple[bytes, bytes]]:

@@ -293,11 +293,14 @@ cdef int _call_field(Text name, Py_ssize_t name_size, Text value, Py_ssize_t val
     return _METADATA_FIELD
 
 
-def read_call_block(bytes block not None, tuple table not None, Py_ssize_t block_bytes, Py_ssize_t limit_bytes):
+_NO_FIELDS = []
+
+
+def read_call_block(Py_ssize_t block_bytes, Py_ssize_t limit_bytes, bytes block not None, tuple table not None):
     """See `gateway.transports.grpc.headers.read_call_block`."""
     found = _read_call_block(block, table, block_bytes, limit_bytes)
     if found is None:
-        return _python_version("read_call_block")(block, table, block_bytes, limit_bytes)
+        return _python_version("read_call_block")(block_bytes, limit_bytes, block, table)
     return found
 
 
@@ -404,7 +407,7 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
         limit_bytes if total > limit_bytes else 0,
         None,
     )
-    return found, None, (entries, size, table_bytes) if changed else table
+    return found, _NO_FIELDS, (entries, size, table_bytes) if changed else table
 
 
 cdef bint _is_connection_field(Text name, Py_ssize_t size) noexcept:

@@ -373,22 +373,26 @@ _UNREAD = (None, None)
 cdef class _HeadRecogniser:
     """Reads heads by their templates; what is unusual, *python* does."""
 
-    cdef frozenset _fixed
     cdef uint64_t _lengths[256]  # by the first letter of a fixed name in lower case: its lengths
+    cdef dict _fixed  # by that letter: the names
     cdef Py_ssize_t _most_bytes, _most_target
-    cdef object _template_of, _python, _headers, _new_headers
+    cdef object _template_of, _python, _headers
+    cdef Py_ssize_t _pairs, _lowered, _read, _positions  # of the fields
 
     def __cinit__(self, template_of, frozenset fixed, Py_ssize_t most_bytes, Py_ssize_t most_target, python):
         from gateway.wire.http import Headers
 
         cdef int index
-        self._template_of, self._headers, self._new_headers = template_of, Headers, Headers.__new__
-        self._fixed, self._most_bytes, self._most_target = fixed, most_bytes, most_target
+        self._template_of, self._headers, self._fixed = template_of, Headers, {}
+        self._most_bytes, self._most_target = most_bytes, most_target
+        self._pairs, self._lowered = _offset(Headers, "pairs"), _offset(Headers, "_lowered")
+        self._read, self._positions = _offset(Headers, "_read"), _offset(Headers, "positions")
         self._python = python(template_of, fixed, most_bytes, most_target)
         for index in range(256):
             self._lengths[index] = 0
         for name in (*fixed, b"content-length"):
             self._lengths[<int>name[0]] |= <uint64_t>1 << min(len(name), 63)
+            self._fixed.setdefault(name[0], []).append(name)
 
     def recognise(self, bytes data not None, Py_ssize_t at, Py_ssize_t end):
         cdef Text start = <Text>PyBytes_AS_STRING(data)
@@ -421,11 +425,11 @@ cdef class _HeadRecogniser:
                 if filled_lowered is not filled:
                     filled_lowered[place] = ((<tuple>lowered[place])[0], value)
         pairs = tuple(filled)
-        headers = self._new_headers(self._headers)
-        headers.pairs = pairs
-        headers._lowered = pairs if filled_lowered is filled else tuple(filled_lowered)
-        headers._read = _UNREAD
-        headers.positions = template[3]
+        headers = PyType_GenericAlloc(<PyTypeObject*><void*>self._headers, 0)
+        _set_field(headers, self._pairs, pairs)
+        _set_field(headers, self._lowered, pairs if filled_lowered is filled else tuple(filled_lowered))
+        _set_field(headers, self._read, _UNREAD)
+        _set_field(headers, self._positions, template[3])
         return headers
 
     cdef tuple _split(self, Text at, Text stop):
@@ -512,7 +516,10 @@ cdef class _HeadRecogniser:
             lower[index] = <char>(at[index] | 0x20 if c"A" <= at[index] <= c"Z" else at[index])
         if size == 14 and not memcmp(lower, b"content-length", 14):
             return 2
-        return PyBytes_FromStringAndSize(lower, size) in self._fixed
+        for name in <list>self._fixed[<uint8_t>lower[0]]:
+            if PyBytes_GET_SIZE(name) == size and not memcmp(PyBytes_AS_STRING(name), lower, size):
+                return 1
+        return 0
 
 
 cdef int64_t _length(Text at, Py_ssize_t size) noexcept:

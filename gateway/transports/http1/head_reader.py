@@ -46,7 +46,7 @@ _REST_BYTES: Final = 64
 _MAX_CACHED: Final = 512
 _MAX_CACHED_BYTES: Final = 1024
 _MAX_TEXT_BYTES: Final = 2048
-# Each seventh head that a template fills may be a repeated one: to look at all costs 3 %.
+# So many heads after one that a template fills are not looked up: to look at all costs 3 %.
 _SAMPLED: Final = 7
 _MAX_SPLIT_BYTES: Final = 16 * 1024
 # The fields whose values decide how a request is read. Any other value may differ in one template.
@@ -151,7 +151,6 @@ class RequestHeadCache(ParseCache[RequestHead]):
 
     Attributes:
         recognise: Reads a head by its template; see `head_recogniser`.
-        filled: How many heads templates have filled.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -159,7 +158,6 @@ class RequestHeadCache(ParseCache[RequestHead]):
         self._templates: ParseCache[HeadTemplate[RequestHead] | None] = ParseCache(
             _MAX_CACHED, _MAX_TEXT_BYTES
         )
-        self.filled = 0
         most = min(_MAX_SPLIT_BYTES, limits.header_field_bytes, limits.header_total_bytes)
         self.recognise: Recognise[RequestHead] = head_recogniser(
             self._templates.get, _FIXED, most - limits.header_count, limits.header_line_bytes
@@ -192,6 +190,7 @@ class HeadReader:
     def __init__(self, limits: ServerLimits, head_cache: RequestHeadCache) -> None:
         self._limits = limits
         self._head_cache = head_cache
+        self._unsampled = 0
         self.forget()
 
     def forget(self) -> None:
@@ -213,7 +212,9 @@ class HeadReader:
         """Whether a part of a head has arrived."""
         return self._size > 0
 
-    def feed(self, data: bytes, at: int) -> tuple[RequestHead | None, int]:
+    def feed(  # noqa: C901  # calls would be felt
+        self, data: bytes, at: int
+    ) -> tuple[RequestHead | None, int]:
         """Parse *data* from *at* up to the end of a head.
 
         Returns:
@@ -223,21 +224,24 @@ class HeadReader:
             HttpError: The data is not a head, or the head is too large.
         """
         if self._parser is None:
-            found = data.find(END, at)
+            cache, found = self._head_cache, data.find(END, at)
             end = found + len(END)
+            if self._unsampled and found >= 0:  # heads of this client differ
+                self._unsampled -= 1
+                head, self._cut = cache.recognise(data, at, end)
+                if head is not None:
+                    return head, end
             raw = data[at:end] if 0 <= found - at <= _MAX_CACHED_BYTES else b""
-            cached = self._head_cache.get(raw)
+            cached = cache.get(raw)
             if cached is not None:
                 return cached, end
             if data.startswith(_LINEENDS, at):
                 return self._skip_empty_lines(data, at)
             if found >= 0:
-                head, self._cut = self._head_cache.recognise(data, at, end)
+                head, self._cut = cache.recognise(data, at, end)
                 if head is not None:
-                    self._cut = None
-                    cache = self._head_cache
-                    cache.filled += 1
-                    if raw and not cache.filled % _SAMPLED and cache.should_admit(raw):
+                    self._unsampled = _SAMPLED
+                    if raw and cache.should_admit(raw):
                         cache.put(raw, head)
                     return head, end
             self._raw = raw

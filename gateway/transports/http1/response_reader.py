@@ -49,6 +49,8 @@ _MAX_CACHED: Final = 512
 _MAX_CACHED_BYTES: Final = 1024
 _MAX_TEXT_BYTES: Final = 2048
 _MAX_SPLIT_BYTES: Final = 16 * 1024
+# So many heads after one that a template fills are not looked up in the cache.
+_SAMPLED: Final = 7
 # The fields whose values decide how a response is read. Any other value may differ in one template.
 _FIXED: Final = frozenset(name.encode() for name in FRAMING - {"content-length"}) | {
     b"content-encoding"
@@ -109,6 +111,7 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
 
     def __init__(self) -> None:
         super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
+        self._unsampled = 0
         self._templates: ParseCache[HeadTemplate[ResponseHead] | None] = ParseCache(
             _MAX_CACHED, _MAX_TEXT_BYTES
         )
@@ -124,9 +127,15 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
         at = data.find(END) + len(END)
         if at < len(END):
             return None
-        head = self.get(data[:at])
-        if head is None:
+        if self._unsampled:  # heads of this server differ
+            self._unsampled -= 1
             head, _ = self.recognise(data, 0, at)
+        else:
+            head = self.get(data[:at])
+            if head is None:
+                head, _ = self.recognise(data, 0, at)
+                if head is not None:
+                    self._unsampled = _SAMPLED
         if head is None or head.plain != len(data) - at:
             return None
         return HttpResponse(head.status, head.headers, (memoryview(data)[at:],))
