@@ -241,11 +241,11 @@ class CallResponses:
                 core.writer.end(stream, with_metadata(TRAILERS_OK, metadata))
             else:
                 sent = response.message
-                joined = join_call(
+                call_frames = join_call(
                     stream.number, RESPONSE_HEAD, (), sent, size, TRAILERS_OK, metadata
                 )
                 size += PREFIX_BYTES
-                if joined is None or not core.writer.send_joined(stream, joined, size):
+                if call_frames is None or not core.writer.send_joined(stream, call_frames, size):
                     tail = with_metadata(TRAILERS_OK, metadata)
                     framed = frame_message(sent, size - PREFIX_BYTES)
                     core.writer.send(stream, RESPONSE_HEAD, framed, tail, size)

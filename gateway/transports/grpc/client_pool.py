@@ -138,10 +138,10 @@ class GrpcClientConnection(_CallStreams):
         call = ClientCall(self, stream, pool.message_bytes, self.turn, is_unary, waiter, withholds)
         stream.owner = call
         metadata = wire.metadata
-        joined = None
+        frames = None
         if rest is None:
-            joined = join_call(stream.number, block, metadata, message, size, None, ())
-        if joined is None or not core.writer.send_joined(stream, joined, size + PREFIX_BYTES):
+            frames = join_call(stream.number, block, metadata, message, size, None, ())
+        if frames is None or not core.writer.send_joined(stream, frames, size + PREFIX_BYTES):
             core.writer.head(stream, with_metadata(block, metadata))
             whole = size if rest is None else size + rest.remaining_bytes
             core.writer.data(stream, frame_message(message, whole))

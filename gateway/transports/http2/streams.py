@@ -199,12 +199,12 @@ class Http2StreamWriter:
         self.data(stream, buffers)
         self.end(stream, tail)
 
-    def send_joined(self, stream: Http2Stream, joined: bytes, size: int) -> bool:
+    def send_joined(self, stream: Http2Stream, frames: bytes, size: int) -> bool:
         """Write the frames of a complete stream, which is up to `JOINED_BYTES` long.
 
         Args:
             stream: A stream on which nothing was written.
-            joined: The frames of its header fields, of its message and of its trailers.
+            frames: The frames of its header fields, of its message and of its trailers.
             size: The size of the message.
 
         Returns:
@@ -213,7 +213,7 @@ class Http2StreamWriter:
         room, stream_room = self._room - size, stream.room - size
         if room < 0 or stream_room < 0 or self.is_paused or self.has_shrunk:
             return False
-        self._out.append(joined)
+        self._out.append(frames)
         self._room, stream.room = room, stream_room
         self._flood_budget.remaining += RESPONSE_REFUND
         if stream.state is HALF_CLOSED_REMOTE:

@@ -145,7 +145,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if wire.path == self._predict_route:
             return self._decode_vertex(wire)
         if wire.path == ROOT and self._options.cloudevents and wire.method == "POST":
-            return self._decode_predict(wire, self._default())
+            return self._decode_predict(wire, _default_spec(self._options.default_model))
         is_root = wire.path == ROOT and self._options.root
         is_explain = self._is_shared and wire.path.lower().endswith(_EXPLAIN)
         is_kserve = self._is_kserve or is_root or is_explain
@@ -309,12 +309,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     def _decode_vertex(self, wire: HttpRequest) -> InferRequest:
         if wire.method != "POST":
             raise MethodNotAllowed(f"{wire.method} is not allowed: expected POST", allow="POST")
-        return self._decode_predict(wire, self._default(), is_vertex=True)
-
-    def _default(self) -> Spec:
-        """Return the model of requests that name none, without a name for the router's own."""
-        model = self._options.default_model or ModelRef("")
-        return Spec(model.name, int(model.version) if model.version.isdecimal() else 0)
+        return self._decode_predict(
+            wire, _default_spec(self._options.default_model), is_vertex=True
+        )
 
     def _document(self, wire: HttpRequest, *, has_more_text: bool) -> RowsDocument:
         document = read_rows_document(
@@ -378,6 +375,12 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
 
 def _context(wire: HttpRequest, form: RestForm, needs: frozenset[Need] = NEEDS) -> Context:
     return http_context(wire, NAME, needs, form)
+
+
+def _default_spec(model: ModelRef | None) -> Spec:
+    """Return the model of requests that name none, without a name for the router's own."""
+    model = model or ModelRef("")
+    return Spec(model.name, int(model.version) if model.version.isdecimal() else 0)
 
 
 def _content_type(wire: HttpRequest) -> str:
