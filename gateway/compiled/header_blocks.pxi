@@ -314,6 +314,8 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
     cdef Text end = at + PyBytes_GET_SIZE(block)
     cdef tuple static = _static()
     cdef list entries = <list>table[0]
+    cdef list added = []
+    cdef Py_ssize_t evicted = 0
     cdef Py_ssize_t size = table[1]
     cdef Py_ssize_t table_bytes = table[2]
     cdef Py_ssize_t total = 0
@@ -342,7 +344,7 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
             index = _prefixed(&at, end, 0x7F)
             if index <= 0:
                 return None
-            field = _indexed_field(index, static, entries)
+            field = _entry(index, static, entries, added, evicted)
             if field is None:
                 return None
             raw_name, raw_value = <bytes>field[0], <bytes>field[1]
@@ -352,10 +354,9 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
             index = _prefixed(&at, end, 0x1F)
             if count or resizes > _MOST_RESIZES or not 0 <= index <= _TABLE_BYTES:
                 return None
-            if not changed:
-                entries, changed = list(entries), True
+            changed = True
             table_bytes = index
-            size = _evicted(entries, size, table_bytes)
+            evicted += _count_evicted(entries, added, evicted, &size, table_bytes)
             continue
         else:
             inserts = at[0] & 0x40
@@ -363,7 +364,7 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
             if index < 0:
                 return None
             if index:
-                field = _indexed_field(index, static, entries)
+                field = _entry(index, static, entries, added, evicted)
                 if field is None:
                     return None
                 raw_name = <bytes>field[0]
@@ -381,10 +382,10 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
             return None
         if inserts:
             raw_value = PyBytes_FromStringAndSize(<const char*>value, value_size)
-            if not changed:
-                entries, changed = list(entries), True
-            entries.append((raw_name, raw_value))
-            size = _evicted(entries, size + index, table_bytes)
+            changed = True
+            added.append((raw_name, raw_value))
+            size += index
+            evicted += _count_evicted(entries, added, evicted, &size, table_bytes)
         kind = _call_field(
             <Text>PyBytes_AS_STRING(raw_name), PyBytes_GET_SIZE(raw_name), value, value_size, &head
         )
@@ -407,7 +408,52 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
         limit_bytes if total > limit_bytes else 0,
         None,
     )
-    return found, _NO_FIELDS, (entries, size, table_bytes) if changed else table
+    if changed:
+        table = (_joined_entries(entries, added, evicted), size, table_bytes)
+    return found, _NO_FIELDS, table
+
+
+cdef inline tuple _entry(
+    Py_ssize_t index, tuple static, list entries, list added, Py_ssize_t evicted
+):
+    """Return an entry of the two tables; None if it does not exist."""
+    if index <= _STATIC_FIELDS:
+        return <tuple>static[index]
+    index = len(entries) + len(added) - (index - _STATIC_FIELDS)
+    if index < evicted:
+        return None
+    return <tuple>(entries[index] if index < len(entries) else added[index - len(entries)])
+
+
+cdef Py_ssize_t _count_evicted(
+    list entries, list added, Py_ssize_t evicted, Py_ssize_t* size, Py_ssize_t table_bytes
+) except -1:
+    """Return how many of the oldest entries, after those evicted before, do not fit; set *size*."""
+    cdef Py_ssize_t index = evicted
+    cdef tuple field
+    while size[0] > table_bytes:
+        field = <tuple>(entries[index] if index < len(entries) else added[index - len(entries)])
+        size[0] -= PyBytes_GET_SIZE(<bytes>field[0]) + PyBytes_GET_SIZE(<bytes>field[1]) + _OVERHEAD
+        index += 1
+    return index - evicted
+
+
+cdef list _joined_entries(list entries, list added, Py_ssize_t evicted):
+    """Return what is left of the entries of a table, and those that were added."""
+    if evicted >= len(entries):
+        return added[evicted - len(entries):]
+    cdef Py_ssize_t kept = len(entries) - evicted
+    cdef Py_ssize_t index
+    cdef list joined = PyList_New(kept + len(added))
+    for index in range(kept):
+        field = entries[evicted + index]
+        Py_INCREF(field)
+        PyList_SET_ITEM(joined, index, field)
+    for index in range(len(added)):
+        field = added[index]
+        Py_INCREF(field)
+        PyList_SET_ITEM(joined, kept + index, field)
+    return joined
 
 
 cdef bint _is_connection_field(Text name, Py_ssize_t size) noexcept:

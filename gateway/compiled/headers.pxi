@@ -155,7 +155,7 @@ def field_lines(tuple pairs not None):
     global _begin_of_line
     cdef list parts = []
     cdef Py_ssize_t total = 0
-    cdef Py_ssize_t index, size
+    cdef Py_ssize_t index
     cdef tuple pair
     cdef bint has_coding = False
     cdef char* out
@@ -180,10 +180,11 @@ def field_lines(tuple pairs not None):
     text = PyUnicode_New(total, 127)
     out = <char*>PyUnicode_1BYTE_DATA(text)
     for index in range(0, len(parts), 2):
-        for part in (parts[index], parts[index + 1]):
-            size = PyUnicode_GET_LENGTH(part)
-            out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(part), size)
-        out = _put(out, _LINE_END)
+        begin, value = parts[index], parts[index + 1]
+        out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(begin), PyUnicode_GET_LENGTH(begin))
+        out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(value), PyUnicode_GET_LENGTH(value))
+        out[0], out[1] = c"\r", c"\n"
+        out += 2
     if not has_coding:
         _put(out, _REFUSES_CODINGS)
     return text
