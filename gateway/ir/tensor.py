@@ -299,7 +299,9 @@ def _content(tensor: Tensor) -> object:
     if isinstance(data, UntypedData):
         value = data.value
         plain = value.tolist() if isinstance(value, np.ndarray) else value
-        return (repr(plain), data.layout, data.place, data.rules, data.member, data.columns)
+        plain = bytes(plain) if isinstance(plain, memoryview) else plain
+        place = (data.layout, data.place, data.rules, data.member, data.columns)
+        return (repr(plain), None if data.raw is None else bytes(data.raw), *place)
     return data if isinstance(data, SharedMemoryData | StreamedData) else as_raw(tensor)
 
 
