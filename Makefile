@@ -12,6 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 TESTS ?= tests
 # Number of test processes. Set it to the number of cores: WORKERS=8 make test
 WORKERS ?= 2
+# Half as many again for tests that mostly wait for sockets, processes and clocks.
+PROCESSES = $(shell expr $(WORKERS) + $(WORKERS) / 2)
 # PyTorch for the CPU. The default build downloads several GB of CUDA libraries.
 TORCH ?= torch==2.13.0+cpu
 
@@ -52,7 +54,9 @@ run: $(VENV)/.installed-run ## Run the demo: recognise a digit over every protoc
 	@$(BIN)/gateway demo $(ARGS)
 
 .PHONY: test
-test: lint types contracts generated unit ## Run all checks, and all tests except the slow suites below.
+test: $(VENV)/.installed-dev ## Run all checks, and all tests except the slow suites below.
+	$(MAKE) --jobs=2 --output-sync=target lint types contracts generated
+	$(MAKE) unit
 
 .PHONY: quick
 quick: $(VENV)/.installed-dev ## Check style, contracts, types, and the unit tests of what differs from main, within a minute.
@@ -96,7 +100,7 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).
-	$(BIN)/pytest $(TESTS) -q -n $(WORKERS) --dist loadfile --hypothesis-profile=ci -m "not slow and not gpu" \
+	$(BIN)/pytest $(TESTS) -q -n $(PROCESSES) --dist loadfile --hypothesis-profile=ci -m "not slow and not gpu" \
 		--ignore tests/hostile --ignore tests/interop
 
 .PHONY: interop interop-native interop-reference

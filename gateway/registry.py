@@ -28,6 +28,7 @@ PROTOCOLS: dict[str, str] = {
     "mlflow": "gateway.protocols.mlflow:SPEC",
     "oip": "gateway.protocols.oip:SPEC",
     "openai": "gateway.protocols.openai:SPEC",
+    "seldon": "gateway.protocols.seldon:SPEC",
     "tfs": "gateway.protocols.tfs:SPEC",
     "torchserve": "gateway.protocols.torchserve:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",

@@ -36,6 +36,8 @@ MAX_CONTAINERS: Final = 2_000
 _SPACE: Final = b" \t\r\n"
 _FIRST_ERROR: Final = 400
 
+_Send = Callable[[HttpRequest], AsyncGenerator[HttpResponse, None]]
+
 NAME: Final = "passthrough"
 """The protocol of such a request in the log and the metrics."""
 
@@ -74,11 +76,11 @@ class ObservedPassthrough(Passthrough):
 
     def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire* and yield the response, with the id of the request."""
-        return self._forward(wire)
+        return self._forward(wire, super().__call__)
 
     def page(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Do the same, but count no request for a page that the server does not have."""
-        return self._forward(wire, unreported=ABSENT)
+        return self._forward(wire, super().page, ABSENT)
 
     async def offer(
         self, wire: HttpRequest, /
@@ -91,7 +93,7 @@ class ObservedPassthrough(Passthrough):
         return await super().offer(wire)
 
     async def _forward(
-        self, wire: HttpRequest, unreported: AbstractSet[int] = frozenset()
+        self, wire: HttpRequest, send: _Send, unreported: AbstractSet[int] = frozenset()
     ) -> AsyncGenerator[HttpResponse, None]:
         request_id, started = http_request_id(wire) or next(self._request_ids), monotonic()
         self._bytes.count(wire)
@@ -99,7 +101,7 @@ class ObservedPassthrough(Passthrough):
         try:
             self._check(wire.client)
             sent = _with_own(wire, request_id, self._client)
-            async with aclosing(super().__call__(sent)) as answers:
+            async with aclosing(send(sent)) as answers:
                 async for answer in answers:
                     self._bytes.count(response=answer)
                     if status or answer.headers.get(REQUEST_ID) is not None:

@@ -187,7 +187,7 @@ def chain_of_server(
         server: What the layers need to know of the server.
         headers: The headers of each call.
     """
-    at = NO_CONTEXT.with_parts(server, AddedHeaders(headers), DescribedModels())
+    at = NO_CONTEXT.with_parts(server, AddedHeaders(headers), DescribedModels(), ModelCalls())
     return build_chain("endpoint", end, at)
 
 

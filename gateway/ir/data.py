@@ -122,6 +122,8 @@ class JsonLayout(enum.Enum):
     """As `TABLE`, of rows that were objects."""
     LINES = "lines"
     """As `TABLE`, of the lines of a CSV text."""
+    ELEMENT = "element"
+    """The value is the only element of a tensor of any rank."""
     FIELD = "field"
     """The value is that of a field of a form, or of a body of no type: the JSON in its bytes, or
     the bytes themselves where they are no JSON. An input of BYTES gets the bytes."""
@@ -138,6 +140,11 @@ class UntypedRules(Struct, frozen=True, kw_only=True):
         has_texts: Elements are texts that hold numbers, as in CSV.
         rounds_to_infinity: A number beyond FP32 is an infinity there; otherwise it is refused.
         drops_surplus: Inputs that the model lacks are ignored.
+        has_whole_floats: A float without a fraction is an integer, up to 2**53.
+        has_doubles_only: Integers beyond 2**53 are refused where the model has integers, because
+            the protocol carries numbers as doubles.
+        has_bits: 0 and 1 are elements of BOOL.
+        has_empty_tensors: An empty list is an empty tensor of any rank.
         bytes_element_size: Most bytes of one element of BYTES.
         adds_axis: The value is one item: its tensor gets a first axis of 1.
         has_elements: The bytes of a `FIELD` are the elements of a tensor in wire form.
@@ -152,6 +159,10 @@ class UntypedRules(Struct, frozen=True, kw_only=True):
     has_texts: bool = False
     rounds_to_infinity: bool = False
     drops_surplus: bool = False
+    has_whole_floats: bool = False
+    has_doubles_only: bool = False
+    has_bits: bool = False
+    has_empty_tensors: bool = False
     bytes_element_size: int = 16 << 20
     adds_axis: bool = False
     has_elements: bool = False
@@ -173,6 +184,8 @@ class UntypedData(Struct, frozen=True, eq=False):
         columns: Names of the columns of a whole table; None for the value of one tensor.
         size_bytes: Bytes of the message; 0 for all tensors but the first.
         first_fraction: Of an array of float64: the first element that was not an integer.
+        shape: The shape of a flat list with the elements in row-major order; None for lists that
+            are nested as the tensor.
         raw: The bytes of a `FIELD`. Of other layouts: those of the whole message, which are the
             element of BYTES of a model with that input only, if the message does not name it.
     """
@@ -185,6 +198,7 @@ class UntypedData(Struct, frozen=True, eq=False):
     columns: tuple[str, ...] | None = None
     size_bytes: int = 0
     first_fraction: int = 0
+    shape: tuple[int, ...] | None = None
     raw: memoryview | None = None
 
 

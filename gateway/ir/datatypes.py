@@ -27,6 +27,10 @@ _CODES = {
 }
 
 
+_BF16_INFINITY = 0x7F80
+_BF16_HALF = 0x8000
+
+
 class Datatype(enum.Enum):
     """The element type of a tensor.
 
@@ -94,3 +98,17 @@ def bf16_of_fp32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet_nan = (bits >> 16) | 0x40
     return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+
+
+def bf16_of_fp64(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16] | None:
+    """Round to bfloat16 once, ties to even; None when a finite value becomes infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = values.astype(np.float32)
+        rest = np.abs(values) - np.abs(single.astype(np.float64))
+    bits = single.view(np.uint32)
+    # FP32 may lie between two values of BF16 because it was rounded itself.
+    is_tie = (bits & 0xFFFF) == _BF16_HALF
+    bits = bits + (is_tie & (rest > 0)).astype(np.uint32) - (is_tie & (rest < 0)).astype(np.uint32)
+    found = bf16_of_fp32(bits.view(np.float32))
+    is_infinite = (found & 0x7FFF) == _BF16_INFINITY
+    return None if bool(np.any(is_infinite & np.isfinite(values))) else found

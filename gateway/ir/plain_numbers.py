@@ -30,7 +30,11 @@ def plain_numbers(
         datatype: The datatype that it declares.
     """
     value, expected, rules = data.value, declared.shape, data.rules
-    is_strict = datatype.is_float and not rules.has_nonfinite
+    is_strict = (
+        not rules.has_nonfinite
+        if datatype.is_float
+        else rules.has_doubles_only and datatype.is_integer
+    )
     if expected is None or not value or rules.has_texts or is_strict or datatype not in CODES:
         return None
     shape, flat = _flat(value, len(expected))

@@ -300,7 +300,7 @@ def _content(tensor: Tensor) -> object:
         value = data.value
         plain = value.tolist() if isinstance(value, np.ndarray) else value
         plain = bytes(plain) if isinstance(plain, memoryview) else plain
-        place = (data.layout, data.place, data.rules, data.member, data.columns)
+        place = (data.layout, data.place, data.rules, data.member, data.columns, data.shape)
         return (repr(plain), None if data.raw is None else bytes(data.raw), *place)
     return data if isinstance(data, SharedMemoryData | StreamedData) else as_raw(tensor)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
 
 from gateway.ir.data import (
     ArrayData,
@@ -25,7 +25,8 @@ from gateway.ir.data import (
     TensorData,
     UntypedData,
 )
-from gateway.ir.datatypes import Datatype, bf16_of_fp32
+from gateway.ir.datatypes import Datatype, bf16_of_fp64
+from gateway.ir.doubles import NotExact, exact_array, exact_list, reads_doubles
 from gateway.ir.errors import InvalidRequest, TooLarge
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.number_lists import CODES, narrowed, packer, unnested
@@ -43,8 +44,6 @@ _COLUMN: Final = 40
 _B64: Final = frozenset({"b64"})
 _INT, _FLOAT, _BOOL, _STR = frozenset({int}), frozenset({int, float}), frozenset({bool}), {str}
 _BF16_MOST: Final = float(np.uint32(0x7F7F0000).view(np.float32))
-_BF16_INFINITY: Final = 0x7F80
-_HALF: Final = 0x8000
 _EXACT_INTEGERS: Final = {
     Datatype.FP16: 1 << 11,
     Datatype.BF16: 1 << 8,
@@ -60,11 +59,13 @@ class RowsForm(Struct, frozen=True, kw_only=True):
         is_matrix: Columns of a table form one input; None to decide by the inputs of the model.
         columns: Names of the columns of that input, in its order; empty where any names will do.
         binary: Inputs and outputs of BYTES that are base64 text in JSON.
+        splits: The columns that each input has of one array, by the names of inputs.
     """
 
     is_matrix: bool | None = None
     columns: tuple[str, ...] = ()
     binary: frozenset[str] = frozenset()
+    splits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 NO_FORM: Final = RowsForm()
@@ -74,6 +75,10 @@ def value_place(data: UntypedData, indices: Sequence[int]) -> str:
     """Return where the element at *indices* of a value stands in its message."""
     if data.layout is JsonLayout.LINES and indices:
         return f"line {indices[0] + _FIRST_LINE}, column {data.member!r}"
+    if data.layout is JsonLayout.ELEMENT:
+        return data.place
+    if data.shape is not None and data.layout is JsonLayout.TABLE and indices:
+        return f"{data.place}[{indices[0] * data.shape[1] + int(data.member)}]"
     if data.layout is JsonLayout.VALUE or not indices:
         return data.place + "".join([f"[{index}]" for index in indices])
     member = f"[{data.member}]" if data.layout is JsonLayout.TABLE else f".{data.member}"
@@ -115,7 +120,7 @@ def typed_tensor(
             f"the metadata of the model declare no datatype for {declared.name!r}; expected "
             "models.NAME.signature"
         )
-    if type(data.value) is list:
+    if type(data.value) is list and data.shape is None:
         plain = plain_numbers(name, data, declared, datatype)
         if plain is not None:
             return plain
@@ -128,9 +133,15 @@ def typed_tensor(
 def _declared_shape(data: UntypedData, declared: TensorMetadata, found: Shape) -> Shape:
     """Return *found*, if the model allows it; a column may have an axis of 1 more."""
     expected = declared.shape
+    if data.layout is JsonLayout.ELEMENT:
+        found = (1,) * (1 if expected is None else len(expected))
+    elif data.shape is not None and data.layout is JsonLayout.VALUE:
+        found = data.shape
     if expected is None:
         return found
-    is_column = data.layout not in (JsonLayout.VALUE, JsonLayout.MEMBERS)
+    if found == (0,) and data.rules.has_empty_tensors and expected[:1] in ((-1,), (0,)):
+        return tuple([max(dim, 0) for dim in expected])
+    is_column = data.layout not in (JsonLayout.VALUE, JsonLayout.MEMBERS, JsonLayout.ELEMENT)
     if is_column and len(found) == 1 and len(expected) > 1 and set(expected[1:]) <= {1, -1}:
         found = (*found, *(1 for _ in expected[1:]))
     is_match = len(found) == len(expected)
@@ -159,18 +170,38 @@ def _elements(
     value = data.value
     if isinstance(value, np.ndarray):
         charge(value.size * JSON_NUMBER, 0)
-        array = _narrow_array(value, datatype)
-        if array is None and _rounds(data, datatype):
-            array = _rounded(value)
-        if array is not None:
-            return ArrayData(array.reshape(shape))
-        raise _misfit(data, value, datatype)
+        return ArrayData(_array_elements(data, value, datatype).reshape(shape))
     flat = _flattened(data, value, nested)
     if datatype is Datatype.BYTES:
         return ItemsData(_encoded(data, flat, value, has_base64))
     if data.rules.has_texts:
         flat = _from_texts(data, flat, datatype)
+    if reads_doubles(datatype, data.rules):
+        numbers = exact_list(flat, datatype, data.rules)
+        if isinstance(numbers, NotExact):
+            raise _wrong(data, value, numbers.index, flat[numbers.index], numbers.expected)
+        flat = numbers
     return _packed(data, flat, value, datatype)
+
+
+def _array_elements(
+    data: UntypedData, value: npt.NDArray[Any], datatype: Datatype
+) -> npt.NDArray[Any]:
+    """Return 64-bit numbers in the datatype's dtype."""
+    if reads_doubles(datatype, data.rules):
+        exact = exact_array(value, datatype, data.rules)
+        if isinstance(exact, NotExact):
+            found = value.reshape(-1)[exact.index].item()
+            raise _wrong(data, value, exact.index, found, exact.expected)
+        if datatype is Datatype.BOOL:
+            return exact
+        value = exact
+    array = _narrow_array(value, datatype)
+    if array is None and _rounds(data, datatype):
+        array = _rounded(value)
+    if array is None:
+        raise _misfit(data, value, datatype)
+    return array
 
 
 def _flattened(data: UntypedData, value: Any, nested: Shape | None = None) -> list[Any]:
@@ -223,7 +254,7 @@ def _narrow_array(values: npt.NDArray[Any], datatype: Datatype) -> npt.NDArray[A
             return None
         return narrowed(values, datatype)
     if datatype is Datatype.BF16:
-        return _bf16(values.astype(np.float64))
+        return bf16_of_fp64(values.astype(np.float64))
     return narrowed(values, datatype)
 
 
@@ -246,20 +277,6 @@ def _misfit(data: UntypedData, values: npt.NDArray[Any], datatype: Datatype) -> 
         # A value above the largest one may still be rounded to it.
         index = next(int(at) for at in candidates if not _is_in_range(flat[at].item(), datatype))
     return _wrong(data, values, index, flat[index].item(), expected)
-
-
-def _bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16] | None:
-    """Round to bfloat16 once, ties to even; None when a finite value becomes infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        single = values.astype(np.float32)
-        rest = np.abs(values) - np.abs(single.astype(np.float64))
-    bits = single.view(np.uint32)
-    # FP32 may lie between two values of BF16 because it was rounded itself.
-    is_tie = (bits & 0xFFFF) == _HALF
-    bits = bits + (is_tie & (rest > 0)).astype(np.uint32) - (is_tie & (rest < 0)).astype(np.uint32)
-    found = bf16_of_fp32(bits.view(np.float32))
-    is_infinite = (found & 0x7FFF) == _BF16_INFINITY
-    return None if bool(np.any(is_infinite & np.isfinite(values))) else found
 
 
 def _packed(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) -> TensorData:
@@ -304,7 +321,7 @@ def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _bf16_of(flat: list[Any]) -> npt.NDArray[np.uint16] | None:
     try:
-        return _bf16(np.array(flat, np.float64))
+        return bf16_of_fp64(np.array(flat, np.float64))
     except OverflowError:
         return None
 
@@ -465,6 +482,7 @@ def table_columns(data: UntypedData) -> dict[str, UntypedData]:
             data.place,
             data.rules,
             str(at) if data.layout is JsonLayout.TABLE else name,
+            shape=data.shape,
         )
         for at, name in enumerate(columns)
     }
@@ -506,6 +524,7 @@ def matrix_tensor(
         isinstance(value, np.ndarray)
         and tuple(columns) == data.columns
         and _is_exact(value, datatype)
+        and not reads_doubles(datatype, data.rules)
     ):
         charge(value.size * JSON_NUMBER, 0)
         array = _narrow_array(value, datatype)

@@ -526,6 +526,18 @@ def _may_have_integers(rows: npt.NDArray[Any]) -> bool:
     return is_table and rows.dtype.kind == "f" and bool((rows == np.floor(rows)).all(0).any())
 
 
+def object_members(value: Any, what: str) -> dict[str, Any]:
+    """Return the members of an object in a document.
+
+    Raises:
+        InvalidRequest: It is no object.
+        MalformedMessage: It has a key twice.
+    """
+    if not is_object(value):
+        raise InvalidRequest(f"{what} is {show(value)}: expected an object")
+    return value if type(value) is dict else _members(value, what)
+
+
 def is_list(value: Any) -> bool:
     """Return whether a member of a document is a list."""
     return type(value) in _LISTS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -13,6 +13,9 @@ from tests.extension.kit import HERE, Serving, gateway, install_toy, serving
 from tests.integration.workers_kit import eventually
 
 pytestmark = pytest.mark.timeout(300)
+
+Change = tuple[str, str, str, str]
+"""A text of the configuration, another one, the path of its key, and a part of the message."""
 
 CONFIG = """version: 1
 listeners: [{http: "127.0.0.1:0", protocols: [toy, oip], authoriser: no_secrets}]
@@ -86,27 +89,31 @@ def test_the_layers_have_its_policy(site: Path) -> None:
     assert names.index("MaxElements") == names.index("CallLimits") - 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "path", "message"),
-    [
-        ("max_elements: 6", "max_elements: 0", "policies.max_elements", "is 0; expected at least"),
-        ("max_elements: 6", "max_elements: x", "policies.max_elements", "expected a whole number"),
-        ("by_header", "by_name", "security.authenticator", "expected one of by_header"),
-        ("no_secrets", "nobody", "listeners[0].authoriser", "expected one of no_secrets"),
-        ("doubled", "tripled", "routes[1].targets[0].transform", "expected one of doubled"),
-        ("same_sign", "other", "migrations.offline.compare.outputs.OUTPUT0.rule", "same_sign"),
-    ],
+WRONG = (
+    ("max_elements: 6", "max_elements: 0", "policies.max_elements", "is 0; expected at least"),
+    ("by_header", "by_name", "security.authenticator", "expected one of by_header"),
+    ("no_secrets", "nobody", "listeners[0].authoriser", "expected one of no_secrets"),
+    ("doubled", "tripled", "routes[1].targets[0].transform", "expected one of doubled"),
+    ("same_sign", "other", "migrations.offline.compare.outputs.OUTPUT0.rule", "same_sign"),
 )
-def test_its_keys_are_checked(
-    site: Path, tmp_path: Path, old: str, new: str, path: str, message: str
-) -> None:
-    """`gateway validate` names the key of a wrong value, and what the package expects."""
+UNTYPED = (
+    ("max_elements: 6", "max_elements: x", "policies.max_elements", "expected a whole number"),
+)
+
+
+@pytest.mark.parametrize("changes", [WRONG, UNTYPED], ids=["values", "type"])
+def test_its_keys_are_checked(site: Path, tmp_path: Path, changes: Sequence[Change]) -> None:
+    """`gateway validate` names the key of each wrong value, and what the package expects."""
+    text = CONFIG
+    for old, new, _, _ in changes:
+        text = text.replace(old, new)
     config = tmp_path / "gateway.yaml"
-    config.write_text(CONFIG.replace(old, new))
+    config.write_text(text)
     found = gateway(site, "validate", str(config))
     assert 1 == found.returncode, found
-    assert f"{path}: " in found.stdout + found.stderr
-    assert message in found.stdout + found.stderr
+    lines = (found.stdout + found.stderr).splitlines()
+    for _, _, path, message in changes:
+        assert [line for line in lines if f" {path}: " in line and message in line], (path, lines)
 
 
 def test_a_gateway_serves_its_protocol(running: Serving) -> None:

@@ -10,9 +10,10 @@ import itertools
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.interop.programs import program
@@ -53,13 +54,32 @@ class Container:
             return subprocess.CompletedProcess(arguments, running.process.returncode, out, err)
 
     @contextmanager
-    def started(self, *arguments: str, entry: Sequence[str] | None = None) -> Iterator[Started]:
-        """Start the entry point, or another command, and end it at last."""
+    def started(
+        self,
+        *arguments: str,
+        entry: Sequence[str] | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        folders: Mapping[str, Path] = MappingProxyType({}),
+    ) -> Iterator[Started]:
+        """Start the entry point, or another command, and end it at last.
+
+        Args:
+            arguments: Those of the command.
+            entry: The command; None for the entry point.
+            variables: Those of the environment beside the image's own.
+            folders: What is mounted, by the path in the container.
+        """
         name = f"tensor-gateway-{os.getpid()}-{next(_numbers)}"
         bundle = self._folder / name
         bundle.mkdir()
         command = [*(self.config["Entrypoint"] if entry is None else entry), *arguments]
-        (bundle / "config.json").write_text(json.dumps(self._settings(name, command)))
+        settings = self._settings(name, command)
+        settings["process"]["env"] += [f"{key}={value}" for key, value in variables.items()]
+        settings["mounts"] += [
+            {"destination": path, "type": "bind", "source": str(folder), "options": ["bind", "ro"]}
+            for path, folder in folders.items()
+        ]
+        (bundle / "config.json").write_text(json.dumps(settings))
         process = subprocess.Popen(
             [program("runc"), "run", "--bundle", str(bundle), name],
             stdout=subprocess.PIPE,
@@ -81,13 +101,13 @@ class Container:
             "process": {
                 "user": {"uid": int(self.config["User"]), "gid": 0},
                 "args": command,
-                "env": self.config["Env"],
+                "env": [*self.config["Env"]],
                 "cwd": "/",
                 "noNewPrivileges": True,
                 "capabilities": {each: [] for each in _CAPABILITIES},
             },
             "root": {"path": str(self.root), "readonly": True},
-            "mounts": _MOUNTS,
+            "mounts": [*_MOUNTS],
             "linux": {
                 "cgroupsPath": f"/{name}",
                 "resources": {"memory": {"limit": MEMORY_BYTES}},

@@ -28,7 +28,9 @@ WAYS = [
     if getattr(protocol(name), carrier) is not None
 ]
 TEXTS = {"openai.http"}
-UNTYPED = {"mlflow.http", "torchserve.grpc", "torchserve.http"}
+UNTYPED = {"mlflow.http"} | {
+    f"{name}.{carrier}" for name in ("seldon", "torchserve") for carrier in ("grpc", "http")
+}
 STREAMS = {
     stream.codec(DEFAULT_LIMITS, {}).name
     for name in sorted(OF_TENSORS)

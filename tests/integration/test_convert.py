@@ -220,16 +220,40 @@ def test_undecodable_message_is_named(tmp_path: Path) -> None:
         assert "Traceback" not in result.output
 
 
-def test_rows_of_mlflow_are_converted(signature: Path, tmp_path: Path) -> None:
-    """A recorded call of MLflow has its datatypes in a request of another protocol."""
+@pytest.mark.parametrize(
+    ("path", "body", "own"),
+    [
+        (
+            "/invocations",
+            {"instances": PIXELS.tolist()},
+            ("mlflow.http", "torchserve.http", "torchserve.grpc"),
+        ),
+        (
+            "/api/v1.0/predictions",
+            {
+                "data": {
+                    "tensor": {
+                        "shape": list(PIXELS.shape),
+                        "values": PIXELS.reshape(-1).astype(float).tolist(),
+                    }
+                }
+            },
+            ("seldon.http",),
+        ),
+    ],
+    ids=["mlflow", "seldon"],
+)
+def test_numbers_without_datatypes_are_converted(
+    path: str, body: Any, own: tuple[str, ...], signature: Path, tmp_path: Path
+) -> None:
+    """A recorded call has its datatypes in a request of another protocol."""
     directory = tmp_path / "capture"
     config = demo_config(http="127.0.0.1:0", grpc="off", admin="off")
     config["capture"] = {"directory": str(directory), "payload": "full", "min_free": 0}
 
     async def record() -> None:
         async with running(yaml.safe_dump(config)) as gateway:
-            address = f"http://{gateway.addresses['main.http']}/invocations"
-            body = {"instances": PIXELS.tolist()}
+            address = f"http://{gateway.addresses['main.http']}{path}"
             async with (
                 aiohttp.ClientSession() as session,
                 session.post(address, json=body) as reply,
@@ -237,12 +261,17 @@ def test_rows_of_mlflow_are_converted(signature: Path, tmp_path: Path) -> None:
                 assert reply.status == 200
 
     asyncio.run(record())
-    for form in ("oip.http", "mlflow.http", "torchserve.http", "torchserve.grpc"):
+    for form in ("oip.http", *own):
         out = tmp_path / form
         result = convert(directory, "--to", form, "-o", out, "--signature", signature)
         assert result.output == f"1 calls written to {out}\n"
         inputs = back(out, form, "request", signature, tmp_path / f"{form}.x.npz")
         assert inputs["X"].dtype == np.float32
         np.testing.assert_array_equal(PIXELS, inputs["X"])
+        if form == "seldon.http":  # its replies have one of the two outputs
+            continue
         outputs = back(out, form, "reply", signature, tmp_path / f"{form}.y.npz")
-        assert (outputs["label"].shape, outputs["probabilities"].dtype) == ((1,), np.float32)
+        assert (outputs["probabilities"].shape, outputs["probabilities"].dtype) == (
+            (1, 10),
+            np.float32,
+        )

@@ -12,6 +12,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from typing import Any
 import pytest
 
 from gateway import __version__
-from tests.integration.cli_kit import get, serving
+from tests.integration.cli_kit import free_port, get, serving
+from tests.integration.container_kit import CONTRACTS, Contract
 from tests.integration.runc_kit import Container, Started
 from tests.interop.programs import program
 from tests.unit.release.loading import RELEASE, load
@@ -171,6 +174,24 @@ def test_a_sidecar_serves_in_it(image: tuple[str, Container], tmp_path: Path) ->
             assert 503 == get(url, body)[0]
             running.signal("TERM")
             assert running.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("contract", CONTRACTS.values(), ids=CONTRACTS)
+def test_a_platform_starts_it_with_its_variables_alone(
+    image: tuple[str, Container], contract: Contract, tmp_path: Path
+) -> None:
+    """In 256 MiB, `serve` alone is ready as a container of SageMaker and of Vertex AI."""
+    path, port = Path("/", contract.file), free_port()
+    (tmp_path / path.name).write_text(contract.config)
+    tmp_path.chmod(0o755)
+    variables, folders = contract.environment(port), {str(path.parent): tmp_path}
+    with image[1].started("serve", variables=variables, folders=folders) as running:
+        assert f"127.0.0.1:{port}" == listening(running)["main.http"]
+        with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+            connection.request("GET", contract.health)
+            assert 200 == connection.getresponse().status
+        running.signal("TERM")
+        assert running.process.wait(60) == 0
 
 
 def test_nothing_can_be_written(image: tuple[str, Container]) -> None:

@@ -73,6 +73,14 @@ async def test_the_server_behind_gets_posts_by_name(passthrough: str, is_behind:
     assert (("passthrough",) in counted, status) == (is_behind, 400), body
 
 
+async def test_the_protocol_replies_for_an_unavailable_server() -> None:
+    """A probe is not refused for want of a server: it says what the gateway knows."""
+    text = FRONT % ("native", "far", "", "http", "127.0.0.1:1")
+    async with running(text) as gateway:
+        assert (200, OWN) == await ask(gateway, "GET", "/version")
+        assert 503 == (await ask(gateway, "GET", "/nowhere"))[0]
+
+
 async def ask(gateway: Gateway, method: str, path: str, body: Any = None) -> tuple[int, str]:
     """Return the status and the text of a response."""
     url = f"http://{gateway.addresses['main.http']}{path}"

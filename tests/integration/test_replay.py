@@ -63,7 +63,10 @@ async def classify(
     rows: Sequence[int],
 ) -> None:
     """Send rows through a protocol, with their numbers as request ids."""
-    url = parse_url(urls(gateway, "digits")[protocol])
+    name, _, carrier = protocol.partition(".")
+    known = urls(gateway, "digits")
+    own = f"{name}+{carrier}://{gateway.addresses[f'main.{carrier}']}"
+    url = parse_url(known.get(protocol, own))
     connected = connect(url)
     service = complete_service(connected, url)
     try:
@@ -127,6 +130,19 @@ async def test_calls_of_tensorflow_clients_match_open_inference(
     async with running(configuration()) as gateway:
         url = urls(gateway, "digits")["oip.http"]
         assert (200, []) == await different_rows(tmp_path, url, "1", every)
+
+
+@pytest.mark.parametrize("protocol", ["seldon.grpc", "seldon.http"])
+async def test_calls_of_seldon_match_open_inference(
+    protocol: str, scans: npt.NDArray[np.float32], tmp_path: Path
+) -> None:
+    """Calls without datatypes, recorded for the newest version, are sent in Open Inference."""
+    every = OutputRules(outputs={"probabilities": EXACT})
+    async with running(configuration(tmp_path)) as gateway:
+        await classify(gateway, protocol, "", scans, range(50))
+    async with running(configuration()) as gateway:
+        url = urls(gateway, "digits")["oip.grpc"]
+        assert (50, []) == await different_rows(tmp_path, url, "2", every)
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "openai": ("openai==3.57.0", "cohere==7.3.1", "numpy==2.4.6"),
         "infinity": ("infinity-emb[server]==0.0.78",),
         "ovms": ("ovmsclient==2023.1", "numpy==2.4.6"),
+        "seldon": ("seldon-core==1.18.2", "setuptools<81"),
         "graphpipe": ("numpy==2.4.6", "requests==2.34.2", "flatbuffers==25.12.19"),
     }
 )

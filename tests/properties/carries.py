@@ -550,6 +550,13 @@ _OPENAI = (Carries(codec="openai.http", tensors=False),)
 
 _MLFLOW = (Carries(codec="mlflow.http", tensors=False),)
 
+# Seldon: one array without a name or a datatype: tests/unit/protocols/seldon.
+
+_SELDON = (
+    Carries(codec="seldon.http", tensors=False),
+    Carries(codec="seldon.grpc", tensors=False),
+)
+
 # TorchServe: bytes, which a model's metadata or a declaration make tensors:
 # tests/unit/protocols/torchserve.
 
@@ -559,7 +566,7 @@ _TORCHSERVE = tuple(
 
 CARRIES: tuple[Carries, ...] = (
     *(*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS),
-    *(*_TFS, *_OPENAI, *_MLFLOW, *_TORCHSERVE),
+    *(*_TFS, *_OPENAI, *_MLFLOW, *_TORCHSERVE, *_SELDON),
 )
 
 # Those of the registry: a codec that is not registered is not tried.

@@ -33,7 +33,7 @@ _FORMS: Mapping[str, Mapping[str, Options]] = {
 TEXT_CODECS = frozenset({"openai.http"})
 """The codecs whose clients send texts."""
 
-NAMELESS_CODECS = frozenset({"mlflow.http"})
+NAMELESS_CODECS = frozenset({"mlflow.http", "seldon.http", "seldon.grpc"})
 """The codecs whose requests name no model."""
 
 _ONE_FORM: Mapping[str, Options] = {"": {}}
@@ -160,10 +160,12 @@ async def classify_digit(service: Service, scan: Scan, request_id: str = "") -> 
     """
     pixels = np.array([scan.pixels], dtype=np.float32).reshape(1, SIDE * SIDE)
     reply = await service(_request("digits", array_tensor("X", pixels), request_id))
-    label = as_numpy(_output(reply, "label")).reshape(-1)
     # Their text is that of FP32, whatever it is read as.
     probabilities = as_numpy(_output(reply, "probabilities")).reshape(-1).astype(np.float32)
-    return DemoReply(int(label[0]), tuple(map(float, probabilities)))
+    digit = int(probabilities.argmax())
+    if len(reply.outputs) > 1:  # a SeldonMessage has one
+        digit = int(as_numpy(_output(reply, "label")).reshape(-1)[0])
+    return DemoReply(digit, tuple(map(float, probabilities)))
 
 
 async def classify_text(service: Service, scan: Scan) -> DemoReply:

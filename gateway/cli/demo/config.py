@@ -55,12 +55,17 @@ def demo_config(
         ]
         listeners.append({"name": STREAMS, "streams": addresses, "default_model": MODELS[0]})
     folder = Path(str(files("gateway.cli.demo"))) / "models"
+    models: dict[str, dict[str, Any]] = {
+        name: {"backend": "onnx", "path": str(folder / name)} for name in MODELS
+    }
+    # A SeldonMessage carries one output.
+    models[MODELS[0]]["protocols"] = {"seldon": {"output": "probabilities"}}
     return {
         "version": "1",
         "listeners": listeners,
         **admin_config(admin),
         "models": {
-            **{name: {"backend": "onnx", "path": str(folder / name)} for name in MODELS},
+            **models,
             TEXT_MODEL: {"backend": "python", "options": {"callable": _TEXT_CALLABLE}},
         },
         # No load balancer waits for the demo.

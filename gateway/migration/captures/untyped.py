@@ -23,6 +23,7 @@ def untyped_text(data: UntypedData) -> bytes:
         "rules": to_builtins(data.rules),
         "member": data.member,
         "columns": data.columns,
+        "shape": data.shape,
     }
     if data.raw is not None:
         document["raw"] = b64encode(data.raw).decode()
@@ -40,7 +41,7 @@ def untyped_data(text: bytes, size_bytes: int) -> UntypedData:
         TypeError: A member is of another type.
     """
     found = json.loads(text)
-    columns = found["columns"]
+    columns, shape = found["columns"], found.get("shape")
     raw = memoryview(b64decode(found["raw"], validate=True)) if "raw" in found else None
     return UntypedData(
         found["value"] if raw is None or "value" in found else raw,
@@ -50,6 +51,7 @@ def untyped_data(text: bytes, size_bytes: int) -> UntypedData:
         convert(found["member"], str),
         None if columns is None else convert(columns, tuple[str, ...]),
         size_bytes,
+        shape=None if shape is None else convert(shape, tuple[int, ...]),
         raw=raw,
     )
 

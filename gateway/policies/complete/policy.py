@@ -69,6 +69,7 @@ _STALE_METADATA_CODES: Final = frozenset(
         errors.ErrorCode.BAD_UPSTREAM,
     }
 )
+_NAMELESS: Final = ModelRef("")
 _MEMBERS_UNKNOWN: Final = "the message does not distinguish tensors from parameters"
 _UNTYPED: Final = "the request has no datatypes"
 _UNTYPED_REPLY: Final = "the reply has no datatypes"
@@ -221,15 +222,12 @@ class Complete:
 
     async def _task(self, call: InferRequest) -> InferResponse:
         """Return the reply to a task on texts, which becomes calls of tensors."""
-        metadata = await self._task_metadata(call)
+        metadata = await self._get_metadata(call.model or _NAMELESS, _TENSORS_UNKNOWN, _BATCHING)
         return await run_task(call, metadata, self.handle_inference, self._plain_stream)
 
     async def _task_stream(self, call: InferRequest) -> AsyncIterator[InferResponse]:
-        metadata = await self._task_metadata(call)
+        metadata = await self._get_metadata(call.model or _NAMELESS, _TENSORS_UNKNOWN, _BATCHING)
         return await run_stream_task(call, metadata, self.handle_inference, self._plain_stream)
-
-    async def _task_metadata(self, call: InferRequest) -> ModelMetadata:
-        return await self._get_metadata(call.model or ModelRef(""), _TENSORS_UNKNOWN, _BATCHING)
 
     async def _plain_stream(self, request: InferRequest) -> AsyncIterator[InferResponse]:
         return await self._stream(

@@ -24,6 +24,7 @@ from gateway.ir.untyped import (
     value_place,
 )
 from gateway.ir.validation import quote_names, unknown_input, unknown_output
+from gateway.policies.complete.splits import split_inputs
 
 _MATRIX_RANK = 2
 
@@ -177,6 +178,10 @@ def _of_values(
         whole = _whole_message(tensors, first, metadata.inputs)
         if whole is not None:
             return (whole,)
+    if len(tensors) == 1 and not tensors[0].name and type(first) is UntypedData:
+        form = declared_form(metadata.declarations, first.rules.protocol)
+        if form.splits:
+            return split_inputs(model, first, metadata, form)
     found: list[tuple[Tensor, TensorMetadata]] = []
     for tensor in tensors:
         declared = by_name.get(tensor.name)

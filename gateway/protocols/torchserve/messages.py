@@ -141,6 +141,11 @@ class BodyReader:
             found = RowsReader(document, self._limits, self._rules[False, False])
             return _only_row(found.rows(_PREDICTIONS))
         kind = JSON if form.response == VALUE else form.response
+        if not item.view.nbytes and kind not in (BYTES, TEXT):
+            raise MalformedMessage(
+                f"the {item.place} is empty: expected JSON, or a form that the configuration "
+                f"declares ({SETTING}.response)"
+            )
         own = BodyForm(request=kind, input=form.output, batch=False)
         return self.body(item, own)
 

@@ -8,6 +8,7 @@ of a known server may be.
 
 import posixpath
 import re
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ log = structlog.get_logger(__name__)
 _OURS = frozenset({"host", "accept-encoding", "content-encoding", "grpc-timeout"})
 _SAFE = frozenset({"GET", "HEAD"})
 _MAX_BODY_BYTES = 1 << 20
+_PAGE_S = 1.0
+"""How long a server may take for a page that a protocol could write as well."""
 ABSENT = frozenset({404, 405, 501})
 """What servers send for pages that they do not have."""
 _SLASHES = re.compile(r"/(?:\.?/)+")
@@ -161,18 +164,27 @@ class Passthrough(HttpFrontend):
     ) -> HttpResponse | AsyncGenerator[HttpResponse, None] | None:
         """Return what the server sends for a page that it has, or for a POST that it claims.
 
-        The result is None for all other requests.
+        The result is None for all other requests, and where the server does not answer in time.
         """
         if wire.method not in _SAFE:
             return self(wire) if self.claims(wire) else None
         if _wants_events(wire):
             return None
-        (response,) = [each async for each in self.page(wire)]
+        try:
+            (response,) = [each async for each in self.page(wire)]
+        except GatewayError:
+            return None
         return None if response.status in ABSENT else response
 
-    def page(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
-        """Yield the response to a request for a page that the server may not have."""
-        return self(wire)
+    async def page(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        """Yield the response to a request for a page that the server may not have.
+
+        Raises:
+            GatewayError: The server does not answer in time.
+        """
+        latest = time.monotonic() + _PAGE_S
+        deadline = latest if wire.deadline is None else min(wire.deadline, latest)
+        yield await self._response(self._client, wire, deadline)
 
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire* and yield the response; an event stream is forwarded in pieces."""
@@ -182,15 +194,10 @@ class Passthrough(HttpFrontend):
             yield refusal
             return
         try:
-            request = self._request(wire)
-            if wire.method == "HEAD":  # without a body, also without the length of one
-                response = await client.send(request, deadline=wire.deadline)
-                yield HttpResponse(response.status, response.headers)
+            if wire.method == "HEAD" or not _wants_events(wire):
+                yield await self._response(client, wire, wire.deadline)
                 return
-            if not _wants_events(wire):
-                yield await client.send(request, deadline=wire.deadline)
-                return
-            async with aclosing(_stream(client, request, wire.deadline)) as answers:
+            async with aclosing(_stream(client, self._request(wire), wire.deadline)) as answers:
                 async for answer in answers:
                     begun = True
                     yield answer
@@ -202,6 +209,13 @@ class Passthrough(HttpFrontend):
     def reject(self, error: GatewayError, /) -> HttpResponse:
         """Return *error* as a response, for a request that was not read completely."""
         return text_response(HTTP_STATUS[error.code], error.message)
+
+    async def _response(
+        self, client: PassthroughClient, wire: HttpRequest, deadline: float | None
+    ) -> HttpResponse:
+        found: HttpResponse = await client.send(self._request(wire), deadline=deadline)
+        # The response to HEAD has no body, and not the length of one.
+        return HttpResponse(found.status, found.headers) if wire.method == "HEAD" else found
 
     def _failed(self, error: GatewayError) -> HttpResponse:
         log.debug("passthrough failed", code=error.code.value, error=error.message)

@@ -15,7 +15,7 @@ from gateway.ir.limits import check_name
 # A trace of each call makes a request ten times slower.
 pytestmark = pytest.mark.timeout(120)
 
-BOUNDS = {"compiled": (38, 66), "plain Python": (45, 77)}
+BOUNDS = {"compiled": (37, 65), "plain Python": (45, 80)}
 """The files of a request, and the changes from one file to another."""
 
 

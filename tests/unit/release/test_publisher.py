@@ -20,6 +20,7 @@ HOSTS = re.compile(
 )
 IMAGE = re.compile(r"^\s*(?:- )?(?:image|repository): *[\"']?([^\s\"'#]+)", re.MULTILINE)
 # The repository is released as an archive, too, which has no list of its files.
+METADATA = "PKG-INFO"  # it repeats the addresses of the project
 LEFT_OUT = {".git", ".venv", "build", "dist", "site", "__pycache__"}
 
 
@@ -30,7 +31,7 @@ def tracked() -> list[str]:
     if done.returncode == 0 and done.stdout:
         return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
     found = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
-    return [str(path) for path in found if not LEFT_OUT & set(path.parts)]
+    return [str(path) for path in found if not LEFT_OUT & set(path.parts) and path.name != METADATA]
 
 
 def text_of(name: str) -> str:

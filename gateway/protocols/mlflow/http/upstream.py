@@ -64,7 +64,7 @@ def encode_call(call: Call[Any], options: MlflowOptions, style: RowStyle) -> Htt
     else:
         text = columns_json(inputs, style)
     parameters = {
-        name: orjson.Fragment(value) if isinstance(value, JsonParameter) else value
+        name: orjson.Fragment(value.encode()) if isinstance(value, JsonParameter) else value
         for name, value in call.parameters.items()
     }
     members = b',"params":%b' % orjson.dumps(parameters) if parameters else b""

@@ -10,7 +10,6 @@ from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.tensor import Tensor
 from gateway.protocols.tfs.models import CalledModel, Spec
-from gateway.protocols.tfs.tensors import TensorProtoReader, put_tensor
 from gateway.wire.protobuf import (
     LEN,
     VARINT,
@@ -25,6 +24,7 @@ from gateway.wire.protobuf import (
     text,
     varint,
 )
+from gateway.wire.tensor_protos import TensorProtoReader, put_tensor
 
 _FIRST, _SECOND, _THIRD, _FOURTH = (tag(number, LEN) for number in (1, 2, 3, 4))
 _NUMBER: Final = tag(1, VARINT)

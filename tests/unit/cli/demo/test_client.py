@@ -33,10 +33,10 @@ def test_every_registered_codec_has_a_route() -> None:
     assert expected == {way.codec for way in client_routes({**ADDRESSES, **streams})}
 
 
-def test_a_graphpipe_stream_reaches_one_model() -> None:
-    """Its messages have no model name, so the listener's default model is called."""
+def test_messages_without_a_model_name_reach_one_model() -> None:
+    """The listener's default model is called."""
     found = client_routes({"streams.graphpipe.tcp": "127.0.0.1:4", "main.grpc": "127.0.0.1:2"})
-    assert {"graphpipe.stream"} == {way.name for way in found if way.has_one_model}
+    assert {"graphpipe.stream", "seldon.grpc"} == {way.name for way in found if way.has_one_model}
 
 
 def test_forms_of_one_codec_are_separate_routes() -> None:
@@ -69,9 +69,16 @@ async def test_classify_digit_sends_pixels_and_decodes_the_reply() -> None:
     assert as_numpy(pixels).ravel().tolist() == list(scan.pixels)
 
 
-async def test_a_reply_without_a_label_is_rejected() -> None:
+async def test_the_only_output_is_probabilities_whose_largest_is_the_digit() -> None:
+    """A SeldonMessage has one output."""
+    outputs = (array_tensor("probabilities", np.array([[0.75, 0.25]], np.float32)),)
+    service = ScriptedService(InferResponse(model=ModelRef("digits"), outputs=outputs))
+    assert DemoReply(0, (0.75, 0.25)) == await classify_digit(service, load_scans()[3])
+
+
+async def test_a_reply_without_probabilities_is_rejected() -> None:
     """The error names the missing output, and the existing ones."""
     outputs = (array_tensor("other", np.array([1], np.int64)),)
     service = ScriptedService(InferResponse(model=ModelRef("digits"), outputs=outputs))
-    with pytest.raises(UpstreamProtocolError, match="no output 'label'; its outputs are other"):
+    with pytest.raises(UpstreamProtocolError, match="'probabilities'; its outputs are other"):
         await classify_digit(service, load_scans()[0])

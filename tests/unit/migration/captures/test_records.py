@@ -263,7 +263,7 @@ def test_json_without_datatypes_round_trips(tmp_path: Path) -> None:
     rows = [[1, math.nan], [2**63, "text"], [None, True]]
     rules = UntypedRules(has_nulls=True, drops_surplus=True)
     table = UntypedData(rows, JsonLayout.TABLE, "data", rules, "", ("a", "b"), 40)
-    expected = (Tensor("", None, None, table), untyped("x"))
+    expected = (Tensor("", None, None, table), untyped("x"), untyped("flat", shape=(2, 1)))
     call = record_inputs(tmp_path, FULL, *expected)
     assert call.missing == ""
     assert expected == call.request().inputs

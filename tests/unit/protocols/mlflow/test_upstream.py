@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.ir.calls import Call, InferRequest, ModelMetadataRequest, ServerReadyRequest
-from gateway.ir.context import CallSequence, ModelRef
+from gateway.ir.context import CallSequence, JsonParameter, ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
@@ -86,10 +86,11 @@ async def test_the_only_input_is_a_value_or_an_object() -> None:
 async def test_several_inputs_and_parameters_are_objects() -> None:
     """Integers of 64 bits are whole."""
     server = Server('{"predictions": {"y": [1]}}', y(Datatype.INT64, -1))
-    await server.infer(X, N, parameters={"scale": 2.0, "name": "a"})
+    parameters = {"scale": 2.0, "name": "a", "list": JsonParameter("[1]")}
+    await server.infer(X, N, parameters=parameters)
     assert server.document == {
         "inputs": {"x": [[1.0, 2.0]], "n": [2**63 - 1]},
-        "params": {"scale": 2.0, "name": "a"},
+        "params": {"scale": 2.0, "name": "a", "list": [1]},
     }
 
 

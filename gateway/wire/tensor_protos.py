@@ -21,13 +21,6 @@ from gateway.ir.items import longest_of
 from gateway.ir.limits import MessageLimits, check_shape
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
 from gateway.ir.work import BYTE, FIELD, charge
-from gateway.protocols.tfs.datatypes import (
-    DATATYPES,
-    NUMBERS,
-    VALUE_FIELDS,
-    datatype_of,
-    name_of,
-)
 from gateway.wire.protobuf import (
     I32,
     I64,
@@ -52,6 +45,13 @@ from gateway.wire.protobuf import (
     varint,
 )
 from gateway.wire.protobuf_packed import fixed_run, repeated_bytes, varint_elements
+from gateway.wire.tensorflow_datatypes import (
+    DATATYPES,
+    NUMBERS,
+    VALUE_FIELDS,
+    datatype_of,
+    name_of,
+)
 
 _DTYPE: Final = tag(1, VARINT)
 _SHAPE: Final = tag(2, LEN)
@@ -281,6 +281,25 @@ def put_tensor(parts: Parts, key: bytes, name: str, tensor: Tensor) -> None:
         InvalidTensor: Its data do not match them.
         WireError: The name has lone surrogates.
     """
+    inner = tensor_message(name, tensor)
+    head = bytearray()
+    put_text(head, _KEY, name)
+    entry: Parts = [head]
+    put_message(entry, _VALUE, inner)
+    put_message(parts, key, entry)
+
+
+def tensor_message(name: str, tensor: Tensor) -> Parts:
+    """Return a TensorProto in parts: numbers as content, BYTES as texts.
+
+    Args:
+        name: Names the tensor in errors.
+        tensor: With its datatype and shape.
+
+    Raises:
+        Unsupported: It has no datatype or shape.
+        InvalidTensor: Its data do not match them.
+    """
     datatype, shape = tensor.datatype, tensor.shape
     if datatype is None or shape is None:
         raise Unsupported(f"tensor {name!r} has no datatype or shape: TensorFlow needs both")
@@ -289,11 +308,7 @@ def put_tensor(parts: Parts, key: bytes, name: str, tensor: Tensor) -> None:
         _put_texts(inner, tensor)
     else:
         _put_content(inner, tensor, math.prod(shape) * datatype.size_bytes)
-    head = bytearray()
-    put_text(head, _KEY, name)
-    entry: Parts = [head]
-    put_message(entry, _VALUE, inner)
-    put_message(parts, key, entry)
+    return inner
 
 
 @lru_cache(1024)

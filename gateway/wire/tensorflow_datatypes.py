@@ -7,23 +7,54 @@ from typing import Final
 
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
-from gateway.schema import tensorflow_messages_pb2 as pb
+
+_NAMES: Final[dict[int, str]] = dict(
+    enumerate(
+        (
+            "DT_INVALID",
+            "DT_FLOAT",
+            "DT_DOUBLE",
+            "DT_INT32",
+            "DT_UINT8",
+            "DT_INT16",
+            "DT_INT8",
+            "DT_STRING",
+            "DT_COMPLEX64",
+            "DT_INT64",
+            "DT_BOOL",
+            "DT_QINT8",
+            "DT_QUINT8",
+            "DT_QINT32",
+            "DT_BFLOAT16",
+            "DT_QINT16",
+            "DT_QUINT16",
+            "DT_UINT16",
+            "DT_COMPLEX128",
+            "DT_HALF",
+            "DT_RESOURCE",
+            "DT_VARIANT",
+            "DT_UINT32",
+            "DT_UINT64",
+        )
+    )
+)
+_NUMBERS: Final[dict[str, int]] = {name: number for number, name in _NAMES.items()}
 
 NUMBERS: Final[dict[Datatype, int]] = {
-    Datatype.FP32: pb.DT_FLOAT,
-    Datatype.FP64: pb.DT_DOUBLE,
-    Datatype.INT32: pb.DT_INT32,
-    Datatype.UINT8: pb.DT_UINT8,
-    Datatype.INT16: pb.DT_INT16,
-    Datatype.INT8: pb.DT_INT8,
-    Datatype.BYTES: pb.DT_STRING,
-    Datatype.INT64: pb.DT_INT64,
-    Datatype.BOOL: pb.DT_BOOL,
-    Datatype.BF16: pb.DT_BFLOAT16,
-    Datatype.UINT16: pb.DT_UINT16,
-    Datatype.FP16: pb.DT_HALF,
-    Datatype.UINT32: pb.DT_UINT32,
-    Datatype.UINT64: pb.DT_UINT64,
+    Datatype.FP32: _NUMBERS["DT_FLOAT"],
+    Datatype.FP64: _NUMBERS["DT_DOUBLE"],
+    Datatype.INT32: _NUMBERS["DT_INT32"],
+    Datatype.UINT8: _NUMBERS["DT_UINT8"],
+    Datatype.INT16: _NUMBERS["DT_INT16"],
+    Datatype.INT8: _NUMBERS["DT_INT8"],
+    Datatype.BYTES: _NUMBERS["DT_STRING"],
+    Datatype.INT64: _NUMBERS["DT_INT64"],
+    Datatype.BOOL: _NUMBERS["DT_BOOL"],
+    Datatype.BF16: _NUMBERS["DT_BFLOAT16"],
+    Datatype.UINT16: _NUMBERS["DT_UINT16"],
+    Datatype.FP16: _NUMBERS["DT_HALF"],
+    Datatype.UINT32: _NUMBERS["DT_UINT32"],
+    Datatype.UINT64: _NUMBERS["DT_UINT64"],
 }
 DATATYPES: Final[dict[int, Datatype]] = {number: datatype for datatype, number in NUMBERS.items()}
 
@@ -46,12 +77,6 @@ VALUE_FIELDS: Final[dict[Datatype, int]] = {
 """The number of the typed field that holds the elements."""
 
 _REFERENCES: Final = 100
-_NAMES: Final[dict[int, str]] = {
-    value.number: value.name for value in pb.DESCRIPTOR.enum_types_by_name["DataType"].values
-}
-
-
-_NUMBERS: Final[dict[str, int]] = {name: number for number, name in _NAMES.items()}
 
 
 def name_of(number: int) -> str:

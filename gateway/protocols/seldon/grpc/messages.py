@@ -1,0 +1,402 @@
+"""SeldonMessages: found by a scan, so that arrays stay views, and written in parts.
+
+Source: docs/protocols/seldon.md, "4. gRPC".
+"""
+
+import base64
+import json
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from google.protobuf.message import DecodeError
+
+from gateway.ir.calls import InferResponse
+from gateway.ir.context import JsonParameter, Parameter
+from gateway.ir.data import JsonLayout, UntypedData
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.tensor import Tensor, as_items
+from gateway.ir.work import OBJECT_BYTE, charge
+from gateway.protocols.seldon.declarations import INPUTS, TEXT, SeldonForm
+from gateway.protocols.seldon.grpc.values import ValueReader, list_value
+from gateway.protocols.seldon.http.requests import check_numbers, read_tensor_proto
+from gateway.protocols.seldon.messages import (
+    MessageForm,
+    Meta,
+    Payload,
+    PayloadKind,
+    answer_kind,
+    answer_tags,
+    answering_output,
+    checked_puid,
+    column_names,
+    element_tensor,
+    exact_doubles,
+    only_text,
+    read_tags,
+)
+from gateway.protocols.seldon.options import ValueRules
+from gateway.schema import seldon_pb2 as pb
+from gateway.wire.protobuf import (
+    I64,
+    LEN,
+    VARINT,
+    Field,
+    Parts,
+    TooManyFields,
+    fields,
+    int32,
+    put_bytes,
+    put_int64s,
+    put_message,
+    put_tail,
+    put_text,
+    read_varint,
+    tag,
+    text,
+    varint,
+)
+from gateway.wire.protobuf_packed import fixed_run
+from gateway.wire.row_values import RowStyle, columns_json
+from gateway.wire.tensor_protos import tensor_message
+
+_STATUS, _META, _DATA, _BYTES, _TEXT, _JSON, _CUSTOM = (tag(n, LEN) for n in range(1, 8))
+_PAYLOADS: Final = (_DATA, _BYTES, _TEXT, _JSON, _CUSTOM)
+_NAMES, _TENSOR, _NDARRAY, _TFTENSOR = (tag(n, LEN) for n in range(1, 5))
+_ARRAYS: Final = (_TENSOR, _NDARRAY, _TFTENSOR)
+_SHAPE, _VALUES = tag(1, LEN), tag(2, LEN)
+_ONE_SIZE, _ONE_VALUE = tag(1, VARINT), tag(2, I64)
+_DOUBLE_BYTES: Final = 8
+_NUMBERS: Final = "data.tensor.values"
+
+
+class SeldonMessageReader:
+    """Reads one SeldonMessage; its array is a view of it.
+
+    Args:
+        view: The message.
+        limits: The limits of a message.
+        rules: What its values may be.
+
+    Attributes:
+        meta: Its meta.
+
+    Raises:
+        WireError: The bytes are not a message.
+        GatewayError: The meta cannot be used.
+    """
+
+    def __init__(self, view: memoryview, limits: MessageLimits, rules: ValueRules) -> None:
+        self._size = len(view)
+        self._limits = limits
+        self._rules = rules
+        self._key = 0
+        found: list[memoryview] = []
+        metas: list[memoryview] = []
+        statuses: list[memoryview] = []
+        for key, value in fields(view):
+            if key == _META:
+                metas.append(value)
+            elif key == _STATUS:
+                statuses.append(value)
+            elif key in _PAYLOADS:
+                if key != self._key:
+                    self._key, found = key, []
+                found.append(value)
+        self._values: list[memoryview] = found
+        self._status = statuses
+        self.meta = _read_meta(metas, limits)
+
+    @property
+    def failure(self) -> str | None:
+        """The text of a status that says that the call failed; None for any other message."""
+        if not self._status:
+            return None
+        status = pb.Status()
+        try:
+            status.ParseFromString(b"".join(self._status))
+        except DecodeError as error:
+            raise MalformedMessage("the status of the message cannot be read") from error
+        return status.info or status.reason if status.status == pb.Status.FAILURE else None
+
+    def payload(self, declared: SeldonForm) -> Payload:
+        """Return the payload.
+
+        Raises:
+            WireError: The bytes are not a message.
+            GatewayError: There is none, or it cannot be used.
+        """
+        key = self._key
+        if not key:
+            raise MalformedMessage(
+                "the message has no payload: expected data, jsonData, strData or binData"
+            )
+        if key == _DATA:
+            return self._data(_one_view(self._values))
+        last = self._values[-1]
+        if key == _TEXT:
+            return Payload(PayloadKind.TEXT, (self._element("strData", text(last, "strData")),))
+        if key == _BYTES:
+            value = {"b64": base64.b64encode(last).decode()}
+            return Payload(PayloadKind.BYTES, (self._element("binData", value),))
+        if key == _JSON:
+            return self._json(_one_view(self._values), declared)
+        raise Unsupported("customData is not read: expected data, jsonData, strData or binData")
+
+    def _data(self, view: memoryview) -> Payload:
+        own = 0
+        found: list[memoryview] = []
+        for key, value in _many_fields(view, self._limits):
+            if key in _ARRAYS:
+                if key != own:
+                    own, found = key, []
+                found.append(value)
+        view_of_array = _one_view(found)
+        if own == _TENSOR:
+            return Payload(PayloadKind.TENSOR, (self._tensor(view_of_array),))
+        if own == _TFTENSOR:
+            return Payload(PayloadKind.TFTENSOR, (read_tensor_proto(view_of_array, self._limits),))
+        place, value = "data", []
+        if own == _NDARRAY:
+            place = "data.ndarray"
+            value = ValueReader(self._limits, place).array(view_of_array)
+        data = UntypedData(
+            value, JsonLayout.VALUE, place, self._rules.ndarray, size_bytes=self._size
+        )
+        return Payload(PayloadKind.NDARRAY, (Tensor("", None, None, data),))
+
+    def _tensor(self, view: memoryview) -> Tensor:
+        sizes: list[int] = []
+        values: list[memoryview] = []
+        for key, value in fields(view):
+            if key == _SHAPE:
+                sizes += _packed_sizes(value, self._limits)
+            elif key == _ONE_SIZE:
+                sizes.append(int32(value))
+            elif key in (_VALUES, _ONE_VALUE):
+                values.append(value)
+        shape = tuple(sizes)
+        for at, size in enumerate(shape):
+            if size < 0:
+                raise InvalidRequest(
+                    f"data.tensor.shape[{at}] is {size}: expected a size that is not negative"
+                )
+        run = fixed_run(values, _DOUBLE_BYTES) if values else memoryview(b"")
+        check_numbers(shape, len(run) // _DOUBLE_BYTES, self._limits)
+        array = np.frombuffer(run, "<f8")
+        data = UntypedData(
+            array,
+            JsonLayout.VALUE,
+            _NUMBERS,
+            self._rules.tensor,
+            size_bytes=self._size,
+            shape=shape,
+        )
+        return Tensor("", None, None, data)
+
+    def _json(self, view: memoryview, declared: SeldonForm) -> Payload:
+        value = ValueReader(self._limits, "jsonData").value(view)
+        if declared.json == INPUTS and type(value) is dict and value:
+            check_count("keys of jsonData", len(value), self._limits.tensors, "tensors")
+            tensors = [
+                Tensor(
+                    name,
+                    None,
+                    None,
+                    UntypedData(each, JsonLayout.VALUE, f"jsonData.{name}", self._rules.ndarray),
+                )
+                for name, each in value.items()
+            ]
+            return Payload(PayloadKind.JSON, tuple(tensors))
+        if declared.json == TEXT:
+            charge(self._size * OBJECT_BYTE)
+            written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            return Payload(PayloadKind.JSON, (self._element("jsonData", written),))
+        if isinstance(value, str) and not declared.json:
+            return Payload(PayloadKind.TEXT, (self._element("jsonData", value),))
+        raise InvalidRequest(
+            "jsonData is no value that the model takes: expected data, or "
+            "models.NAME.protocols.seldon.json"
+        )
+
+    def _element(self, member: str, value: Any) -> Tensor:
+        return element_tensor(member, value, self._rules.element, self._size)
+
+
+def _many_fields(view: memoryview, limits: MessageLimits) -> list[Field]:
+    """Return the fields of a message with a name for each column, of which there may be many."""
+    try:
+        return fields(view)
+    except TooManyFields:
+        charge(len(view) * OBJECT_BYTE)
+        return fields(view, limits.bytes_elements)
+
+
+def _one_view(values: list[memoryview]) -> memoryview:
+    """Return the occurrences of one message, which protobuf merges."""
+    if len(values) == 1:
+        return values[0]
+    return memoryview(b"".join(values))
+
+
+def _packed_sizes(view: memoryview, limits: MessageLimits) -> list[int]:
+    check_count("sizes in data.tensor.shape", len(view) // 10, limits.rank, "rank")
+    data = bytes(view)
+    sizes: list[int] = []
+    at = 0
+    while at < len(data):
+        value, at = read_varint(data, at)
+        sizes.append(int32(value))
+        check_count("sizes in data.tensor.shape", len(sizes), limits.rank, "rank")
+    return sizes
+
+
+def _read_meta(views: list[memoryview], limits: MessageLimits) -> Meta:
+    if not views:
+        return Meta()
+    charge(sum(map(len, views)) * OBJECT_BYTE)
+    found = pb.Meta()
+    try:
+        found.ParseFromString(b"".join(views))
+    except DecodeError as error:
+        raise MalformedMessage("the meta of the message cannot be read") from error
+    check_count("tags", len(found.tags), limits.parameters, "parameters")
+    tags = {
+        name: ValueReader(limits, "meta.tags").value(memoryview(value.SerializeToString()))
+        for name, value in found.tags.items()
+        if value.WhichOneof("kind") is not None
+    }
+    return Meta(checked_puid(found.puid, limits), read_tags(tags, limits))
+
+
+def answer(reply: InferResponse, form: MessageForm, style: RowStyle, puid: str) -> Parts:
+    """Return the message that answers an inference; the data of large outputs are not copied.
+
+    Raises:
+        Unsupported: There are several outputs, and none is declared.
+        InvalidOutput: An element cannot be written.
+        WireError: A text has lone surrogates.
+    """
+    meta = answer_tags(form, reply)
+    if form.declared.json_outputs:
+        value = pb.SeldonMessage()
+        _put_json(value, columns_json(reply.outputs, style))
+        return [bytearray(), *_plain_message(value, puid, meta)]
+    tensor = answering_output(reply, form.declared)
+    kind = answer_kind(tensor, form.kind)
+    return message(tensor, kind, puid, meta, column_names(tensor, form.declared))
+
+
+def message(
+    tensor: Tensor,
+    kind: PayloadKind,
+    puid: str,
+    tags: dict[str, Parameter],
+    names: tuple[str, ...] = (),
+    what: str = "output",
+) -> Parts:
+    """Return a SeldonMessage in parts.
+
+    Args:
+        tensor: Its only array or element.
+        kind: Its form.
+        puid: The id of the request.
+        tags: Its tags.
+        names: Names of columns.
+        what: "output" or "input", for errors.
+
+    Raises:
+        InvalidOutput: An element cannot be written.
+        WireError: A text has lone surrogates.
+    """
+    if kind in (PayloadKind.TEXT, PayloadKind.BYTES, PayloadKind.JSON):
+        return _plain_message(_element(tensor, kind), puid, tags)
+    head = bytearray()
+    put_bytes(head, varint(_META), meta_message(puid, tags))
+    data: Parts = [bytearray()]
+    for name in names:
+        put_text(data[0], varint(_NAMES), name)  # type: ignore[arg-type]  # the head
+    if kind is PayloadKind.TFTENSOR:
+        put_message(data, varint(_TFTENSOR), tensor_message(tensor.name, tensor))
+    elif kind is PayloadKind.TENSOR:
+        inner: Parts = [bytearray()]
+        put_int64s(inner[0], varint(_SHAPE), tensor.shape or ())  # type: ignore[arg-type]  # the head
+        doubles = np.ascontiguousarray(exact_doubles(tensor, what))
+        if doubles.size:
+            put_tail(inner, varint(_VALUES), doubles.reshape(-1).data.cast("B"))
+        put_message(data, varint(_TENSOR), inner)
+    else:
+        is_plain = tensor.datatype in (Datatype.BYTES, Datatype.BOOL)
+        values = list_value(tensor, None if is_plain else exact_doubles(tensor, what))
+        put_tail(data, varint(_NDARRAY), memoryview(values))
+    parts: Parts = [head]
+    put_message(parts, varint(_DATA), data)
+    return parts
+
+
+def meta_message(puid: str, tags: dict[str, Parameter]) -> bytes:
+    """Return a Meta."""
+    meta = pb.Meta(puid=puid)
+    for name, value in tags.items():
+        _put_value(meta.tags[name], value)
+    return meta.SerializeToString()
+
+
+def _put_value(target: Any, value: Parameter) -> None:
+    if isinstance(value, JsonParameter):
+        _put_plain(target, orjson.loads(value.encode()))
+    elif isinstance(value, bool):
+        target.bool_value = value
+    elif isinstance(value, str):
+        target.string_value = value
+    else:
+        target.number_value = value
+
+
+def _put_plain(target: Any, value: Any) -> None:
+    """Write any JSON value."""
+    if value is None:
+        target.null_value = 0
+    elif type(value) is list:
+        target.list_value.SetInParent()
+        for each in value:
+            _put_plain(target.list_value.values.add(), each)
+    elif type(value) is dict:
+        target.struct_value.SetInParent()
+        for name, each in value.items():
+            _put_plain(target.struct_value.fields[name], each)
+    else:
+        _put_value(target, value)
+
+
+def _element(tensor: Tensor, kind: PayloadKind) -> pb.SeldonMessage:
+    """Return a message with the only element: text where it is UTF-8, otherwise bytes."""
+    item = bytes(as_items(tensor)[0])
+    found = pb.SeldonMessage()
+    if kind is PayloadKind.JSON and _put_json(found, item):
+        return found
+    text_value = None if kind is PayloadKind.BYTES else only_text(tensor)
+    if text_value is None:
+        found.binData = item
+    else:
+        found.strData = text_value
+    return found
+
+
+def _put_json(target: pb.SeldonMessage, written: bytes) -> bool:
+    charge(len(written) * OBJECT_BYTE)
+    try:
+        value = json.loads(written)
+    except ValueError:
+        return False
+    _put_plain(target.jsonData, value)
+    return True
+
+
+def _plain_message(found: pb.SeldonMessage, puid: str, tags: dict[str, Parameter]) -> Parts:
+    head = bytearray()
+    put_bytes(head, varint(_META), meta_message(puid, tags))
+    head += found.SerializeToString()
+    return [head]

@@ -1,0 +1,166 @@
+"""The REST side of a client of Seldon's servers, and what its options and declarations are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.ir.calls import (
+    InferRequest,
+    ModelMetadataRequest,
+    OpaqueCall,
+    RepositoryIndexRequest,
+    ServerReadyRequest,
+)
+from gateway.ir.context import CallSequence, ModelRef, Origin
+from gateway.ir.errors import GatewayError, Unsupported, UpstreamError
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, items_tensor
+from gateway.protocols.seldon.declarations import read_declaration
+from gateway.protocols.seldon.http.codec import HttpCodec
+from gateway.protocols.seldon.options import check_options
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+
+X = array_tensor("x", np.array([[1.5, 2.0]], np.float32))
+
+
+def call_of(*tensors: Tensor, **more: Any) -> InferRequest:
+    return InferRequest(model=ModelRef("m"), inputs=tensors, **more)
+
+
+def body_of(codec: HttpCodec, call: InferRequest) -> Any:
+    return json.loads(bytes(codec.encode_call(call).view))
+
+
+@pytest.mark.parametrize(
+    ("form", "tensor", "expected"),
+    [
+        ("auto", X, {"tensor": {"shape": [1, 2], "values": [1.5, 2.0]}}),
+        ("ndarray", X, {"ndarray": [[1.5, 2.0]]}),
+        ("auto", array_tensor("x", np.array([2**53])), {"tensor": {"shape": [1], "values": [2**53]}}),
+        ("auto", array_tensor("x", np.array([2**53 + 1])), {"ndarray": [2**53 + 1]}),
+        ("auto", array_tensor("x", np.array([True])), {"ndarray": [True]}),
+        ("auto", items_tensor("x", (1,), [b"a"]), {"ndarray": ["a"]}),
+        (
+            "tftensor",
+            array_tensor("x", np.array([True])),
+            {
+                "tftensor": {
+                    "dtype": "DT_BOOL",
+                    "tensorShape": {"dim": [{"size": "1"}]},
+                    "tensorContent": "AQ==",
+                }
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_tensor_is_sent_in_the_form_of_the_options(
+    form: str, tensor: Tensor, expected: dict[str, Any]
+) -> None:
+    """Every value is exact in it."""
+    found = body_of(HttpCodec(options={"form": form}), call_of(tensor, id="p", parameters={"t": 1}))
+    assert found["meta"] == {"puid": "p", "tags": {"t": 1}}
+    assert {"names": [], **expected} == found["data"]
+
+
+def test_an_element_is_sent_as_text_or_bytes() -> None:
+    """Bytes that are not UTF-8 are base64."""
+    codec = HttpCodec(options={"form": "text"})
+    assert body_of(codec, call_of(items_tensor("x", (1, 1), [b"a"])))["strData"] == "a"
+    assert body_of(codec, call_of(items_tensor("x", (1,), [b"\xff"])))["binData"] == "/w=="
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        call_of(X, X),
+        call_of(),
+        call_of(X, sequence=CallSequence(1)),
+        call_of(X, outputs=(RequestedOutput("y", classes=1),)),
+        InferRequest(model=ModelRef("m", "2"), inputs=(X,)),
+        RepositoryIndexRequest(),
+        OpaqueCall(message=Origin("oip.http", HttpRequest("POST", "/"))),
+    ],
+)
+def test_what_the_protocol_lacks_is_refused(call: Any) -> None:
+    """Nothing is dropped silently."""
+    with pytest.raises(Unsupported):
+        HttpCodec().encode_call(call)
+
+
+def test_a_value_without_a_form_is_refused_as_an_input() -> None:
+    """The text names the input, not an output."""
+    with pytest.raises(Unsupported, match="input 'x' has 9007199254740993 at index 0"):
+        HttpCodec(options={"form": "tensor"}).encode_call(
+            call_of(array_tensor("x", np.array([2**53 + 1])))
+        )
+
+
+def test_a_reply_with_the_status_of_a_failure_is_an_error() -> None:
+    """Its HTTP status may be 200."""
+    for status in (1, "FAILURE"):
+        document = {"status": {"status": status, "info": "why", "reason": "R"}, "strData": "x"}
+        wire = HttpResponse(200, Headers(), (json.dumps(document).encode(),))
+        with pytest.raises(UpstreamError, match="why") as raised:
+            HttpCodec().decode_reply(call_of(X), wire)
+        again = HttpCodec().encode_error(None, raised.value)
+        assert json.loads(bytes(again.view))["status"]["reason"] == "R"
+        assert again.status == 500
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"{}", b'{"data":{"ndarray":1}}'])
+def test_a_reply_without_a_payload_is_an_error(body: bytes) -> None:
+    """It is that of the server."""
+    with pytest.raises(GatewayError):
+        HttpCodec().decode_reply(call_of(X), HttpResponse(200, Headers(), (body,)))
+
+
+def test_questions_have_paths_of_the_microservice() -> None:
+    """Health has a status, and metadata a document."""
+    codec = HttpCodec()
+    ready = ServerReadyRequest()
+    assert codec.encode_call(ready).path == "/health/status"
+    assert codec.decode_reply(ready, HttpResponse(200)) is True
+    assert codec.decode_reply(ready, HttpResponse(500)) is False
+    metadata = ModelMetadataRequest(model=ModelRef("m"))
+    assert codec.encode_call(metadata).path == "/metadata"
+
+
+def test_tags_of_a_server_are_parameters_without_those_of_the_request() -> None:
+    """A server sends the tags of a request back."""
+    document = {"meta": {"puid": "p", "tags": {"a": 1, "b": "x"}}, "strData": "x"}
+    wire = HttpResponse(200, Headers(), (json.dumps(document).encode(),))
+    reply = HttpCodec().decode_reply(call_of(X, id="q", parameters={"a": 1}), wire)
+    assert (reply.id, reply.parameters) == ("q", {"b": "x"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"nope": 1}, {"form": "json"}, {"nonfinite": "null"}, {"feedback": "drop"}, {"bits": "maybe"}],
+)
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    """The error names the key."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        check_options(options)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"nope": 1},
+        {"columns": {}},
+        {"columns": {"a": []}},
+        {"columns": {"a": ["0", "2"]}},
+        {"columns": {"a": ["0"], "b": ["0"]}},
+        {"columns": {"a": ["x"]}},
+        {"columns": {"a": ["-1"]}},
+        {"json": "object"},
+        {"output": "a", "json_outputs": "true"},
+    ],
+)
+def test_wrong_declarations_are_refused(declared: dict[str, Any]) -> None:
+    """The error names the key."""
+    with pytest.raises(ValueError, match=list(declared)[-1]):
+        read_declaration(declared, str)
