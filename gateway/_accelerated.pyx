@@ -10,9 +10,11 @@ others, and each of those names the modules with its functions in Python.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject_Size
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from cpython.unicode cimport PyUnicode_DecodeASCII
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy
 
@@ -24,6 +26,7 @@ cdef extern from "Python.h":
     bint PyUnicode_IS_COMPACT_ASCII(object)
     const unsigned char* PyUnicode_1BYTE_DATA(object)
     Py_ssize_t PyUnicode_GET_LENGTH(object)
+    object PyUnicode_New(Py_ssize_t size, Py_UCS4 maxchar)
 
 ctypedef const unsigned char* Text
 

@@ -42,6 +42,7 @@ from gateway.transports.grpc import (
 )
 from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
+from gateway.transports.http.request_head import Head
 from gateway.transports.http1 import head_reader, head_template, response_reader
 from gateway.transports.http1.head_template import HeaderTemplate
 from gateway.transports.http2 import frame_reader, frames, hpack, receiver, streams
@@ -377,6 +378,42 @@ def head_recogniser(random: Random) -> tuple[Any, ...]:
     return templates.get, fixed, most_bytes, most_target, sent
 
 
+_TARGETS: Final = ("", "/", "/v2/models/m/infer", "/a?b=c", "/a?b?c", "?", "/\xe9?a", "/日")
+
+
+def _filled_slots(random: Random) -> list[tuple[str, int, Headers]]:
+    """Return targets, lengths and fields."""
+    return [
+        (
+            random.choice(_TARGETS),
+            random.choice((-1, 0, 5, 1 << 40)),
+            Headers((("a", str(number)),)),
+        )
+        for number in range(random.randrange(4))
+    ]
+
+
+def request_filler(random: Random) -> tuple[Any, ...]:
+    """Return a parsed head, and what fills its slots."""
+    length, chunked = random.choice((None, 0, 17)), random.random() < 0.1
+    timeout_s = random.choice((None, 1.5))
+    checked = Head(
+        "POST", "/a", "", Headers((("a", "b"),)), length, chunked, False, False, None, timeout_s
+    )
+    fields = [(b"a", b"b")]
+    head = head_reader.RequestHead(
+        "POST", (1, 1), random.random() < 0.1, length, chunked, checked, "/a", fields, b"raw"
+    )
+    return head, checked, _filled_slots(random)
+
+
+def response_filler(random: Random) -> tuple[Any, ...]:
+    """Return a parsed head, the largest body, and what fills its slots."""
+    length = random.choice((None, 0, 17))
+    head = response_reader.ResponseHead(200, Headers(()), [], length, False, True, -1)
+    return head, random.choice((-1, 0, 16, 1 << 30)), _filled_slots(random)
+
+
 _TEXT_VALUES: Final = (
     "",
     "a",
@@ -511,7 +548,7 @@ def read_call_block(random: Random) -> tuple[Any, ...]:
         before = block
     if random.random() < 0.2:
         before = damaged(random, before, b"\0\x20\x3f\x40\x7f\x80\xbe\xff")
-    return before, table, random.choice((1 << 20, 1 << 20, 300)), random.choice((100, 400, 16384))
+    return random.choice((1 << 20, 1 << 20, 300)), random.choice((100, 400, 16384)), before, table
 
 
 def _call_fields(random: Random) -> list[tuple[bytes, bytes]]:
@@ -618,6 +655,8 @@ PARTS: Final[dict[str, Part]] = {
         with_metadata,
         join_response,
         head_recogniser,
+        request_filler,
+        response_filler,
         is_printable_ascii,
         metadata_with_id,
         headers_with_id,
@@ -741,6 +780,8 @@ _FACTORIES: Final = (
     "layout_finder",
     "plain_reader",
     "head_recogniser",
+    "request_filler",
+    "response_filler",
 )
 _SHAPES: Final = ((), (0,), (1,), (1, 3), (2, 64), (1, 600), (5000,))
 

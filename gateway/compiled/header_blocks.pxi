@@ -7,13 +7,12 @@ cdef enum:
     _OVERHEAD = 32
     _TIMEOUT_DIGITS = 8
 
-cdef uint8_t _huffman_next[_HUFFMAN_STATES * 16]
-cdef uint8_t _huffman_flags[_HUFFMAN_STATES * 16]
-cdef uint8_t _huffman_symbols[_HUFFMAN_STATES * 16]
+# By state and half a byte: the next state in 8 bits, the flags, and the symbol above 16 bits.
+cdef uint32_t _huffman[_HUFFMAN_STATES * 16]
 cdef enum:
-    _COMPLETE = 1
-    _EMIT = 2
-    _FAIL = 4
+    _COMPLETE = 1 << 8
+    _EMIT = 1 << 9
+    _FAIL = 1 << 10
 
 _static_table = None
 
@@ -28,9 +27,9 @@ cdef tuple _static():
         from gateway.transports.http2.hpack import STATIC
 
         for index, (state, flags, symbol) in enumerate(code.HUFFMAN_TABLE):
-            _huffman_next[index], _huffman_symbols[index] = state, symbol
-            _huffman_flags[index] = (
-                (_COMPLETE if flags & code.HUFFMAN_COMPLETE else 0)
+            _huffman[index] = (
+                state | symbol << 16
+                | (_COMPLETE if flags & code.HUFFMAN_COMPLETE else 0)
                 | (_EMIT if flags & code.HUFFMAN_EMIT_SYMBOL else 0)
                 | (_FAIL if flags & code.HUFFMAN_FAIL else 0)
             )
@@ -64,14 +63,13 @@ cdef Py_ssize_t _text(Text* at, Text end, char* out, Text* found) noexcept:
 
     The size is -1 for a long string with Huffman codes, a wrong one, or where the block ends.
     """
-    cdef Py_ssize_t written = 0
+    cdef char* last = out
     cdef Py_ssize_t size
-    cdef Py_ssize_t index
-    cdef int state = 0
-    cdef int step
-    cdef int flags = _COMPLETE
+    cdef Text coded_end
+    cdef Text here
+    cdef uint32_t step = _COMPLETE
+    cdef uint32_t failed = 0
     cdef bint coded
-    cdef uint8_t byte
     if at[0] >= end:
         return -1
     coded = at[0][0] & 0x80
@@ -84,21 +82,23 @@ cdef Py_ssize_t _text(Text* at, Text end, char* out, Text* found) noexcept:
         return size
     if size > _CODED_BYTES:
         return -1
-    for index in range(2 * size):
-        byte = at[0][index >> 1]
-        step = state * 16 + (byte & 15 if index & 1 else byte >> 4)
-        flags = _huffman_flags[step]
-        if flags & _FAIL:
-            return -1
-        if flags & _EMIT:
-            out[written] = <char>_huffman_symbols[step]
-            written += 1
-        state = _huffman_next[step]
-    if not flags & _COMPLETE:
+    here, coded_end = at[0], at[0] + size
+    while here < coded_end:
+        # Half a byte has one symbol at most: it is written anyhow, and kept if it is one.
+        step = _huffman[(step & 0xFF) << 4 | here[0] >> 4]
+        last[0] = <char>(step >> 16)
+        last += (step & _EMIT) >> 9
+        failed |= step
+        step = _huffman[(step & 0xFF) << 4 | here[0] & 15]
+        last[0] = <char>(step >> 16)
+        last += (step & _EMIT) >> 9
+        failed |= step
+        here += 1
+    if failed & _FAIL or not step & _COMPLETE:
         return -1
-    at[0] += size
+    at[0] = coded_end
     found[0] = <Text>out
-    return written
+    return last - out
 
 
 cdef bytes _string(Text* at, Text end, char* out):
@@ -131,7 +131,7 @@ cdef tuple _decode_block(bytes block, tuple table, Py_ssize_t limit_bytes):
     cdef list fields = []
     cdef tuple field
     cdef bytes name, value
-    cdef char out[_CODED_BYTES * 2]
+    cdef char out[_CODED_BYTES * 2 + 1]
     while at < end:
         inserts = False
         if at[0] & 0x80:
@@ -293,11 +293,14 @@ cdef int _call_field(Text name, Py_ssize_t name_size, Text value, Py_ssize_t val
     return _METADATA_FIELD
 
 
-def read_call_block(bytes block not None, tuple table not None, Py_ssize_t block_bytes, Py_ssize_t limit_bytes):
+_NO_FIELDS = []
+
+
+def read_call_block(Py_ssize_t block_bytes, Py_ssize_t limit_bytes, bytes block not None, tuple table not None):
     """See `gateway.transports.grpc.headers.read_call_block`."""
     found = _read_call_block(block, table, block_bytes, limit_bytes)
     if found is None:
-        return _python_version("read_call_block")(block, table, block_bytes, limit_bytes)
+        return _python_version("read_call_block")(block_bytes, limit_bytes, block, table)
     return found
 
 
@@ -311,6 +314,8 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
     cdef Text end = at + PyBytes_GET_SIZE(block)
     cdef tuple static = _static()
     cdef list entries = <list>table[0]
+    cdef list added = []
+    cdef Py_ssize_t evicted = 0
     cdef Py_ssize_t size = table[1]
     cdef Py_ssize_t table_bytes = table[2]
     cdef Py_ssize_t total = 0
@@ -323,7 +328,7 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
     cdef Text value = NULL
     cdef tuple field
     cdef bytes raw_name, raw_value
-    cdef char out[_CODED_BYTES * 2]
+    cdef char out[_CODED_BYTES * 2 + 1]
     cdef _CallFields head
     cdef list metadata = []
     cdef object path = None
@@ -339,7 +344,7 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
             index = _prefixed(&at, end, 0x7F)
             if index <= 0:
                 return None
-            field = _indexed_field(index, static, entries)
+            field = _entry(index, static, entries, added, evicted)
             if field is None:
                 return None
             raw_name, raw_value = <bytes>field[0], <bytes>field[1]
@@ -349,10 +354,9 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
             index = _prefixed(&at, end, 0x1F)
             if count or resizes > _MOST_RESIZES or not 0 <= index <= _TABLE_BYTES:
                 return None
-            if not changed:
-                entries, changed = list(entries), True
+            changed = True
             table_bytes = index
-            size = _evicted(entries, size, table_bytes)
+            evicted += _count_evicted(entries, added, evicted, &size, table_bytes)
             continue
         else:
             inserts = at[0] & 0x40
@@ -360,7 +364,7 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
             if index < 0:
                 return None
             if index:
-                field = _indexed_field(index, static, entries)
+                field = _entry(index, static, entries, added, evicted)
                 if field is None:
                     return None
                 raw_name = <bytes>field[0]
@@ -378,10 +382,10 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
             return None
         if inserts:
             raw_value = PyBytes_FromStringAndSize(<const char*>value, value_size)
-            if not changed:
-                entries, changed = list(entries), True
-            entries.append((raw_name, raw_value))
-            size = _evicted(entries, size + index, table_bytes)
+            changed = True
+            added.append((raw_name, raw_value))
+            size += index
+            evicted += _count_evicted(entries, added, evicted, &size, table_bytes)
         kind = _call_field(
             <Text>PyBytes_AS_STRING(raw_name), PyBytes_GET_SIZE(raw_name), value, value_size, &head
         )
@@ -404,7 +408,52 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
         limit_bytes if total > limit_bytes else 0,
         None,
     )
-    return found, None, (entries, size, table_bytes) if changed else table
+    if changed:
+        table = (_joined_entries(entries, added, evicted), size, table_bytes)
+    return found, _NO_FIELDS, table
+
+
+cdef inline tuple _entry(
+    Py_ssize_t index, tuple static, list entries, list added, Py_ssize_t evicted
+):
+    """Return an entry of the two tables; None if it does not exist."""
+    if index <= _STATIC_FIELDS:
+        return <tuple>static[index]
+    index = len(entries) + len(added) - (index - _STATIC_FIELDS)
+    if index < evicted:
+        return None
+    return <tuple>(entries[index] if index < len(entries) else added[index - len(entries)])
+
+
+cdef Py_ssize_t _count_evicted(
+    list entries, list added, Py_ssize_t evicted, Py_ssize_t* size, Py_ssize_t table_bytes
+) except -1:
+    """Return how many of the oldest entries, after those evicted before, do not fit; set *size*."""
+    cdef Py_ssize_t index = evicted
+    cdef tuple field
+    while size[0] > table_bytes:
+        field = <tuple>(entries[index] if index < len(entries) else added[index - len(entries)])
+        size[0] -= PyBytes_GET_SIZE(<bytes>field[0]) + PyBytes_GET_SIZE(<bytes>field[1]) + _OVERHEAD
+        index += 1
+    return index - evicted
+
+
+cdef list _joined_entries(list entries, list added, Py_ssize_t evicted):
+    """Return what is left of the entries of a table, and those that were added."""
+    if evicted >= len(entries):
+        return added[evicted - len(entries):]
+    cdef Py_ssize_t kept = len(entries) - evicted
+    cdef Py_ssize_t index
+    cdef list joined = PyList_New(kept + len(added))
+    for index in range(kept):
+        field = entries[evicted + index]
+        Py_INCREF(field)
+        PyList_SET_ITEM(joined, index, field)
+    for index in range(len(added)):
+        field = added[index]
+        Py_INCREF(field)
+        PyList_SET_ITEM(joined, kept + index, field)
+    return joined
 
 
 cdef bint _is_connection_field(Text name, Py_ssize_t size) noexcept:

@@ -146,12 +146,19 @@ def headers_with_id(tuple pairs not None, str request_id not None, str without n
 _begin_of_line = None
 
 
+cdef bytes _LINE_END = b"\r\n"
+cdef bytes _REFUSES_CODINGS = b"Accept-Encoding: identity\r\n"
+
+
 def field_lines(tuple pairs not None):
     """See `gateway.transports.http.client_rules.field_lines`."""
     global _begin_of_line
     cdef list parts = []
+    cdef Py_ssize_t total = 0
+    cdef Py_ssize_t index
     cdef tuple pair
     cdef bint has_coding = False
+    cdef char* out
     if _begin_of_line is None:
         from gateway.transports.http.client_rules import begin_of_line
 
@@ -161,16 +168,26 @@ def field_lines(tuple pairs not None):
         begin = _begin_of_line(pair[0])
         if begin is None:
             continue
-        if not is_printable_ascii(pair[1]):
+        if not is_printable_ascii(pair[1]) or not PyUnicode_IS_COMPACT_ASCII(begin):
             return _python_version("field_lines")(pairs)
         parts.append(begin)
         parts.append(pair[1])
-        parts.append("\r\n")
+        total += PyUnicode_GET_LENGTH(begin) + PyUnicode_GET_LENGTH(pair[1]) + 2
         if PyUnicode_GET_LENGTH(pair[0]) == 15 and pair[0].lower() == "accept-encoding":
             has_coding = True
     if not has_coding:
-        parts.append("Accept-Encoding: identity\r\n")
-    return "".join(parts)
+        total += PyBytes_GET_SIZE(_REFUSES_CODINGS)
+    text = PyUnicode_New(total, 127)
+    out = <char*>PyUnicode_1BYTE_DATA(text)
+    for index in range(0, len(parts), 2):
+        begin, value = parts[index], parts[index + 1]
+        out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(begin), PyUnicode_GET_LENGTH(begin))
+        out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(value), PyUnicode_GET_LENGTH(value))
+        out[0], out[1] = c"\r", c"\n"
+        out += 2
+    if not has_coding:
+        _put(out, _REFUSES_CODINGS)
+    return text
 
 
 def first_value(fields not None, str wanted not None):
@@ -257,7 +274,6 @@ def pairs_named(tuple metadata not None, is_wanted not None):
 cdef bytes _VARIES = b"Vary: Accept-Encoding\r\n"
 cdef bytes _REQUEST_ID = b"x-request-id: "
 cdef bytes _LENGTH = b"Content-Length: "
-cdef bytes _LINE_END = b"\r\n"
 
 
 def join_response(
@@ -324,10 +340,6 @@ for _each in b"-!#$%&'*+.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmn
 for _each in b"-._~%:@!$&'()*+,;=?/0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz":
     _IN_TARGET[_each] = 1
 
-cdef extern from "Python.h":
-    object PyUnicode_New(Py_ssize_t size, Py_UCS4 maxchar)
-
-
 cdef inline object _ascii(Text at, Py_ssize_t size):
     """Return a text of characters that are known to be ASCII."""
     text = PyUnicode_New(size, 127)
@@ -362,22 +374,26 @@ _UNREAD = (None, None)
 cdef class _HeadRecogniser:
     """Reads heads by their templates; what is unusual, *python* does."""
 
-    cdef frozenset _fixed
     cdef uint64_t _lengths[256]  # by the first letter of a fixed name in lower case: its lengths
+    cdef dict _fixed  # by that letter: the names
     cdef Py_ssize_t _most_bytes, _most_target
-    cdef object _template_of, _python, _headers, _new_headers
+    cdef object _template_of, _python, _headers
+    cdef Py_ssize_t _pairs, _lowered, _read, _positions  # of the fields
 
     def __cinit__(self, template_of, frozenset fixed, Py_ssize_t most_bytes, Py_ssize_t most_target, python):
         from gateway.wire.http import Headers
 
         cdef int index
-        self._template_of, self._headers, self._new_headers = template_of, Headers, Headers.__new__
-        self._fixed, self._most_bytes, self._most_target = fixed, most_bytes, most_target
+        self._template_of, self._headers, self._fixed = template_of, Headers, {}
+        self._most_bytes, self._most_target = most_bytes, most_target
+        self._pairs, self._lowered = _offset(Headers, "pairs"), _offset(Headers, "_lowered")
+        self._read, self._positions = _offset(Headers, "_read"), _offset(Headers, "positions")
         self._python = python(template_of, fixed, most_bytes, most_target)
         for index in range(256):
             self._lengths[index] = 0
         for name in (*fixed, b"content-length"):
             self._lengths[<int>name[0]] |= <uint64_t>1 << min(len(name), 63)
+            self._fixed.setdefault(name[0], []).append(name)
 
     def recognise(self, bytes data not None, Py_ssize_t at, Py_ssize_t end):
         cdef Text start = <Text>PyBytes_AS_STRING(data)
@@ -410,11 +426,11 @@ cdef class _HeadRecogniser:
                 if filled_lowered is not filled:
                     filled_lowered[place] = ((<tuple>lowered[place])[0], value)
         pairs = tuple(filled)
-        headers = self._new_headers(self._headers)
-        headers.pairs = pairs
-        headers._lowered = pairs if filled_lowered is filled else tuple(filled_lowered)
-        headers._read = _UNREAD
-        headers.positions = template[3]
+        headers = PyType_GenericAlloc(<PyTypeObject*><void*>self._headers, 0)
+        _set_field(headers, self._pairs, pairs)
+        _set_field(headers, self._lowered, pairs if filled_lowered is filled else tuple(filled_lowered))
+        _set_field(headers, self._read, _UNREAD)
+        _set_field(headers, self._positions, template[3])
         return headers
 
     cdef tuple _split(self, Text at, Text stop):
@@ -501,7 +517,10 @@ cdef class _HeadRecogniser:
             lower[index] = <char>(at[index] | 0x20 if c"A" <= at[index] <= c"Z" else at[index])
         if size == 14 and not memcmp(lower, b"content-length", 14):
             return 2
-        return PyBytes_FromStringAndSize(lower, size) in self._fixed
+        for name in <list>self._fixed[<uint8_t>lower[0]]:
+            if PyBytes_GET_SIZE(name) == size and not memcmp(PyBytes_AS_STRING(name), lower, size):
+                return 1
+        return 0
 
 
 cdef int64_t _length(Text at, Py_ssize_t size) noexcept:
@@ -521,3 +540,75 @@ def head_recogniser(template_of, fixed, Py_ssize_t most_bytes, Py_ssize_t most_t
     """See `gateway.transports.http1.head_template.head_recogniser`."""
     python = _python_version("head_recogniser")
     return _HeadRecogniser(template_of, fixed, most_bytes, most_target, python).recognise
+
+
+cdef class _RequestFiller:
+    """Fills the template of a request."""
+
+    cdef _Copies _heads, _checked
+    cdef object _length
+    cdef Py_ssize_t _head_length, _head_checked, _path, _query, _headers, _checked_length
+
+    def __cinit__(self, head, checked):
+        kind, checked_kind = type(head), type(checked)
+        self._length = head.length
+        self._heads = _Copies(
+            kind(head.method, head.version, head.should_close, head.length, head.is_chunked)
+        )
+        self._checked = _Copies(checked)
+        self._head_length, self._head_checked = _offset(kind, "length"), _offset(kind, "checked")
+        self._path, self._query = _offset(checked_kind, "path"), _offset(checked_kind, "query")
+        self._headers = _offset(checked_kind, "headers")
+        self._checked_length = _offset(checked_kind, "length")
+
+    def fill(self, str target not None, int64_t length, headers):
+        size = self._length if length < 0 else length
+        checked = self._checked._copy()
+        if PyUnicode_IS_COMPACT_ASCII(target) and not memchr(
+            PyUnicode_1BYTE_DATA(target), c"?", PyUnicode_GET_LENGTH(target)
+        ):
+            _set_field(checked, self._path, target)
+            _set_field(checked, self._query, "")
+        else:
+            path, _, query = target.partition("?")
+            _set_field(checked, self._path, path)
+            _set_field(checked, self._query, query)
+        _set_field(checked, self._headers, headers)
+        _set_field(checked, self._checked_length, size)
+        head = self._heads._copy()
+        _set_field(head, self._head_length, size)
+        _set_field(head, self._head_checked, checked)
+        return head
+
+
+def request_filler(head, checked):
+    """See `gateway.transports.http1.head_reader.request_filler`."""
+    return _RequestFiller(head, checked).fill
+
+
+cdef class _ResponseFiller:
+    """Fills the template of a response."""
+
+    cdef _Copies _heads
+    cdef object _length
+    cdef int64_t _most_bytes
+    cdef Py_ssize_t _headers, _head_length, _plain
+
+    def __cinit__(self, head, int64_t most_bytes):
+        kind = type(head)
+        self._heads, self._length, self._most_bytes = _Copies(head), head.length, most_bytes
+        self._headers, self._head_length = _offset(kind, "headers"), _offset(kind, "length")
+        self._plain = _offset(kind, "plain")
+
+    def fill(self, _target, int64_t length, headers):
+        size = self._length if length < 0 else length
+        head = self._heads._copy()
+        _set_field(head, self._headers, headers)
+        _set_field(head, self._head_length, size)
+        _set_field(head, self._plain, size if size is not None and size <= self._most_bytes else -1)
+        return head
+
+
+def response_filler(head, int64_t most_bytes):
+    """See `gateway.transports.http1.response_reader.response_filler`."""
+    return _ResponseFiller(head, most_bytes).fill

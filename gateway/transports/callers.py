@@ -37,12 +37,17 @@ class Caller:
         if fields is not self.fields:
             self.fields = fields
             # Written out: most requests have fields of their own.
-            if type(fields) is Headers:
-                agent = (fields.get(_AGENT) or "")[:_MAX_AGENT]
+            if type(fields) is not Headers:
+                agent = first_value(fields, _AGENT)
+            elif fields.positions is None:
+                agent = fields.get(_AGENT) or ""
             else:
-                agent = first_value(fields, _AGENT)[:_MAX_AGENT]
+                place = fields.positions.get(_AGENT)
+                agent = "" if place is None else fields.pairs[place][1]
             if agent != self.last.agent:
-                self.last = Client(self.last.address, agent)
+                agent = agent[:_MAX_AGENT]
+                if agent != self.last.agent:
+                    self.last = Client(self.last.address, agent)
         return self.last
 
 

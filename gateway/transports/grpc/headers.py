@@ -106,21 +106,19 @@ class GrpcResponseHead(Struct, frozen=True):
     coding: str
 
 
-CallBlock = tuple[GrpcRequestHead | Http2StreamError | None, list[Field] | None, Table]
-"""The head of a gRPC call, or the fields of another request; and the dynamic table."""
-
-
 @accelerated
-def read_call_block(block: bytes, table: Table, block_bytes: int, limit_bytes: int) -> CallBlock:
+def read_call_block(
+    block_bytes: int, limit_bytes: int, block: bytes, table: Table
+) -> tuple[GrpcRequestHead | Http2StreamError | None, list[Field], Table]:
     """Return the head of a gRPC call, as `read_request_head`, and the dynamic table after it.
 
     For a request that is no gRPC call, the fields are returned instead of the head.
 
     Args:
-        block: The header block.
-        table: The dynamic table before it, which is not changed.
         block_bytes: The size limit of the fields.
         limit_bytes: The size limit of metadata.
+        block: The header block.
+        table: The dynamic table before it, which is not changed.
 
     Raises:
         Http2ConnectionError: The block is malformed, or its fields exceed *block_bytes*.
@@ -128,7 +126,7 @@ def read_call_block(block: bytes, table: Table, block_bytes: int, limit_bytes: i
     fields, table = decode_block(block, table, block_bytes)
     for name, value in fields:
         if name == b"content-type" and value.startswith(_CONTENT_TYPE):
-            return read_request_head(fields, limit_bytes), None, table
+            return read_request_head(fields, limit_bytes), [], table
     return None, fields, table
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from gateway.api.access import Peer
@@ -36,7 +36,7 @@ from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import UNSERVED_COST
 from gateway.transports.http2.frames import Http2StreamError
-from gateway.transports.http2.hpack import ReadBlock, Table
+from gateway.transports.http2.hpack import Field, ReadBlock
 from gateway.transports.http2.request_head import HttpStreamHead, header_block_bytes, read_http_head
 from gateway.transports.http2.request_stream import HttpStream
 from gateway.transports.http2.states import HALF_CLOSED_LOCAL
@@ -59,28 +59,22 @@ RequestHead = GrpcRequestHead | HttpStreamHead
 
 
 @lru_cache(16)  # one for all connections of a listener
-def _block_reader(limits: ServerLimits, *, is_http: bool) -> tuple[ReadBlock, int]:
+def _head_readers(
+    limits: ServerLimits, *, is_http: bool
+) -> tuple[ReadBlock, Callable[[list[Field]], RequestHead | Http2StreamError], int]:
     """Return what reads header blocks, and how many bytes of fields a block may have.
 
-    Args:
-        limits: The limits of the listener.
-        is_http: Whether plain requests are served; else they are refused.
+    The first function reads the blocks of gRPC calls, and the second one the fields of others:
+    those of plain requests, or of requests that are refused because they are no calls.
     """
     limit_bytes = limits.grpc_metadata_bytes
     header_bytes = _BLOCK_OVERHEAD * limit_bytes
+    read_head: Callable[[list[Field]], RequestHead | Http2StreamError]
+    read_head = partial(read_request_head, limit_bytes=limit_bytes)
     if is_http:
         header_bytes = max(header_bytes, header_block_bytes(limits))
-
-    def read(block: bytes, table: Table) -> tuple[RequestHead | Http2StreamError, Table]:
-        head, fields, table = read_call_block(block, table, header_bytes, limit_bytes)
-        if head is not None:
-            return head, table
-        assert fields is not None  # noqa: S101  # there is no head
-        if is_http:
-            return read_http_head(fields, limits), table
-        return read_request_head(fields, limit_bytes), table
-
-    return read, header_bytes
+        read_head = partial(read_http_head, limits=limits)
+    return partial(read_call_block, header_bytes, limit_bytes), read_head, header_bytes
 
 
 class GrpcServerConnection(GrpcConnectionLifecycle):
@@ -113,10 +107,10 @@ class GrpcServerConnection(GrpcConnectionLifecycle):
         http: ListenerState | None = None,
     ) -> None:
         super().__init__(methods, limits, open_connections, admission, on_reject, age_s, http)
-        read_block, header_bytes = _block_reader(limits, is_http=http is not None)
+        read_block, read_head, header_bytes = _head_readers(limits, is_http=http is not None)
         self.core = Http2Connection(
             self,
-            None,
+            read_head,
             client=False,
             streams=limits.h2_streams,
             header_bytes=header_bytes,

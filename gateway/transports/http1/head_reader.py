@@ -5,12 +5,13 @@ httptools (llhttp) parses the grammar.  This file limits the size of a head and 
 bodies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import httptools
 from msgspec import Struct
 
+from gateway.accelerator import accelerated
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.headers import FRAMING
@@ -23,7 +24,7 @@ from gateway.transports.http.request_head import (
 )
 from gateway.transports.http1.head_template import (
     END,
-    HeaderTemplate,
+    HeadTemplate,
     Recognise,
     SplitHead,
     head_recogniser,
@@ -45,7 +46,7 @@ _REST_BYTES: Final = 64
 _MAX_CACHED: Final = 512
 _MAX_CACHED_BYTES: Final = 1024
 _MAX_TEXT_BYTES: Final = 2048
-# Each seventh head that a template fills may be a repeated one: to look at all costs 3 %.
+# So many heads after one that a template fills are not looked up: to look at all costs 3 %.
 _SAMPLED: Final = 7
 _MAX_SPLIT_BYTES: Final = 16 * 1024
 # The fields whose values decide how a request is read. Any other value may differ in one template.
@@ -111,22 +112,16 @@ class RequestHead(Struct):
     cut: SplitHead | None = None
 
 
-class RequestTemplate(Struct, frozen=True):
-    """A valid head without the values of its slots.
+@accelerated
+def request_filler(head: RequestHead, checked: Head) -> Callable[[str, int, Headers], RequestHead]:
+    """Return a function that returns a head of the same text; see `HeadTemplate`.
 
-    Attributes:
+    Args:
         head: The one that was parsed.
         checked: The head after all checks.
-        headers: Its fields.
     """
 
-    head: RequestHead
-    checked: Head
-    headers: HeaderTemplate
-
-    def fill(self, target: str, length: int, headers: Headers, /) -> RequestHead:
-        """Return a head of the same text; see `HeadTemplate`."""
-        head, checked = self.head, self.checked
+    def fill(target: str, length: int, headers: Headers, /) -> RequestHead:
         size = head.length if length < 0 else length
         path, _, query = target.partition("?")
         filled = Head(
@@ -145,6 +140,8 @@ class RequestTemplate(Struct, frozen=True):
             head.method, head.version, head.should_close, size, head.is_chunked, filled
         )
 
+    return fill
+
 
 class RequestHeadCache(ParseCache[RequestHead]):
     """A cache of valid heads by their bytes, and of templates: clients repeat the same heads.
@@ -154,15 +151,13 @@ class RequestHeadCache(ParseCache[RequestHead]):
 
     Attributes:
         recognise: Reads a head by its template; see `head_recogniser`.
-        filled: How many heads templates have filled.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
         super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
-        self._templates: ParseCache[RequestTemplate | None] = ParseCache(
+        self._templates: ParseCache[HeadTemplate[RequestHead] | None] = ParseCache(
             _MAX_CACHED, _MAX_TEXT_BYTES
         )
-        self.filled = 0
         most = min(_MAX_SPLIT_BYTES, limits.header_field_bytes, limits.header_total_bytes)
         self.recognise: Recognise[RequestHead] = head_recogniser(
             self._templates.get, _FIXED, most - limits.header_count, limits.header_line_bytes
@@ -178,7 +173,9 @@ class RequestHeadCache(ParseCache[RequestHead]):
             return
         headers = header_template(checked.headers, head.fields, cut, _FIXED)
         is_same = headers is not None and head.target == cut[1]
-        template = RequestTemplate(head, checked, headers) if is_same and headers else None
+        template = None
+        if is_same and headers is not None:
+            template = HeadTemplate(headers, request_filler(head, checked))
         self._templates.put(cut[0], template)
 
 
@@ -193,6 +190,7 @@ class HeadReader:
     def __init__(self, limits: ServerLimits, head_cache: RequestHeadCache) -> None:
         self._limits = limits
         self._head_cache = head_cache
+        self._unsampled = 0
         self.forget()
 
     def forget(self) -> None:
@@ -214,7 +212,9 @@ class HeadReader:
         """Whether a part of a head has arrived."""
         return self._size > 0
 
-    def feed(self, data: bytes, at: int) -> tuple[RequestHead | None, int]:
+    def feed(  # noqa: C901  # calls would be felt
+        self, data: bytes, at: int
+    ) -> tuple[RequestHead | None, int]:
         """Parse *data* from *at* up to the end of a head.
 
         Returns:
@@ -224,21 +224,24 @@ class HeadReader:
             HttpError: The data is not a head, or the head is too large.
         """
         if self._parser is None:
-            found = data.find(END, at)
+            cache, found = self._head_cache, data.find(END, at)
             end = found + len(END)
+            if self._unsampled and found >= 0:  # heads of this client differ
+                self._unsampled -= 1
+                head, self._cut = cache.recognise(data, at, end)
+                if head is not None:
+                    return head, end
             raw = data[at:end] if 0 <= found - at <= _MAX_CACHED_BYTES else b""
-            cached = self._head_cache.get(raw)
+            cached = cache.get(raw)
             if cached is not None:
                 return cached, end
             if data.startswith(_LINEENDS, at):
                 return self._skip_empty_lines(data, at)
             if found >= 0:
-                head, self._cut = self._head_cache.recognise(data, at, end)
+                head, self._cut = cache.recognise(data, at, end)
                 if head is not None:
-                    self._cut = None
-                    cache = self._head_cache
-                    cache.filled += 1
-                    if raw and not cache.filled % _SAMPLED and cache.should_admit(raw):
+                    self._unsampled = _SAMPLED
+                    if raw and cache.should_admit(raw):
                         cache.put(raw, head)
                     return head, end
             self._raw = raw

@@ -12,7 +12,7 @@ not change how the rest of a head is read. Anything else is parsed completely.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from gateway.accelerator import accelerated
 from gateway.wire.http import Headers
@@ -51,21 +51,17 @@ class HeaderTemplate(NamedTuple):
     positions: Mapping[str, int]
 
 
-class HeadTemplate(Protocol[H_co]):
-    """A parsed head whose slots may be filled again."""
+class HeadTemplate(NamedTuple, Generic[H_co]):
+    """A parsed head whose slots may be filled again.
 
-    @property
-    def headers(self) -> HeaderTemplate:
-        """Its fields."""
+    Attributes:
+        headers: Its fields.
+        fill: Returns a head of the same text. It takes the target of a request, "" for a response;
+            Content-Length, -1 where it is no slot; and the fields.
+    """
 
-    def fill(self, target: str, length: int, headers: Headers, /) -> H_co:
-        """Return a head of the same text.
-
-        Args:
-            target: The target of a request; "" for a response.
-            length: Content-Length; -1 where it is no slot.
-            headers: The fields.
-        """
+    headers: HeaderTemplate
+    fill: Callable[[str, int, Headers], H_co]
 
 
 Recognise = Callable[[bytes, int, int], tuple[H_co | None, SplitHead | None]]

@@ -5,13 +5,14 @@ length is received into one buffer; a streamed body is returned in pieces.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import httptools
 from msgspec import Struct
 from msgspec.structs import replace  # noqa: TID251  # a head is no call
 
+from gateway.accelerator import accelerated
 from gateway.ir.errors import MalformedMessage
 from gateway.transports.admission import Reservation
 from gateway.transports.http.client_rules import (
@@ -28,7 +29,7 @@ from gateway.transports.http1.chunked import ChunkReader
 from gateway.transports.http1.head_reader import end_of_head, tail_of
 from gateway.transports.http1.head_template import (
     END,
-    HeaderTemplate,
+    HeadTemplate,
     Recognise,
     SplitHead,
     head_recogniser,
@@ -48,6 +49,8 @@ _MAX_CACHED: Final = 512
 _MAX_CACHED_BYTES: Final = 1024
 _MAX_TEXT_BYTES: Final = 2048
 _MAX_SPLIT_BYTES: Final = 16 * 1024
+# So many heads after one that a template fills are not looked up in the cache.
+_SAMPLED: Final = 7
 # The fields whose values decide how a response is read. Any other value may differ in one template.
 _FIXED: Final = frozenset(name.encode() for name in FRAMING - {"content-length"}) | {
     b"content-encoding"
@@ -78,31 +81,25 @@ class ResponseHead(Struct, frozen=True):
     plain: int
 
 
-class ResponseTemplate(Struct, frozen=True):
-    """A valid head without the values of its slots.
+@accelerated
+def response_filler(
+    head: ResponseHead, most_bytes: int
+) -> Callable[[str, int, Headers], ResponseHead]:
+    """Return a function that returns a head of the same text; see `HeadTemplate`.
 
-    Attributes:
+    Args:
         head: The one that was parsed.
-        headers: Its fields that are not hop-by-hop.
-        is_plain: Whether a body of an accepted length is plain.
-        most_bytes: The largest body of a response.
+        most_bytes: The largest plain body; -1 where no body is plain.
     """
 
-    head: ResponseHead
-    headers: HeaderTemplate
-    is_plain: bool
-    most_bytes: int
-
-    def fill(self, _target: str, length: int, headers: Headers, /) -> ResponseHead:
-        """Return a head of the same text; see `HeadTemplate`."""
-        head = self.head
+    def fill(_target: str, length: int, headers: Headers, /) -> ResponseHead:
         size = head.length if length < 0 else length
-        plain = -1
-        if self.is_plain and size is not None and size <= self.most_bytes:
-            plain = size
+        plain = size if size is not None and size <= most_bytes else -1
         return ResponseHead(
             head.status, headers, head.codings, size, head.is_chunked, head.is_persistent, plain
         )
+
+    return fill
 
 
 class ResponseHeadCache(ParseCache[ResponseHead]):
@@ -114,7 +111,8 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
 
     def __init__(self) -> None:
         super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
-        self._templates: ParseCache[ResponseTemplate | None] = ParseCache(
+        self._unsampled = 0
+        self._templates: ParseCache[HeadTemplate[ResponseHead] | None] = ParseCache(
             _MAX_CACHED, _MAX_TEXT_BYTES
         )
         self.recognise: Recognise[ResponseHead] = head_recogniser(
@@ -129,9 +127,15 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
         at = data.find(END) + len(END)
         if at < len(END):
             return None
-        head = self.get(data[:at])
-        if head is None:
+        if self._unsampled:  # heads of this server differ
+            self._unsampled -= 1
             head, _ = self.recognise(data, 0, at)
+        else:
+            head = self.get(data[:at])
+            if head is None:
+                head, _ = self.recognise(data, 0, at)
+                if head is not None:
+                    self._unsampled = _SAMPLED
         if head is None or head.plain != len(data) - at:
             return None
         return HttpResponse(head.status, head.headers, (memoryview(data)[at:],))
@@ -161,7 +165,8 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
         template = None
         if headers is not None:
             is_plain = is_plain_kind(head) and head.length is not None
-            template = ResponseTemplate(head, headers, is_plain, peer.most_bytes)
+            most_bytes = peer.most_bytes if is_plain else -1
+            template = HeadTemplate(headers, response_filler(head, most_bytes))
         self._templates.put(cut[0], template)
 
 

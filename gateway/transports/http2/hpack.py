@@ -50,8 +50,11 @@ Table = tuple[list[Field], int, int]
 NO_ENTRIES: Final[Table] = ([], 0, TABLE_BYTES)
 """The table of a new connection."""
 
-ReadBlock = Callable[[bytes, Table], tuple[Any, Table]]
-"""Returns the head that a block is, and the table after it. Raises Http2ConnectionError."""
+ReadBlock = Callable[[bytes, Table], tuple[Any, list[Field], Table]]
+"""Returns the head that a block is, or None and its fields; and the table after it.
+
+Raises Http2ConnectionError as `decode_block` does.
+"""
 
 
 @accelerated

@@ -99,11 +99,12 @@ class Http2Receiver(FrameReader):
     Args:
         receiver: Handles the events of streams.
         read_head: Returns the meaning of header fields, or an Http2StreamError.  It must be a pure
-            function, because its results are cached.  None with *read_block*.
+            function, because its results are cached.
         client: Whether this is the client side.
         streams: How many streams the peer may have open at once; 0 for a client.
         header_bytes: The size limit of the fields of one block.
-        read_block: Reads header blocks; None to read their fields first, and then the head.
+        read_block: Reads the usual header blocks, and *read_head* the fields of others; None to
+            read the fields of all.
 
     Attributes:
         out: The output, which the caller writes and empties.
@@ -132,7 +133,7 @@ class Http2Receiver(FrameReader):
     def __init__(
         self,
         receiver: StreamEvents,
-        read_head: Callable[[list[Field]], Head | Http2StreamError] | None,
+        read_head: Callable[[list[Field]], Head | Http2StreamError],
         *,
         client: bool,
         streams: int,
@@ -386,11 +387,12 @@ class Http2Receiver(FrameReader):
 
     def _fresh_head(self, block: bytes) -> Head | Http2StreamError:
         before = self._table
-        if self._read_block is not None:
-            head, self._table = self._read_block(block, before)
-        else:
+        head: Head | Http2StreamError | None = None
+        if self._read_block is None:
             fields, self._table = decode_block(block, before, self._max_block)
-            assert self._read_head is not None  # noqa: S101  # one of the two is there
+        else:
+            head, fields, self._table = self._read_block(block, before)
+        if head is None:
             head = self._read_head(fields)
         if self._table is not before:  # until then, equal bytes mean equal fields
             if self._has_heads:

@@ -226,7 +226,10 @@ def decode_response(
         UpstreamProtocolError: It is the response to another request.
     """
     body = view_of(wire.body)
-    length = wire.headers.parsed_with(json_length)
+    headers = wire.headers
+    # The headers of a template are read once: each response has its own.
+    is_own = headers.positions is not None
+    length = json_length(headers) if is_own else headers.parsed_with(json_length)
     end = len(body) if length is None else length
     if end > len(body):
         raise too_short(end, len(body))

@@ -47,6 +47,10 @@ def json_length(headers: Headers) -> int | None:
     Raises:
         MalformedMessage: The header occurs twice, or is not a number.
     """
+    places, pairs = headers.positions, headers.pairs
+    if places is not None and len(places) == len(pairs):  # a template, in which no field repeats
+        place = places.get(LENGTH_KEY)
+        return None if place is None else _length_of(pairs[place][1])
     text = headers.get(LENGTH_KEY)
     if text is None:
         return None

@@ -213,6 +213,22 @@ def test_a_repeated_head_is_cached_although_a_template_recognises_it() -> None:
     assert found[14] is found[15]
 
 
+def test_a_client_that_repeats_a_head_after_others_has_it_cached() -> None:
+    """Most heads of a client whose heads differ are not looked up, but some are."""
+    cache = RequestHeadCache(LIMITS)
+    reader = HeadReader(LIMITS, cache)
+    for number in range(30):
+        head, _ = read(reader, HEAD.replace(b"two", b"%d" % number))
+        assert head is not None
+        if head.checked is None:
+            head.checked = read_head(head.method, head.target, head.version, head.fields, LIMITS)
+            cache.note(head)
+    other = HEAD.replace(b"two", b"three")
+    found = [read(reader, other)[0] for _ in range(40)]
+    assert found[0] is not found[1]
+    assert found[38] is found[39]
+
+
 def test_a_head_received_in_pieces_is_not_cached() -> None:
     """Only the bytes of a whole head are a cache key."""
     memory = RequestHeadCache(LIMITS)
