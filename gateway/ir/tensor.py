@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -298,7 +299,8 @@ def _content(tensor: Tensor) -> object:
         return tuple(data.values)
     if isinstance(data, UntypedData):
         value = data.value
-        plain = value.tolist() if isinstance(value, np.ndarray) else value
+        plain = json.loads(value) if isinstance(value, bytes) else value
+        plain = value.tolist() if isinstance(value, np.ndarray) else plain
         return (repr(plain), data.layout, data.place, data.rules, data.member, data.columns)
     return data if isinstance(data, SharedMemoryData | StreamedData) else as_raw(tensor)
 

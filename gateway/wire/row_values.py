@@ -23,10 +23,12 @@ from gateway.ir.datatypes import Datatype, fp32_of_bf16
 from gateway.ir.errors import InvalidOutput
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy
 from gateway.ir.work import JSON_NUMBER, charge
+from gateway.wire.few_rows import few_rows
 from gateway.wire.json_floats import dump_exact, with_all_digits
 
 _DOUBLE: Final = 8
 _SHORT: Final = 1024
+_SHORT_TEXT: Final = 1 << 16
 _NULL: Final = re.compile(b"null")
 _WORDS: Final = {False: "NaN", True: "Infinity"}
 
@@ -64,12 +66,15 @@ def value_json(tensor: Tensor, style: RowStyle) -> bytes:
     """
     if tensor.datatype is Datatype.BYTES:
         return orjson.dumps(_nested(_texts(tensor, style), tensor.shape or ()))
+    few = few_rows((tensor,), False)  # a keyword costs more
+    if few is not None:
+        return few
     array = _numbers(tensor)
     charge(array.size * JSON_NUMBER)
     text = orjson.dumps(array, None, orjson.OPT_SERIALIZE_NUMPY) if array.ndim else _scalar(array)
-    if array.dtype.kind != "f" or np.isfinite(array).all():
-        return with_all_digits(text, array)
-    if style.nonfinite is NonfiniteStyle.NULL:
+    # `null` stands for what is not finite. To look for it in a short text is cheaper than numpy.
+    is_finite = b"null" not in text if len(text) < _SHORT_TEXT else np.isfinite(array).all()
+    if array.dtype.kind != "f" or is_finite or style.nonfinite is NonfiniteStyle.NULL:
         return with_all_digits(text, array)
     words = _nonfinite_words(tensor.name, array, style)
     return _NULL.sub(lambda _found: next(words), with_all_digits(text, array))
@@ -81,6 +86,9 @@ def columns_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
     Raises:
         InvalidOutput: An element cannot be written.
     """
+    few = few_rows(tensors, True) if len(tensors) > 1 else None  # a keyword costs more
+    if few is not None:
+        return few
     members = [orjson.dumps(each.name) + b":" + value_json(each, style) for each in tensors]
     return b"{" + b",".join(members) + b"}"
 
@@ -92,9 +100,12 @@ def rows_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
         InvalidOutput: An output has no rows, the outputs have different numbers of rows, or an
             element cannot be written.
     """
-    _check_rows(tensors)
-    if len(tensors) == 1:
+    if len(tensors) == 1 and tensors[0].shape:
         return value_json(tensors[0], style)
+    few = few_rows(tensors, False)  # a keyword costs more
+    if few is not None:
+        return few
+    _check_rows(tensors)
     return _dump(_rows(tensors, style), has_words=_has_words(tensors, style))
 
 

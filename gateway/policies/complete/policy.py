@@ -44,7 +44,12 @@ from gateway.policies.complete.tensors import (
     is_incomplete,
     is_raw_binary_request,
 )
-from gateway.policies.complete.untyped import is_untyped, typed_reply, typed_request
+from gateway.policies.complete.untyped import (
+    is_untyped,
+    quickly_typed,
+    typed_reply,
+    typed_request,
+)
 from gateway.policies.complete.versions import resolve_version
 from gateway.policies.texts.run import run_stream_task, run_task
 from gateway.service import ReplyCoroutine, Service
@@ -148,7 +153,11 @@ class Complete:
                 or call.flat_members
                 or is_incomplete(call.inputs, ALL_NEEDS)
             ):
-                request, metadata = await self._request(call)
+                quick = None if has_more_needs else self._quickly_typed(call)
+                if quick is None:
+                    request, metadata = await self._request(call)
+                else:
+                    request = quick
             try:
                 reply = await inference(request)
             except errors.SequenceIdTooLarge as error:
@@ -169,6 +178,15 @@ class Complete:
             if error.code is errors.ErrorCode.UPSTREAM:
                 await self._check_datatypes(request, error)
             raise
+
+    def _quickly_typed(self, call: InferRequest) -> InferRequest | None:
+        """Return a call of rows with the types of known metadata; None for what takes more."""
+        if self._has_more_needs or call.batch_size is not None or call.flat_members:
+            return None
+        if call.model is None or not is_untyped(call.inputs):
+            return None
+        metadata = self._metadata.peek(call.model)
+        return None if metadata is None else quickly_typed(call, metadata)
 
     async def _check_datatypes(self, request: InferRequest, error: errors.GatewayError) -> None:
         """Say that an input has the wrong datatype, where a server has failed over it.
