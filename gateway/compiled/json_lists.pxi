@@ -86,7 +86,7 @@ cdef bint _has_regular_lists(Text at, Text end) noexcept:
         elif mark == c']':
             if depth:
                 if last == c'[':
-                    if not _has_digit(before, at) or (leaf and leaf != depth):
+                    if not (commas or _has_digit(before, at)) or (leaf and leaf != depth):
                         return False
                     leaf = depth
                     commas += 1
@@ -99,6 +99,9 @@ cdef bint _has_regular_lists(Text at, Text end) noexcept:
                 elif lengths[depth] != commas:
                     return False
                 depth -= 1
+                if depth and last == c'[':
+                    # Most lists are followed by another one of the same length.
+                    at = _same_lists(at, end, lengths[leaf] - 1, &found[depth])
         else:
             depth = 0
             if mark == c'"':
@@ -108,6 +111,30 @@ cdef bint _has_regular_lists(Text at, Text end) noexcept:
         last = mark
         before = at
         at += 1
+
+
+cdef inline Text _same_lists(Text at, Text end, Py_ssize_t commas, Py_ssize_t* count) noexcept:
+    """Return the end of the last of some lists that have *commas*, and add their number to *count*.
+
+    What follows the bracket at *at* is read here as long as it is a comma and such a list.
+    """
+    cdef Text start
+    cdef Text stop
+    cdef Py_ssize_t found
+    while True:
+        start = at + 1
+        if end - start < 4 or start[0] != c',':
+            return at
+        start += 1 + (start[1] == c' ')
+        # A list with a comma has a number; one without may be empty.
+        if start[0] != c'[' or not commas:
+            return at
+        found = 0
+        stop = next_mark(start + 1, end, &found)
+        if stop == end or stop[0] != c']' or found != commas:
+            return at
+        count[0] += 1
+        at = stop
 
 
 cdef inline bint _has_digit(Text at, Text end) noexcept:

@@ -55,8 +55,10 @@ def row_writer(
         opened: list[bytes] = []
         columns: list[list[bytes]] = []
         for tensor in tensors:
-            part = part_of(tensor.name, tensor.datatype, tensor.shape)
-            if part is None or tensor.parameters:
+            part = None
+            if not tensor.parameters:
+                part = part_of(tensor.name, tensor.datatype, tensor.shape)
+            if part is None:
                 return None
             key, code, rows, width, dtype = part
             raw = raw_of(tensor.data, dtype)

@@ -46,7 +46,8 @@ def _is_regular(piece: bytes) -> bool:
             length = found.pop()
             is_leaf = last == b"["
             if is_leaf:
-                is_wrong = leaf not in (0, depth) or not _DIGIT.search(piece, before, at)
+                is_empty = not commas and not _DIGIT.search(piece, before, at)
+                is_wrong = is_empty or leaf not in (0, depth)
                 leaf, length = depth, commas + 1
             else:
                 is_wrong = commas > 0

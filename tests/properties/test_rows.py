@@ -258,4 +258,5 @@ def reference(text: str, datatype: Datatype) -> bytes:
     )
     rest = np.abs(numbers) - below - (above - np.abs(numbers))
     nearest = lower + ((rest > 0) | ((rest == 0) & (lower & 1 == 1)))
-    return (nearest | np.signbit(numbers) * 0x8000).astype(np.uint16).tobytes()
+    found: bytes = (nearest | np.signbit(numbers) * 0x8000).astype(np.uint16).tobytes()
+    return found
