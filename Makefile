@@ -83,6 +83,7 @@ generated: $(VENV)/.installed-dev ## Check that generated files match their sour
 	$(BIN)/python schemas/protection.py --check
 	$(BIN)/python schemas/metrics.py --check
 	$(BIN)/python schemas/admin_api.py --check
+	$(BIN)/python release/publisher.py --check
 
 .PHONY: regenerate
 regenerate: $(VENV)/.installed-dev ## Write the generated files again.
@@ -91,6 +92,7 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/protection.py
 	$(BIN)/python schemas/metrics.py
 	$(BIN)/python schemas/admin_api.py
+	$(BIN)/python release/publisher.py
 
 .PHONY: unit
 unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects some).
@@ -143,13 +145,18 @@ wheel: dist ## Build the release, check it, and run the demo with its wheel in a
 	rm -rf dist/venv
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
 	$(BIN)/check-wheel-contents dist/*.whl
+	$(BIN)/auditwheel show dist/*manylinux*.whl
 	cd dist && sha256sum --quiet --check SHA256SUMS
 	$(PYTHON) -m venv dist/venv
 	dist/venv/bin/pip install --quiet --require-hashes --requirement requirements/onnx.lock
 	dist/venv/bin/pip install --quiet --no-deps dist/*manylinux*.whl
 	dist/venv/bin/pip check
+	cd dist && venv/bin/gateway --version
 	cd dist && venv/bin/gateway demo --once --http 127.0.0.1:0 --grpc 127.0.0.1:0
 	cd dist && venv/bin/gateway schema > /dev/null
+	dist/venv/bin/pip install --quiet --no-deps --force-reinstall dist/*none-any.whl
+	dist/venv/bin/pip check
+	cd dist && venv/bin/gateway --version && venv/bin/gateway schema > /dev/null
 
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-strip-extras pyproject.toml
 

@@ -16,6 +16,7 @@ from gateway.api.comparison import ComparisonRule
 from gateway.api.events import EventSink
 from gateway.api.extension import CompletedExtension, Extension
 from gateway.api.layer import Layer
+from gateway.api.platform import Platform
 from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
 from gateway.api.transform import TensorTransform
 from gateway.settings.setting import Setting
@@ -107,7 +108,7 @@ def settings() -> tuple[Setting[Any], ...]:
         LookupError: An extension or a layer cannot be imported, or two have the same key.
     """
     owners = [(f"extension {name!r}", each.settings) for name, each in extensions().items()]
-    owners += [(f"layer {each.name!r}", each.settings) for each in own_layers()]
+    owners += [(_owner_text(each), each.settings) for each in own_layers()]
     owners += [(f"layer {name!r}", each.settings) for name, each in layers().items()]
     found: dict[tuple[str, str], tuple[str, Setting[Any]]] = {}
     for owner, own in owners:
@@ -115,11 +116,24 @@ def settings() -> tuple[Setting[Any], ...]:
             for place in setting.places:
                 other, same = found.setdefault((place, setting.key), (owner, setting))
                 if same is not setting:
-                    raise LookupError(
-                        f"{owner} has the key {setting.key!r} in {place!r}, which belongs to "
-                        f"{other}; expected another key"
-                    )
+                    raise LookupError(_same_key(setting.key, place, owner, other))
     return tuple(dict.fromkeys(setting for _, setting in found.values()))
+
+
+def _same_key(key: str, place: str, owner: str, other: str) -> str:
+    """Return what is wrong with a key that two owners have; it belongs to *other*."""
+    if other in {_owner_text(each) for each in own_layers()}:
+        return (
+            f"an installed package has the key {key!r} of {place!r}, which the gateway has too; "
+            "expected another key"
+        )
+    return (
+        f"{owner} has the key {key!r} in {place!r}, which belongs to {other}; expected another key"
+    )
+
+
+def _owner_text(layer: Layer) -> str:
+    return f"layer {layer.name!r}"
 
 
 def transform(name: str, /) -> TensorTransform:
@@ -198,6 +212,17 @@ def protocol(name: str, /) -> ProtocolSpec:
     return spec
 
 
+@functools.cache
+def platforms() -> tuple[Platform, ...]:
+    """Return the platforms whose containers speak a protocol.
+
+    Raises:
+        LookupError: A protocol cannot be imported.
+    """
+    found = [protocol(name).platform for name in protocol_names()]
+    return tuple([each for each in found if each is not None])
+
+
 def carrier_of(url: Url, /) -> HttpBinding | GrpcBinding | StreamBinding:
     """Return how the protocol of an upstream's URL uses its carrier.
 
@@ -219,7 +244,8 @@ def carrier_of(url: Url, /) -> HttpBinding | GrpcBinding | StreamBinding:
 
 def _check_path(url: Url, binding: HttpBinding | GrpcBinding | StreamBinding) -> None:
     if isinstance(binding, HttpBinding):
-        own = next((each for each in binding.prefixes if f"{each}/" in f"{url.path}/"), None)
+        paths = [each.path for each in binding.all_claims({})]
+        own = next((each for each in paths if f"{each}/" in f"{url.path}/"), None)
         if binding.path_option or own is None:
             return
         base = url.path[: f"{url.path}/".index(f"{own}/")]

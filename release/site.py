@@ -7,6 +7,7 @@ links to the repository, writes the generated reference pages, and runs mkdocs, 
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shutil
 import subprocess
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import publisher
 import typer.main
 import yaml
 
 ROOT: Final = Path(__file__).parents[1]
 STAGED: Final = ROOT / "build" / "docs"
-REPOSITORY: Final = "https://github.com/tensor-gateway/tensor-gateway/blob/main"
+REPOSITORY: Final = publisher.values()["repository"]
 # Pages outside of docs/, and where they are in the site.
 OTHERS: Final[Mapping[str, str]] = {
     "ARCHITECTURE.md": "ARCHITECTURE.md",
@@ -58,6 +60,7 @@ def main() -> int:
     built = ROOT / "build" / "mkdocs.yml"
     text = settings.replace("docs_dir: build/docs", f"docs_dir: {STAGED}")
     text = text.replace("site_dir: site", f"site_dir: {ROOT / 'site'}")
+    text = text.replace("REPOSITORY", REPOSITORY)
     text = text.replace("CONFIGURATION", _entries("reference/configuration"))
     text = text.replace("PROTOCOLS", _entries("protocols"))
     built.write_text(text.replace("VERSION", _version()), encoding="utf-8")
@@ -94,7 +97,7 @@ def with_site_links(source: Path, places: Mapping[Path, str]) -> str:
             return f"{start}{'/'.join([*steps, places[target]])}{end}"
         if not target.exists():
             raise FileNotFoundError(f"{source}: the link {file} leads nowhere")
-        return f"{start}{REPOSITORY}/{target.relative_to(ROOT)}{end}"
+        return f"{start}{REPOSITORY}/blob/main/{target.relative_to(ROOT)}{end}"
 
     text = source.read_text("utf-8")
     parts = _CODE.split(text)
@@ -256,32 +259,49 @@ CAUSES: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def errors_page() -> str:
-    """Return the page of the errors: code, statuses, cause and cure."""
+    """Return the page of the errors: code, statuses by protocol, cause and cure."""
     from gateway.ir.errors import ErrorCode  # noqa: PLC0415
-    from gateway.protocols.graphpipe import errors as graphpipe  # noqa: PLC0415
-    from gateway.protocols.grps import errors as grps  # noqa: PLC0415
-    from gateway.protocols.trtis import errors as trtis  # noqa: PLC0415
-    from gateway.wire.errors import GRPC_STATUS, HTTP_STATUS  # noqa: PLC0415
 
+    columns = _status_columns()
     lines = [
         "# Errors",
         "",
-        "The code of an error is in the log and in metrics. Each protocol has its own statuses.",
+        "The code of an error is in the log and in metrics.",
+        "Protocols without a column use the statuses of HTTP and gRPC.",
+        "",
+        f"| code | {' | '.join(columns)} | cause | cure |",
+        f"| --- |{' --- |' * (len(columns) + 2)}",
     ]
-    lines += ["", "| code | HTTP | gRPC | TensorRT v1 | GraphPipe | grps | cause | cure |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for code in ErrorCode:
-        cause, cure = CAUSES[code.value]
-        statuses = (
-            HTTP_STATUS[code],
-            GRPC_STATUS[code].name,
-            trtis.pb.RequestStatusCode.Name(trtis.STATUS[code]),
-            graphpipe.STATUS[code],
-            grps.STATUS_CODE[code],
-        )
-        shown = " | ".join(str(each) for each in statuses)
-        lines.append(f"| `{code.value}` | {shown} | {cause} | {cure} |")
+        statuses = " | ".join(table[code] for table in columns.values())
+        lines.append(f"| `{code.value}` | {statuses} | {' | '.join(CAUSES[code.value])} |")
     return "\n".join([*lines, ""])
+
+
+def _status_columns() -> dict[str, dict[Any, str]]:
+    """Return the statuses of each error: of HTTP, of gRPC, and where a protocol has its own."""
+    from gateway.protocols.trtis.errors import STATUS, pb  # noqa: PLC0415
+    from gateway.registry import PROTOCOLS  # noqa: PLC0415
+    from gateway.wire.errors import GRPC_STATUS, HTTP_STATUS  # noqa: PLC0415
+
+    names = {code: pb.RequestStatusCode.Name(number) for code, number in STATUS.items()}
+    found = {"HTTP": _shown(HTTP_STATUS), "gRPC": _shown(GRPC_STATUS), "trtis": _shown(names)}
+    for name in sorted(PROTOCOLS.keys() - found.keys()):
+        module = importlib.import_module(f"gateway.protocols.{name}.errors")
+        for attribute, title in (("STATUS", name), ("GRPC_STATUS", f"{name}, gRPC")):
+            own = getattr(module, attribute, None)
+            if own is not None and own not in (HTTP_STATUS, GRPC_STATUS):
+                found[title] = _shown(own)
+    return found
+
+
+def _shown(statuses: Mapping[Any, Any]) -> dict[Any, str]:
+    """Return each status as text: a number, a name, or the words of a row of several."""
+    return {
+        code: " ".join(str(getattr(each, "name", each)) for each in row if each is not None)
+        for code, value in statuses.items()
+        for row in [value if isinstance(value, tuple) else (value,)]
+    }
 
 
 def configuration_pages() -> dict[str, str]:

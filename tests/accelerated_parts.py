@@ -35,6 +35,7 @@ from gateway.protocols.tfs.http.predict import read_tensors, row_rules
 from gateway.protocols.tfs.options import TfsOptions
 from gateway.transports import authentication, callers
 from gateway.transports.grpc import (
+    call_responses,
     client_call,
     client_pool,
     headers,
@@ -46,7 +47,7 @@ from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
 from gateway.transports.http1 import head_reader, head_template, response_reader
 from gateway.transports.http1.head_template import HeaderTemplate
-from gateway.transports.http2 import frame_reader, frames, hpack, streams
+from gateway.transports.http2 import frame_reader, frames, hpack, receiver, streams
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.wire import (
     few_rows,
@@ -98,6 +99,8 @@ MODULES: Final = (
     authenticator,
     authentication,
     server_connection,
+    call_responses,
+    receiver,
     hpack,
     few_rows,
     regular_lists,
@@ -311,6 +314,16 @@ def join_stream(random: Random) -> tuple[int, bytes, list[Any], int, bytes | Non
     number = random.choice((1, 2, 255, 256, 0x7FFFFFFF))
     tail = random.choice((None, b"", random.randbytes(random.randrange(300))))
     return number, random.randbytes(random.randrange(300)), buffers, sum(map(len, buffers)), tail
+
+
+def join_call(random: Random) -> tuple[Any, ...]:
+    """Return a message, with metadata before and after it or without, in any size."""
+    number, block, buffers, size, tail = join_stream(random)
+    if random.random() < 0.1:
+        buffers.append(bytes(random.choice((7000, 7700, 9000))))
+        size = sum(map(len, buffers))
+    head, trailers = (with_metadata(random)[1] for _ in range(2))
+    return number, block, head, buffers, size, tail, trailers
 
 
 def whole_message(random: Random) -> tuple[memoryview, int]:
@@ -575,7 +588,25 @@ _ODD_FIELDS: Final = (
 )
 
 
-def read_call_head(random: Random) -> tuple[Any, ...]:
+def read_call_block(random: Random) -> tuple[Any, ...]:
+    """Return the block of a call with some odd fields, and the table of fields before it."""
+    encoder, before, table = Encoder(), b"", hpack.NO_ENTRIES
+    for number in range(random.choice((1, 1, 2, 3))):
+        if random.random() < 0.1:
+            encoder.header_table_size = random.choice((0, 100, 4096))
+        make = random.choice((HeaderTuple, NeverIndexedHeaderTuple, HeaderTuple))
+        fields = [make(*field) for field in _call_fields(random)]
+        block = encoder.encode(fields, huffman=random.random() < 0.5)
+        if number:
+            with suppress(Http2ConnectionError):
+                _, table = hpack.decode_block(before, table, 1 << 20)
+        before = block
+    if random.random() < 0.2:
+        before = damaged(random, before, b"\0\x20\x3f\x40\x7f\x80\xbe\xff")
+    return before, table, random.choice((1 << 20, 1 << 20, 300)), random.choice((100, 400, 16384))
+
+
+def _call_fields(random: Random) -> list[tuple[bytes, bytes]]:
     """Return the fields of a call, some of them odd."""
     fields = list(_FIELDS)
     for _ in range(random.choices((0, 1, 3), (2, 4, 1))[0]):
@@ -587,7 +618,7 @@ def read_call_head(random: Random) -> tuple[Any, ...]:
             fields[at] = random.choice(_ODD_FIELDS)
         else:
             fields.insert(at, random.choice(_ODD_FIELDS + _FIELDS))
-    return fields, random.choice((100, 400, 16384))
+    return fields
 
 
 _REPLY_FIELDS: Final = (
@@ -674,6 +705,7 @@ PARTS: Final[dict[str, Part]] = {
         layout_finder,
         complete_stream,
         join_stream,
+        join_call,
         whole_message,
         with_metadata,
         join_response,
@@ -686,7 +718,7 @@ PARTS: Final[dict[str, Part]] = {
         texts_among,
         pairs_without,
         texts_and_id,
-        read_call_head,
+        read_call_block,
         read_response_head,
         decode_block,
         pairs_named,
@@ -742,9 +774,16 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
             written = function(*arguments[:-1])
             return [written(*each) for each in arguments[-1]]
         result = function(*arguments)
-        return (type(result), str(result)) if isinstance(result, Exception) else result
+        if name == "read_call_block":
+            return _shown(result[0]), *result[1:]
+        return _shown(result)
     except Exception as error:  # noqa: BLE001  # any error is to be the same
         return type(error), str(error)
+
+
+def _shown(result: Any) -> object:
+    """Return a result in a form in which equal errors are equal."""
+    return (type(result), str(result)) if isinstance(result, Exception) else result
 
 
 def _buffers(random: Random) -> list[bytes | bytearray | memoryview]:

@@ -34,6 +34,7 @@ from gateway.api.extension import (
     TrafficShift,
 )
 from gateway.api.layer import Calls, Entries, Layer, LayerContext, no_findings
+from gateway.api.platform import Platform
 from gateway.api.protocol import (
     Codec,
     DefectKind,
@@ -53,6 +54,7 @@ from gateway.ir.identity import Identity
 from gateway.service import Service
 from gateway.settings.setting import Setting
 from gateway.telemetry.names import Metric, MetricCell
+from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
 
 API_VERSION: Final = "1.0"
 
@@ -67,6 +69,7 @@ __all__ = [
     "Authoriser",
     "Backend",
     "Calls",
+    "ClaimKind",
     "Codec",
     "ComparisonRule",
     "ConfigView",
@@ -94,7 +97,10 @@ __all__ = [
     "Options",
     "Page",
     "PartSetup",
+    "Passing",
+    "PathClaim",
     "Peer",
+    "Platform",
     "Processes",
     "ProtocolSpec",
     "Redirect",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from gateway.api.platform import Platform
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import GatewayError, Unsupported
@@ -18,6 +19,7 @@ from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
+from gateway.wire.path_claims import PathClaim
 from gateway.wire.stream import Frame, Framer
 
 R = TypeVar("R")
@@ -200,7 +202,7 @@ Options = Mapping[str, Any]
 """Protocol options from YAML; each protocol validates its own."""
 
 
-def _no_paths(_options: Options, /) -> tuple[str, ...]:
+def _no_claims(_options: Options, /) -> tuple[PathClaim, ...]:
     return ()
 
 
@@ -234,39 +236,30 @@ class HttpBinding:
         sets_root_path: The path "/" sets that option too; otherwise it is no path.
         any_path: It serves every path of a listener without another protocol.
         root: It serves the path "/" where nothing else claims it.
-        own_paths: Returns the paths that a listener's options add.
-        public: Paths that ask for the health of the server.
-        read_only: Prefixes under which it has only GET. Other methods go to the server that the
-            listener passes unknown paths to, if there is one.
-        yielded: Paths among these that another protocol of the listener may own instead, because
-            both write what the clients of either read.
-        exact_paths: Returns whole paths that a listener's options add, without those below them.
-        public_paths: Returns whole paths that a listener's options add for questions about health.
-        passed: Prefixes under which a POST goes to the server that the listener passes unknown
-            paths to, where that server is known to have the path.
-        shared_option: The option that gets the paths of a listener that another protocol yields to
-            it; "" for none.
+        public: Paths below these that ask for the health of the server.
+        claims: Returns one row for each further path, from a listener's options. They say who has a
+            path that another protocol of the listener claims, too. The codec of a listener gets
+            those `SHARED` ones that another protocol yields, as the option `shared`.
         quota_headers: Further headers that tell its clients of quotas; None for none.
-        keeps_if_listed: On a listener that lists the protocol by name, no option of another
-            protocol may claim a path that is yielded.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
-    prefixes: tuple[str, ...]
+    prefixes: tuple[str, ...] = ()
     path_option: str = ""
     sets_root_path: bool = False
     any_path: bool = False
     root: bool = False
-    own_paths: Callable[[Options], tuple[str, ...]] = _no_paths
     public: tuple[str, ...] = ()
-    yielded: frozenset[str] = frozenset()
-    keeps_if_listed: bool = False
-    read_only: frozenset[str] = frozenset()
-    exact_paths: Callable[[Options], tuple[str, ...]] = _no_paths
-    public_paths: Callable[[Options], tuple[str, ...]] = _no_paths
-    passed: frozenset[str] = frozenset()
-    shared_option: str = ""
+    claims: Callable[[Options], tuple[PathClaim, ...]] = _no_claims
     quota_headers: QuotaHeaders | None = None
+
+    def all_claims(self, options: Options) -> tuple[PathClaim, ...]:
+        """Return a row for each path that the protocol claims on a listener with *options*.
+
+        Raises:
+            ValueError: An option is wrong.
+        """
+        return (*[PathClaim(path) for path in self.prefixes], *self.claims(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -491,6 +484,7 @@ class ProtocolSpec:
         declaration: Checks what the configuration declares of a model for the protocol, and returns
             it; it is in `ModelMetadata.declarations`.  Raises ValueError, or `OptionError` with
             the key.  None for a protocol that needs to be told nothing.
+        platform: The platform whose containers speak the protocol; None for none.
     """
 
     name: str
@@ -512,6 +506,7 @@ class ProtocolSpec:
     sidecar: SidecarDefaults = SidecarDefaults()
     own_posts: Callable[[str], tuple[str, ...]] = no_posts
     declaration: ReadDeclaration | None = None
+    platform: Platform | None = None
 
     @property
     def carriers(self) -> Mapping[str, HttpBinding | GrpcBinding | StreamBinding]:

@@ -7,7 +7,6 @@ Read `gateway.py` first: `Gateway` builds every object once, then starts, drains
 from gateway.app.check import check
 from gateway.app.errors import StartError
 from gateway.app.gateway import Gateway
-from gateway.app.layers import describe_layers
 from gateway.app.route_rules import Explanation, explain_call
 from gateway.app.run import run
 from gateway.app.upstreams import Connected, complete_service, connect
@@ -20,7 +19,6 @@ __all__ = [
     "check",
     "complete_service",
     "connect",
-    "describe_layers",
     "explain_call",
     "run",
 ]

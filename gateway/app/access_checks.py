@@ -9,6 +9,7 @@ from gateway import registry
 from gateway.access.authenticator import Mode
 from gateway.config.models import Config, ListenerConfig, UpstreamConfig
 from gateway.config.yaml_tree import Finding
+from gateway.policies.forward_headers import FORWARD_HEADERS
 
 
 def mode_of(listener: ListenerConfig, config: Config) -> Mode:
@@ -29,7 +30,7 @@ def is_url(jwks: str) -> bool:
 
 def gets_authorization(upstream: UpstreamConfig) -> bool:
     """Return whether an upstream gets the header `authorization` of clients that have a name."""
-    return any(name.lower() == "authorization" for name in upstream.forward_headers)
+    return any(name.lower() == "authorization" for name in FORWARD_HEADERS.of(upstream))
 
 
 def check_access(config: Config) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 
+from gateway.api.platform import Platform
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.routes import PoliciesConfig
@@ -14,7 +15,9 @@ from gateway.ir.calls import RepositoryIndexRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelState
-from gateway.registry import protocol, protocol_names
+from gateway.policies.limits.deadline import TIMEOUT
+from gateway.policies.shared_memory.layer import SHARED_MEMORY
+from gateway.registry import platforms, protocol, protocol_names
 from gateway.service import Service
 from gateway.telemetry.error_texts import error_text
 
@@ -22,8 +25,6 @@ log = structlog.get_logger(__name__)
 
 _LISTED: Final = 20
 _PATIENCE_S: Final = 5.0
-_VERTEX_VERSION: Final = "1"
-_VERTEX_FACTS: Final = ("ENDPOINT_ID", "DEPLOYED_MODEL_ID", "PROJECT_NUMBER", "MACHINE_TYPE")
 
 
 def log_addresses(addresses: Mapping[str, str]) -> None:
@@ -40,7 +41,7 @@ def log_extensions(listeners: Sequence[ListenerConfig]) -> None:
             if status is None:
                 continue
             on, off = (list(names) for names in status(config.options.get(name, {})))
-            mode = config.shared_memory.mode
+            mode = SHARED_MEMORY.of(config).mode
             off, on = (
                 ([*off, "shared_memory"], on)
                 if mode == "off"
@@ -63,35 +64,37 @@ def log_retired_keys(loaded: LoadedConfig) -> None:
 
 def log_default_timeout(policies: PoliciesConfig) -> None:
     """Log how long calls may take, if the configuration does not say so."""
-    if "timeout" not in policies.model_fields_set:
+    if TIMEOUT.key not in policies.model_fields_set:
         log.info(
             "default timeout",
-            timeout=f"{policies.timeout:g}s",
+            timeout=f"{TIMEOUT.default:g}s",
             keys="policies.timeout, or timeout of a route; 0s sets no limit",
         )
 
 
-def log_platform(config: Config, environment: Mapping[str, str] = os.environ) -> None:
-    """Log in which container of Vertex AI the gateway runs, and what is wrong there.
+def log_platforms(config: Config, environment: Mapping[str, str] = os.environ) -> None:
+    """Log in which platform's container the gateway runs, and what is wrong there.
 
     Args:
         config: The configuration.
         environment: The environment variables.
-
-    Source: docs/how-to/vertex.md.
     """
-    mode = environment.get("AIP_MODE")
-    if mode is None:
-        return
-    version = environment.get("AIP_MODE_VERSION", "")
-    facts = {key.lower(): environment.get(f"AIP_{key}", "") for key in _VERTEX_FACTS}
-    log.info("platform", name="Vertex AI", mode=mode, version=version, **facts)
-    if version and version.partition(".")[0] != _VERTEX_VERSION:
-        log.warning("unknown contract of the platform", version=version, known=_VERTEX_VERSION)
-    if environment.get("AIP_STORAGE_URI") and not (config.models or config.upstreams):
+    for platform in platforms():
+        if platform.marker in environment:
+            _log_platform(platform, config, environment)
+
+
+def _log_platform(platform: Platform, config: Config, environment: Mapping[str, str]) -> None:
+    facts = {key: environment.get(variable, "") for key, variable in platform.facts.items()}
+    log.info("platform", name=platform.name, **facts)
+    version, known = environment.get(platform.contract, ""), platform.known_contract
+    if version and version.partition(".")[0] != known:
+        log.warning("unknown contract of the platform", version=version, known=known)
+    storage = platform.missing_models(environment)
+    if storage and not (config.models or config.upstreams):
         log.warning(
             "models are not fetched",
-            storage=environment["AIP_STORAGE_URI"],
+            storage=storage,
             instead="put the artefacts into the image, or copy them with a start command",
         )
 

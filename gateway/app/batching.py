@@ -6,66 +6,32 @@ a batch goes to one endpoint.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from gateway.app.chain_context import NO_CONTEXT, ChainContext
-from gateway.app.chains.model import ModelParts
-from gateway.app.chains.tracing import Tracing
+from gateway.app.chain_context import ChainContext
+from gateway.app.chains.tracing import Spans, Tracing
 from gateway.app.layers import SHARED_MODEL, build_chain
 from gateway.backends.model_spec import ModelSpec
-from gateway.config.models import ModelConfig, UpstreamConfig
+from gateway.config.models import ModelConfig
 from gateway.ir.calls import Call
-from gateway.policies.access.apart import apart_by
-from gateway.policies.batch.policy import Batch
-from gateway.policies.batch.queue import BatchRules
+from gateway.policies.batch.layers import BatchQueues, is_shared
 from gateway.service import ReplyCoroutine, Service
-from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
 _UPSTREAM_IN_FLIGHT = 2
 
 
-def is_shared(config: ModelConfig) -> bool:
-    """Return whether a model has a batch queue or a cache."""
-    return config.batching is not None or config.cache is not None
-
-
-def model_parts(
-    name: str,
-    config: ModelConfig,
-    metrics: Metrics,
-    tracing: Tracing | None = None,
-    **others: Any,
-) -> ModelParts:
-    """Return the parameters of a model's layers.
+def batch_queues(name: str, config: ModelConfig, tracing: Tracing | None) -> BatchQueues:
+    """Return how the batches of a model are sent.
 
     Args:
-        name: The model's name in metrics.
-        config: The model's entry under `models`.
-        metrics: Counts batches and cache lookups.
+        name: The name of the model.
+        config: Its entry under `models`.
         tracing: Makes spans of merged calls; None for no spans.
-        **others: Other fields of `ModelParts`.
     """
-    batching, cache = config.batching, config.cache
-    rules = None
-    if batching is not None:
-        rules = BatchRules(
-            max_batch_size=batching.max_batch_size,
-            max_delay_s=batching.max_delay,
-            max_bytes=batching.max_bytes,
-            preferred_sizes=batching.preferred_sizes,
-            in_flight=batching.in_flight or _default_in_flight(name, config),
-            apart=apart_by(batching.apart),
-        )
-    return ModelParts(
-        rules=rules,
-        batch_meter=None if batching is None else metrics.sharing.batches(name),
-        cache=cache,
-        cache_meter=None if cache is None else metrics.sharing.cache(name),
-        batch=Batch if tracing is None else tracing.batch,
-        **others,
-    )
+    in_flight = _default_in_flight(name, config)
+    return BatchQueues(in_flight) if tracing is None else BatchQueues(in_flight, tracing.batch)
 
 
 def _default_in_flight(name: str, config: ModelConfig) -> int:
@@ -77,29 +43,25 @@ def _default_in_flight(name: str, config: ModelConfig) -> int:
 
 def share_upstream_calls(
     service: Service,
-    config: UpstreamConfig,
     models: Mapping[str, ModelConfig],
-    metrics: Metrics,
-    tracing: Tracing | None = None,
-    at: ChainContext = NO_CONTEXT,
+    at: ChainContext,
 ) -> Service:
     """Wrap the *service* of an upstream in the batch queues and caches of its *models*.
 
     The upstream may read forwarded headers, so `ForwardHeaders` runs before the batch and the
     cache: only calls with equal forwarded headers share a batch or a cached reply.
+
+    Args:
+        service: The upstream.
+        models: All entries under `models`.
+        at: The upstream, and what its layers may use.
     """
-    forward: tuple[tuple[str, ...], Mapping[str, str], str | None] = (
-        tuple(config.forward_headers),
-        {},
-        config.client_header,
-    )
+    tracing = at.part(Spans).tracing
     services = {
         name: build_chain(
             SHARED_MODEL,
             service,
-            at.inside(name, "model", model).with_parts(
-                model_parts(name, model, metrics, tracing, forward=forward)
-            ),
+            at.inside(name, "model", model).with_parts(batch_queues(name, model, tracing)),
         )
         for name, model in models.items()
         if model.backend is None and is_shared(model)

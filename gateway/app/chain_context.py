@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar, cast
 
 from gateway.api.layer import Layer
+from gateway.app.chains.tracing import Spans
 from gateway.settings.model import Model
 from gateway.settings.setting import Place, Setting
 from gateway.telemetry.metrics import Metrics
@@ -93,7 +94,7 @@ class ChainContext:
         return cast("T", self.keep(self.layer, source, make))
 
 
-NO_CONTEXT: Final = ChainContext()
+NO_CONTEXT: Final = ChainContext(parts={Spans: Spans()})
 """A context without a gateway."""
 
 NewContext = Callable[[str, Sections, Keep], ChainContext]
@@ -102,4 +103,4 @@ NewContext = Callable[[str, Sections, Keep], ChainContext]
 
 def no_context(name: str, sections: Sections, keep: Keep) -> ChainContext:
     """Return a context without a gateway."""
-    return ChainContext(name=name, sections=sections, keep=keep)
+    return replace(NO_CONTEXT, name=name, sections=sections, keep=keep)

@@ -9,7 +9,7 @@ from gateway.app.access_checks import check_access
 from gateway.app.declarations import check_declarations
 from gateway.app.exposure import forbid_exposure
 from gateway.app.model_control_checks import check_model_control
-from gateway.app.path_ownership import check_option_paths, conflicts
+from gateway.app.path_ownership import PathConflictError, owned_paths
 from gateway.app.permissions import check_rules
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.quota_store import client_of
@@ -19,10 +19,14 @@ from gateway.app.strict_checks import strict_findings
 from gateway.app.tls_checks import check_tls
 from gateway.app.worker_limits import check_workers
 from gateway.config.load import LoadedConfig
-from gateway.config.models import BatchingConfig, Config, ListenerConfig
+from gateway.config.models import Config, ListenerConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
+from gateway.policies.batch.layers import BATCHING, BatchingConfig
+from gateway.policies.limits.hedge import HEDGE
+from gateway.policies.limits.retry_keys import ROUTE_RETRY, retries_of
+from gateway.policies.transform_tensors import TRANSFORM
 from gateway.registry import (
     backend,
     carrier_of,
@@ -47,6 +51,7 @@ def check(loaded: LoadedConfig) -> list[Problem]:
         *_findings(loaded.config),
         *strict_findings(loaded),
         *check_declarations(loaded.config, loaded.directory),
+        *_check_transforms(loaded),
     ]
     for extension in extensions().values():
         found += extension.check(loaded)
@@ -75,10 +80,10 @@ def _findings(config: Config) -> Iterator[Finding]:
             yield from _raised((*at, "backend"), backend, model.backend)
         if model.signature is not None:
             yield from _raised((*at, "signature"), metadata_of, name, model.signature)
-        if model.batching is not None and model.signature is not None:
-            yield from _raised((*at, "batching"), _check_batching, model.batching, model.signature)
+        batching = BATCHING.of(model)
+        if batching is not None and model.signature is not None:
+            yield from _raised((*at, "batching"), _check_batching, batching, model.signature)
     yield from _raised(("lifecycle", "ready"), _check_required_routes, config)
-    yield from _check_transforms(config)
     yield from _check_repeated_calls(config)
     yield from _check_requirements(config)
     yield from _repeated_ports(config)
@@ -91,13 +96,11 @@ def _findings(config: Config) -> Iterator[Finding]:
     yield from check_access(config)
 
 
-def _check_transforms(config: Config) -> Iterator[Finding]:
+def _check_transforms(loaded: LoadedConfig) -> Iterator[Finding]:
     """Yield the transforms that no installed package has."""
-    for index, route in enumerate(config.routes):
-        for number, target in enumerate(route.targets):
-            if target.transform is not None:
-                at: KeyPath = ("routes", index, "targets", number, "transform")
-                yield from _raised(at, transform, target.transform)
+    for path, name in loaded.values(TRANSFORM):
+        if name is not None:
+            yield from _raised(path, transform, name)
 
 
 def _check_requirements(config: Config) -> Iterator[Finding]:
@@ -137,11 +140,12 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
     for name, options in listener.options.items():
         path = (*at, "options", name)
         findings = list(_raised(path, _check_options, name, options))
-        findings = findings or list(_raised(path, check_option_paths, name, listener))
         yield from findings
         broken = broken or bool(findings)
-    for message in () if broken else conflicts(listener):
-        yield at, message
+    try:
+        _ = broken or owned_paths(listener, config.upstreams)
+    except PathConflictError as error:
+        yield (*at, *error.at), str(error)
     if listener.address is not None and listener.transport == "reference":
         yield (*at, "address"), _NOT_ON_ONE_PORT
     if listener.passthrough is not None:
@@ -192,11 +196,12 @@ def _check_required_routes(config: Config) -> None:
 def _check_repeated_calls(config: Config) -> Iterator[Finding]:
     """Yield each route that repeats calls of a model that holds sequences."""
     for index, route in enumerate(config.routes):
-        retry = route.retry or config.policies.retry
+        retry = retries_of(route, config.policies)
         repeats = retry is not None and retry.repeats_sent_calls
-        if not repeats and route.hedge is None:
+        if not repeats and HEDGE.of(route) is None:
             continue
-        where: KeyPath = ("routes", index, "retry") if route.retry else ("policies", "retry")
+        is_own = ROUTE_RETRY.of(route) is not None
+        where: KeyPath = ("routes", index, "retry") if is_own else ("policies", "retry")
         for name in _models_of(route):
             model = config.models.get(name)
             if model is not None and model.signature is not None and model.signature.stateful:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.config.models import ListenerConfig
+from gateway.policies.shared_memory.layer import SHARED_MEMORY
 from gateway.settings.units import Address, StreamAddress
 
 _WITHOUT_TLS: Final = "can be reached from other machines without TLS"
@@ -18,7 +19,7 @@ def exposure_risks(
         return
     if config.tls is None:
         yield _WITHOUT_TLS, "add 'tls'"
-    if config.shared_memory.mode != "off":
+    if SHARED_MEMORY.of(config).mode != "off":
         yield _SHARED_MEMORY, "set 'shared_memory: off'"
 
 

@@ -28,12 +28,13 @@ from gateway.app.announce import (
     log_default_timeout,
     log_extensions,
     log_models,
-    log_platform,
+    log_platforms,
 )
 from gateway.app.certificates import Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, RELOAD_LATE, StartError, reason_of
 from gateway.app.export import open_export
+from gateway.app.header_watch import HeaderWatch
 from gateway.app.listeners import SharedResources, build_listener
 from gateway.app.metrics_page import Page
 from gateway.app.parts import NO_SETUPS, LeadingParts, ServingParts, Setups
@@ -45,14 +46,15 @@ from gateway.app.retirement import EarlierSequences, Retirements
 from gateway.app.service_graph import ServiceGraph
 from gateway.app.upstreams import max_connections
 from gateway.app.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
-from gateway.concurrency.background import start_background
 from gateway.config.header_files import has_header_files, with_renewed_headers
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.access.owners import SequenceIds
+from gateway.policies.limits.sequences import SEQUENCE_IDLE
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
+from gateway.policies.shared_memory.layer import SHARED_REGIONS
 from gateway.policies.shared_memory.regions import Regions
 from gateway.routing.finish_sequences import FinishSequences
 from gateway.service import Service
@@ -78,7 +80,6 @@ log = structlog.get_logger(__name__)
 _MIB = 1 << 20
 _BUDGET_BYTES = 512 * _MIB
 _CGROUP_SHARE = 0.4
-_HEADERS_PERIOD_S = 1.0
 
 
 class Gateway:
@@ -127,7 +128,7 @@ class Gateway:
         self._has_started = asyncio.Event()
         self._reloading = asyncio.Lock()
         self._drained = drained
-        self._header_watch: asyncio.Task[None] | None = None
+        self._header_watch = HeaderWatch(self.renew_headers)
         self._leading: LeadingParts | None = None
         self._started = datetime.now(UTC)
         self._retirements = Retirements(self._forget_endpoints)
@@ -148,7 +149,7 @@ class Gateway:
             self._trimmer.on_scarce,
         )
         self._load = ProcessLoad(bound=partial(memory_bound, slot=self._slot))
-        self._regions = Regions(config.shared_regions)
+        self._regions = Regions(SHARED_REGIONS.of(config))
         otlp = config.telemetry.otlp
         # The supervisor has the metrics of all workers.
         self._export = open_export(otlp, metrics=otlp.metrics and self._slot.is_single)
@@ -169,11 +170,13 @@ class Gateway:
             call_log=self._call_log,
             trends=self.metrics.trends.read,
             regions=self._regions,
-            forwarded=ForwardedRegions(config.shared_regions, is_shared=not self._slot.is_single),
+            forwarded=ForwardedRegions(
+                SHARED_REGIONS.of(config), is_shared=not self._slot.is_single
+            ),
             load=self._load,
             parts=self.parts,
             sequence_ids=SequenceIds(
-                config.policies.sequence_idle, is_divided=not self._slot.is_single
+                SEQUENCE_IDLE.of(config.policies), is_divided=not self._slot.is_single
             ),
             new_path=(new_path if tap is None else partial(inherited_path, new_path=new_path)),
             tracing=None if self._export is None else self._export.tracing,
@@ -181,7 +184,7 @@ class Gateway:
         self._graph = ServiceGraph(loaded, self._process)
         self.parts.hold(self._graph.held_models())
         counts = self.metrics.model_counts
-        self._counts = None if counts is None else self._server_counts(counts)
+        self._counts = None if counts is None else _server_counts(lambda: self._graph, counts)
         self._totals = None if counts is None else TritonNames()
         # What the listeners call: the entries of the graph, except after a reload.
         self._entries = self._graph.entries
@@ -196,6 +199,7 @@ class Gateway:
             call_log=self._call_log,
             budget=self._budget,
             directory=loaded.directory,
+            upstreams=config.upstreams,
             can_cut_through=any(each.transport == "native" for each in config.upstreams.values()),
             upstream_connections=max_connections(config.upstreams.values()),
             reuse_port=config.lifecycle.hand_over or not self._slot.is_single,
@@ -257,11 +261,6 @@ class Gateway:
             return found
         self._totals.update(self, await self._counts.document(asks=True))
         return (*found, *self._totals.collect())
-
-    def _server_counts(self, counts: ModelCounts) -> ServerCounts:
-        from gateway.app.server_counts import ServerCounts  # noqa: PLC0415  # only with `compat`
-
-        return ServerCounts(lambda: self._graph, counts)
 
     async def server_counts(self, *, asks: bool) -> Document | None:
         """Return what `TritonNames` adds up; None without such names.
@@ -328,7 +327,7 @@ class Gateway:
                 await server.start()
             self._certificates.start()
             self._access.start()
-            self._header_watch = start_background(self._watch_headers(), "watch of headers")
+            self._header_watch.start()
             self._trimmer.start()
             self._loop_lag.start()
             if self._export is not None:
@@ -344,7 +343,7 @@ class Gateway:
         self._has_started.set()
         if self._slot.is_single:
             log_extensions(self._graph.config.listeners)
-            log_platform(self._graph.config)
+            log_platforms(self._graph.config)
             log_default_timeout(self._graph.config.policies)
             log_addresses(self.addresses)
             log.info("started", version=__version__, **self.addresses)
@@ -422,20 +421,6 @@ class Gateway:
         async with self._reloading:
             self._drained = drained
             return await self._reload(loaded, drained)
-
-    async def _watch_headers(self) -> None:
-        """Use other values of headers of upstreams within 2 s after their files have changed."""
-        reason = ""
-        while True:
-            await asyncio.sleep(_HEADERS_PERIOD_S)
-            try:
-                await self.renew_headers()
-                reason = ""
-            except (StartError, *REASONS) as error:
-                found = str(error) if isinstance(error, StartError) else reason_of(error)
-                if found != reason:
-                    reason = found
-                    log.error("headers not renewed", reason=reason)  # noqa: TRY400
 
     async def renew_headers(self) -> None:
         """Read the files of headers of upstreams, and use what has changed.
@@ -544,8 +529,7 @@ class Gateway:
     async def _close(self) -> None:
         await self._certificates.stop()
         await self._access.stop()
-        if self._header_watch is not None:
-            self._header_watch.cancel()
+        self._header_watch.stop()
         for server in self._servers.values():
             await server.stop()
         await self._retirements.finish(0)
@@ -564,6 +548,12 @@ class Gateway:
 
 # A reload waits for the calls in progress for this time, before it is confirmed.
 _CONFIRM_S = 1.0
+
+
+def _server_counts(graph: Callable[[], ServiceGraph], counts: ModelCounts) -> ServerCounts:
+    from gateway.app.server_counts import ServerCounts  # noqa: PLC0415  # only with `compat`
+
+    return ServerCounts(graph, counts)
 
 
 def memory_budget(config: Config, slot: WorkerSlot = SINGLE_PROCESS) -> int:

@@ -1,7 +1,7 @@
 """The layers of every chain, in the order in which a call passes them.
 
 `LAYERS` is the only place that decides the order: `build_chain` builds each chain from it, and
-`gateway explain --layers` prints it. Layers of installed packages come where it says `PACKAGES`.
+`gateway.cli.layer_table` prints it. Layers of installed packages come where it says `PACKAGES`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,9 +10,22 @@ from typing import Final
 
 from gateway.api.layer import Calls, Entries, Layer
 from gateway.app.chain_context import ChainContext
-from gateway.app.chains import listener, model, route, upstream
+from gateway.app.chains import listener, model, upstream
 from gateway.app.chains.rows import PACKAGES, End, Row
 from gateway.app.package_layers import guarded
+from gateway.policies import (
+    cache,
+    forward_headers,
+    prioritize,
+    reject_sequences,
+    rename,
+    tap,
+    transform_tensors,
+)
+from gateway.policies.batch.layers import BATCH, DROP_HEADERS, NORMALIZE_OUTPUTS
+from gateway.policies.limits import fair_share, hedge, policy, sequences, shed_load
+from gateway.policies.limits.adaptive.layer import ADAPTIVE_LAYER
+from gateway.policies.shared_memory.layer import SHARED_MEMORY_LAYER
 from gateway.registry import layers
 from gateway.routing.residency.layers import LOCAL_RESIDENCY_LAYER, RESIDENCY_LAYER
 from gateway.routing.rolling.layers import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
@@ -30,7 +43,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             listener.ASK_EXTERNAL,
             listener.ASK_AUTHORISER,
             listener.APPLY_QUOTAS,
-            listener.SHED_LOAD,
+            shed_load.LAYER,
             PACKAGES,
             listener.SERVER_STATUS,
             listener.UNKNOWN_MODELS,
@@ -39,48 +52,48 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             listener.REFRESH_MODEL_INDEX,
             listener.OWN_SEQUENCES,
             listener.OWN_REGIONS,
-            listener.SHARED_MEMORY,
+            SHARED_MEMORY_LAYER,
             End("Router", "chooses the route by model, version and protocol"),
         ),
         "route": (
-            route.SAMPLE_CALLS,
-            route.LIMIT_SEQUENCES,
-            route.PRIORITIZE,
-            route.FAIR_SHARE,
+            tap.LAYER,
+            sequences.LAYER,
+            prioritize.LAYER,
+            fair_share.LAYER,
             PACKAGES,
-            route.CALL_LIMITS,
-            route.ATTEMPT_TIMEOUT,
-            route.HEDGE,
+            policy.LAYER,
+            policy.ATTEMPT_LAYER,
+            hedge.LAYER,
             End(
                 "Balance", "chooses a target by weight (Discover: the upstream that has the model)"
             ),
         ),
         "target": (
-            route.RENAME,
-            *route.TRANSFORM,
+            rename.LAYER,
+            *transform_tensors.LAYERS,
             PACKAGES,
             End("PerModelService", "sends batched or cached models to the chain 'upstream model'"),
         ),
         SHARED_MODEL: (
             PACKAGES,
-            model.FORWARD_HEADERS,
+            forward_headers.SHARED_LAYER,
             model.BUFFER_BODY,
             model.COMPLETE,
-            model.NORMALIZE_OUTPUTS,
-            model.CACHE,
-            model.BATCH,
+            NORMALIZE_OUTPUTS,
+            cache.LAYER,
+            BATCH,
             End("Endpoints", "the chain 'upstream', with the endpoint that balancing chooses"),
         ),
         "upstream": (
             ROLLING_LOAD_LAYER,
             RESIDENCY_LAYER,
-            upstream.ADAPTIVE_CONCURRENCY,
+            ADAPTIVE_LAYER,
             PACKAGES,
             End("Endpoints", "the chain 'endpoint' of the endpoint that balancing chooses"),
         ),
         "endpoint": (
             MODEL_CALLS_LAYER,
-            upstream.FORWARD_HEADERS,
+            forward_headers.LAYER,
             upstream.CLASSIFY,
             upstream.COMPLETE,
             upstream.MODEL_CONFIGURATION,
@@ -93,15 +106,15 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
         ),
         "model": (
             LOCAL_RESIDENCY_LAYER,
-            model.REJECT_SEQUENCES,
+            reject_sequences.LAYER,
             PACKAGES,
-            model.DROP_HEADERS,
+            DROP_HEADERS,
             model.BUFFER_BODY,
             model.CLASSIFY,
             model.COMPLETE,
-            model.NORMALIZE_OUTPUTS,
-            model.CACHE,
-            model.BATCH,
+            NORMALIZE_OUTPUTS,
+            cache.LAYER,
+            BATCH,
             model.MODEL_CONFIGURATION,
             model.SIGNATURES,
             model.TRACE_INSIDE,
@@ -155,27 +168,3 @@ def own_layers() -> Iterator[Layer]:
     """Yield the layers of the gateway itself."""
     for rows in LAYERS.values():
         yield from (row for row in rows if isinstance(row, Layer))
-
-
-def describe_layers() -> Iterator[str]:
-    """Yield the lines of a table of all chains."""
-    rows: dict[str, list[Layer | End]] = {
-        chain: [*layers_of(chain), *(row for row in LAYERS[chain] if isinstance(row, End))]
-        for chain in LAYERS
-    }
-    width = max(len(row.name) for each in rows.values() for row in each)
-    for chain, each in rows.items():
-        yield _TITLES.get(chain, chain)
-        for row in each:
-            passed = _PASSED[row.calls] if isinstance(row, Layer) else ""
-            yield f"  {row.name:{width}}  {row.purpose}{passed}"
-
-
-_TITLES: Final[Mapping[str, str]] = MappingProxyType({"model": "model in process"})
-_PASSED: Final[Mapping[Calls, str]] = MappingProxyType(
-    {
-        Calls.ALL: "",
-        Calls.QUESTIONS: " (not for inference)",
-        Calls.INFERENCE: " (for inference only)",
-    }
-)

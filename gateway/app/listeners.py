@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Final
 import structlog
 
 from gateway.api.access import Authenticator
-from gateway.api.protocol import HttpBinding, Options, ProtocolSpec
+from gateway.api.protocol import Options, ProtocolSpec
 from gateway.api.tap import Tap
 from gateway.app import metrics_page, passthrough
 from gateway.app.certificates import listener_tls
@@ -21,15 +21,15 @@ from gateway.app.declarations import Declarations
 from gateway.app.exposure import exposure_risks
 from gateway.app.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
-from gateway.app.path_ownership import exact_paths, shared_paths
-from gateway.app.public_paths import listener_authentication, path_prefixes
+from gateway.app.path_ownership import ProtocolPaths, owned_paths
+from gateway.app.public_paths import listener_authentication
 from gateway.app.quotas import telling_grpc, telling_http
 from gateway.app.rejection_log import RejectionLog
 from gateway.app.server_names import inherited_sockets, stream_server_name
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
 from gateway.app.upstreams import message_limits, overridden
 from gateway.app.worker_slot import ProcessOptions
-from gateway.config.models import ListenerConfig, StreamConfig
+from gateway.config.models import ListenerConfig, StreamConfig, UpstreamConfig
 from gateway.frontend.frontend import Frontend
 from gateway.frontend.frontend_replies import CheckInference
 from gateway.frontend.load_report import Load, LoadReportingFrontend
@@ -40,6 +40,7 @@ from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits
 from gateway.policies.access.authorise import ListenerAccess
 from gateway.policies.access.operations import HEALTH, PASSTHROUGH
+from gateway.policies.shared_memory.layer import SHARED_MEMORY
 from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
@@ -126,6 +127,7 @@ class BuiltListener:
 
     Args:
         config: The listener.
+        paths: The HTTP paths of its protocols.
         entry: What it calls at first.
         rejections: Counts and logs the requests that reach no service.
         tap: Receives the calls of the frontends; None for no tap.
@@ -143,6 +145,7 @@ class BuiltListener:
     def __init__(
         self,
         config: ListenerConfig,
+        paths: Mapping[str, ProtocolPaths],
         entry: ListenerEntry,
         rejections: RejectionLog,
         tap: Tap | None = None,
@@ -156,6 +159,7 @@ class BuiltListener:
         self.authentication: Authentication | None = None
         self.needs_client: Callable[[], bool] = lambda: False
         self._config = config
+        self._paths = paths
         self._entry = entry
         self._tap = tap
         self._frontends: list[tuple[ProtocolSpec, Any, Frontend[Any, Any], Any]] = []
@@ -177,7 +181,7 @@ class BuiltListener:
     def authenticate(self, authenticator: Authenticator) -> None:
         """Ask who sends each request from now on, unless the servers do so already."""
         if self.authentication is None:
-            self.authentication = listener_authentication(authenticator, self._config)
+            self.authentication = listener_authentication(authenticator, self._config, self._paths)
             for server in self.servers.values():
                 server.authenticate(self.authentication)
 
@@ -292,6 +296,7 @@ class SharedResources:
         should_replace: Whether a unix socket replaces that of another gateway.
         sockets: Sockets that the processes share: unix sockets by address, and those of a service
             manager as `inherited_sockets` finds them.
+        upstreams: The upstreams of the configuration, by name.
         can_cut_through: Whether an upstream accepts the body of a request while it arrives.
         upstream_connections: Largest number of connections to upstreams.
         process_options: Options of protocols that the listeners share.
@@ -310,6 +315,7 @@ class SharedResources:
     reuse_port: bool = False
     should_replace: bool = False
     sockets: Mapping[str, socket.socket] = field(default_factory=dict)
+    upstreams: Mapping[str, UpstreamConfig] = field(default_factory=dict)
     can_cut_through: bool = False
     upstream_connections: int = 0
     process_options: ProcessOptions = field(default_factory=ProcessOptions)
@@ -337,13 +343,13 @@ def build_listener(
         ValueError: An option or a TLS file is invalid.
     """
     rejections = RejectionLog(config.name, shared.metrics, shared.call_log, shared.tracing)
-    built = BuiltListener(config, entry, rejections, shared.tap, shared.tracing)
+    paths = owned_paths(config, shared.upstreams)
+    built = BuiltListener(config, paths, entry, rejections, shared.tap, shared.tracing)
     built.load = shared.load
     built.needs_client = partial(shared.needs_client, config.name)
     authenticator = shared.authenticator(config)
-    authentication = built.authentication = (
-        None if authenticator is None else listener_authentication(authenticator, config)
-    )
+    if authenticator is not None:
+        built.authentication = listener_authentication(authenticator, config, paths)
     tls = built.tls = listener_tls(config.name, config.tls, shared.directory)
     limits = _limits(config, can_cut_through=shared.can_cut_through)
     http_address = config.http or config.address
@@ -356,12 +362,9 @@ def build_listener(
         spec = protocol(name)
         options = _options(spec, config, shared)
         if spec.http is not None and http_address is not None:
-            codec: Any = spec.http.codec(messages, options)
-            frontend = built.frontend(spec, codec, **_HTTP_IDS)
-            prefixes = path_prefixes(name, spec.http, config)
-            http.append(_mount(spec.http, prefixes, frontend, exact_paths(name, config)))
+            http.append(_http_mount(built, spec, messages, options, paths[name]))
         if spec.grpc is not None and serves_grpc:
-            codec = spec.grpc.codec(messages, options)
+            codec: Any = spec.grpc.codec(messages, options)
             frontend = built.frontend(spec, codec, **_GRPC_IDS)
             grpc.append(GrpcMount(spec.grpc.methods, frontend))
             described.append(
@@ -386,7 +389,7 @@ def build_listener(
             on_reject=partial(built.rejections.rejected, "http"),
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
-            authentication=authentication,
+            authentication=built.authentication,
             inherited=inherited_sockets(name, shared.sockets),
             grpc=grpc if is_both else (),
             extras=server_services(described, ready, built) if is_both else (),
@@ -405,7 +408,7 @@ def build_listener(
             on_reject=partial(built.rejections.rejected, "grpc"),
             count=_connection_count(f"{config.name}.grpc", limits, shared),
             reuse_port=shared.reuse_port,
-            authentication=authentication,
+            authentication=built.authentication,
             inherited=inherited_sockets(f"{config.name}.grpc", shared.sockets),
         )
     for stream in config.streams:
@@ -530,11 +533,19 @@ def _shared_port(  # one caller
     return SharedPortProtocols(spec.stream.is_frame, connections, (server,), count)
 
 
-def _mount(
-    binding: HttpBinding, prefixes: Sequence[str], frontend: HttpFrontend, exact: Sequence[str]
+def _http_mount(
+    built: BuiltListener,
+    spec: ProtocolSpec,
+    messages: MessageLimits,
+    options: Options,
+    paths: ProtocolPaths,
 ) -> HttpMount:
-    read_only = [each for each in prefixes if each.endswith(tuple(binding.read_only))]
-    return HttpMount(prefixes, frontend, binding.root, frozenset(read_only), exact, binding.passed)
+    binding = spec.http
+    assert binding is not None  # noqa: S101  # only then it has paths
+    shared = {"shared": paths.shared} if paths.shared else {}
+    codec = binding.codec(messages, {**options, **shared})
+    frontend = built.frontend(spec, codec, **_HTTP_IDS)
+    return HttpMount(paths.prefixes, frontend, binding.root, paths.whole, paths.passes)
 
 
 def _metrics_mounts(config: ListenerConfig, shared: SharedResources) -> list[HttpMount]:
@@ -552,10 +563,7 @@ def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources
     options = config.options.get(spec.name, {})
     if spec.default_model and config.default_model is not None:
         options = {spec.default_model: config.default_model, **options}
-    found = {**spec.options(options), **shared.process_options.of_protocol(spec)}
-    if spec.http is not None and spec.http.shared_option:
-        found[spec.http.shared_option] = shared_paths(spec.name, config)
-    return found
+    return {**spec.options(options), **shared.process_options.of_protocol(spec)}
 
 
 def _grpc_address(address: Address) -> str:
@@ -563,7 +571,7 @@ def _grpc_address(address: Address) -> str:
 
 
 def _warn_of_forwarded_memory(config: ListenerConfig) -> None:
-    if config.shared_memory.mode == "forward":
+    if SHARED_MEMORY.of(config).mode == "forward":
         log.warning(
             "a client that makes a shared-memory segment smaller ends the server",
             listener=config.name,

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from gateway.app.batching import model_parts
+from gateway.app.batching import batch_queues
 from gateway.app.chain_context import ChainContext, NewContext, no_context
-from gateway.app.chains.tracing import Tracing
+from gateway.app.chains.tracing import Spans
 from gateway.app.declarations import Declarations
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
 from gateway.app.routes import Ready, RouteTarget
-from gateway.app.signatures import metadata_of
+from gateway.app.signatures import DescribedModels, metadata_of
 from gateway.app.worker_limits import STATELESS
 from gateway.backends.hosted import versions_of
 from gateway.backends.model_spec import ModelSpec
@@ -26,9 +26,10 @@ from gateway.config.models import Config, ModelConfig
 from gateway.ir.calls import Call, RepositoryIndexRequest
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import RepositoryEntry
+from gateway.policies.limits.sequences import SEQUENCE_IDLE
+from gateway.policies.reject_sequences import ModelProcesses
 from gateway.registry import backend
 from gateway.routing.residency.settings import LOCAL_RESIDENCY
-from gateway.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from gateway.routing.residency.local import LocalModels
@@ -78,14 +79,12 @@ class BuiltModels:
         return cast("R", tuple(entries))
 
 
-def build_models(  # noqa: PLR0913  # by name but the first four
+def build_models(  # by name but the first three
     config: Config,
     directory: Path,
-    metrics: Metrics,
     parts: KeptParts | None = None,
     *,
     workers: int = 1,
-    tracing: Tracing | None = None,
     at: NewContext = no_context,
     shared: Sequence[object] = (),
     declarations: Declarations = MappingProxyType({}),
@@ -95,10 +94,8 @@ def build_models(  # noqa: PLR0913  # by name but the first four
     Args:
         config: The configuration.
         directory: Model paths are relative to it.
-        metrics: Counts batches and cache lookups.
         parts: Has the models that are loaded already, if there are any.
         workers: The number of processes; each has its own copy of every model.
-        tracing: Makes spans of runs and merged calls; None for no spans.
         at: Returns what the layers of a model may use.
         shared: Settings of layers that do not belong to one model.
         declarations: What is declared of the models for protocols.
@@ -126,8 +123,9 @@ def build_models(  # noqa: PLR0913  # by name but the first four
             if local is not None:
                 context = context.with_parts(local)
                 ready = partial(local.controller.is_loadable, name)
+            processes = ModelProcesses(1 if model.backend in STATELESS else workers)
             target = partial(
-                _target, name, loaded, ready, model, metrics, workers, tracing, declared, context
+                _target, name, loaded, ready, model, declared, context.with_parts(processes)
             )
             targets[name] = parts.get("model target", name, (loaded, declared, *shared), target)
     return BuiltModels(loadable, targets, local)
@@ -139,21 +137,18 @@ def _local_models(config: Config, parts: KeptParts, at: NewContext) -> LocalMode
         return None
     from gateway.routing.residency.local import LocalModels  # noqa: PLC0415  # only with the key
 
-    idle_s = config.policies.sequence_idle
+    idle_s = SEQUENCE_IDLE.of(config.policies)
     keep = parts.keep_of("residency", "")
     return parts.get(
         "residency", "", (settings, idle_s), lambda: LocalModels(settings, at("", {}, keep), idle_s)
     )
 
 
-def _target(  # noqa: PLR0913, PLR0917  # one caller
+def _target(  # one caller
     name: str,
     model: ReloadableModel,
     ready: Ready,
     config: ModelConfig,
-    metrics: Metrics,
-    workers: int,
-    tracing: Tracing | None,
     declared: Declarations,
     at: ChainContext,
 ) -> RouteTarget:
@@ -161,17 +156,10 @@ def _target(  # noqa: PLR0913, PLR0917  # one caller
     if config.signature is not None:
         # Labels and batch size come from the configuration; the ModelSpec has the tensors.
         signatures[name] = config.signature.model_copy(update={"inputs": None, "outputs": None})
-    parts = model_parts(
-        name,
-        config,
-        metrics,
-        tracing,
-        signatures=signatures,
-        declarations=declared,
-        workers=1 if config.backend in STATELESS else workers,
-        trace=None if tracing is None else tracing.model,
+    at = at.with_parts(
+        batch_queues(name, config, at.part(Spans).tracing), DescribedModels(signatures, declared)
     )
-    return RouteTarget(build_chain("model", model, at.with_parts(parts)), ready)
+    return RouteTarget(build_chain("model", model, at), ready)
 
 
 def _model_spec(name: str, model: ModelConfig, directory: Path) -> ModelSpec:

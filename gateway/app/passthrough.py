@@ -1,6 +1,7 @@
 """Requests to paths of no protocol, which go to an HTTP upstream: their rules, lines and counts."""
 
 from collections.abc import AsyncGenerator, Callable
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from functools import partial
 from time import monotonic
@@ -13,12 +14,18 @@ from gateway.ir.context import REQUEST_ID, Client, Context, Origin
 from gateway.ir.errors import Cancelled, Forbidden, GatewayError, TooLarge
 from gateway.ir.identity import ANONYMOUS
 from gateway.ir.limits import MessageLimits, check_count
+from gateway.policies.forward_headers import CLIENT_HEADER
 from gateway.telemetry.call_log import OK, PASSTHROUGH, CallRecord
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.transports.contract import HttpClient
 from gateway.transports.http.faults import text_response
-from gateway.transports.http.passthrough import Passthrough, PassthroughClient, PassthroughRules
+from gateway.transports.http.passthrough import (
+    ABSENT,
+    Passthrough,
+    PassthroughClient,
+    PassthroughRules,
+)
 from gateway.wire.errors import HTTP_STATUS, error_class_of_http
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.json_values import read_value
@@ -65,8 +72,27 @@ class ObservedPassthrough(Passthrough):
         self._request_ids = new_request_ids()
         self._check = check
 
-    async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+    def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire* and yield the response, with the id of the request."""
+        return self._forward(wire)
+
+    def page(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        """Do the same, but count no request for a page that the server does not have."""
+        return self._forward(wire, unreported=ABSENT)
+
+    async def offer(
+        self, wire: HttpRequest, /
+    ) -> HttpResponse | AsyncGenerator[HttpResponse, None] | None:
+        """Return the server's response; None if it has none, or the client may not ask for it."""
+        try:
+            self._check(wire.client)
+        except Forbidden:
+            return None
+        return await super().offer(wire)
+
+    async def _forward(
+        self, wire: HttpRequest, unreported: AbstractSet[int] = frozenset()
+    ) -> AsyncGenerator[HttpResponse, None]:
         request_id, started = http_request_id(wire) or next(self._request_ids), monotonic()
         self._bytes.count(wire)
         status, error = 0, None
@@ -96,7 +122,8 @@ class ObservedPassthrough(Passthrough):
             error = Cancelled("the client left")
             raise
         finally:
-            self._report(self._record(wire, request_id, started, error), error)
+            if status not in unreported:
+                self._report(self._record(wire, request_id, started, error), error)
 
     def reject(self, error: GatewayError, /) -> HttpResponse:
         """Return *error* as a response, for a request that was not read completely."""
@@ -146,7 +173,7 @@ def passthrough_client(
         client,
         partial(known_posts, built),
         gets_authorization=gets_authorization(config),
-        client_header=(config.client_header or "").lower(),
+        client_header=(CLIENT_HEADER.of(config) or "").lower(),
     )
 
 

@@ -1,107 +1,162 @@
-"""Which protocol of a listener owns each HTTP path that its protocols claim."""
+"""Which protocol of a listener has each HTTP path that its protocols claim."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
-from gateway.api.protocol import HttpBinding
-from gateway.config.models import ListenerConfig
+from gateway.config.models import ListenerConfig, UpstreamConfig
+from gateway.config.yaml_tree import KeyPath
 from gateway.registry import protocol, protocol_names
+from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
+
+_EVERY_PATH: Final = PathClaim("/")
+_FIRM: Final = 2
+_STRENGTHS: Final = {
+    ClaimKind.EXCLUSIVE: _FIRM,
+    ClaimKind.SHARED: _FIRM,
+    ClaimKind.LISTED: 1,
+    ClaimKind.YIELDED: 0,
+}
+_NO_UPSTREAMS: Final[Mapping[str, UpstreamConfig]] = MappingProxyType({})
 
 
-def owned_paths(config: ListenerConfig) -> Mapping[str, tuple[str, ...]]:
+@dataclass(frozen=True, slots=True)
+class ProtocolPaths:
+    """The paths of a listener that one of its protocols has.
+
+    Attributes:
+        claims: Its claims of them.
+        shared: Those that another protocol yields, whose clients read what this one writes.
+    """
+
+    claims: tuple[PathClaim, ...] = ()
+    shared: tuple[str, ...] = ()
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The paths that have those below them, too."""
+        return tuple([each.path for each in self.claims if not each.is_whole])
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """The paths without those below them."""
+        return tuple([each.path for each in self.claims if each.is_whole])
+
+    @property
+    def passes(self) -> Mapping[str, Passing]:
+        """What goes to the server behind the listener, by path."""
+        return {each.path: each.passes for each in self.claims}
+
+
+class _ListenerClaim(NamedTuple):
+    """The claim of one protocol on a listener."""
+
+    name: str
+    spec_name: str
+    claim: PathClaim
+    strength: int
+
+
+class PathConflictError(ValueError):
+    """Two protocols of a listener claim a path.
+
+    Attributes:
+        at: The key of the listener that adds one of the claims; () if none does.
+    """
+
+    def __init__(self, owner: _ListenerClaim, other: _ListenerClaim) -> None:
+        added = [each for each in (other, owner) if each.claim.option]
+        settings = [f"options.{each.spec_name}.{each.claim.option}" for each in added]
+        super().__init__(
+            f"path {other.claim.path!r} belongs to {owner.name} and to {other.name}; expected only "
+            f"one of them ({' or '.join(['protocols', *settings])} of the listener)"
+        )
+        self.at: KeyPath = ("options", added[0].spec_name) if added else ()
+
+
+def owned_paths(
+    config: ListenerConfig, upstreams: Mapping[str, UpstreamConfig] = _NO_UPSTREAMS
+) -> Mapping[str, ProtocolPaths]:
     """Return the paths of each HTTP protocol of a listener, by the name of the protocol.
 
-    A path that a protocol yields belongs to another one that claims it. Of several protocols that
-    yield it, the first has it.
+    Args:
+        config: The listener. Its options are correct.
+        upstreams: The upstreams of the configuration, by name.
+
+    Raises:
+        PathConflictError: Two protocols claim a path, and no rule says which of them has it.
     """
-    claims = _claims(config)
-    found: dict[str, tuple[str, ...]] = {}
-    for name, (binding, paths) in claims.items():
-        found[name] = tuple(
-            [path for path in paths if path not in binding.yielded or _owner(path, claims) == name]
-        )
-    return found
-
-
-def shared_paths(name: str, config: ListenerConfig) -> tuple[str, ...]:
-    """Return the paths that the protocol *name* owns and another one of the listener yields."""
-    claims = _claims(config)
-    others = [(binding, paths) for other, (binding, paths) in claims.items() if other != name]
-    return tuple(
-        [
-            path
-            for path in owned_paths(config).get(name, ())
-            if any(path in paths and path in binding.yielded for binding, paths in others)
-        ]
-    )
-
-
-def exact_paths(name: str, config: ListenerConfig) -> tuple[str, ...]:
-    """Return the whole paths that the options of a listener add to a protocol."""
-    spec = protocol(name)
-    return () if spec.http is None else spec.http.exact_paths(config.options.get(spec.name, {}))
-
-
-def conflicts(config: ListenerConfig) -> Iterator[str]:
-    """Yield the error for each path that two protocols of a listener claim and neither yields.
-
-    Some protocols that the listener lists by name do not yield a path to an option of another one.
-    """
+    names = [name for name in config.protocols or protocol_names() if protocol(name).http]
+    entries = [each for name in names for each in _entries(name, config, upstreams)]
     owners: dict[str, str] = {}
-    claims = _claims(config)
-    given = {
-        path: name
-        for name, (binding, _) in claims.items()
-        for path in binding.own_paths(config.options.get(name, {}))
-    }
-    for name, (binding, paths) in claims.items():
-        for path in (*paths, *exact_paths(name, config)):
-            if path not in binding.yielded:
-                other = owners.setdefault(path, name)
-            elif binding.keeps_if_listed and config.protocols is not None:
-                other = given.get(path, name)
-            else:
-                continue
-            if other != name:
-                yield (
-                    f"path {path!r} belongs to {other} and to {name}; expected only one of them "
-                    "(protocols of the listener)"
-                )
-
-
-def check_option_paths(name: str, listener: ListenerConfig) -> None:
-    """Raise ValueError if a path in a protocol's options belongs to another protocol."""
-    names = listener.protocols or protocol_names()
-    http = protocol(name).http
-    if http is None or name not in names:
-        return
-    for path in http.own_paths(listener.options[name]):
-        for other in names:
-            binding = protocol(other).http
-            for prefix in () if binding is None or other == name else binding.prefixes:
-                is_yielded = binding is not None and path in binding.yielded
-                if not is_yielded and (path == prefix or path.startswith(f"{prefix}/")):
-                    raise ValueError(
-                        f"path {path!r} belongs to {other}, which this listener serves too"
-                    )
-
-
-_Claims = Mapping[str, tuple[HttpBinding, tuple[str, ...]]]
-
-
-def _claims(config: ListenerConfig) -> _Claims:
-    found: dict[str, tuple[HttpBinding, tuple[str, ...]]] = {}
-    for name in config.protocols or protocol_names():
-        spec = protocol(name)
-        binding = spec.http
-        if binding is not None:
-            options: Mapping[str, Any] = config.options.get(spec.name, {})
-            found[name] = binding, (*binding.prefixes, *binding.own_paths(options))
+    firm: dict[str, _ListenerClaim] = {}
+    # Of equal claims the first has the path; in an error a claim of an option comes second.
+    for entry in sorted(entries, key=lambda each: (-each.strength, bool(each.claim.option))):
+        owners.setdefault(entry.claim.path, entry.name)
+        if entry.strength == _FIRM:
+            first = firm.setdefault(entry.claim.path, entry)
+            if first.name != entry.name:
+                raise PathConflictError(first, entry)
+    for first, added in _added_below(entries):
+        raise PathConflictError(first, added)
+    yielded = {each.claim.path for each in entries if owners[each.claim.path] != each.name}
+    found: dict[str, ProtocolPaths] = {}
+    for name in names:
+        owned = [
+            each.claim for each in entries if each.name == name and owners[each.claim.path] == name
+        ]
+        shared = [
+            each.path for each in owned if each.kind is ClaimKind.SHARED and each.path in yielded
+        ]
+        if _has_every_path(name, names, config):
+            owned.append(_EVERY_PATH)
+        found[name] = ProtocolPaths(tuple(owned), tuple(shared))
     return found
 
 
-def _owner(path: str, claims: _Claims) -> str:
-    """Return the protocol that owns a path which some yield."""
-    names = [name for name, (_, paths) in claims.items() if path in paths]
-    firm = [name for name in names if path not in claims[name][0].yielded]
-    return (firm or names)[0]
+def _entries(
+    name: str, config: ListenerConfig, upstreams: Mapping[str, UpstreamConfig]
+) -> Iterator[_ListenerClaim]:
+    """Yield the claims of a protocol, as the listener uses it."""
+    spec = protocol(name)
+    binding = spec.http
+    assert binding is not None  # noqa: S101  # the caller has found it
+    is_listed = config.protocols is not None
+    is_offered = config.passthrough is not None and not (
+        is_listed or spec.name in config.options or spec.name in _behind(config, upstreams)
+    )
+    for claim in binding.all_claims(config.options.get(spec.name, {})):
+        found = claim
+        if claim.passes is Passing.FOUND:
+            # A probe without a credential goes to no other server.
+            found = (
+                claim._replace(is_public=False)
+                if is_offered
+                else claim._replace(passes=Passing.NOTHING)
+            )
+        is_firm = is_listed and claim.kind is ClaimKind.LISTED
+        yield _ListenerClaim(name, spec.name, found, _FIRM if is_firm else _STRENGTHS[claim.kind])
+
+
+def _behind(config: ListenerConfig, upstreams: Mapping[str, UpstreamConfig]) -> frozenset[str]:
+    """Return the protocol of the server behind the passthrough of a listener."""
+    if config.passthrough is None or config.passthrough.upstream not in upstreams:
+        return frozenset()
+    return frozenset(each.protocol for each in upstreams[config.passthrough.upstream].all_urls)
+
+
+def _added_below(entries: list[_ListenerClaim]) -> Iterator[tuple[_ListenerClaim, _ListenerClaim]]:
+    """Yield each prefix of an option that is below a path which another protocol always has."""
+    added = [each for each in entries if each.claim.option and not each.claim.is_whole]
+    fixed = [each for each in entries if not each.claim.option and each.strength == _FIRM]
+    for other in added:
+        for first in fixed:
+            if first.name != other.name and other.claim.is_below(first.claim):
+                yield first, other
+
+
+def _has_every_path(name: str, names: list[str], config: ListenerConfig) -> bool:
+    binding = protocol(name).http
+    is_alone = names == [name] and config.passthrough is None
+    return is_alone and binding is not None and binding.any_path

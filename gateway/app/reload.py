@@ -21,6 +21,7 @@ from gateway.app.certificates import check_tls_files
 from gateway.app.config_watch import watch_config
 from gateway.app.errors import RELOAD_LATE, StartError
 from gateway.app.parts import LeadingParts
+from gateway.app.path_ownership import ProtocolPaths, owned_paths
 from gateway.app.runtime_changes import RuntimeChanges, differences
 from gateway.app.service_manager import ServiceManager
 from gateway.concurrency.background import start_background
@@ -52,7 +53,6 @@ _FIXED_KEYS: Final[tuple[KeyPath, ...]] = (
     ("lifecycle", "reload"),
     ("in_flight_bytes",),
     ("in_flight_bytes_per_address",),
-    ("shared_regions",),
 )
 
 
@@ -312,6 +312,7 @@ def _fixed_findings(old: Config, new: Config) -> Iterator[Finding]:
             yield at, f"a new listener: {_NEEDS_RESTART}"
         else:
             yield from _listener_findings(at, before[listener.name], listener)
+            yield from _path_findings(at, (before[listener.name], old), (listener, new))
     for name in before.keys() - {listener.name for listener in new.listeners}:
         yield ("listeners",), f"listener {name!r} is missing: {_NEEDS_RESTART}"
 
@@ -320,6 +321,19 @@ def _listener_findings(at: KeyPath, old: ListenerConfig, new: ListenerConfig) ->
     for key in type(new).model_fields:
         if getattr(old, key) != getattr(new, key):
             yield (*at, key), _NEEDS_RESTART
+
+
+def _path_findings(
+    at: KeyPath, old: tuple[ListenerConfig, Config], new: tuple[ListenerConfig, Config]
+) -> Iterator[Finding]:
+    """Yield what another protocol of the server behind a listener changes, which has its paths."""
+    is_equal = old[0] == new[0]
+    if is_equal and _paths(*old) != _paths(*new):
+        yield (*at, "passthrough"), f"its upstream has another protocol: {_NEEDS_RESTART}"
+
+
+def _paths(listener: ListenerConfig, config: Config) -> Mapping[str, ProtocolPaths]:
+    return owned_paths(listener, config.upstreams)
 
 
 # The keys of `admin` that decide about each request.

@@ -9,6 +9,11 @@ from gateway.config.pipelines import StepConfig
 from gateway.config.routes import MatchConfig, RouteConfig, TargetConfig
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
+from gateway.policies.batch.layers import BATCHING
+from gateway.policies.cache import CACHE
+from gateway.policies.limits.deadline import ROUTE_TIMEOUT, TIMEOUT
+from gateway.policies.limits.hedge import HEDGE
+from gateway.policies.limits.retry_keys import retries_of
 from gateway.routing.match import Matcher, Rule
 
 
@@ -164,12 +169,10 @@ def _targets(config: Config, route: RuledRoute, model: str) -> Iterator[str]:
 
 def _retries(config: Config, route: RuledRoute, model: str) -> Iterator[str]:
     """Yield lines that say which calls of a route are repeated, how often and where."""
-    hedge = None if route.config is None else route.config.hedge
+    hedge = HEDGE.of(route.config)
     if hedge is not None:
         yield f"slow calls have a second attempt after {hedge.after}: {hedge.at_most:.0%} at most"
-    retry = config.policies.retry
-    if route.config is not None and route.config.retry is not None:
-        retry = route.config.retry
+    retry = retries_of(route.config, config.policies)
     if retry is None or retry.budget == 0 or retry.attempts == 1:
         yield "never"
         return
@@ -250,11 +253,12 @@ def _shared_text(config: Config, model: str, *, own: bool) -> str:
     if entry is None or (entry.backend is not None) is not own:
         return ""
     text = ""
-    if entry.batching is not None:
-        rows = entry.batching.max_batch_size
+    batching, cache = BATCHING.of(entry), CACHE.of(entry)
+    if batching is not None:
+        rows = batching.max_batch_size
         text += f", in batches of up to {rows} rows" if rows else ", in batches"
-    if entry.cache is not None:
-        text += f", replies cached for {entry.cache.max_age:g} s"
+    if cache is not None:
+        text += f", replies cached for {cache.max_age:g} s"
     return text
 
 
@@ -279,13 +283,12 @@ def _targets_upstream(ruled: RuledRoute, upstream: str) -> bool:
 def longest_timeout(config: Config, upstream: str) -> float:
     """Return the longest timeout of any route to *upstream*, and ten minutes without one."""
     own = [
-        ruled.config.timeout
+        ROUTE_TIMEOUT.of(ruled.config)
         for ruled in ruled_routes(config)
-        if ruled.config is not None
-        and ruled.config.timeout is not None
-        and _targets_upstream(ruled, upstream)
+        if _targets_upstream(ruled, upstream)
     ]
-    return max(each or _LONGEST_S for each in (config.policies.timeout, *own))
+    found = [TIMEOUT.of(config.policies), *(each for each in own if each is not None)]
+    return max(each or _LONGEST_S for each in found)
 
 
 def text_routes_to(config: Config, upstream: str) -> frozenset[str]:

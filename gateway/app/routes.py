@@ -14,7 +14,6 @@ from gateway import registry
 from gateway.api.extension import TrafficShift
 from gateway.api.tap import RouteTap
 from gateway.app.chain_context import ChainContext, Keep, keep_nothing
-from gateway.app.chains.route import RouteRules, TargetTransform, route_timeout
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
 from gateway.app.route_rules import RuledRoute, named_models, own_models, target_name
@@ -24,10 +23,23 @@ from gateway.config.routes import (
     PoliciesConfig,
     TargetConfig,
 )
+from gateway.ir.call_keys import key_of
 from gateway.pipelines.pipeline import Pipeline
-from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.policies.limits.concurrency import (
+    IN_FLIGHT,
+    QUEUE_TARGET,
+    QUEUE_WAIT,
+    QUEUED,
+    ROUTE_IN_FLIGHT,
+    ConcurrencyLimit,
+)
+from gateway.policies.limits.deadline import ROUTE_TIMEOUT, TIMEOUT, route_timeout
+from gateway.policies.limits.retry_keys import retries_of
+from gateway.policies.limits.sequences import SEQUENCE_IDLE
+from gateway.policies.rename import TargetModel
+from gateway.policies.tap import RouteTaps
+from gateway.policies.transform_tensors import TRANSFORM, TargetTransform
 from gateway.routing.balance import Balance, Readiness, Target
-from gateway.routing.load_balancing import key_of
 from gateway.routing.model_discovery import Discover
 from gateway.routing.router import Route
 from gateway.routing.sequence_affinity import SequenceAffinity
@@ -72,9 +84,9 @@ class RouteState:
 def route_state(ruled: RuledRoute, policies: PoliciesConfig, parts: KeptParts) -> RouteState:
     """Return the state of the previous route of this name, or a new one."""
     name, route = ruled.name, ruled.config
-    in_flight = (None if route is None else route.in_flight) or policies.in_flight or sys.maxsize
-    queued, wait_s, idle_s = policies.queued, policies.queue_wait, policies.sequence_idle
-    target_s = policies.queue_target
+    in_flight = ROUTE_IN_FLIGHT.of(route) or IN_FLIGHT.of(policies) or sys.maxsize
+    queued, idle_s = QUEUED.of(policies), SEQUENCE_IDLE.of(policies)
+    wait_s, target_s = QUEUE_WAIT.of(policies), QUEUE_TARGET.of(policies)
     return RouteState(
         parts.get(
             "limit",
@@ -151,8 +163,7 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
         inner = Discover({name: upstream.service for name, upstream in upstreams.items()})
         ready = partial(_any_ready, tuple(upstreams.values()))
     _watch_places(state.limit, ruled.name, metrics)
-    rules = RouteRules(ruled, config.policies, state.limit, taps)
-    service = build_chain("route", inner, at.with_parts(rules))
+    service = build_chain("route", inner, at.with_parts(state.limit, RouteTaps(taps)))
     return BuiltRoute(ruled, service, ready)
 
 
@@ -172,9 +183,9 @@ def _watched(targets: list[Target], shift: TrafficShift, timeout_s: float | None
 def _timeout_s(ruled: RuledRoute, config: Config) -> float | None:
     """Return the least time after which a route gives up a call or an attempt."""
     route, policies = ruled.config, config.policies
-    retry = (None if route is None else route.retry) or policies.retry
+    retry = retries_of(route, policies)
     times = [
-        route_timeout(ruled, policies).seconds,
+        route_timeout(ruled.name, ROUTE_TIMEOUT.of(route), TIMEOUT.of(policies)).seconds,
         None if retry is None else retry.per_try_timeout,
     ]
     return min([each for each in times if each is not None], default=None)
@@ -202,10 +213,12 @@ def _resolve_target(
 
 
 def _target(target: TargetConfig, found: RouteTarget, route: ChainContext) -> Target:
-    name, own = target_name(target), target.transform
-    at = route.inside(name, "target", target)
-    transform = TargetTransform() if own is None else TargetTransform(own, registry.transform(own))
-    service = build_chain("target", found.service, at.with_parts(target, transform))
+    name, own = target_name(target), TRANSFORM.of(target)
+    transform = TargetTransform(None if own is None else registry.transform(own))
+    at = route.inside(name, "target", target).with_parts(
+        TargetModel(target.model, target.version), transform
+    )
+    service = build_chain("target", found.service, at)
     return Target(name, service, target.weight, found.ready, target.priority)
 
 

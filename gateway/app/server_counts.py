@@ -25,6 +25,7 @@ from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, Unsupported
 from gateway.ir.metadata import ModelState
 from gateway.ir.statistics import ModelStatistics
+from gateway.policies.cache import CACHE
 from gateway.service import Service
 from gateway.telemetry import names
 from gateway.telemetry.model_counts import ModelCounts
@@ -157,7 +158,7 @@ class ServerCounts:
                 statistics.setdefault((name, version), ModelStatistics(name=name, version=version))
         for (name, version), one in statistics.items():
             model = config.models.get(name)
-            is_cached = model is not None and model.cache is not None
+            is_cached = CACHE.of(model) is not None
             is_cached = is_cached or one.inference.cache_miss.count > 0
             failures = self._counts.failures(name, version)
             found |= counters_of(one, failures, is_cached=is_cached)

@@ -19,7 +19,8 @@ from gateway.api.extension import TrafficShift
 from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.chain_context import ChainContext, Keep, Sections, keep_nothing
-from gateway.app.chains.listener import NO_ACCESS, ClientAccess, ServedModels, SharedRegions
+from gateway.app.chains.listener import NO_ACCESS, ClientAccess, ServedModels
+from gateway.app.chains.tracing import Spans
 from gateway.app.declarations import read_declarations
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
@@ -54,7 +55,9 @@ from gateway.ir.metadata import ServerMetadata
 from gateway.policies.access.authorise import ListenerAccess
 from gateway.policies.access.owners import SequenceIds
 from gateway.policies.access.quotas.layer import ApplyQuotas
+from gateway.policies.limits.sequences import SEQUENCE_IDLE
 from gateway.policies.shared_memory.forwarded import ForwardRegions
+from gateway.policies.shared_memory.layer import SHARED_MEMORY, SharedRegions
 from gateway.policies.shared_memory.policy import (
     CopyRegions,
     SharedMemoryMode,
@@ -118,10 +121,8 @@ class ServiceGraph:
         self.models: BuiltModels = build_models(
             config,
             loaded.directory,
-            process.metrics,
             self.parts,
             workers=process.slot.count,
-            tracing=process.tracing,
             at=self._context,
             shared=self._shared_settings("model"),
             declarations=self._declarations,
@@ -338,7 +339,7 @@ class ServiceGraph:
         def build(name: str, upstream: UpstreamConfig) -> BuiltUpstream:
             longest_call_s = longest_timeout(config, name)
             text_routes = text_routes_to(config, name)
-            idle_s = config.policies.sequence_idle
+            idle_s = SEQUENCE_IDLE.of(config.policies)
             source = (
                 upstream,
                 signatures,
@@ -363,7 +364,6 @@ class ServiceGraph:
                     longest_call_s=longest_call_s,
                     text_routes=text_routes,
                     budget=process.budget,
-                    tracing=process.tracing,
                     at=self._context(
                         name, {"upstream": upstream}, self.parts.keep_of("upstream", name)
                     ),
@@ -373,7 +373,7 @@ class ServiceGraph:
         return {name: build(name, upstream) for name, upstream in config.upstreams.items()}
 
     def _build_targets(self) -> dict[str, RouteTarget]:
-        config, metrics, tracing = self.config, self._process.metrics, self._process.tracing
+        config = self.config
         shared = self._shared_settings("model")
         models = {name: model for name, model in config.models.items() if model.backend is None}
 
@@ -385,10 +385,7 @@ class ServiceGraph:
                 lambda: RouteTarget(
                     share_upstream_calls(
                         built.service,
-                        config.upstreams[name],
                         models,
-                        metrics,
-                        tracing,
                         self._context(
                             name,
                             {"upstream": config.upstreams[name]},
@@ -453,7 +450,7 @@ class ServiceGraph:
         )
 
     def _shared_memory_mode(self, listener: ListenerConfig) -> SharedMemoryMode:
-        sharing, process = listener.shared_memory, self._process
+        sharing, process = SHARED_MEMORY.of(listener), self._process
         if sharing.mode == "forward":
             services = [built.service for built in self.upstreams.values()]
             return ForwardRegions(services, sharing.keys, process.forwarded)
@@ -484,7 +481,7 @@ class ServiceGraph:
         name = "" if listener is None else listener.name
         at = self._context(
             name, {"listener": listener}, self.parts.keep_of("listener", name)
-        ).with_parts(process, models, SharedRegions(memory), access)
+        ).with_parts(process, process.load, models, SharedRegions(memory), access)
         return build_chain("listener", router, at)
 
     def _shared_settings(self, *chains: str) -> tuple[object, ...]:
@@ -500,6 +497,7 @@ class ServiceGraph:
             sections={**sections, "policies": self.config.policies, "top": self.config},
             parts={
                 MemoryBudget: self._process.budget,
+                Spans: Spans(self._process.tracing),
                 RecordedCalls: RecordedCalls(self.loaded, recorded_calls),
             },
             metrics=self._process.metrics,
@@ -509,7 +507,7 @@ class ServiceGraph:
     def _sequence_ids(self) -> SequenceIds | None:
         """Return the ids of sequences at their servers; None if all calls are of one client."""
         process, config = self._process, self.config
-        process.sequence_ids.idle_s = config.policies.sequence_idle
+        process.sequence_ids.idle_s = SEQUENCE_IDLE.of(config.policies)
         return process.sequence_ids if names_clients(config) else None
 
     def _upstream_identity(self) -> ServerMetadata | None:

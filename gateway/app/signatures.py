@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
@@ -21,6 +22,19 @@ log = structlog.get_logger(__name__)
 
 # The target's metadata is optional for a complete signature, so the wait for it is short.
 _OPTIONAL_TIMEOUT_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedModels:
+    """What the configuration says about models, by their name at the target.
+
+    Attributes:
+        signatures: Of models whose server reports none, or the wrong ones.
+        declarations: What the metadata tells besides.
+    """
+
+    signatures: Mapping[str, SignatureConfig] = field(default_factory=dict)
+    declarations: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 class Signatures:

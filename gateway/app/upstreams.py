@@ -22,12 +22,12 @@ from gateway.api.protocol import (
 )
 from gateway.app.certificates import upstream_tls
 from gateway.app.chain_context import NO_CONTEXT, ChainContext
-from gateway.app.chains.tracing import Tracing, Wrap
-from gateway.app.chains.upstream import EndpointParts, UpstreamParts
+from gateway.app.chains.upstream import ServerTraits
 from gateway.app.declarations import Declarations
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.layers import build_chain
 from gateway.app.server_identity import ServerIdentity
+from gateway.app.signatures import DescribedModels
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
 from gateway.config.models import (
@@ -36,19 +36,18 @@ from gateway.config.models import (
 )
 from gateway.config.signatures import SignatureConfig
 from gateway.config.tls import TlsConfig
+from gateway.ir.call_keys import key_of
 from gateway.ir.context import Need
 from gateway.ir.errors import ErrorCode
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
-from gateway.policies.count_models import counted
 from gateway.policies.divide_rows import DivideRows
-from gateway.policies.forward_headers import QuestionHeaders
+from gateway.policies.forward_headers import AddedHeaders, QuestionHeaders
 from gateway.policies.known_models import KnownModels
-from gateway.policies.limits.adaptive.overload import OverloadLimit
 from gateway.registry import carrier_of, protocol
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
-from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, key_of
+from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
 from gateway.routing.outlier_detection import OFF, OutlierDetection
 from gateway.routing.rolling.model_calls import ModelCalls
 from gateway.routing.sequence_affinity import IDLE_S
@@ -170,15 +169,26 @@ def complete_service(
     Each call gets the *headers*.
     """
     spec = protocol(url.protocol)
-    parts = EndpointParts(
-        needs=connected.needs,
-        signatures={},
-        classifies=spec.classifies,
-        forward_headers=(),
-        headers=headers,
-        ends_at_empty_classes=partial(spec.may_have, DefectKind.EMPTY_CLASSES, None, url.carrier),
+    server = ServerTraits(
+        connected.needs,
+        spec.classifies,
+        partial(spec.may_have, DefectKind.EMPTY_CLASSES, None, url.carrier),
     )
-    return build_chain("endpoint", connected.service, NO_CONTEXT.with_parts(parts))
+    return chain_of_server(connected.service, server, headers)
+
+
+def chain_of_server(
+    end: Service, server: ServerTraits, headers: Mapping[str, str] = MappingProxyType({})
+) -> Service:
+    """Return the layers of an endpoint that belongs to no upstream of a configuration.
+
+    Args:
+        end: Sends the calls.
+        server: What the layers need to know of the server.
+        headers: The headers of each call.
+    """
+    at = NO_CONTEXT.with_parts(server, AddedHeaders(headers), DescribedModels())
+    return build_chain("endpoint", end, at)
 
 
 class _ClientSettings(NamedTuple):
@@ -351,7 +361,6 @@ class _EndpointBuilder:
     tls: TlsFiles | None
     longest_call_s: float
     budget: MemoryBudget
-    tracing: Tracing | None
     at: ChainContext
 
     def __call__(self, url: Url, address: str = "") -> BuiltEndpoint:
@@ -383,19 +392,18 @@ class _EndpointBuilder:
             withheld=withheld,
         )
         identity = ServerIdentity(self.name, name, url, config.cancellation, withheld)
-        parts = EndpointParts(
-            needs=connected.needs,
-            signatures=self.signatures,
-            declarations=self.declarations,
-            classifies=protocol(url.protocol).classifies,
-            forward_headers=tuple(config.forward_headers),
-            headers=config.headers,
-            client_header=config.client_header,
-            ends_at_empty_classes=identity.ends_at_empty_classes,
-            trace=None if self.tracing is None else partial(self.tracing.attempt, self.name, url),
-            count=counted(metrics.model_counts, self.name),
+        server = ServerTraits(
+            connected.needs,
+            protocol(url.protocol).classifies,
+            identity.ends_at_empty_classes,
+            self.name,
+            url,
         )
-        at = self.at.inside(name, "upstream", config).with_parts(parts)
+        at = self.at.inside(name, "upstream", config).with_parts(
+            server,
+            AddedHeaders(config.headers),
+            DescribedModels(self.signatures, self.declarations),
+        )
         endpoint = Endpoint(name, build_chain("endpoint", connected.service, at))
         questions = build_chain("endpoint", probing.service, at)
         prober = Prober(
@@ -448,20 +456,20 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     longest_call_s: float = 60.0,
     text_routes: AbstractSet[str] = frozenset(),
     budget: MemoryBudget = UNLIMITED,
-    tracing: Tracing | None = None,
     at: ChainContext = NO_CONTEXT,
 ) -> BuiltUpstream:
     """Build one upstream of the configuration.
 
     A cancelled call may still run for *longest_call_s*. The routes *text_routes* have
-    `sequence_ids: text`. With *tracing*, each request to an endpoint has a span. Layers
-    use *at*.
+    `sequence_ids: text`. Layers use *at*.
 
     Raises:
         LookupError: The protocol does not exist, or does not support the carrier.
         ValueError: An option or a TLS file is invalid, or a package is missing.
     """
-    at = at.with_parts(ModelCalls())
+    at = dataclasses.replace(
+        at, name=name, sections={"upstream": config, **at.sections}, metrics=metrics
+    ).with_parts(ModelCalls())
     build = _EndpointBuilder(
         name=name,
         config=config,
@@ -471,7 +479,6 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         tls=upstream_tls(name, config.server_tls, directory),
         longest_call_s=longest_call_s,
         budget=budget,
-        tracing=tracing,
         at=at,
     )
     is_fixed = config.resolve == "first"
@@ -489,10 +496,9 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         is_fixed=is_fixed,
     )
     discovery = None if is_fixed else _discovery(build, balanced)
-    adaptive = UpstreamParts(_adaptive(name, config, metrics))
     return BuiltUpstream(
         name,
-        build_chain("upstream", balanced, at.with_parts(adaptive, balanced)),
+        build_chain("upstream", balanced, at.with_parts(balanced)),
         balanced,
         sequence_ids=sequence_ids,
         members=members,
@@ -523,18 +529,6 @@ def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscove
         on_removed=partial(build.metrics.forget_endpoint, name),
         look_up=look_up_all,
     )
-
-
-def _adaptive(name: str, config: UpstreamConfig, metrics: Metrics) -> Wrap | None:
-    if config.adaptive_concurrency is False:
-        return None
-
-    def build(inner: Service) -> Service:
-        layer = OverloadLimit(inner, name=name)
-        metrics.concurrency_limit(name, lambda: layer.limit)
-        return layer
-
-    return build
 
 
 def _balancer(config: UpstreamConfig) -> LoadBalancer:

@@ -10,6 +10,8 @@ from typing import Any, Final
 from gateway.api.protocol import ProtocolSpec
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath
+from gateway.policies.cache import CACHE
+from gateway.policies.shared_memory.layer import SHARED_MEMORY
 from gateway.registry import protocol
 from gateway.routing.rolling.settings import ROLLING_LOAD
 from gateway.settings.units import AUTO
@@ -42,7 +44,7 @@ def _findings(config: Config) -> Iterator[Finding]:
 
 
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
-    if listener.shared_memory.mode == "map":
+    if SHARED_MEMORY.of(listener).mode == "map":
         yield (*at, "shared_memory"), "would register a region in one worker only"
     for name, options in listener.options.items():
         try:
@@ -58,7 +60,7 @@ def _check_options(
     """Yield each option once, whichever of its reasons comes first."""
     models = {
         "in_process": [name for name, each in config.models.items() if each.backend is not None],
-        "cached": [name for name, each in config.models.items() if each.cache is not None],
+        "cached": [name for name, each in config.models.items() if CACHE.of(each) is not None],
     }
     found: dict[str, str] = {}
     for option in spec.one_process:

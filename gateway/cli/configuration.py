@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from gateway.app import check, describe_layers, explain_call
+from gateway.app import check, explain_call
 from gateway.app.config_warnings import warnings
 from gateway.app.permissions import ExampleCall, ExplainedAccess, explain_access
 from gateway.app.route_rules import Explanation
+from gateway.cli.layer_table import describe_layers
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,

@@ -168,8 +168,8 @@ def serve(  # noqa: PLR0913  # one for each flag
 ) -> None:
     """Serve: `serve CONFIG.yaml`, `serve --upstream URL`, or `serve --demo`.
 
-    `serve` alone serves the first of these files: that of GATEWAY_CONFIG; model/gateway.yaml below
-    SAGEMAKER_BASE_DIR, which is /opt/ml by default; /etc/gateway/gateway.yaml.
+    `serve` alone serves the first of these files: that of GATEWAY_CONFIG; gateway.yaml in the
+    folder where the platform of a container puts models; /etc/gateway/gateway.yaml.
     SIGTERM and SIGINT stop it, after the calls in flight. SIGUSR1 opens log files again.
     Exit status: 0 stopped, 1 could not start or a worker keeps dying, 2 usage or configuration
     error.

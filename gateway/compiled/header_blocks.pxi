@@ -5,7 +5,6 @@ cdef enum:
     _CODED_BYTES = 4096  # a longer string is left to Python
     _HUFFMAN_STATES = 256
     _OVERHEAD = 32
-    _MAX_CALL_FIELDS = 256
     _TIMEOUT_DIGITS = 8
 
 cdef uint8_t _huffman_next[_HUFFMAN_STATES * 16]
@@ -60,42 +59,53 @@ cdef Py_ssize_t _prefixed(Text* at, Text end, int prefix) noexcept:
     return -1
 
 
-cdef bytes _string(Text* at, Text end):
-    """Read a string; None for a long one with Huffman codes, a wrong one, or where the block ends."""
-    cdef char out[_CODED_BYTES * 2]
+cdef Py_ssize_t _text(Text* at, Text end, char* out, Text* found) noexcept:
+    """Read a string into *out*, or find it in the block; return its size.
+
+    The size is -1 for a long string with Huffman codes, a wrong one, or where the block ends.
+    """
     cdef Py_ssize_t written = 0
     cdef Py_ssize_t size
     cdef Py_ssize_t index
     cdef int state = 0
     cdef int step
-    cdef bint complete = True
+    cdef int flags = _COMPLETE
     cdef bint coded
     cdef uint8_t byte
     if at[0] >= end:
-        return None
+        return -1
     coded = at[0][0] & 0x80
     size = _prefixed(at, end, 0x7F)
     if size < 0 or size > end - at[0]:
-        return None
+        return -1
     if not coded:
+        found[0] = at[0]
         at[0] += size
-        return PyBytes_FromStringAndSize(<const char*>at[0] - size, size)
+        return size
     if size > _CODED_BYTES:
-        return None
+        return -1
     for index in range(2 * size):
         byte = at[0][index >> 1]
         step = state * 16 + (byte & 15 if index & 1 else byte >> 4)
-        if _huffman_flags[step] & _FAIL:
-            return None
-        if _huffman_flags[step] & _EMIT:
+        flags = _huffman_flags[step]
+        if flags & _FAIL:
+            return -1
+        if flags & _EMIT:
             out[written] = <char>_huffman_symbols[step]
             written += 1
-        complete = _huffman_flags[step] & _COMPLETE
         state = _huffman_next[step]
-    if not complete:
-        return None
+    if not flags & _COMPLETE:
+        return -1
     at[0] += size
-    return PyBytes_FromStringAndSize(out, written)
+    found[0] = <Text>out
+    return written
+
+
+cdef bytes _string(Text* at, Text end, char* out):
+    """Read a string; None for one that `_text` does not read."""
+    cdef Text found = NULL
+    cdef Py_ssize_t size = _text(at, end, out, &found)
+    return None if size < 0 else PyBytes_FromStringAndSize(<const char*>found, size)
 
 
 def decode_block(bytes block not None, tuple table not None, Py_ssize_t limit_bytes):
@@ -115,12 +125,13 @@ cdef tuple _decode_block(bytes block, tuple table, Py_ssize_t limit_bytes):
     cdef Py_ssize_t size = table[1]
     cdef Py_ssize_t table_bytes = table[2]
     cdef Py_ssize_t remaining = limit_bytes
-    cdef Py_ssize_t index, field_bytes, evicted
+    cdef Py_ssize_t index, field_bytes
     cdef bint changed = False
     cdef bint inserts
     cdef list fields = []
     cdef tuple field
     cdef bytes name, value
+    cdef char out[_CODED_BYTES * 2]
     while at < end:
         inserts = False
         if at[0] & 0x80:
@@ -143,10 +154,10 @@ cdef tuple _decode_block(bytes block, tuple table, Py_ssize_t limit_bytes):
                     return None
                 name = <bytes>field[0]
             else:
-                name = _string(&at, end)
+                name = _string(&at, end, out)
                 if name is None:
                     return None
-            value = _string(&at, end)
+            value = _string(&at, end, out)
             if value is None:
                 return None
             field = (name, value)
@@ -160,15 +171,21 @@ cdef tuple _decode_block(bytes block, tuple table, Py_ssize_t limit_bytes):
                 entries = list(entries)
                 changed = True
             entries.append(field)
-            size += field_bytes
-            evicted = 0
-            while size > table_bytes:
-                field = <tuple>entries[evicted]
-                size -= PyBytes_GET_SIZE(<bytes>field[0]) + PyBytes_GET_SIZE(<bytes>field[1]) + _OVERHEAD
-                evicted += 1
-            if evicted:
-                del entries[:evicted]
+            size = _evicted(entries, size + field_bytes, table_bytes)
     return fields, (entries, size, table_bytes) if changed else table
+
+
+cdef Py_ssize_t _evicted(list entries, Py_ssize_t size, Py_ssize_t table_bytes) except -1:
+    """Remove the oldest entries of a table of *size* bytes until it fits; return its size."""
+    cdef Py_ssize_t evicted = 0
+    cdef tuple field
+    while size > table_bytes:
+        field = <tuple>entries[evicted]
+        size -= PyBytes_GET_SIZE(<bytes>field[0]) + PyBytes_GET_SIZE(<bytes>field[1]) + _OVERHEAD
+        evicted += 1
+    if evicted:
+        del entries[:evicted]
+    return size
 
 
 cdef inline tuple _indexed_field(Py_ssize_t index, tuple static, list entries):
@@ -212,98 +229,182 @@ cdef inline bint _is(Text at, Py_ssize_t size, const char* text, Py_ssize_t leng
     return size == length and not memcmp(at, text, length)
 
 
-def read_call_head(list fields not None, Py_ssize_t limit_bytes):
-    """See `gateway.transports.grpc.headers.read_call_head`."""
-    found = _read_call_head(fields, limit_bytes)
+cdef enum:
+    _REFUSED_FIELD
+    _OWN_FIELD
+    _PATH_FIELD
+    _CODING_FIELD
+    _METADATA_FIELD
+    _MOST_RESIZES = 2
+    _TABLE_BYTES = 4096
+
+
+cdef struct _CallFields:
+    int seen
+    bint is_call
+    double timeout_s
+
+
+cdef int _call_field(Text name, Py_ssize_t name_size, Text value, Py_ssize_t value_size, _CallFields* found) noexcept:
+    """Return what a field of a call is; note what is needed of the fields that are no texts."""
+    cdef Py_ssize_t index
+    cdef int kind = 0
+    if not name_size or not _is_printable(value, value_size):
+        return _REFUSED_FIELD
+    if name[0] == c":":
+        if _is(name, name_size, b":method", 7):
+            kind = 1 if _is(value, value_size, b"POST", 4) else 0
+        elif _is(name, name_size, b":scheme", 7):
+            kind = 2
+        elif _is(name, name_size, b":path", 5):
+            kind = 4 if value_size else 0
+        elif _is(name, name_size, b":authority", 10):
+            kind = 8
+        if not kind or found.seen & kind or found.seen & 16:
+            return _REFUSED_FIELD
+        found.seen |= kind
+        return _PATH_FIELD if kind == 4 else _OWN_FIELD
+    found.seen |= 16
+    for index in range(name_size):
+        if not _IN_KEY[name[index]]:
+            return _REFUSED_FIELD
+    if name_size >= 5 and not memcmp(name, b"grpc-", 5):
+        if _is(name, name_size, b"grpc-timeout", 12):
+            found.timeout_s = _timeout_s(value, value_size)
+            return _REFUSED_FIELD if found.timeout_s < 0 else _OWN_FIELD
+        return _CODING_FIELD if _is(name, name_size, b"grpc-encoding", 13) else _OWN_FIELD
+    if name_size >= 4 and not memcmp(name + name_size - 4, b"-bin", 4):
+        return _REFUSED_FIELD
+    if _is_connection_field(name, name_size):
+        return _REFUSED_FIELD
+    if name_size == 2 and not memcmp(name, b"te", 2):
+        return _OWN_FIELD if _is(value, value_size, b"trailers", 8) else _REFUSED_FIELD
+    if name_size == 4 and not memcmp(name, b"host", 4):
+        return _OWN_FIELD
+    if name_size == 12 and not memcmp(name, b"content-type", 12):
+        if found.is_call or value_size < 16 or memcmp(value, b"application/grpc", 16) != 0:
+            return _REFUSED_FIELD
+        if value_size > 16 and value[16] != c"+" and value[16] != c";" and value[16] != c" ":
+            return _REFUSED_FIELD
+        found.is_call = True
+        return _OWN_FIELD
+    if name_size == 14 and not memcmp(name, b"content-length", 14):
+        return _REFUSED_FIELD
+    return _METADATA_FIELD
+
+
+def read_call_block(bytes block not None, tuple table not None, Py_ssize_t block_bytes, Py_ssize_t limit_bytes):
+    """See `gateway.transports.grpc.headers.read_call_block`."""
+    found = _read_call_block(block, table, block_bytes, limit_bytes)
     if found is None:
-        return _python_version("read_call_head")(fields, limit_bytes)
+        return _python_version("read_call_block")(block, table, block_bytes, limit_bytes)
     return found
 
 
-cdef object _read_call_head(list fields, Py_ssize_t limit_bytes):
-    """Return the head of a usual gRPC call; None for any other."""
+cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py_ssize_t limit_bytes):
+    """Return the head of a usual gRPC call and the table after it; None for any other block.
+
+    One pass reads the fields, checks them, and makes objects of those that are read later.
+    """
     global _grpc_request_head
-    cdef list metadata = []
+    cdef Text at = <Text>PyBytes_AS_STRING(block)
+    cdef Text end = at + PyBytes_GET_SIZE(block)
+    cdef tuple static = _static()
+    cdef list entries = <list>table[0]
+    cdef Py_ssize_t size = table[1]
+    cdef Py_ssize_t table_bytes = table[2]
+    cdef Py_ssize_t total = 0
+    cdef Py_ssize_t index, value_size
+    cdef int resizes = 0
+    cdef int count = 0
+    cdef int kind
+    cdef bint changed = False
+    cdef bint inserts
+    cdef Text value = NULL
     cdef tuple field
     cdef bytes raw_name, raw_value
-    cdef Text name
-    cdef Text value
-    cdef Py_ssize_t name_size, value_size, index
-    cdef Py_ssize_t total = 0
-    cdef int seen = 0
-    cdef int kind
-    cdef bint is_call = False
-    cdef double seconds
+    cdef char out[_CODED_BYTES * 2]
+    cdef _CallFields head
+    cdef list metadata = []
     cdef object path = None
-    cdef object timeout = None
     cdef object coding = "identity"
     if _grpc_request_head is None:
         from gateway.transports.grpc.headers import GrpcRequestHead
 
         _grpc_request_head = GrpcRequestHead
-    if len(fields) > _MAX_CALL_FIELDS:
-        return None
-    for each in fields:
-        field = <tuple?>each
-        raw_name, raw_value = <bytes?>field[0], <bytes?>field[1]
-        name, name_size = <Text>PyBytes_AS_STRING(raw_name), PyBytes_GET_SIZE(raw_name)
-        value, value_size = <Text>PyBytes_AS_STRING(raw_value), PyBytes_GET_SIZE(raw_value)
-        total += name_size + value_size + _OVERHEAD
-        if not name_size or not _is_printable(value, value_size):
-            return None
-        if name[0] == c":":
-            kind = 0
-            if _is(name, name_size, b":method", 7):
-                kind = 1 if _is(value, value_size, b"POST", 4) else 0
-            elif _is(name, name_size, b":scheme", 7):
-                kind = 2
-            elif _is(name, name_size, b":path", 5):
-                kind = 4 if value_size else 0
-                path = _ascii(value, value_size)
-            elif _is(name, name_size, b":authority", 10):
-                kind = 8
-            if not kind or seen & kind or seen & 16:
+    head.seen, head.is_call, head.timeout_s = 0, False, -1
+    while at < end:
+        inserts = False
+        if at[0] & 0x80:
+            index = _prefixed(&at, end, 0x7F)
+            if index <= 0:
                 return None
-            seen |= kind
+            field = _indexed_field(index, static, entries)
+            if field is None:
+                return None
+            raw_name, raw_value = <bytes>field[0], <bytes>field[1]
+            value, value_size = <Text>PyBytes_AS_STRING(raw_value), PyBytes_GET_SIZE(raw_value)
+        elif at[0] & 0x60 == 0x20:
+            resizes += 1
+            index = _prefixed(&at, end, 0x1F)
+            if count or resizes > _MOST_RESIZES or not 0 <= index <= _TABLE_BYTES:
+                return None
+            if not changed:
+                entries, changed = list(entries), True
+            table_bytes = index
+            size = _evicted(entries, size, table_bytes)
             continue
-        seen |= 16
-        for index in range(name_size):
-            if not _IN_KEY[name[index]]:
+        else:
+            inserts = at[0] & 0x40
+            index = _prefixed(&at, end, 0x3F if inserts else 0x0F)
+            if index < 0:
                 return None
-        if name_size >= 5 and not memcmp(name, b"grpc-", 5):
-            if _is(name, name_size, b"grpc-timeout", 12):
-                seconds = _timeout_s(value, value_size)
-                if seconds < 0:
+            if index:
+                field = _indexed_field(index, static, entries)
+                if field is None:
                     return None
-                timeout = seconds
-            elif _is(name, name_size, b"grpc-encoding", 13):
-                coding = _ascii(value, value_size).lower()
-            continue
-        if name_size >= 4 and not memcmp(name + name_size - 4, b"-bin", 4):
-            return None
-        if _is_connection_field(name, name_size):
-            return None
-        if name_size == 2 and not memcmp(name, b"te", 2):
-            if not _is(value, value_size, b"trailers", 8):
+                raw_name = <bytes>field[0]
+            else:
+                raw_name = _string(&at, end, out)
+                if raw_name is None:
+                    return None
+            value_size = _text(&at, end, out, &value)
+            if value_size < 0:
                 return None
-            continue
-        if name_size == 4 and not memcmp(name, b"host", 4):
-            continue
-        if name_size == 12 and not memcmp(name, b"content-type", 12):
-            if is_call or value_size < 16 or memcmp(value, b"application/grpc", 16) != 0:
-                return None
-            if value_size > 16 and value[16] != c"+" and value[16] != c";" and value[16] != c" ":
-                return None
-            is_call = True
-            continue
-        if name_size == 14 and not memcmp(name, b"content-length", 14):
+        count += 1
+        index = PyBytes_GET_SIZE(raw_name) + value_size + _OVERHEAD
+        total += index
+        if total > block_bytes:
             return None
-        metadata.append((_name(raw_name), _ascii(value, value_size)))
-    if not is_call or seen & 7 != 7:
+        if inserts:
+            raw_value = PyBytes_FromStringAndSize(<const char*>value, value_size)
+            if not changed:
+                entries, changed = list(entries), True
+            entries.append((raw_name, raw_value))
+            size = _evicted(entries, size + index, table_bytes)
+        kind = _call_field(
+            <Text>PyBytes_AS_STRING(raw_name), PyBytes_GET_SIZE(raw_name), value, value_size, &head
+        )
+        if kind == _METADATA_FIELD:
+            metadata.append((_name(raw_name), _ascii(value, value_size)))
+        elif kind == _PATH_FIELD:
+            path = _ascii(value, value_size)
+        elif kind == _CODING_FIELD:
+            coding = _ascii(value, value_size).lower()
+        elif kind == _REFUSED_FIELD:
+            return None
+    if not head.is_call or head.seen & 7 != 7:
         return None
-    return _grpc_request_head(
-        path, tuple(metadata), timeout, coding, 200, limit_bytes if total > limit_bytes else 0, None
+    found = _grpc_request_head(
+        path,
+        tuple(metadata),
+        head.timeout_s if head.timeout_s >= 0 else None,
+        coding,
+        200,
+        limit_bytes if total > limit_bytes else 0,
+        None,
     )
+    return found, None, (entries, size, table_bytes) if changed else table
 
 
 cdef bint _is_connection_field(Text name, Py_ssize_t size) noexcept:

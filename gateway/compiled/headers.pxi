@@ -33,46 +33,59 @@ cdef inline bint _is_text_key(key, Text at, Py_ssize_t size) except -1:
     return size > 0 and key not in _RESERVED_KEYS
 
 
-def with_metadata(bytes block not None, metadata):
-    """See `gateway.transports.grpc.headers.with_metadata`."""
-    cdef Text keys[_MAX_FIELDS]
-    cdef Text values[_MAX_FIELDS]
-    cdef uint8_t key_sizes[_MAX_FIELDS]
-    cdef uint8_t value_sizes[_MAX_FIELDS]
-    cdef Py_ssize_t count, index, key_size, value_size
-    cdef Py_ssize_t total = PyBytes_GET_SIZE(block)
+cdef struct _Fields:
+    Py_ssize_t count
+    Text keys[_MAX_FIELDS]
+    Text values[_MAX_FIELDS]
+    uint8_t key_sizes[_MAX_FIELDS]
+    uint8_t value_sizes[_MAX_FIELDS]
+
+
+cdef Py_ssize_t _read_fields(metadata, _Fields* fields) except -2:
+    """Return how many bytes of a block plain metadata takes; -1 for other metadata."""
+    cdef Py_ssize_t index, key_size, value_size
+    cdef Py_ssize_t total = 0
     cdef tuple pair
-    cdef bytes joined
-    cdef char* out
     if type(metadata) is not tuple or len(<tuple>metadata) > _MAX_FIELDS:
-        return _with_metadata(block, metadata)
-    count = len(<tuple>metadata)
-    for index in range(count):
+        return -1
+    fields.count = len(<tuple>metadata)
+    for index in range(fields.count):
         if type((<tuple>metadata)[index]) is not tuple:
-            return _with_metadata(block, metadata)
+            return -1
         pair = <tuple>(<tuple>metadata)[index]
         if len(pair) != 2:
-            return _with_metadata(block, metadata)
-        key_size = _short_text(pair[0], &keys[index])
-        value_size = _short_text(pair[1], &values[index])
-        if key_size < 0 or value_size < 0 or not _is_text_key(pair[0], keys[index], key_size):
-            return _with_metadata(block, metadata)
-        if not _is_printable(values[index], value_size):
-            return _with_metadata(block, metadata)
-        key_sizes[index], value_sizes[index] = key_size, value_size
+            return -1
+        key_size = _short_text(pair[0], &fields.keys[index])
+        value_size = _short_text(pair[1], &fields.values[index])
+        if key_size < 0 or value_size < 0 or not _is_text_key(pair[0], fields.keys[index], key_size):
+            return -1
+        if not _is_printable(fields.values[index], value_size):
+            return -1
+        fields.key_sizes[index], fields.value_sizes[index] = key_size, value_size
         total += 3 + key_size + value_size
-    joined = PyBytes_FromStringAndSize(NULL, total)
-    out = _put(PyBytes_AS_STRING(joined), block)
-    for index in range(count):
-        out[0], out[1] = 0, key_sizes[index]  # a literal field that is not indexed
-        out = _put_text(out + 2, <const char*>keys[index], key_sizes[index])
-        out[0] = value_sizes[index]
-        out = _put_text(out + 1, <const char*>values[index], value_sizes[index])
+    return total
+
+
+cdef char* _put_fields(char* out, _Fields* fields) noexcept:
+    """Write metadata as literal fields that are not indexed."""
+    cdef Py_ssize_t index
+    for index in range(fields.count):
+        out[0], out[1] = 0, fields.key_sizes[index]
+        out = _put_text(out + 2, <const char*>fields.keys[index], fields.key_sizes[index])
+        out[0] = fields.value_sizes[index]
+        out = _put_text(out + 1, <const char*>fields.values[index], fields.value_sizes[index])
+    return out
+
+
+def with_metadata(bytes block not None, metadata):
+    """See `gateway.transports.grpc.headers.with_metadata`."""
+    cdef _Fields fields
+    cdef Py_ssize_t total = _read_fields(metadata, &fields)
+    if total < 0:
+        return _python_version("with_metadata")(block, metadata)
+    cdef bytes joined = PyBytes_FromStringAndSize(NULL, PyBytes_GET_SIZE(block) + total)
+    _put_fields(_put(PyBytes_AS_STRING(joined), block), &fields)
     return joined
-
-
-cdef _with_metadata(bytes block, metadata):
-    return _python_version("with_metadata")(block, metadata)
 
 
 cpdef bint is_printable_ascii(str text) except -1:

@@ -74,6 +74,40 @@ def join_stream(uint64_t number, bytes block not None, buffers, Py_ssize_t size,
     return joined
 
 
+cdef enum:
+    _JOINED_BYTES = 8192  # as in transports/http2/streams.py, JOINED_BYTES
+
+
+def join_call(uint64_t number, bytes block not None, head, message, Py_ssize_t size, bytes tail, trailers):
+    """See `gateway.transports.grpc.messages.join_call`."""
+    cdef _Fields fields
+    cdef _Fields last
+    cdef Py_ssize_t block_bytes = _read_fields(head, &fields)
+    cdef Py_ssize_t tail_bytes = 0 if tail is None else _read_fields(trailers, &last)
+    if block_bytes < 0 or tail_bytes < 0 or not 0 <= size <= _JOINED_BYTES:
+        return _python_version("join_call")(number, block, head, message, size, tail, trailers)
+    block_bytes += PyBytes_GET_SIZE(block)
+    cdef Py_ssize_t heads = 2 * _HEAD_BYTES
+    if tail is not None:
+        tail_bytes += PyBytes_GET_SIZE(tail)
+        heads += _HEAD_BYTES
+    cdef Py_ssize_t total = block_bytes + _PREFIX_BYTES + size + tail_bytes
+    if total > _JOINED_BYTES:
+        return None
+    cdef bytes joined = PyBytes_FromStringAndSize(NULL, heads + total)
+    cdef char* out = PyBytes_AS_STRING(joined)
+    out = _put_head(out, block_bytes, _HEADERS, _END_HEADERS, number)
+    out = _put_fields(_put(out, block), &fields)
+    out = _put_head(out, _PREFIX_BYTES + size, _DATA, _END_STREAM if tail is None else 0, number)
+    out[0], out[1], out[2] = 0, <char>(size >> 24), <char>(size >> 16)
+    out[3], out[4] = <char>(size >> 8), <char>size
+    out = _put_content(out + _PREFIX_BYTES, message, size)
+    if tail is not None:
+        out = _put_head(out, tail_bytes, _HEADERS, _END_HEADERS | _END_STREAM, number)
+        _put_fields(_put(out, tail), &last)
+    return joined
+
+
 cdef object _CONTENT = slice(_PREFIX_BYTES, None)
 
 

@@ -15,9 +15,9 @@ from gateway.config.permissions import ExternalConfig, RuleConfig
 from gateway.config.tls import TlsConfig
 from gateway.settings.fields import (
     CLIENT_NAME,
-    HEADER_NAME,
     RATE,
     Duration,
+    HeaderName,
     Name,
     Names,
     Scalar,
@@ -26,7 +26,6 @@ from gateway.settings.fields import (
 from gateway.settings.model import Model
 
 ClientName = Annotated[str, StringConstraints(pattern=CLIENT_NAME)]
-HeaderName = Annotated[str, StringConstraints(pattern=HEADER_NAME, max_length=255, to_lower=True)]
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"]
 MAX_LEEWAY_S = 300.0
 

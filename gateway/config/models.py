@@ -2,7 +2,8 @@
 
 Every key has a docstring. It is the description in the JSON Schema and in docs/configuration.md,
 and it ends with the default: "Default: `60s`." Options of protocols and backends are raw mappings
-here; `gateway.app.check` passes them to their owners.
+here; `gateway.app.check` passes them to their owners. Keys that only one policy reads belong to its
+layer, and `extended.py` adds them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
-from gateway.config.access import ClientConfig, ClientName, HeaderName, SecurityConfig
+from gateway.config.access import ClientConfig, ClientName, SecurityConfig
 from gateway.config.admin import AdminConfig
 from gateway.config.cors import CorsConfig
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, ServerLimitsConfig
@@ -22,7 +23,6 @@ from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.signatures import SignatureConfig
 from gateway.config.telemetry import TelemetryConfig
 from gateway.config.tls import TlsConfig
-from gateway.ir.context import TRITON_PREFIX
 from gateway.settings.fields import (
     CallKey,
     Duration,
@@ -30,6 +30,7 @@ from gateway.settings.fields import (
     ListenAddress,
     Name,
     Names,
+    Off,
     OrText,
     Scalar,
     Size,
@@ -54,44 +55,13 @@ class StreamConfig(Model):
     Default: `0660`, which allows the owner and the group."""
 
 
-class SharedMemoryConfig(Model):
-    """Tensors that clients pass in shared memory. `shared_memory: map` is short for `{mode: map}`.
-
-    Clients reach every segment that `keys` allows and that the gateway, or the upstream, can open.
-    """
-
-    mode: Literal["off", "forward", "map"] = "off"
-    """`forward` registers the regions with the upstreams, which must run on this machine. A client
-    that makes a segment smaller after it was registered ends the server. `map` copies from and to
-    POSIX regions in the gateway, and has no such weakness. Default: `off`."""
-    keys: Names = ()
-    """Patterns of the names of segments that clients may register, such as `myapp-*`. Clients can
-    read and write each of them. `forward` requires at least one. `map` without patterns allows all
-    names but those that Triton gives its own segments by default. Default: `[]`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_mode(cls, value: object) -> object:
-        return {"mode": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _check_keys(self) -> SharedMemoryConfig:
-        if self.mode == "forward" and not self.keys:
-            raise ValueError(
-                "'forward' needs 'keys': the names of the segments that clients may register, such "
-                "as {mode: forward, keys: ['myapp-*']}. Without them a client could write over "
-                "memory of the server"
-            )
-        if self.mode == "off" and self.keys:
-            raise ValueError("'keys' belong to 'forward' and 'map', and the mode is 'off'")
-        return self
-
-
 class PassthroughConfig(Model):
     """Requests for paths of no protocol that a listener forwards.
 
     `passthrough: NAME` is short for `{upstream: NAME}`. GET and HEAD are forwarded. Nothing else is
-    by default, except for inferences of KServe's first protocol if the server is a KServe.
+    by default, except for inferences of KServe's first protocol if the server is a KServe. Some
+    paths of protocols, such as `/ping` and `/version`, are forwarded to a server that has them,
+    unless the listener lists their protocol or has options for it.
     """
 
     upstream: Name
@@ -148,10 +118,6 @@ class ListenerConfig(Model):
     """Whose name and version clients find in the metadata of the server. `upstream`: those of the
     first upstream in the file that has told them, for clients that check them.
     Default: `gateway`."""
-    shared_memory: Annotated[SharedMemoryConfig, OrText("off", "forward", "map")] = (
-        SharedMemoryConfig()
-    )
-    """Whether clients may pass tensors in shared memory. Default: `off`."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC. `native` is the gateway's own. `reference` uses aiohttp and
     grpcio, and needs several times the CPU. Default: `native`."""
@@ -204,10 +170,6 @@ class ProbeConfig(Model):
     the key. Default: no headers."""
 
 
-Off = Annotated[Literal[False], BeforeValidator(lambda value: False if value == "false" else value)]
-"""`false`; scalars of the file are texts."""
-
-
 class OutlierDetectionConfig(Model):
     """When an address of an upstream is ejected, which means that it gets no calls for a while.
 
@@ -249,19 +211,6 @@ class OutlierDetectionConfig(Model):
         return self
 
 
-class AdaptiveConcurrencyConfig(Model):
-    """The long form of `on_overload`, which has no keys of its own any more."""
-
-    # Retired keys, which have no effect; see retired.py.
-    algorithm: Any = None
-    min: Any = None
-    max: Any = None
-    latency_percentile: Any = None
-    sample: Any = None
-    min_rtt_interval: Any = None
-    jitter: Any = None
-
-
 class UpstreamConfig(Model):
     """A model server with one address, or with several equivalent ones.
 
@@ -283,15 +232,6 @@ class UpstreamConfig(Model):
     """Headers or gRPC metadata that the gateway adds to every request, such as an API key. Secrets
     come from `${env:NAME}`, or from `${file:PATH}`, whose changes are used within 2 s.
     Default: no headers."""
-    forward_headers: Names = ()
-    """Names of client headers that are forwarded. `x-*` forwards every header that begins with
-    `x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values of
-    names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that begin with
-    `triton_` are refused, because they can end a Triton server. Tracing headers are always
-    forwarded, and HTTP servers get the request id. Default: `[]`."""
-    client_header: HeaderName | None = None
-    """Header with the name of the client, which replaces what the caller sent there. Calls of
-    different clients then share neither batches nor cached responses. Default: none."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
     `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
@@ -333,15 +273,6 @@ class UpstreamConfig(Model):
     outlier_detection: OutlierDetectionConfig | Off = OutlierDetectionConfig()
     """When an address whose calls fail gets no calls for a while. It concerns upstreams with
     several addresses. `false` switches it off. Default: the values of its keys."""
-    adaptive_concurrency: Annotated[
-        AdaptiveConcurrencyConfig | Literal["on_overload"] | Off,
-        WithJsonSchema({"enum": ["on_overload", False]}),
-    ] = False
-    """A limit on the inferences in flight that follows the latency of the upstream. It applies to
-    each worker. Each route and model has a limit only while its calls in flight grow and do not end
-    faster. At first they wait in the gateway. They are refused when 100 wait. Up to 48 calls in
-    flight, sequences and streams are never limited. An object means `on_overload`, too.
-    Default: `false`, which is no such limit."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None
@@ -354,12 +285,6 @@ class UpstreamConfig(Model):
 
     @model_validator(mode="after")
     def _check_urls(self) -> UpstreamConfig:
-        for name in self.forward_headers:
-            if name.lower().startswith(TRITON_PREFIX):
-                raise ValueError(
-                    f"forward_headers must not contain {name!r}: a client could set what Triton "
-                    "keeps for itself, and end it"
-                )
         if self.resolve == "all" and self.transport != "native":
             raise ValueError("'resolve: all' needs 'transport: native'")
         if "hash_by" in self.model_fields_set and self.balance != "hash":
@@ -400,49 +325,6 @@ class UpstreamConfig(Model):
         return (self.url,) if self.url is not None else self.urls
 
 
-class BatchingConfig(Model):
-    """Dynamic batching: requests of several clients are merged along the batch axis into one."""
-
-    max_batch_size: int | None = Field(None, ge=2)
-    """Largest number of rows in a batch. A batch is never larger than the model allows. Default:
-    the `max_batch_size` of the model, or 64 if it is unknown."""
-    max_delay: Duration = 0.001
-    """Longest time that a request waits for others. `0s` merges only requests that arrive while
-    the model is busy. Default: `1ms`."""
-    max_bytes: Size = 16 << 20
-    """Largest size of the inputs of a batch, in bytes. Default: `16MiB`."""
-    preferred_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Numbers of rows at which a batch is sent without waiting for more. Default: `[]`."""
-    in_flight: int | None = Field(None, ge=1)
-    """Largest number of batches that the model processes at the same time. Default: the number of
-    instances of the model, or 2 for a model of an upstream."""
-    apart: Literal["none", "group", "client"] = "none"
-    """Whose requests are never merged: those of clients of different groups, or of different
-    clients. Default: `none`, which merges those of all clients."""
-
-    @model_validator(mode="after")
-    def _check_preferred_sizes(self) -> BatchingConfig:
-        most = self.max_batch_size
-        for size in self.preferred_sizes:
-            if most is not None and size > most:
-                raise ValueError(f"preferred size {size} is larger than max_batch_size {most}")
-        return self
-
-
-class CacheConfig(Model):
-    """Response cache, for models whose outputs depend on the request alone."""
-
-    max_bytes: Size = 64 << 20
-    """Largest size of the responses that a worker stores for the model. The least recently used
-    are removed first. Default: `64MiB`."""
-    max_age: Duration = 60.0
-    """Time for which a stored response is used. Default: `60s`."""
-    apart: Literal["none", "group", "client"] = "none"
-    """Who never gets the response to another: clients of different groups, or different clients.
-    `client` also hides by the time of a response what others have sent. Default: `none`, which
-    shares the responses of all clients."""
-
-
 class ModelConfig(Model):
     """A model that runs in the gateway, or settings for a model of an upstream.
 
@@ -460,10 +342,6 @@ class ModelConfig(Model):
     default."""
     signature: SignatureConfig | None = None
     """Inputs, outputs and other metadata. Default: the metadata of the model itself."""
-    batching: BatchingConfig | None = None
-    """Dynamic batching. `{}` switches it on with its defaults. Default: no batching."""
-    cache: CacheConfig | None = None
-    """Response cache. `{}` switches it on with its defaults. Default: no cache."""
     protocols: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     """What protocols without tensors must know about the model, by the name of the protocol. The
     page of the protocol has the keys. Default: none, so the metadata of the model decide."""
@@ -573,8 +451,6 @@ class Config(Model):
     more while memory is free. It then gives way to other addresses: their requests come first, and
     its messages that are on their way end if others wait for 1 s. Clients of unix sockets have it
     for each connection. Default: a quarter of `in_flight_bytes`."""
-    shared_regions: int = Field(128, ge=1)
-    """Largest number of shared-memory regions that clients may register. Default: `128`."""
 
     def default_model_of(self, listener: ListenerConfig) -> str:
         """Return the model of requests to a listener that name none; "" for none.

@@ -16,8 +16,9 @@ from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferRequest, InferResponse
 from gateway.ir.data import (
     ItemsData,
@@ -30,7 +31,7 @@ from gateway.ir.data import (
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Cancelled, DeadlineExceeded, GatewayError
 from gateway.ir.tensor import Tensor, as_raw
-from gateway.policies.access.apart import Apart
+from gateway.policies.access.apart import Apart, apart_by
 from gateway.policies.batch.merge import (
     SHARED_NEEDS,
     in_canonical_order,
@@ -41,6 +42,10 @@ from gateway.policies.batch.merge import (
 )
 from gateway.policies.batch.rows import has_rows, join_rows, row_replies, split_rows
 from gateway.service import Service
+from gateway.settings.fields import Duration, Size
+from gateway.settings.model import Model
+from gateway.settings.setting import Setting
+from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 _Digest = Any
@@ -58,6 +63,29 @@ _SIZE = struct.Struct("<Q")
 _NOT_STORED = (SlicedData, SharedMemoryData, JsonItemsData, UntypedData)
 # The attribute `name` of an enum member is slower than the rest of the description.
 _NAMES: dict[Datatype | None, str] = {datatype: datatype.name for datatype in Datatype}
+
+
+class CacheConfig(Model):
+    """Response cache, for models whose outputs depend on the request alone."""
+
+    max_bytes: Size = 64 << 20
+    """Largest size of the responses that a worker stores for the model. The least recently used
+    are removed first. Default: `64MiB`."""
+    max_age: Duration = 60.0
+    """Time for which a stored response is used. Default: `60s`."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Who never gets the response to another: clients of different groups, or different clients.
+    `client` also hides by the time of a response what others have sent. Default: `none`, which
+    shares the responses of all clients."""
+
+
+CACHE: Final = Setting[CacheConfig | None](
+    key="cache",
+    type=CacheConfig | None,
+    default=None,
+    help="Response cache. `{}` switches it on with its defaults. Default: no cache.",
+    places=("model",),
+)
 
 
 class CacheMeter(Protocol):
@@ -368,3 +396,21 @@ def _is_storable(reply: InferResponse) -> bool:
 def _copy(tensor: Tensor) -> Tensor:
     data = RawData(memoryview(bytes(as_raw(tensor))))
     return Tensor(tensor.name, tensor.datatype, tensor.shape, data, tensor.parameters)
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    config = at.setting(CACHE)
+    if config is None:
+        return None
+    return Cache(
+        inner.questions,
+        max_bytes=config.max_bytes,
+        max_age_s=config.max_age,
+        meter=at.part(Metrics).sharing.cache(at.name),
+        apart=apart_by(config.apart),
+    )
+
+
+LAYER: Final = Layer(
+    "Cache", "replies to a repeated request from memory", "model", _build, settings=(CACHE,)
+)

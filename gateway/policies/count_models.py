@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef, with_version
@@ -115,8 +115,3 @@ def _code_of(error: BaseException) -> ErrorCode:
         return error.code
     is_left = isinstance(error, asyncio.CancelledError | GeneratorExit)
     return ErrorCode.CANCELLED if is_left else ErrorCode.INTERNAL
-
-
-def counted(counts: ModelCounts | None, upstream: str) -> Callable[[Service], Any] | None:
-    """Return what wraps the service of an endpoint; None where nothing is counted."""
-    return None if counts is None else partial(CountSent, upstream=upstream, counts=counts)

@@ -3,12 +3,15 @@
 Only tracing headers are forwarded by default; credentials are not.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
 
 from gateway.accelerator import accelerated
+from gateway.api.extension import ConfigView, Finding
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -22,6 +25,8 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, TRACING, TRITON_PREFIX, Metadata
 from gateway.service import ReplyCoroutine, Service
+from gateway.settings.fields import HeaderName, Names
+from gateway.settings.setting import Setting
 
 R = TypeVar("R")
 
@@ -44,6 +49,38 @@ _QUESTIONS: frozenset[type[Call[Any]]] = frozenset(
         RepositoryIndexRequest,
     }
 )
+
+
+FORWARD_HEADERS: Final = Setting[tuple[str, ...]](
+    key="forward_headers",
+    type=Names,
+    default=(),
+    help=(
+        "Names of client headers that are forwarded. `x-*` forwards every header that begins with "
+        "`x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values "
+        "of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that begin "
+        "with `triton_` are refused, because they can end a Triton server. Tracing headers are "
+        "always forwarded, and HTTP servers get the request id. Default: `[]`."
+    ),
+    places=("upstream",),
+)
+CLIENT_HEADER: Final = Setting[str | None](
+    key="client_header",
+    type=HeaderName | None,
+    default=None,
+    help=(
+        "Header with the name of the client, which replaces what the caller sent there. Calls of "
+        "different clients then share neither batches nor cached responses. Default: none."
+    ),
+    places=("upstream",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AddedHeaders:
+    """The headers of every call of an endpoint."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class ForwardHeaders:
@@ -205,3 +242,47 @@ class QuestionHeaders:
             kept = [pair for pair in call.context.metadata if pair[0] not in self._names]
             call = call.with_metadata((*kept, *self._added))
         return self._inner(call)
+
+
+def _build(inner: Entries, at: LayerContext) -> Service:
+    allowed = at.setting(FORWARD_HEADERS)
+    return forwarding(
+        inner.questions,
+        allowed,
+        at.part(AddedHeaders).headers,
+        at.setting(CLIENT_HEADER),
+        inference=inner.inference,
+    )
+
+
+def _build_shared(inner: Entries, at: LayerContext) -> Service:
+    allowed = at.setting(FORWARD_HEADERS)
+    return forwarding(inner.questions, allowed, {}, at.setting(CLIENT_HEADER))
+
+
+def _check(config: ConfigView) -> Iterator[Finding]:
+    """Yield the upstreams that forward a header that only Triton may set."""
+    for path, names in config.values(FORWARD_HEADERS):
+        for name in names:
+            if name.lower().startswith(TRITON_PREFIX):
+                yield (
+                    path[:-1],
+                    (
+                        f"forward_headers must not contain {name!r}: a client could set what "
+                        "Triton keeps for itself, and end it"
+                    ),
+                )
+                break
+
+
+LAYER: Final = Layer(
+    "ForwardHeaders",
+    "drops the headers that are not forwarded, adds configured ones",
+    "endpoint",
+    _build,
+    settings=(FORWARD_HEADERS, CLIENT_HEADER),
+    check=_check,
+)
+SHARED_LAYER: Final = Layer(
+    "ForwardHeaders", "drops the headers that are not forwarded", "model", _build_shared
+)

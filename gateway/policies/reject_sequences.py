@@ -4,13 +4,22 @@ An in-process model keeps the state of a sequence in its process. With several w
 one sequence may reach different processes.
 """
 
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest
 from gateway.ir.errors import Unsupported
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProcesses:
+    """The number of processes that a model with a state runs in; 1 for one without a state."""
+
+    count: int = 1
 
 
 class RejectSequences:
@@ -42,3 +51,16 @@ class RejectSequences:
             f"{self._workers} workers (set 'workers: 1')",
             model=call.model,
         )
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    count = at.part(ModelProcesses).count
+    return RejectSequences(inner.questions, count) if count > 1 else None
+
+
+LAYER: Final = Layer(
+    "RejectSequences",
+    "rejects sequences, whose requests would go to different workers",
+    "model",
+    _build,
+)

@@ -4,8 +4,11 @@ Callers use their names; *inner* gets the names of the target. Calls to the serv
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
+from pydantic import Field
+
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -20,8 +23,36 @@ from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadat
 from gateway.ir.streams import MappedStream
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.service import Service
+from gateway.settings.fields import Name
+from gateway.settings.model import Model
+from gateway.settings.setting import Setting
 
 R = TypeVar("R")
+
+
+class TensorNamesConfig(Model):
+    """Translation of tensor names between the client and the target."""
+
+    inputs: Mapping[Name, Name] = Field(default_factory=dict)
+    """Input names of the client, each with the name at the target. Default: the same names."""
+    outputs: Mapping[Name, Name] = Field(default_factory=dict)
+    """Output names of the client, each with the name at the target. Default: the same names."""
+
+
+TENSORS: Final = Setting[TensorNamesConfig](
+    key="tensors",
+    type=TensorNamesConfig,
+    default=TensorNamesConfig(),
+    help="Tensor names that differ between the client and the target.",
+    places=("target",),
+)
+
+
+class TargetModel(NamedTuple):
+    """The name and the version of a model at its target; None for those of the caller."""
+
+    name: str | None = None
+    version: str | None = None
 
 
 class Rename:
@@ -172,3 +203,25 @@ def _check_distinct(kind: str, names: Iterable[str]) -> None:
         if name in seen:
             raise InvalidRequest(f"the request has {kind} {name!r} twice after renaming")
         seen.add(name)
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    model, tensors = at.part(TargetModel), at.setting(TENSORS)
+    if model == TargetModel() and not (tensors.inputs or tensors.outputs):
+        return None
+    return Rename(
+        inner.questions,
+        model=model.name,
+        version=model.version,
+        inputs=tensors.inputs,
+        outputs=tensors.outputs,
+    )
+
+
+LAYER: Final = Layer(
+    "Rename",
+    "translates names of models and tensors, if the route configures it",
+    "target",
+    _build,
+    settings=(TENSORS,),
+)

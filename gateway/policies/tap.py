@@ -3,12 +3,15 @@
 It knows neither which calls are chosen nor what happens to them.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.api.tap import RecordedStream, RouteTap, SampledCall
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest
 from gateway.ir.errors import ErrorCode
@@ -21,6 +24,13 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 
 _CANCELLED = ErrorCode.CANCELLED, "the client left before the end of the stream"
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTaps:
+    """What receives chosen calls of a route."""
+
+    taps: Sequence[RouteTap] = ()
 
 
 class SampleCalls:
@@ -83,3 +93,18 @@ class SampleCalls:
             self._tap.end(exchange)
         except Exception:  # the client's reply must not fail because of a tap
             log.exception("call not sampled")
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    found, taps = inner.questions, at.part(RouteTaps).taps
+    for tap in taps:
+        found = SampleCalls(found, tap)
+    return found if taps else None
+
+
+LAYER: Final = Layer(
+    "SampleCalls",
+    "passes chosen calls to the shadow process, if a migration has them",
+    "route",
+    _build,
+)

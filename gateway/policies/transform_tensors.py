@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from dataclasses import dataclass
+from typing import Final, TypeVar, cast
 
 import structlog
 
-from gateway.api.layer import Entries
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.api.transform import TensorTransform
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.errors import GatewayError, InternalError
 from gateway.ir.streams import MappedStream
-from gateway.service import ReplyCoroutine
+from gateway.policies.buffer_body import BufferBody
+from gateway.policies.classify import Classify
+from gateway.policies.complete.policy import Complete
+from gateway.service import ReplyCoroutine, Service
+from gateway.settings.fields import Name
+from gateway.settings.setting import Setting
 
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 M = TypeVar("M", InferRequest, InferResponse)
+
+
+TRANSFORM: Final = Setting[str | None](
+    key="transform",
+    type=Name | None,
+    default=None,
+    help=(
+        "What changes requests for the target and its replies: a `TensorTransform` of an installed "
+        "package, by its entry point. Default: none."
+    ),
+    places=("target",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTransform:
+    """The transform of a target; None for none."""
+
+    transform: TensorTransform | None = None
 
 
 class TransformTensors:
@@ -88,3 +113,46 @@ def _checked(kind: type[M], found: M) -> M:
     if not isinstance(found, kind):
         raise TypeError(f"returned {type(found).__name__}; expected {kind.__name__}")
     return found
+
+
+def _buffer_body(inner: Entries, at: LayerContext) -> Service | None:
+    if at.part(TargetTransform).transform is None:
+        return None
+    return BufferBody(inner.questions, inference=inner.inference)
+
+
+def _classify(inner: Entries, at: LayerContext) -> Service | None:
+    if at.part(TargetTransform).transform is None:
+        return None
+    return Classify(inner.questions, by_target=False, inference=inner.inference)
+
+
+def _complete(inner: Entries, at: LayerContext) -> Service | None:
+    found = at.part(TargetTransform).transform
+    if found is None:
+        return None
+    return Complete(inner.questions, found.needs, inference=inner.inference)
+
+
+def _transform(inner: Entries, at: LayerContext) -> Service | None:
+    found = at.part(TargetTransform).transform
+    return None if found is None else TransformTensors(inner, found, at.setting(TRANSFORM) or "")
+
+
+LAYERS: Final = (
+    Layer(
+        "BufferBody",
+        "waits for the whole body of a request, if `transform` is set",
+        "target",
+        _buffer_body,
+    ),
+    Layer("Classify", "computes classes of what `transform` returns", "target", _classify),
+    Layer("Complete", "adds what `transform` needs", "target", _complete),
+    Layer(
+        "TransformTensors",
+        "changes requests and replies, if `transform` is set",
+        "target",
+        _transform,
+        settings=(TRANSFORM,),
+    ),
+)

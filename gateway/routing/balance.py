@@ -10,10 +10,10 @@ import structlog
 
 from gateway.api.extension import TrafficShift
 from gateway.ir.attempts import ATTEMPT
+from gateway.ir.call_keys import Key
 from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
-from gateway.routing.load_balancing import Key
 from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
 from gateway.service import ReplyCoroutine, Service, bound_call
 from gateway.telemetry.call_path import current_path, record_target

@@ -14,9 +14,6 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, TypeVar
 
-import structlog
-
-from gateway.concurrency.timeouts import is_timeout
 from gateway.ir.attempts import ATTEMPT
 from gateway.ir.calls import (
     MODEL_CONTROL_CALLS,
@@ -28,48 +25,30 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.errors import ErrorCode, GatewayError, NotSent, Unavailable
+from gateway.ir.errors import GatewayError, NotSent, Unavailable
 from gateway.ir.metadata import ServerMetadata
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.ir.streams import map_stream, on_stream_end
 from gateway.model_info.sequence_ids import SequenceIdTypes
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
+from gateway.routing.endpoint_results import EndpointResults, OnEjected, ignore_ejection
 from gateway.routing.endpoint_share import EndpointShare, EndpointShares, FirstReplyStream
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer, PeakEwma
 from gateway.routing.outlier_detection import DEFAULT, EndpointHealth, OutlierDetection
 from gateway.routing.placement import PLACEMENT, Placement
 from gateway.routing.sequence_affinity import IDLE_S, SequenceAffinity
 from gateway.service import ReplyCoroutine, Service, bound_call
-from gateway.telemetry.error_texts import error_text
-
-log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-# Errors that are independent of the endpoint's health: a cancellation, or a limit of the gateway or
-# of the server.
-_NEUTRAL = frozenset({ErrorCode.CANCELLED, ErrorCode.OVERLOADED})
-
-# Errors of the endpoint: it is unavailable, or its response cannot be decoded.
-_FAILURES = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.BAD_UPSTREAM})
-
 # The share of the calls with which a slow start begins.
 _FIRST_SHARE = 0.1
-
-# How long other endpoints are preferred to one that could not be reached.
-_UNREACHABLE_S = 1.0
 
 # For new sequences, of an endpoint that does not have the first rank.
 _NO_WEIGHT = 1e-9
 
 ALL = "*"
 """Stands for all endpoints, where names are expected."""
-
-OnEjected = Callable[[str, str], None]
-"""Called with the name of an endpoint and the cause of its ejection."""
-
-
-def _ignore(_endpoint: str, _cause: str) -> None: ...
 
 
 def _is_disconnect(error: BaseException | None) -> bool:
@@ -173,7 +152,7 @@ class Endpoints:
         balancer: LoadBalancer | None = None,
         slow_start_s: float = 0.0,
         outliers: OutlierDetection = DEFAULT,
-        on_ejected: OnEjected = _ignore,
+        on_ejected: OnEjected = ignore_ejection,
         sequence_idle_s: float = IDLE_S,
         sequence_ids: SequenceIdTypes | None = None,
         is_fixed: bool = True,
@@ -188,16 +167,23 @@ class Endpoints:
         self._balancer = balancer or LoadBalancer(BalancingPolicy.LEAST_REQUEST)
         self._slow_start_s = slow_start_s
         self._draw = draw
-        self._outliers = outliers
-        self._on_ejected = on_ejected
         self._clock = clock
         self.affinity = SequenceAffinity("endpoint", idle_s=sequence_idle_s, clock=clock)
         self._sequence_ids = sequence_ids
-        self._next_sweep = clock() + outliers.interval_s
         self._only: Endpoint | None = None
         self._has_placement = self._has_closed = False
         self.residency: Placement | None = None
         self._shares = EndpointShares[Endpoint](name, draw, outliers.max_ejection_s)
+        self._results = EndpointResults(
+            name,
+            self._shares,
+            self._balancer,
+            outliers,
+            on_ejected=on_ejected,
+            on_share=self._compare,
+            clock=clock,
+        )
+        self._ended = self._results.ended
         self.replace(endpoints)
 
     def replace(self, endpoints: Sequence[Endpoint]) -> None:
@@ -207,6 +193,7 @@ class Endpoints:
         self.endpoints = tuple(endpoints)
         self._has_ranks = len({endpoint.rank for endpoint in endpoints}) > 1
         self._shares.replace(self.endpoints)
+        self._results.endpoints = self.endpoints
         self._compare()
         self._balancer.is_weighted = len({endpoint.weight for endpoint in endpoints}) > 1
         self._update_drained()
@@ -476,123 +463,3 @@ class Endpoints:
             if warm and self._draw() >= share:
                 return self._balancer.choose(warm, call, now)
         return endpoint
-
-    def _ended(
-        self,
-        endpoint: Endpoint,
-        call: Call[Any],
-        started: float,
-        error: BaseException | None,
-        *,
-        is_reply: bool = False,
-    ) -> None:
-        """Record the end of a call; with *is_reply* the error is a reply, though without origin."""
-        endpoint.pending -= 1
-        health, now = endpoint.health, self._clock()
-        if isinstance(error, GatewayError):
-            error.attempted = endpoint.name
-            is_reply = is_reply or error.origin is not None
-        if is_reply or (error is None and self._shares.lowered):
-            self._share(endpoint, call, started, now, error)
-        if health.ejected_until is not None and started < health.ejected_at:
-            return  # a call from before the ejection
-        if error is None:
-            is_stream = type(call) is StreamInferRequest
-            self._succeeded(endpoint, now, None if is_stream else now - started)
-        elif is_timeout(error, call, now):
-            if health.is_slow(now - started):
-                health.timeouts += 1
-                self._eject_outlier(endpoint, "timeouts", now, error)
-            else:
-                health.has_trial_call = False
-        elif not isinstance(error, GatewayError) or error.code in _NEUTRAL:
-            health.has_trial_call = False  # the next call is the trial
-        elif error.code in _FAILURES or error.code in self._outliers.failure_codes:
-            self._failed(endpoint, now, error, is_reply=is_reply)
-        else:
-            self._succeeded(endpoint, now, None)
-
-    def _share(
-        self,
-        endpoint: Endpoint,
-        call: Call[Any],
-        started: float,
-        now: float,
-        error: BaseException | None,
-    ) -> None:
-        """Change the share of *endpoint* after a reply to an inference, which may be an error."""
-        if type(call) is not InferRequest and inference_of(call) is None:
-            return
-        if error is None:
-            self._shares.served(endpoint, started)
-        elif isinstance(error, GatewayError) and self._outliers.lowers_shares:
-            self._shares.refused(endpoint, error, started, now, self._balancer.turn)
-        self._compare()
-
-    def _failed(
-        self, endpoint: Endpoint, now: float, error: GatewayError, *, is_reply: bool
-    ) -> None:
-        health = endpoint.health
-        health.failures += 1
-        is_full = is_reply and endpoint.pending > 0 and error.code is ErrorCode.UNAVAILABLE
-        if is_full and not health.has_trial_call:
-            return  # a server with a full queue refuses calls, and serves those that it has
-        if isinstance(error, NotSent):
-            health.note_unreachable(now + _UNREACHABLE_S)
-        self._eject_outlier(endpoint, "failures", now, error)
-
-    def _succeeded(self, endpoint: Endpoint, now: float, latency_s: float | None) -> None:
-        if latency_s is not None:
-            if self._balancer.measures_latency:
-                endpoint.latency.observe(latency_s, now)
-            if self._outliers.slow_factor:
-                endpoint.health.count(latency_s)
-                if now >= self._next_sweep:
-                    self._sweep(now)
-        health = endpoint.health
-        if health.has_trial_call and health.was_too_slow:
-            if latency_s is None:
-                health.has_trial_call = False  # the next call is the trial
-                return
-            if self._outliers.is_slower(latency_s, (each.health for each in self.endpoints)):
-                health.is_too_slow = True
-                self._eject_outlier(endpoint, "slow", now, f"latency {latency_s:.3g} s")
-                return
-        if health.note_success(now, latency_s, self._outliers):
-            endpoint.available_since = now
-            log.info("endpoint reinstated", upstream=self.name, endpoint=endpoint.name)
-
-    def _sweep(self, now: float) -> None:
-        """Eject endpoints that are much slower than the others."""
-        rules = self._outliers
-        self._next_sweep = now + rules.interval_s
-        for endpoint, mean_s in rules.slowest(self.endpoints):
-            endpoint.health.is_too_slow = True
-            self._eject_outlier(endpoint, "slow", now, f"mean latency {mean_s:.3g} s")
-            endpoint.health.is_too_slow = False  # it may not have been ejected
-
-    def _eject_outlier(
-        self, endpoint: Endpoint, cause: str, now: float, error: BaseException | str
-    ) -> None:
-        health, rules = endpoint.health, self._outliers
-        if not health.should_eject(rules):
-            return
-        if health.ejected_until is None:
-            ejected = sum(other.health.ejected_until is not None for other in self.endpoints)
-            others = any(
-                other.is_available(now) for other in self.endpoints if other is not endpoint
-            )
-            if ejected >= rules.max_ejected(len(self.endpoints)) or not others:
-                return
-        elif not health.has_trial_call:
-            return  # the trial has ended already
-        length_s = health.eject(rules, now)
-        self._on_ejected(endpoint.name, cause)
-        log.warning(
-            "endpoint ejected",
-            upstream=self.name,
-            endpoint=endpoint.name,
-            cause=cause,
-            seconds=length_s,
-            error=error_text(error),
-        )

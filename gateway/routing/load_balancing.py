@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
+from gateway.ir.call_keys import Key
 from gateway.ir.calls import Call
 from gateway.routing.sequence_affinity import rendezvous
 
@@ -74,8 +75,6 @@ class BalancedEndpoint(Protocol):
 
 
 E = TypeVar("E", bound=BalancedEndpoint)
-Key = Callable[[Call[Any]], str | None]
-"""Returns the text that decides where a call goes; None if the call has none."""
 
 
 class LoadBalancer:
@@ -215,17 +214,3 @@ class LoadBalancer:
 def _magnitude(latency: PeakEwma, now: float) -> int:
     """Return the power of two above *latency*: smaller differences are noise."""
     return math.frexp(max(latency.read(now), _LEAST_S))[1]
-
-
-def key_of(source: str) -> Key:
-    """Return the key function of a source: `model`, `address`, `client`, or `header:NAME`."""
-    if source == "model":
-        return lambda call: None if call.model is None else call.model.name
-    if source == "address":
-        return lambda call: call.context.client.address or None
-    if source == "client":
-        return lambda call: call.context.client.identity.name
-    name = source.removeprefix("header:").lower()
-    return lambda call: next(
-        (value for key, value in call.context.metadata if key == name and value), None
-    )

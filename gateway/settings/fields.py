@@ -5,7 +5,7 @@ The `$comment` of a schema names the kind. The schema's defaults and docs/config
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -141,6 +141,7 @@ FORMS: Final[Mapping[str, str]] = MappingProxyType(
 """What errors say about each pattern."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PRINTABLE)]
 Text = Annotated[str, StringConstraints(max_length=1024)]
+HeaderName = Annotated[str, StringConstraints(pattern=HEADER_NAME, max_length=255, to_lower=True)]
 Origin = Annotated[str, StringConstraints(max_length=255, pattern=_ORIGIN)]
 """An origin as browsers send it, or `*` for all of them."""
 AdminToken = Annotated[
@@ -150,6 +151,10 @@ AdminToken = Annotated[
 """A token that nobody guesses: at least 16 characters of ASCII, without spaces."""
 CallKey = Annotated[Text, Field(pattern=_CALL_KEY)]
 """What calls are grouped by: their model, their client or its address, or the value of a header."""
+
+
+Off = Annotated[Literal[False], BeforeValidator(lambda value: False if value == "false" else value)]
+"""`false`; scalars of the file are texts."""
 
 
 class OrText:

@@ -8,7 +8,7 @@ connection.
 
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from gateway.wire.frontend import ServerFrontend as ServerFrontend  # noqa: PLC0
 from gateway.wire.frontend import SessionLimits as SessionLimits  # noqa: PLC0414  # part of the contract
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
+from gateway.wire.path_claims import Passing
 from gateway.wire.stream import Frame
 
 Q_contra = TypeVar("Q_contra", contravariant=True)
@@ -206,17 +207,15 @@ class HttpMount:
 
     Attributes:
         root: It also serves the path "/" itself, unless another mount or a fallback claims it.
-        read_only: The prefixes under which it has only GET; the fallback gets other methods.
         exact: Whole paths that it serves, before all prefixes.
-        passed: The prefixes under which the fallback gets the requests that it claims.
+        passes: What the fallback gets of these paths; nothing of those without an entry.
     """
 
     prefixes: Sequence[str]
     frontend: HttpFrontend
     root: bool = False
-    read_only: frozenset[str] = frozenset()
     exact: Sequence[str] = ()
-    passed: frozenset[str] = frozenset()
+    passes: Mapping[str, Passing] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

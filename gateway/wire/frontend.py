@@ -67,6 +67,13 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
         """Return whether a request under a path of another frontend is for this one."""
         return False
 
+    async def offer(self, wire: Q, /) -> A | AsyncGenerator[A, None] | None:  # noqa: ARG002
+        """Return the response to a request under a path of another frontend.
+
+        The result is None if this one has no such path.
+        """
+        return None
+
     async def handle(self, wire: Q, /) -> A | AsyncGenerator[A, None]:
         """Return the only response to *wire*, or a generator where it streams.
 

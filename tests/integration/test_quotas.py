@@ -149,6 +149,26 @@ quotas:""",
         assert "x-ratelimit-limit-requests" not in headers
 
 
+async def test_the_head_of_a_stream_of_completions_tells_of_quotas() -> None:
+    """Server-sent events have the headers that a single response has; a refusal is no stream."""
+    text = config().replace(
+        "quotas:",
+        """  words: {backend: python, options: {callable: "gateway.backends.examples:speak"}}
+quotas:""",
+    )
+    async with running(text) as gateway, ClientSession() as client:
+        url = f"http://{gateway.addresses['main.http']}/v1/completions"
+        request = {"model": "words", "prompt": "one two", "stream": True}
+        replies = [await sent(client, "POST", url, request) for _ in range(4)]
+    for (status, headers, body), left in zip(replies[:3], "210", strict=True):
+        assert (200, left) == (status, headers["x-ratelimit-remaining-requests"])
+        assert headers["RateLimit"].startswith(f'"gold-day";r={left};t=')
+        assert body.rstrip().endswith(b"data: [DONE]")
+    status, headers, body = replies[3]
+    assert (429, "0") == (status, headers["x-ratelimit-remaining-requests"])
+    assert "rate_limit_exceeded" == json.loads(body)["error"]["code"]
+
+
 async def test_grpc_trailers_state_the_wait() -> None:
     """Trailers have the headers, `RetryInfo` and the pushback in milliseconds."""
     quotas = "{rate: {limit: 1/min, burst: 1}}"

@@ -56,5 +56,6 @@ def test_generated_pages_describe_this_version(site: Path) -> None:
     assert {name for name in COMMANDS if f"gateway {name}" not in commands} == set()
     errors = text_of(site / "reference" / "errors.html")
     assert {code.value for code in ErrorCode if code.value not in errors} == set()
+    assert {"UNAUTHENTICATED", "RESOURCE_DOES_NOT_EXIST", "model_not_found"} <= set(errors.split())
     assert "gateway_route_in_flight" in text_of(site / "reference" / "metrics.html")
     assert "configuration reloaded" in text_of(site / "reference" / "log-events.html")

@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app.batching import model_parts
-from gateway.app.chain_context import NO_CONTEXT
+from gateway.app.batching import batch_queues
 from gateway.app.layers import build_chain
+from gateway.app.signatures import DescribedModels
 from gateway.backends.examples import simple
 from gateway.backends.python import PythonBackend
 from gateway.backends.versions import Versions
-from gateway.config.models import BatchingConfig, CacheConfig, ModelConfig
+from gateway.config.models import ModelConfig
 from gateway.frontend.frontend import Frontend
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.policies.complete.policy import Complete
 from gateway.policies.forward_headers import ForwardHeaders
+from gateway.policies.reject_sequences import ModelProcesses
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
@@ -29,6 +30,7 @@ from tests.matrix.clients import CLIENTS, WHOLE, Array, Client
 from tests.properties.carries import WAYS, Carries
 from tests.properties.chains import Told
 from tests.properties.registered import REGISTERED
+from tests.sections import model_context, model_of
 
 M = ModelRef("m")
 BY_UPSTREAM = pytest.mark.parametrize(
@@ -72,8 +74,9 @@ async def sharing(
             target = ForwardHeaders(
                 Complete(Upstream("behind", codec, behind), codec.needs), (), {}
             )
-        parts = model_parts(M.name, config, Metrics("test"))
-        service = Told(build_chain("model", target, NO_CONTEXT.with_parts(parts)))
+        parts = (batch_queues(M.name, config, None), ModelProcesses(), DescribedModels())
+        at = model_context(M.name, config, Metrics("test")).with_parts(*parts)
+        service = Told(build_chain("model", target, at))
         yield {client.name: _transport(client, service) for client in CLIENTS}
     finally:
         await versions.stop()
@@ -98,8 +101,8 @@ async def _check_row(client: Client, transports: dict[str, Any], row: int) -> No
 async def test_calls_of_all_protocols_share_one_batch(way: Carries | None) -> None:
     """Every client sends one row; the model is called once, and each client gets its own result."""
     model = Counted()
-    batching = BatchingConfig(max_batch_size=len(CLIENTS), max_delay=10.0)
-    async with sharing(way, model, ModelConfig(batching=batching)) as transports:
+    batching = {"max_batch_size": len(CLIENTS), "max_delay": "10s"}
+    async with sharing(way, model, model_of(batching=batching)) as transports:
         await asyncio.gather(
             *[_check_row(client, transports, row) for row, client in enumerate(CLIENTS)]
         )
@@ -110,7 +113,7 @@ async def test_calls_of_all_protocols_share_one_batch(way: Carries | None) -> No
 async def test_all_protocols_share_one_cached_reply(way: Carries | None) -> None:
     """The cached reply to one client serves all others, each in its own protocol."""
     model = Counted()
-    async with sharing(way, model, ModelConfig(cache=CacheConfig())) as transports:
+    async with sharing(way, model, model_of(cache={})) as transports:
         for client in CLIENTS:
             await _check_row(client, transports, 7)
     assert [1] == model.rows

@@ -22,11 +22,9 @@ ALLOWED = {
     "settings/fields.py": "the example of a URL in the schema",
     "transports/net/wrong_port.py": "the URL to use, in an error text",
 }
-CORE = {
-    str(path.relative_to(PACKAGE)): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if path.relative_to(PACKAGE).parts[0] not in WINGS
-}
+ALL = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+CORE = {name: path for name, path in ALL.items() if Path(name).parts[0] not in WINGS}
+PROTOCOL_PARTS = {"protocols", "wire"}
 
 
 def named_protocols(source: str) -> Iterator[str]:
@@ -82,3 +80,31 @@ def test_names_and_imports_of_protocols_are_found(source: str) -> None:
 def test_descriptions_of_protocols_are_allowed(source: str) -> None:
     """Docstrings of modules and of keys may have examples."""
     assert [] == list(named_protocols(source))
+
+
+PLATFORMS = re.compile(r"vertex|sagemaker|\bAIP_|/opt/ml", re.IGNORECASE)
+"""Names, variables and folders of platforms. `gateway/wire` has what two protocols read of one."""
+
+
+@pytest.mark.parametrize(
+    "name", sorted({path.parts[0] for path in map(Path, ALL)} - PROTOCOL_PARTS)
+)
+def test_only_folders_of_protocols_name_a_platform(name: str) -> None:
+    """A platform is described by the `Platform` of a protocol, also in comments and help texts."""
+    found = {
+        f"{file}: {match[0]}"
+        for file, path in ALL.items()
+        if Path(file).parts[0] == name
+        for match in PLATFORMS.finditer(path.read_text("utf-8"))
+    }
+    assert set() == found
+
+
+def test_the_scan_finds_platforms() -> None:
+    """The folders of two protocols name them."""
+    text = "".join(
+        path.read_text("utf-8") for file, path in ALL.items() if file.startswith("proto")
+    )
+    assert {"vertex", "sagemaker", "aip_", "/opt/ml"} <= {
+        match[0].lower() for match in PLATFORMS.finditer(text)
+    }

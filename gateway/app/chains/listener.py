@@ -8,6 +8,7 @@ from gateway import registry
 from gateway.api.extension import ConfigView, Finding
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.app.chains.rows import for_questions, with_part
+from gateway.app.chains.tracing import Spans
 from gateway.app.process_parts import ProcessParts
 from gateway.policies.access.ask_authoriser import AUTHORISER, AskAuthoriser
 from gateway.policies.access.authorise import Authorise, ListenerAccess
@@ -15,9 +16,7 @@ from gateway.policies.access.external import AskExternal
 from gateway.policies.access.owners import OwnRegions, OwnSequences, SequenceIds
 from gateway.policies.access.quotas.layer import ApplyQuotas
 from gateway.policies.count_models import CountModels
-from gateway.policies.limits.shed_load import OVERLOAD, shed_load
 from gateway.policies.observe import Observe
-from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
 from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.server_status import ServerStatusLayer, UnknownModels
 from gateway.routing.upstream_queries import RefreshModelIndex
@@ -38,13 +37,6 @@ class ServedModels:
     usage: Usage | None
     is_counting: Callable[[], bool]
     forget: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SharedRegions:
-    """How a listener treats shared memory."""
-
-    mode: SharedMemoryMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +71,8 @@ def _observe(inner: Entries, process: ProcessParts) -> Service:
     )
 
 
-def _trace(inner: Entries, process: ProcessParts) -> Service | None:
-    return None if process.tracing is None else process.tracing.call(inner.questions)
+def _trace(inner: Entries, spans: Spans) -> Service | None:
+    return None if spans.tracing is None else spans.tracing.call(inner.questions)
 
 
 def _authorise(inner: Entries, access: ClientAccess) -> Service | None:
@@ -127,10 +119,6 @@ def _own_regions(inner: Entries, access: ClientAccess) -> Service | None:
     return OwnRegions(inner.questions, inference=inner.inference)
 
 
-def _shed(inner: Entries, at: LayerContext) -> Service | None:
-    return shed_load(inner, at.setting(OVERLOAD), at.part(ProcessParts).load)
-
-
 def _count_usage(inner: Entries, models: ServedModels) -> Service | None:
     if models.usage is None:
         return None
@@ -146,10 +134,6 @@ def _refresh_index(inner: Entries, models: ServedModels) -> Service:
     return RefreshModelIndex(inner.questions, models.forget)
 
 
-def _share_memory(inner: Entries, regions: SharedRegions) -> Service:
-    return SharedMemory(inner.questions, regions.mode, inference=inner.inference)
-
-
 OBSERVE: Final = Layer(
     "Observe",
     "counts, times and logs every call",
@@ -160,7 +144,7 @@ TRACE_CALL: Final = Layer(
     "TraceCall",
     "makes the span of each call, if `telemetry.otlp` has traces",
     "listener",
-    with_part(ProcessParts, _trace),
+    with_part(Spans, _trace),
 )
 AUTHORISE: Final = Layer(
     "Authorise",
@@ -200,13 +184,6 @@ OWN_REGIONS: Final = Layer(
     "listener",
     with_part(ClientAccess, _own_regions),
 )
-SHED_LOAD: Final = Layer(
-    "ShedLoad",
-    "refuses inferences while the gateway is overloaded, if configured",
-    "listener",
-    _shed,
-    settings=(OVERLOAD,),
-)
 SERVER_STATUS: Final = Layer(
     "ServerStatusLayer",
     "replies to status calls of TensorRT v1 clients",
@@ -239,10 +216,4 @@ REFRESH_MODEL_INDEX: Final = Layer(
     "listener",
     with_part(ServedModels, _refresh_index),
     Calls.QUESTIONS,
-)
-SHARED_MEMORY: Final = Layer(
-    "SharedMemory",
-    "rejects, forwards or copies regions of shared memory",
-    "listener",
-    with_part(SharedRegions, _share_memory),
 )

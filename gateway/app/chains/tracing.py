@@ -1,6 +1,6 @@
 """Tracing: builds the layers that make spans; `gateway.otlp.spans` does."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.api.protocol import Codec
@@ -44,5 +44,8 @@ class Tracing(Protocol):
         ...
 
 
-Wrap = Callable[[Service], Service]
-"""Returns a layer around a service."""
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What makes the spans of a process; None for no spans."""
+
+    tracing: Tracing | None = None

@@ -13,7 +13,7 @@ from gateway import __version__
 from gateway.app.activation import activated_sockets
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
-from gateway.app.announce import log_addresses, log_default_timeout, log_extensions, log_platform
+from gateway.app.announce import log_addresses, log_default_timeout, log_extensions, log_platforms
 from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
 from gateway.app.errors import REASONS, StartError, reason_of
@@ -417,7 +417,7 @@ async def _serve(
         return await supervisor.stop()
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
     log_extensions(sockets.loaded.config.listeners)
-    log_platform(sockets.loaded.config)
+    log_platforms(sockets.loaded.config)
     log_default_timeout(sockets.loaded.config.policies)
     log_addresses(addresses)
     log.info("started", version=__version__, workers=supervisor.count, **addresses)

@@ -13,10 +13,9 @@ import numpy as np
 import typer
 
 from gateway.api.protocol import Codec, ProtocolSpec
-from gateway.app.chain_context import NO_CONTEXT
-from gateway.app.chains.upstream import EndpointParts
-from gateway.app.layers import build_chain
+from gateway.app.chains.upstream import ServerTraits
 from gateway.app.signatures import metadata_of
+from gateway.app.upstreams import chain_of_server
 from gateway.cli.output import WRONG_USAGE, fail, print_note, print_text, write_bytes
 from gateway.cli.signatures import load_signatures
 from gateway.cli.tensors import json_of
@@ -185,10 +184,7 @@ def _converter(target: _Form | None, signatures: Mapping[str, SignatureConfig]) 
 
 
 def _layers(end: Service, needs: frozenset[Need]) -> Service:
-    parts = EndpointParts(
-        needs=needs, signatures={}, classifies=None, forward_headers=(), headers={}
-    )
-    return build_chain("endpoint", end, NO_CONTEXT.with_parts(parts))
+    return chain_of_server(end, ServerTraits(needs))
 
 
 async def _request(converter: Converter, call: Call[Any]) -> Any:

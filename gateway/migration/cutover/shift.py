@@ -5,9 +5,9 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
+from gateway.ir.call_keys import Key
 from gateway.ir.calls import Call, sequence_of
 from gateway.ir.errors import ErrorCode
-from gateway.routing.load_balancing import Key
 
 _PERCENT: Final = 100.0
 

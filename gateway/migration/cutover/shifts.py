@@ -7,12 +7,12 @@ from typing import Any, Final
 import structlog
 
 from gateway.config.models import Config
+from gateway.ir.call_keys import Key, key_of
 from gateway.ir.errors import ErrorCode
 from gateway.migration.cutover.shift import CutoverShift
 from gateway.migration.evidence.local_errors import LocalErrors
 from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 from gateway.migration.targets import LiveMigration, live_migrations
-from gateway.routing.load_balancing import Key, key_of
 
 log = structlog.get_logger(__name__)
 

@@ -119,6 +119,35 @@ def pause_s(attempts: int) -> float:
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (min(attempts, 16) - 1))
 
 
+class _ReadyEvents:
+    """The events that may be sent now, in order.
+
+    Attributes:
+        events: The events.
+        nbytes: The bytes of their calls.
+    """
+
+    def __init__(self) -> None:
+        self.events: deque[QueuedEvent] = deque()
+        self.nbytes = 0
+
+    def add(self, event: QueuedEvent, *, is_first: bool = False) -> None:
+        """Add an event at the end, or as the first one."""
+        (self.events.appendleft if is_first else self.events.append)(event)
+        self.nbytes += event.held.nbytes
+
+    def take(self) -> QueuedEvent:
+        """Remove the first event."""
+        event = self.events.popleft()
+        self.nbytes -= event.held.nbytes
+        return event
+
+    def replace(self, events: Iterable[QueuedEvent]) -> None:
+        """Have these events from now on."""
+        self.events = deque(events)
+        self.nbytes = sum(each.held.nbytes for each in self.events)
+
+
 class SinkQueue:
     """The events that wait for one sink.
 
@@ -135,8 +164,7 @@ class SinkQueue:
         self._options = options
         self._on_done = on_done
         self._loop = asyncio.get_running_loop()
-        self._ready: deque[QueuedEvent] = deque()
-        self._ready_bytes = 0
+        self._ready = _ReadyEvents()
         self._paused: list[tuple[float, int, QueuedEvent]] = []
         self._numbers = itertools.count()
         self._tasks: dict[asyncio.Task[None], list[QueuedEvent]] = {}
@@ -151,13 +179,13 @@ class SinkQueue:
     @property
     def is_empty(self) -> bool:
         """Whether no event waits or is being sent."""
-        return not (self._ready or self._paused or self._tasks)
+        return not (self._ready.events or self._paused or self._tasks)
 
     def put(self, held: HeldCall, kinds: Sequence[int]) -> None:
         """Send events of a call; never waits and never raises."""
         at_s = self._loop.time()
         for kind in kinds:
-            self._add(QueuedEvent(held, kind, at_s, self._rounds))
+            self._ready.add(QueuedEvent(held, kind, at_s, self._rounds))
         self._send_ready()
 
     def flush(self) -> None:
@@ -185,25 +213,12 @@ class SinkQueue:
         await self._sink.close()
 
     def _take_all(self, matches: Callable[[QueuedEvent], bool]) -> list[QueuedEvent]:
-        found = [each for each in self._ready if matches(each)]
+        found = [each for each in self._ready.events if matches(each)]
         found += [each for _, _, each in self._paused if matches(each)]
-        self._replace_ready(each for each in self._ready if not matches(each))
+        self._ready.replace(each for each in self._ready.events if not matches(each))
         self._paused = [entry for entry in self._paused if not matches(entry[2])]
         heapq.heapify(self._paused)
         return found
-
-    def _add(self, event: QueuedEvent) -> None:
-        self._ready.append(event)
-        self._ready_bytes += event.held.nbytes
-
-    def _take(self) -> QueuedEvent:
-        event = self._ready.popleft()
-        self._ready_bytes -= event.held.nbytes
-        return event
-
-    def _replace_ready(self, events: Iterable[QueuedEvent]) -> None:
-        self._ready = deque(events)
-        self._ready_bytes = sum(each.held.nbytes for each in self._ready)
 
     # -- when to send
 
@@ -213,10 +228,10 @@ class SinkQueue:
             return
         now = self._loop.time()
         while self._paused and self._paused[0][0] <= now:
-            self._add(heapq.heappop(self._paused)[2])
-        while self._ready and self._may_send(now):
-            count = min(self._options.batch, len(self._ready))
-            batch = [self._take() for _ in range(count)]
+            self._ready.add(heapq.heappop(self._paused)[2])
+        while self._ready.events and self._may_send(now):
+            count = min(self._options.batch, len(self._ready.events))
+            batch = [self._ready.take() for _ in range(count)]
             task = asyncio.create_task(self._attempt(batch, self._rounds))
             self._tasks[task] = batch
         self._set_timer(now)
@@ -226,9 +241,9 @@ class SinkQueue:
         if len(self._tasks) >= width or now < (self._probe_at or 0.0):
             return False
         options = self._options
-        if len(self._ready) >= options.batch or self._ready_bytes >= options.batch_bytes:
+        if len(self._ready.events) >= options.batch or self._ready.nbytes >= options.batch_bytes:
             return True
-        return now >= self._due(self._ready[0])
+        return now >= self._due(self._ready.events[0])
 
     def _due(self, event: QueuedEvent) -> float:
         """Return when an event is sent even if its batch is not full."""
@@ -240,8 +255,8 @@ class SinkQueue:
             self._timer.cancel()
             self._timer = None
         times = [self._paused[0][0]] if self._paused else []
-        if self._ready and not self._tasks_are_full():
-            times.append(max(self._probe_at or 0.0, self._due(self._ready[0])))
+        if self._ready.events and not self._tasks_are_full():
+            times.append(max(self._probe_at or 0.0, self._due(self._ready.events[0])))
         if times:
             self._timer = self._loop.call_at(max(now, min(times)), self._send_ready)
 
@@ -281,8 +296,7 @@ class SinkQueue:
         self, event: QueuedEvent, outcome: SendOutcome, reason: str, rounds: int
     ) -> None:
         if outcome is SendOutcome.UNREACHABLE:
-            self._ready.appendleft(event)
-            self._ready_bytes += event.held.nbytes
+            self._ready.add(event, is_first=True)
             if rounds == self._rounds:  # others of this round count once
                 self._end_round(reason)
             return
@@ -311,12 +325,12 @@ class SinkQueue:
         self._rounds += 1
         self._probe_at = self._loop.time() + pause_s(self._rounds - self._rounds_before)
         kept = []
-        for event in self._ready:
+        for event in self._ready.events:
             if self._tries(event) >= self._options.attempts:
                 self._on_done(event.held, "attempts")
             else:
                 kept.append(event)
-        self._replace_ready(kept)
+        self._ready.replace(kept)
 
     def _tries(self, event: QueuedEvent) -> int:
         return event.attempts + self._rounds - max(event.rounds, self._rounds_before)

@@ -7,9 +7,12 @@ and shares. So shadow calls have their own connections and limits.
 from typing import Final
 
 from gateway.config.models import Config, LifecycleConfig, ModelConfig, UpstreamConfig
-from gateway.config.routes import MatchConfig, RetryConfig, RouteConfig, TargetConfig
+from gateway.config.routes import MatchConfig, RouteConfig, TargetConfig
 from gateway.migration.captures.sampling import SHADOW_HEADER
 from gateway.migration.targets import LiveMigration, live_migrations
+from gateway.policies.limits.concurrency import ROUTE_IN_FLIGHT
+from gateway.policies.limits.deadline import ROUTE_TIMEOUT
+from gateway.policies.limits.retry_keys import ROUTE_RETRY, RetryConfig
 
 OLD: Final = "old"
 NEW: Final = "new"
@@ -79,14 +82,16 @@ def _route(
         if (route.name or f"route-{number}") == migration.route
     )
     mirror = migration.config.mirror
-    return RouteConfig(
-        name=shadow_route(migration.name, side),
-        match=MatchConfig(model=(_NO_MODEL,)),
-        targets=(target.model_copy(update={"weight": 1, "priority": 0}),),
-        timeout=max(mirror.timeout or LONGEST_S, LONGEST_S),
-        retry=RetryConfig(budget=0.0),
-        in_flight=mirror.in_flight,
-        sequence_ids=found.sequence_ids,
+    return type(found).model_validate(
+        {
+            "name": shadow_route(migration.name, side),
+            "match": MatchConfig(model=(_NO_MODEL,)),
+            "targets": (target.model_copy(update={"weight": 1, "priority": 0}),),
+            ROUTE_TIMEOUT.key: max(mirror.timeout or LONGEST_S, LONGEST_S),
+            ROUTE_RETRY.key: RetryConfig(budget=0.0),
+            ROUTE_IN_FLIGHT.key: mirror.in_flight,
+            "sequence_ids": found.sequence_ids,
+        }
     )
 
 

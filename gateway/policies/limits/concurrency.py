@@ -2,14 +2,70 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field
 
 from gateway.concurrency.call_queue import CallQueue, MakeError
 from gateway.concurrency.limiter import ControlledDelay, Limiter, Share
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.errors import DeadlineExceeded, Overloaded
 from gateway.policies.limits.deadline import RouteTimeout
+from gateway.settings.fields import Duration
+from gateway.settings.setting import Setting
 from gateway.telemetry.call_path import queue_priority, queue_turn, record_queue_time
+
+IN_FLIGHT: Final = Setting[int | None](
+    key="in_flight",
+    type=Annotated[int, Field(ge=1)] | None,
+    default=None,
+    help=(
+        "Largest number of inferences of a route that are processed at the same time. Default: no "
+        "such limit."
+    ),
+    places=("policies",),
+)
+ROUTE_IN_FLIGHT: Final = Setting[int | None](
+    key="in_flight",
+    type=Annotated[int, Field(ge=1)] | None,
+    default=None,
+    help=(
+        "Largest number of inferences that are processed at the same time. Default: "
+        "`policies.in_flight`."
+    ),
+    places=("route",),
+)
+QUEUED: Final = Setting[int](
+    key="queued",
+    type=Annotated[int, Field(ge=0)],
+    default=1024,
+    help=(
+        "Largest number of inferences of a route that wait because `in_flight` is reached. Further "
+        "ones are refused as overloaded. Default: `1024`."
+    ),
+    places=("policies",),
+)
+QUEUE_WAIT: Final = Setting[float | None](
+    key="queue_wait",
+    type=Duration | None,
+    default=None,
+    help=(
+        "Longest time that an inference waits in the queue. It is then refused as overloaded. "
+        "Default: until its deadline, which is that of the client or the route's timeout."
+    ),
+    places=("policies",),
+)
+QUEUE_TARGET: Final = Setting[float | None](
+    key="queue_target",
+    type=Duration | None,
+    default=None,
+    help=(
+        "Longest time in a queue that has not been empty for `queue_wait`, or for 1 s if that is "
+        "not set. Inferences that wait longer are then refused as overloaded, the oldest first. "
+        "Others behind them are still of use to their clients (CoDel). Default: no such rule."
+    ),
+    places=("policies",),
+)
 
 LATE: Final = "queue_target"
 """The limit of a call that a late queue drops."""

@@ -6,13 +6,45 @@
 import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from gateway.api.layer import LayerContext
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferResponse
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.streams import close_stream
+from gateway.settings.fields import Duration
+from gateway.settings.setting import Setting
+
+TIMEOUT: Final = Setting[float](
+    key="timeout",
+    type=Duration,
+    default=60.0,
+    help=(
+        "Longest time until the response, or until the first response of a stream. Time in queues "
+        "of the gateway counts. A client may ask for less. `0s` sets no limit. It does not apply "
+        "to loads and unloads of models. Default: `60s`."
+    ),
+    places=("policies",),
+)
+ROUTE_TIMEOUT: Final = Setting[float | None](
+    key="timeout",
+    type=Duration | None,
+    default=None,
+    help=(
+        "Longest time until the response, as `policies.timeout`. `0s` sets no limit. Default: "
+        "`policies.timeout`."
+    ),
+    places=("route",),
+)
+STREAM_IDLE: Final = Setting[float](
+    key="stream_idle",
+    type=Duration,
+    default=300.0,
+    help="Longest time between two responses of a stream. `0s` sets no limit. Default: `5m`.",
+    places=("policies",),
+)
 
 
 class RouteTimeout:
@@ -50,6 +82,24 @@ class RouteTimeout:
             return ""
         longer = "" if requested is None else ", which is shorter than the time of the client"
         return f"within {self.seconds:g} s ({self.key}{longer})"
+
+
+def route_timeout(route: str, own: float | None, default: float) -> RouteTimeout:
+    """Return the timeout of a route, and the key that says so.
+
+    Args:
+        route: Its name.
+        own: Its own timeout; 0 for no limit, None for the default.
+        default: The timeout of routes without one of their own; 0 for no limit.
+    """
+    if own is None:
+        return RouteTimeout(default or None, "policies.timeout")
+    return RouteTimeout(own or None, f"timeout of route {route!r}")
+
+
+def timeout_at(at: LayerContext) -> RouteTimeout:
+    """Return the timeout of the route whose layers are built."""
+    return route_timeout(at.name, at.setting(ROUTE_TIMEOUT), at.setting(TIMEOUT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,33 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import structlog
+from pydantic import Field, model_validator
 
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.limiter import ControlledDelay, Limiter, Share
+from gateway.ir.call_keys import key_of
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
 from gateway.ir.errors import DeadlineExceeded, Overloaded, RateExceeded
 from gateway.ir.streams import on_stream_end
-from gateway.policies.limits.concurrency import INTERVAL_S, LATE, QueueBound, late_queue
-from gateway.policies.limits.deadline import RouteTimeout
+from gateway.policies.limits.concurrency import (
+    IN_FLIGHT,
+    INTERVAL_S,
+    LATE,
+    QUEUE_TARGET,
+    QUEUE_WAIT,
+    QUEUED,
+    ROUTE_IN_FLIGHT,
+    QueueBound,
+    late_queue,
+)
+from gateway.policies.limits.deadline import RouteTimeout, timeout_at
 from gateway.service import Service
+from gateway.settings.fields import PART, RATE, CallKey, Text
+from gateway.settings.model import Model
+from gateway.settings.setting import Setting
 from gateway.telemetry.call_path import queue_priority, record_queue_time
 
 log = structlog.get_logger(__name__)
@@ -23,6 +39,51 @@ R = TypeVar("R")
 
 _CALM_S: Final = 10.0
 _MAX_NAMES: Final = 1000
+# What the share of a caller is a part of where a route has no limit.
+_SHARED: Final = 256
+
+
+class ShareConfig(Model):
+    """The part of a route's inferences in flight that callers with the same key may have."""
+
+    by: CallKey
+    """Key of a caller: `client` for the name that its credential has, `header:NAME`, such as
+    `header:x-tenant`, `address` for its IP address, or `model`. Callers without the header share
+    one part."""
+    in_flight: Annotated[Text, Field(pattern=PART)] = "25%"
+    """Largest number of inferences of one key that are processed at the same time, or a percentage
+    of `in_flight` of the route, or of 256 if that is not set. Further ones wait as
+    `policies.queue_wait` allows. Default: `25%`."""
+    rate: Annotated[Text, Field(pattern=RATE)] | None = None
+    """Largest number of inferences of one key in a second or a minute, such as `200/s`, in each
+    worker. As many as it allows in a second may come at once. Further ones get 429 or
+    RESOURCE_EXHAUSTED, with `Retry-After` over HTTP. Of at most 1000 keys at a time each has its
+    own rate; the others share one. Default: no such limit."""
+    # A retired key, see retired.py.
+    burst: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_burst(self) -> "ShareConfig":
+        if self.burst is not None and self.rate is None:
+            raise ValueError("'burst' needs 'rate', such as 'rate: 200/s'")
+        return self
+
+    @property
+    def calls_per_second(self) -> float | None:
+        """The rate; None for no limit."""
+        if self.rate is None:
+            return None
+        calls, unit = self.rate.split("/")
+        return int(calls) / (60 if unit == "min" else 1)
+
+
+SHARE: Final = Setting[ShareConfig | None](
+    key="share",
+    type=ShareConfig | None,
+    default=None,
+    help="Fair shares of the callers of this route. Default: no shares.",
+    places=("route",),
+)
 
 
 class CallRate:
@@ -211,3 +272,39 @@ class FairShare:
             # Keys are header values, which are not logged.
             log.warning("share of a route used up", route=self._route)
         self._calm_at = now + _CALM_S
+
+
+def call_rate(config: ShareConfig) -> CallRate | None:
+    """Return the limit of the calls of each key; None for no limit."""
+    rate = config.calls_per_second
+    return None if rate is None else CallRate(rate, config.burst or max(1, int(rate)))
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    config = at.setting(SHARE)
+    if config is None:
+        return None
+    limit, text = at.setting(ROUTE_IN_FLIGHT) or at.setting(IN_FLIGHT), config.in_flight
+    whole = _SHARED if limit is None else limit
+    share = whole * int(text[:-1]) // 100 if text.endswith("%") else int(text)
+    return FairShare(
+        inner.questions,
+        key=key_of(config.by),
+        in_flight=sys.maxsize if limit is None else limit,
+        share=max(1, share),
+        rate=call_rate(config),
+        queue=at.setting(QUEUED),
+        wait_s=at.setting(QUEUE_WAIT),
+        target_s=at.setting(QUEUE_TARGET),
+        timeout=timeout_at(at),
+        route=at.name,
+    )
+
+
+LAYER: Final = Layer(
+    "FairShare",
+    "limits the inferences in flight of each caller, if `share` is set",
+    "route",
+    _build,
+    settings=(SHARE,),
+)

@@ -6,17 +6,27 @@ Source: Dean, Barroso, "The Tail at Scale"; gRPC A6, "Hedging policy".
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar, cast
+from functools import partial
+from typing import Annotated, Final, TypeVar, cast
 
 import structlog
+from pydantic import Field
 
+from gateway.api.extension import ConfigView, Finding
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.streaming_body import streaming_body_of
 from gateway.policies.limits.adaptive.latency import percentile
+from gateway.policies.limits.retry_keys import ROUTE_RETRY
 from gateway.service import Service
+from gateway.settings.fields import HEDGE_AFTER, Text
+from gateway.settings.model import Model
+from gateway.settings.setting import Setting
+from gateway.settings.units import parse_duration
+from gateway.telemetry.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +36,31 @@ R = TypeVar("R")
 _SAMPLES: Final = 1000
 _REFRESH: Final = 50
 _ENOUGH: Final = 20
+
+
+class HedgeConfig(Model):
+    """A second attempt of a call that takes long. The first reply counts, the other attempt ends.
+
+    Streams and sequences have one attempt.
+    """
+
+    after: Annotated[Text, Field(pattern=HEDGE_AFTER)] = "p95"
+    """Time after which the second attempt begins: `pNN` for a percentile of the last latencies of
+    the route, or a duration. Default: `p95`."""
+    at_most: float = Field(0.05, gt=0, le=1)
+    """Largest share of the calls that have a second attempt. Default: `0.05`."""
+
+
+HEDGE: Final = Setting[HedgeConfig | None](
+    key="hedge",
+    type=HedgeConfig | None,
+    default=None,
+    help=(
+        "Second attempts of slow calls. They require `retry: {idempotent: true}`. Default: no "
+        "second attempts."
+    ),
+    places=("route",),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +205,43 @@ def _retrieve(task: asyncio.Task[R]) -> None:
     """Retrieve the error of an attempt that nobody awaits, or asyncio would log it."""
     if not task.cancelled():
         task.exception()
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    config, retry = at.setting(HEDGE), at.setting(ROUTE_RETRY)
+    if config is None:
+        return None
+    after, is_percentile = config.after, config.after.startswith("p")
+    rules = HedgeRules(
+        after_s=None if is_percentile else parse_duration(after),
+        percentile=float(after[1:]) if is_percentile else 0.0,
+        at_most=config.at_most,
+        elsewhere=retry is None or retry.elsewhere,
+    )
+    report = partial(at.part(Metrics).hedge, at.name)
+    return Hedge(inner.questions, rules=rules, route=at.name, report=report)
+
+
+def _check(config: ConfigView) -> Iterator[Finding]:
+    """Yield each route with `hedge` whose calls may not run twice."""
+    retries = {path[:-1]: retry for path, retry in config.values(ROUTE_RETRY)}
+    for path, hedge in config.values(HEDGE):
+        retry = retries.get(path[:-1])
+        if hedge is not None and (retry is None or not retry.idempotent):
+            yield (
+                path[:-1],
+                (
+                    "'hedge' runs calls twice; it needs 'retry: {idempotent: true}', your word "
+                    "that a repeated call has no further effect"
+                ),
+            )
+
+
+LAYER: Final = Layer(
+    "Hedge",
+    "makes a second attempt of slow calls, if `hedge` is set",
+    "route",
+    _build,
+    settings=(HEDGE,),
+    check=_check,
+)

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
 
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.concurrency.timeouts import Timeout, TimerWheel, WheelTimeout
 from gateway.ir.calls import (
@@ -25,15 +26,33 @@ from gateway.ir.calls import (
 from gateway.ir.errors import DeadlineExceeded, GatewayError
 from gateway.ir.streaming_body import StreamingBody, streaming_body_of
 from gateway.ir.streams import map_stream, on_stream_end
-from gateway.policies.limits.concurrency import ConcurrencyLimit
+from gateway.policies.limits.concurrency import (
+    IN_FLIGHT,
+    QUEUE_TARGET,
+    QUEUE_WAIT,
+    QUEUED,
+    ROUTE_IN_FLIGHT,
+    ConcurrencyLimit,
+)
 from gateway.policies.limits.deadline import (
+    ROUTE_TIMEOUT,
+    STREAM_IDLE,
+    TIMEOUT,
     RouteTimeout,
     StreamTimeouts,
     StreamWithTimeouts,
     deadline_error,
+    timeout_at,
 )
-from gateway.policies.limits.retry import RetryBudget, RetryRules, RetryStream
+from gateway.policies.limits.retry import (
+    AttemptTimeout,
+    RetryBudget,
+    RetryRules,
+    RetryStream,
+)
+from gateway.policies.limits.retry_keys import RETRY, ROUTE_RETRY, retries_at
 from gateway.service import Service
+from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
@@ -229,3 +248,52 @@ class CallLimits:
         if times.first is not None or times.idle_s is not None:
             reply = map_stream(call, reply, lambda items: StreamWithTimeouts(call, items, times))
         return on_stream_end(call, reply, places.on_stream_end)
+
+
+def _build(inner: Entries, at: LayerContext) -> Service:
+    timeout, retry = timeout_at(at), retries_at(at)
+    retries = None
+    if retry is not None and retry.budget > 0:
+        report = partial(at.part(Metrics).retry, at.name)
+        retries = RetryBudget(retry.rules(), route=at.name, report=report)
+    return CallLimits(
+        inner.questions,
+        timeout.seconds,
+        timeout_key=timeout.key,
+        stream_idle_s=at.setting(STREAM_IDLE) or None,
+        places=at.part(ConcurrencyLimit),
+        retries=retries,
+    )
+
+
+def _build_attempt(inner: Entries, at: LayerContext) -> Service | None:
+    retry = retries_at(at)
+    if retry is None or retry.per_try_timeout is None:
+        return None
+    return AttemptTimeout(inner.questions, retry.per_try_timeout)
+
+
+LAYER: Final = Layer(
+    "CallLimits",
+    "applies the concurrency limit, the deadline and the retries",
+    "route",
+    _build,
+    settings=(
+        TIMEOUT,
+        ROUTE_TIMEOUT,
+        STREAM_IDLE,
+        RETRY,
+        ROUTE_RETRY,
+        IN_FLIGHT,
+        ROUTE_IN_FLIGHT,
+        QUEUED,
+        QUEUE_WAIT,
+        QUEUE_TARGET,
+    ),
+)
+ATTEMPT_LAYER: Final = Layer(
+    "AttemptTimeout",
+    "limits the time of each attempt, if `per_try_timeout` is set",
+    "route",
+    _build_attempt,
+)

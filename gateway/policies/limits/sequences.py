@@ -8,15 +8,57 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
+from pydantic import Field
+
+from gateway.api.layer import Entries, Layer, LayerContext
+from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir.calls import Call, sequence_of
 from gateway.ir.context import CallSequence
 from gateway.ir.errors import ErrorCode, GatewayError, NotSent, Overloaded
 from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine, Service
+from gateway.settings.fields import Duration, Name
+from gateway.settings.setting import Setting
 
 R = TypeVar("R")
+
+SEQUENCE_IDLE: Final = Setting[float](
+    key="sequence_idle",
+    type=Duration,
+    default=600.0,
+    help=(
+        "Time without a request after which a sequence loses its target and its server. Default: "
+        "`10m`."
+    ),
+    places=("policies",),
+)
+SEQUENCES_PER_CLIENT: Final = Setting[int | None](
+    key="sequences_per_client",
+    type=Annotated[int, Field(ge=1)] | None,
+    default=None,
+    help=(
+        "Largest number of open sequences that a client may have of one model, in each worker. A "
+        "sequence is open until its last request has a response, or until `sequence_idle`. "
+        "Default: no limit."
+    ),
+    places=("policies",),
+)
+ROUTE_SEQUENCES_PER_CLIENT: Final = Setting[int | None](
+    key="sequences_per_client",
+    type=Annotated[int, Field(ge=1)] | None,
+    default=None,
+    help=(
+        "Largest number of open sequences that a client may have of one model. Default: "
+        "`policies.sequences_per_client`."
+    ),
+    places=("route",),
+)
+# A retired key, see `gateway.config.retired`.
+_CLIENT_HEADER: Final = Setting[str | None](
+    key="sequence_client_header", type=Name | None, default=None, help="", places=("policies",)
+)
 
 _MAX_SEQUENCES: Final = 65_536
 # Errors after which the server has certainly not opened the sequence.
@@ -150,3 +192,30 @@ class LimitSequences:
         self._counts[owner] -= 1
         if not self._counts[owner]:
             del self._counts[owner]
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    limit = at.setting(ROUTE_SEQUENCES_PER_CLIENT) or at.setting(SEQUENCES_PER_CLIENT)
+    if limit is None:
+        return None
+    return LimitSequences(
+        inner.questions,
+        limit,
+        client=CLIENT_MEMORY.get,
+        header=(at.setting(_CLIENT_HEADER) or "").lower(),
+        idle_s=at.setting(SEQUENCE_IDLE),
+    )
+
+
+LAYER: Final = Layer(
+    "LimitSequences",
+    "limits the open sequences of each client, if configured",
+    "route",
+    _build,
+    settings=(
+        SEQUENCE_IDLE,
+        SEQUENCES_PER_CLIENT,
+        ROUTE_SEQUENCES_PER_CLIENT,
+        _CLIENT_HEADER,
+    ),
+)

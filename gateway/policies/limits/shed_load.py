@@ -12,7 +12,7 @@ from typing import Annotated, Final, TypeVar
 import structlog
 from pydantic import BeforeValidator, Field
 
-from gateway.api.layer import Entries
+from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.errors import Overloaded
 from gateway.service import ReplyCoroutine, Service
@@ -115,17 +115,6 @@ class ShedRules:
     lag_s: float | None = None
 
 
-def shed_load(
-    inner: Entries, config: OverloadConfig | None, load: ProcessLoad
-) -> "ShedLoad | None":
-    """Return the layer; None if it is not configured."""
-    if config is None:
-        return None
-    memory = None if config.memory is None else load.bound(config.memory)
-    rules = ShedRules(memory_bytes=memory, lag_s=config.loop_lag)
-    return ShedLoad(inner.questions, load, rules)
-
-
 class ShedLoad:
     """Refuses inferences while the process has too much memory or too little time.
 
@@ -179,3 +168,21 @@ class ShedLoad:
             else:
                 log.warning("load is shed", reason=reason)
         return reason
+
+
+def _build(inner: Entries, at: LayerContext) -> Service | None:
+    config = at.setting(OVERLOAD)
+    if config is None:
+        return None
+    load = at.part(ProcessLoad)
+    memory = None if config.memory is None else load.bound(config.memory)
+    return ShedLoad(inner.questions, load, ShedRules(memory_bytes=memory, lag_s=config.loop_lag))
+
+
+LAYER: Final = Layer(
+    "ShedLoad",
+    "refuses inferences while the gateway is overloaded, if configured",
+    "listener",
+    _build,
+    settings=(OVERLOAD,),
+)

@@ -26,7 +26,7 @@ from gateway.protocols.grps.grpc import BRPC_METHODS, METHODS, GrpcCodec, file_d
 from gateway.protocols.grps.http.codec import HttpCodec
 from gateway.protocols.grps.http.paths import BRPC_PREFIXES, PREFIX, PUBLIC_PATHS
 from gateway.protocols.grps.methods import HEALTH
-from gateway.protocols.grps.options import DEFAULT_DAG, check_options, custom_paths
+from gateway.protocols.grps.options import DEFAULT_DAG, check_options, custom_claims
 
 SPEC = ProtocolSpec(
     name="grps",
@@ -37,8 +37,8 @@ SPEC = ProtocolSpec(
         prefixes=(PREFIX, *BRPC_PREFIXES),
         any_path=True,
         root=True,
-        own_paths=custom_paths,
         public=PUBLIC_PATHS,
+        claims=custom_claims,
     ),
     grpc=GrpcBinding(
         codec=GrpcCodec,

@@ -18,6 +18,7 @@ from gateway.wire.options import (
     read_values,
     text,
 )
+from gateway.wire.path_claims import PathClaim
 
 READY, LIVE = "ready", "live"
 DEFAULT_DAG: Final = "default"
@@ -91,13 +92,14 @@ def read_options(options: Mapping[str, Any]) -> GrpsOptions:
     return GrpsOptions(**read_values("grps", _READERS, options))
 
 
-def custom_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
+def custom_claims(options: Mapping[str, Any]) -> tuple[PathClaim, ...]:
     """Return the paths of customised routes, which a listener mounts in addition to the protocol's.
 
     Raises:
         ValueError: A key does not exist, or a value is wrong.
     """
-    return tuple([route.path for route in read_options(options).customized])
+    routes = read_options(options).customized
+    return tuple([PathClaim(route.path, option="customized") for route in routes])
 
 
 def _forms(key: str, value: Any) -> Mapping[str, ContentFormat]:

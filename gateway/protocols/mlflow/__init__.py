@@ -7,22 +7,17 @@ Read `http/codec.py` first. `options.py` describes the options of listeners and 
 from gateway.api.protocol import HttpBinding, ProtocolSpec
 from gateway.protocols.mlflow.declarations import read_declaration
 from gateway.protocols.mlflow.http.codec import HttpCodec
-from gateway.protocols.mlflow.options import check_options, prefixed_path
-from gateway.protocols.mlflow.paths import HEALTH, PATHS, PING, YIELDED
+from gateway.protocols.mlflow.options import check_options
+from gateway.protocols.mlflow.paths import claims
+from gateway.protocols.mlflow.platform import PLATFORM
 
 SPEC = ProtocolSpec(
     name="mlflow",
     title="MLflow scoring and SageMaker containers",
     page="mlflow.md",
-    http=HttpBinding(
-        codec=HttpCodec,
-        prefixes=PATHS,
-        own_paths=prefixed_path,
-        yielded=YIELDED,
-        keeps_if_listed=True,
-        public=(PING, HEALTH),
-    ),
+    http=HttpBinding(codec=HttpCodec, claims=claims),
     options=check_options,
     default_model="default_model",
     declaration=read_declaration,
+    platform=PLATFORM,
 )

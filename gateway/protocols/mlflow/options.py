@@ -63,12 +63,6 @@ def read_options(options: Mapping[str, Any]) -> MlflowOptions:
     return MlflowOptions(**read_values("mlflow", _READERS, options))
 
 
-def prefixed_path(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the path that a listener's option `prefix` adds."""
-    found = options.get("prefix")
-    return (found,) if isinstance(found, str) and found else ()
-
-
 def _not_built(key: str, value: Any) -> bool:
     if flag(key, value):
         raise wrong(key, value, "false, because models are not loaded by a client's word")

@@ -4,7 +4,10 @@ Source: docs/protocols/mlflow.md, "2. Paths".
 """
 
 import enum
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
 
 INVOCATIONS: Final = "/invocations"
 PING: Final = "/ping"
@@ -12,9 +15,19 @@ HEALTH: Final = "/health"
 VERSION: Final = "/version"
 MODELS: Final = "/models"
 
-PATHS: Final = (INVOCATIONS, PING, HEALTH, VERSION, MODELS)
-YIELDED: Final = frozenset(PATHS)
-"""Paths that another protocol of a listener may own."""
+_CLAIMS: Final = (
+    PathClaim(INVOCATIONS, ClaimKind.LISTED, Passing.FOUND),
+    PathClaim(PING, ClaimKind.LISTED, Passing.FOUND, is_public=True),
+    PathClaim(HEALTH, ClaimKind.LISTED, Passing.FOUND, is_public=True),
+    PathClaim(VERSION, ClaimKind.LISTED, Passing.FOUND),
+    PathClaim(MODELS, ClaimKind.YIELDED, Passing.FOUND),  # only refused
+)
+
+
+def claims(options: Mapping[str, Any]) -> tuple[PathClaim, ...]:
+    """Return the paths of a listener, with the one that its option `prefix` adds."""
+    prefix = options.get("prefix")
+    return (*_CLAIMS, PathClaim(prefix, option="prefix")) if prefix else _CLAIMS
 
 
 class ScoringPath(enum.Enum):

@@ -17,7 +17,7 @@ from gateway.api.protocol import (
 )
 from gateway.protocols.oip.dialects import KSERVE, dialect_of
 from gateway.protocols.oip.grpc.codec import METHODS, GrpcCodec, file_descriptors
-from gateway.protocols.oip.http.sagemaker import container_paths, make_codec
+from gateway.protocols.oip.http.sagemaker import container_claims, make_codec
 from gateway.protocols.oip.options import UNKNOWN, check_options, extension_status
 from gateway.protocols.oip.server_defects import DEFECTS
 
@@ -83,8 +83,8 @@ SPEC = ProtocolSpec(
     http=HttpBinding(
         codec=make_codec,
         prefixes=("/v2",),
-        own_paths=container_paths,
         public=("/v2/health/live", "/v2/health/ready"),
+        claims=container_claims,
     ),
     grpc=GrpcBinding(
         codec=GrpcCodec,

@@ -8,7 +8,7 @@ from gateway.api.protocol import HttpBinding, ProtocolSpec
 from gateway.protocols.openai.declarations import read_declaration
 from gateway.protocols.openai.http.codec import HttpCodec
 from gateway.protocols.openai.options import check_options, process_options
-from gateway.protocols.openai.paths import MODELS, PATHS, YIELDED, prefixed_paths
+from gateway.protocols.openai.paths import claims
 from gateway.protocols.openai.quotas import quota_headers
 
 SPEC = ProtocolSpec(
@@ -17,10 +17,7 @@ SPEC = ProtocolSpec(
     page="openai.md",
     http=HttpBinding(
         codec=HttpCodec,
-        prefixes=PATHS,
-        own_paths=prefixed_paths,
-        yielded=YIELDED,
-        read_only=frozenset({MODELS}),
+        claims=claims,
         path_option="base",
         sets_root_path=True,
         quota_headers=quota_headers,

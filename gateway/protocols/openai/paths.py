@@ -7,6 +7,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
+
 MODELS: Final = "/v1/models"
 
 
@@ -28,11 +30,16 @@ class PathKind(enum.Enum):
         return self in {PathKind.RERANK, PathKind.RERANK_2}
 
 
-PATHS: Final = tuple([endpoint.value for endpoint in PathKind])
-YIELDED: Final = frozenset({MODELS, PathKind.CHAT.value})
-"""Paths that another protocol may own: the list of models has all members that clients of KServe
-read, and chat is only refused."""
 DEFAULT_PREFIXES: Final = ("",)
+_CLAIMS: Final = (
+    PathClaim(PathKind.EMBEDDINGS.value),
+    PathClaim(PathKind.RERANK.value),
+    PathClaim(PathKind.RERANK_2.value),
+    PathClaim(PathKind.COMPLETIONS.value),
+    PathClaim(PathKind.CHAT.value, ClaimKind.YIELDED),  # only refused
+    # It has all members that clients of KServe read.
+    PathClaim(MODELS, ClaimKind.YIELDED, Passing.WRITES),
+)
 
 
 class PathMatch(NamedTuple):
@@ -47,11 +54,16 @@ class PathMatch(NamedTuple):
     model: str = ""
 
 
-def prefixed_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the paths that a listener's option `prefixes` adds."""
-    found = options.get("prefixes") or DEFAULT_PREFIXES
-    prefixes = found if isinstance(found, list | tuple) else ()
-    return tuple([f"{prefix}{path}" for prefix in prefixes if prefix for path in PATHS])
+def claims(options: Mapping[str, Any]) -> tuple[PathClaim, ...]:
+    """Return the paths of a listener, with those that its option `prefixes` adds."""
+    prefixes = options.get("prefixes", DEFAULT_PREFIXES)
+    added = [
+        PathClaim(f"{prefix}{each.path}", passes=each.passes, option="prefixes")
+        for prefix in prefixes
+        if prefix
+        for each in _CLAIMS
+    ]
+    return (*_CLAIMS, *added)
 
 
 class PathTable:

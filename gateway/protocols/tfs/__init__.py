@@ -8,27 +8,21 @@ from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, Sidecar
 from gateway.protocols.tfs.declarations import read_declaration
 from gateway.protocols.tfs.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.tfs.http.codec import HttpCodec
-from gateway.protocols.tfs.http.paths import MODELS
-from gateway.protocols.tfs.options import check_options, exact_paths, health_paths, process_options
+from gateway.protocols.tfs.http.paths import claims
+from gateway.protocols.tfs.options import check_options, process_options
+from gateway.protocols.tfs.platform import PLATFORM
 
 SPEC = ProtocolSpec(
     name="tfs",
     title="TensorFlow Serving",
     page="tensorflow-serving.md",
-    http=HttpBinding(
-        codec=HttpCodec,
-        prefixes=(MODELS,),
-        any_path=True,
-        exact_paths=exact_paths,
-        public_paths=health_paths,
-        passed=frozenset({MODELS}),
-        shared_option="shared",
-    ),
+    http=HttpBinding(codec=HttpCodec, claims=claims, any_path=True),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     process_options=process_options,
     default_model="default_model",
     declaration=read_declaration,
+    platform=PLATFORM,
     # Clients of KServe V1 ask there whether the server is alive.
     sidecar=SidecarDefaults(options={"root": True}),
 )

@@ -113,31 +113,6 @@ def process_options(_number: int, _count: int, /) -> Mapping[str, Any]:
     return {"created": int(time.time())}  # noqa: TID251  # a time of day, which clients show
 
 
-def exact_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the whole paths that a listener's options add.
-
-    Raises:
-        ValueError: A key does not exist, or a value is wrong.
-    """
-    found = read_options(options)
-    paths = [] if found.vertex is None else [found.vertex.predict, found.vertex.health]
-    if found.is_kserve or found.root or found.cloudevents:
-        paths.append(ROOT)
-    return tuple(dict.fromkeys(paths))
-
-
-def health_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the health route of Vertex AI, which needs no credential.
-
-    Raises:
-        ValueError: A key does not exist, or a value is wrong.
-    """
-    vertex = read_options(options).vertex
-    if vertex is None or vertex.health == vertex.predict:
-        return ()
-    return (vertex.health,)
-
-
 def _vertex(key: str, value: Any) -> VertexOptions:
     section = mapping(key, value)
     return VertexOptions(**read_values(key, _OF_VERTEX, section, f"{key}."))

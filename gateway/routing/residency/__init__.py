@@ -1,5 +1,8 @@
 """Residency: more models than a server has memory for. Begin at `plan.py`.
 
-`plan.py` decides, and `controller.py` acts at one server. `layer.py` stands before an upstream,
-`local.py` before the models of the gateway. `layers.py` describes both. `settings.py` has the keys.
+`plan.py` has the models of one server and who wants them, `steps.py` decides what is loaded and
+unloaded next, and `outcomes.py` notes what became of it. `controller.py` acts: with `index.py`,
+`waiters.py` and `transfers.py`. `layer.py` stands before an upstream, with `homes.py`,
+`sequences.py` and `questions.py`; `local.py` stands before the models of the gateway. `layers.py`
+describes both. `settings.py` has the keys.
 """

@@ -9,13 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
-
-import structlog
+from typing import Any
 
 from gateway.concurrency.background import start_background
 from gateway.ir.calls import LoadParameters
@@ -27,9 +24,10 @@ from gateway.ir.errors import (
     ModelNotFound,
     Overloaded,
 )
-from gateway.routing.residency.host_turn import NoTurn, Turn
+from gateway.routing.residency.host_turn import Turn
+from gateway.routing.residency.index import ModelServer, ServerIndex
+from gateway.routing.residency.outcomes import Outcomes
 from gateway.routing.residency.plan import (
-    Actions,
     ModelPhase,
     PlanRules,
     ResidencyPlan,
@@ -37,47 +35,9 @@ from gateway.routing.residency.plan import (
     UnloadReason,
     entries,
 )
-from gateway.telemetry.error_texts import error_text
-
-log = structlog.get_logger(__name__)
-
-_INDEX_S: Final = 30.0
-"""How often the index is read."""
-_CHANGING_S: Final = 0.1
-"""How often it is read while another gateway loads or unloads a model."""
-_UNREAD_S: Final = 1.0
-"""How often it is read while the server does not reply, and at most for unknown names."""
-_UNLOADING_S: Final = 0.02
-"""The first pause between two looks at a model that is being unloaded; they grow."""
-_UNLOADING_CAP_S: Final = 0.5
-_LOOKS: Final = 20
-"""How often the index is read for a load that has begun, before another process has its turn."""
-
-
-class ModelServer(Protocol):
-    """What holds the models: an upstream's endpoint, or the gateway itself."""
-
-    async def index(self) -> Mapping[str, ModelPhase]:
-        """Return the models of its repository, and what they are doing."""
-
-    async def load(self, name: str, parameters: LoadParameters, /) -> None:
-        """Load a model; return when it is loaded."""
-
-    async def unload(self, name: str, /) -> None:
-        """Begin to unload a model."""
-
-
-class ResidencyMeters(Protocol):
-    """Counts what a controller does."""
-
-    def loaded(self, model: str, outcome: str, seconds: float, /) -> None:
-        """Count a load: *outcome* is "ok" or "failed"."""
-
-    def unloaded(self, model: str, reason: str, /) -> None:
-        """Count an unload."""
-
-    def waited(self, seconds: float, /) -> None:
-        """Count the wait of a call."""
+from gateway.routing.residency.steps import NextSteps
+from gateway.routing.residency.transfers import ResidencyMeters, Transfers
+from gateway.routing.residency.waiters import LoadWaiter, Waiters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,21 +57,37 @@ class WaitRules:
     allow: Callable[[str], bool] = lambda _name: True
 
 
-class _Waiter:
-    """A call that waits for a model.
+class _Timer:
+    """Calls a function once, at the last time that was set.
 
-    Attributes:
-        future: Ends the wait.
-        is_counted: Whether the plan counts it among the callers.
-        has_reference: Whether the plan has given it a reference.
+    Args:
+        advance: The function.
     """
 
-    __slots__ = ("future", "has_reference", "is_counted")
+    def __init__(self, advance: Callable[[], None]) -> None:
+        self._advance = advance
+        self._handle: asyncio.TimerHandle | None = None
+        self._due = 0.0
 
-    def __init__(self, future: asyncio.Future[None]) -> None:
-        self.future = future
-        self.is_counted = True
-        self.has_reference = False
+    def set(self, due: float | None, now: float) -> None:
+        """Call the function at *due*, and at no other time; None for never."""
+        if self._handle is not None and due is not None and due == self._due:
+            return
+        self.cancel()
+        if due is not None:
+            self._due = due
+            loop = asyncio.get_running_loop()
+            self._handle = loop.call_later(due - now + 0.001, self._on_time)
+
+    def cancel(self) -> None:
+        """Call the function no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _on_time(self) -> None:
+        self._handle = None
+        self._advance()
 
 
 class ResidencyController:
@@ -131,7 +107,7 @@ class ResidencyController:
     Attributes:
         name: The server.
         plan: Decides which models are loaded.
-        models: The models of the index.
+        index: What the server says about its models.
     """
 
     def __init__(  # noqa: PLR0913  # by name but the first five
@@ -149,36 +125,49 @@ class ResidencyController:
     ) -> None:
         self.name = name
         self.plan = ResidencyPlan(rules, pinned)
-        self.models: frozenset[str] = frozenset()
+        outcomes = Outcomes(self.plan, rules.retry_failed_s)
+        self._steps = NextSteps(self.plan, outcomes, rules)
+        self._waiters = Waiters()
         self._server = server
         self._rules = rules
         self._waits = waits
         self._meters = meters
         self._clock = clock
         self._callers = callers or (lambda: self.plan.callers)
-        self._excludes = turn is not None
-        self._turn: Callable[[], Turn] = NoTurn if turn is None else turn
-        self._parameters: dict[str, LoadParameters] = {}
-        self._waiters: dict[str, list[_Waiter]] = {}
+        self.index = ServerIndex(
+            name,
+            server,
+            self.plan.models,
+            on_read=lambda *found: self._waiters.grant(outcomes.observe(*found)),
+            advance=self.advance,
+            clock=clock,
+        )
+        self._transfers = Transfers(
+            name,
+            server,
+            index=self.index,
+            outcomes=outcomes,
+            waiters=self._waiters,
+            has_room=lambda: self.plan.held() <= rules.room,
+            meters=meters,
+            load_timeout_s=waits.load_timeout_s,
+            on_end=self.advance,
+            turn=turn,
+            clock=clock,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._read_at: float | None = None
-        self._seen: Mapping[str, ModelPhase] = {}
-        self._index_lock = asyncio.Lock()
-        self._is_changing = asyncio.Event()
+        self._timer = _Timer(self.advance)
         self._has_advanced = asyncio.Event()
         self._is_closed = False
 
     def start(self) -> None:
         """Begin to read the index, and load the pinned models."""
-        self._run(self._watch(), "index")
+        self._run(self.index.watch(), "index")
 
     async def close(self) -> None:
         """Stop; loads that run go on at the server."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -194,9 +183,9 @@ class ResidencyController:
 
     def note_unused(self, model: Resident) -> None:
         """Note that the last reference to a model has ended."""
-        if self._rules.idle_s != math.inf:
-            model.idle_since = self._clock()
-            self._set_timer()
+        if self._rules.idle_s != math.inf and not self._is_closed:
+            model.idle_since = now = self._clock()
+            self._timer.set(self._steps.due(now), now)
         if self.plan.is_affected(model):
             self.advance()
 
@@ -228,34 +217,25 @@ class ResidencyController:
             ModelNotFound: It has not, or they may not.
             GatewayError: The server does not list its models.
         """
-        if name not in self.models:
-            await self._look_for(name)
-        if name not in self.models:
+        if name not in self.index.models:
+            await self.index.look_for(name)
+        if name not in self.index.models:
             raise ModelNotFound(
                 f"model {name!r} is unknown: the repository of the server does not have it",
                 model=ref,
             )
-        if not self._waits.allow(name) and not self._is_or_was_requested(name):
+        found = self.plan.models.get(name)
+        is_requested = found is not None and found.is_requested
+        if not self._waits.allow(name) and not is_requested:
             raise ModelNotFound(
                 f"model {name!r} is not loaded, and calls may not load it (residency.allow)",
                 model=ref,
             )
 
-    def _is_or_was_requested(self, name: str) -> bool:
-        found = self.plan.models.get(name)
-        return found is not None and (found.is_pinned or found.phase is not ModelPhase.ABSENT)
-
     def is_loadable(self, name: str) -> bool:
         """Return whether a load of the model would be tried now."""
         found = self.plan.resident(name)
         return self._clock() >= found.failed_until and self.plan.fits(name)
-
-    async def _look_for(self, name: str) -> None:
-        """Read the index for an unknown name, at most once a second."""
-        async with self._index_lock:
-            is_recent = self._read_at is not None and self._clock() < self._read_at + _UNREAD_S
-            if name not in self.models and not is_recent:
-                await self._look()
 
     async def _wait(self, name: str, ref: ModelRef | None) -> Resident:
         now, waits = self._clock(), self._waits
@@ -275,8 +255,7 @@ class ResidencyController:
                 limit="residency.queued",
             )
         model = self.plan.wait(name, now)
-        waiter = _Waiter(asyncio.get_running_loop().create_future())
-        self._waiters.setdefault(name, []).append(waiter)
+        waiter = self._waiters.join(name)
         try:
             self.advance()
             async with asyncio.timeout(waits.wait_s):
@@ -297,11 +276,11 @@ class ResidencyController:
             del waiter  # its future holds the error, whose traceback holds this frame
         return model
 
-    def _leave(self, model: Resident, waiter: _Waiter) -> None:
+    def _leave(self, model: Resident, waiter: LoadWaiter) -> None:
         if waiter.has_reference:
             self.release(model)
         elif waiter.is_counted:
-            self._waiters[model.name].remove(waiter)
+            self._waiters.leave(model.name, waiter)
             self.plan.leave(model)
             self.advance()
 
@@ -329,11 +308,11 @@ class ResidencyController:
                 self.release(model)
             return
         self.plan.resident(name).failed_until = 0.0
-        self._parameters[name] = parameters
+        self._transfers.parameters[name] = parameters
         try:
             self.release(await self._wait(name, ref))
         finally:
-            self._parameters.pop(name, None)
+            self._transfers.parameters.pop(name, None)
 
     async def unload(self, name: str, reason: UnloadReason) -> None:
         """Unload a model when its running calls have ended; return when the server has done it."""
@@ -346,10 +325,6 @@ class ResidencyController:
         """Load a model, and keep it."""
         self.plan.pin(name)
         self.advance()
-
-    async def evict(self, name: str) -> None:
-        """Unload a model for an operator, when its running calls have ended."""
-        await self.unload(name, UnloadReason.EVICTION)
 
     def document(self) -> dict[str, Any]:
         """Return what the server holds, for the status."""
@@ -375,37 +350,14 @@ class ResidencyController:
             return
         self._has_advanced.set()
         self._has_advanced = asyncio.Event()
-        actions = self.plan.step(self._clock())
-        self._grant(actions)
-        for model in actions.loads:
-            self._run(self._load(model), f"load of model {model.name}")
-        for model in actions.unloads:
-            self._run(self._unload(model), f"unload of model {model.name}")
-        self._set_timer()
-
-    def _grant(self, actions: Actions) -> None:
-        for model, _callers in actions.grants:
-            for waiter in self._waiters.pop(model.name, ()):
-                waiter.is_counted, waiter.has_reference = False, True
-                if not waiter.future.done():
-                    waiter.future.set_result(None)
-
-    def _set_timer(self) -> None:
         now = self._clock()
-        due = self.plan.due(now)
-        if self._timer is not None:
-            if due is not None and due == self._timer_at:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if due is not None and not self._is_closed:
-            loop = asyncio.get_running_loop()
-            self._timer_at = due
-            self._timer = loop.call_later(due - now + 0.001, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self.advance()
+        actions = self._steps.step(now)
+        self._waiters.grant(actions)
+        for model in actions.loads:
+            self._run(self._transfers.load(model), f"load of model {model.name}")
+        for model in actions.unloads:
+            self._run(self._transfers.unload(model), f"unload of model {model.name}")
+        self._timer.set(self._steps.due(now), now)
 
     def _run(self, coroutine: Coroutine[Any, Any, None], what: str) -> None:
         # In a context of its own: the task belongs to none of the calls that wait for it.
@@ -413,183 +365,12 @@ class ResidencyController:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _load(self, model: Resident) -> None:
-        began = self._clock()
-        try:
-            async with asyncio.timeout(self._waits.load_timeout_s):
-                phase = await self._load_at_server(model)
-        except (GatewayError, TimeoutError) as error:
-            self._fail(model, error, began)
-        else:
-            if phase is None:
-                self.plan.put_back(model, ModelPhase.ABSENT, self._clock())
-            elif phase in {ModelPhase.LOADING, ModelPhase.UNLOADING}:  # by another gateway
-                self.plan.put_back(model, phase, self._clock())
-                self._is_changing.set()
-            else:
-                self._finish(model, began, is_own=phase is ModelPhase.ABSENT)
-        self.advance()
-
-    async def _load_at_server(self, model: Resident) -> ModelPhase | None:
-        """Load a model, unless the server does it already or has no room.
-
-        Returns:
-            What the model was doing before; None if there is no room any more.
-        """
-        async with self._turn():
-            phase = await self._phase_before_load(model)
-            if phase is not ModelPhase.ABSENT:
-                return phase
-            parameters = self._parameters.get(model.name, {})
-            load = asyncio.ensure_future(self._server.load(model.name, parameters))
-            try:
-                await self._until_shown(model, load)
-            except BaseException:
-                load.cancel()
-                raise
-        try:
-            await load
-        except asyncio.CancelledError:
-            load.cancel()
-            raise
-        finally:
-            del load  # it holds its error, whose traceback holds this frame
-        return phase
-
-    async def _until_shown(self, model: Resident, load: asyncio.Future[None]) -> None:
-        """Wait until the index shows that a model is being loaded, for others to see."""
-        if not self._excludes:
-            return
-        for _ in range(_LOOKS):
-            await asyncio.wait((load,), timeout=_UNLOADING_S)
-            if load.done():
-                return
-            with suppress(GatewayError):
-                await self.read_index()
-            if self._seen.get(model.name, ModelPhase.ABSENT) is not ModelPhase.ABSENT:
-                return
-
-    def _finish(self, model: Resident, began: float, *, is_own: bool) -> None:
-        now = self._clock()
-        if is_own:
-            self._meters.loaded(model.name, "ok", now - began)
-            log.info(
-                "resident model loaded", server=self.name, model=model.name, seconds=now - began
-            )
-            self._is_changing.set()  # another gateway may have loaded one at the same time
-        self._grant(self.plan.loaded(model, now))
-
-    async def _phase_before_load(self, model: Resident) -> ModelPhase | None:
-        """Return what the model is doing at its server; None if there is no room any more."""
-        await self.read_index()
-        phase = self._seen.get(model.name, ModelPhase.ABSENT)
-        is_full = self.plan.held() > self._rules.room
-        return None if phase is ModelPhase.ABSENT and is_full else phase
-
-    def _fail(self, model: Resident, error: GatewayError | TimeoutError, began: float) -> None:
-        now = self._clock()
-        if isinstance(error, GatewayError):
-            text = error_text(error)
-        else:
-            text = f"no reply within {self._waits.load_timeout_s:g} s (residency.load_timeout)"
-        reason = f"model {model.name!r} cannot be loaded: {text}"
-        self._meters.loaded(model.name, "failed", now - began)
-        log.warning("resident model not loaded", server=self.name, model=model.name, reason=text)
-        self.plan.failed(model, reason, now)
-        for waiter in self._waiters.pop(model.name, ()):
-            waiter.is_counted = False
-            if not waiter.future.done():
-                waiter.future.set_exception(LoadFailed(reason))
-        self._is_changing.set()  # the server may load it all the same
-
-    async def _unload(self, model: Resident) -> None:
-        reason = model.reason.value
-        try:
-            await self._server.unload(model.name)
-            await self._until_unloaded(model)
-        except GatewayError as error:
-            log.warning(
-                "resident model not unloaded",
-                server=self.name,
-                model=model.name,
-                reason=error_text(error),
-            )
-            await self._after_failed_unload(model)
-        else:
-            self._meters.unloaded(model.name, reason)
-            log.info("resident model unloaded", server=self.name, model=model.name, reason=reason)
-            self.plan.unloaded(model, self._clock())
-        self.advance()
-
-    async def _after_failed_unload(self, model: Resident) -> None:
-        with suppress(GatewayError):
-            await self.read_index()
-            if self._seen.get(model.name, ModelPhase.ABSENT) is not ModelPhase.LOADED:
-                self.plan.unloaded(model, self._clock())
-                return
-        await asyncio.sleep(_UNREAD_S)
-        self._grant(self.plan.kept(model, self._clock()))
-
-    async def _until_unloaded(self, model: Resident) -> None:
-        """Wait until the index no longer has the model; running calls may take their time."""
-        pause_s = _UNLOADING_S
-        while True:
-            await self.read_index()
-            if self._seen.get(model.name, ModelPhase.ABSENT) is ModelPhase.ABSENT:
-                return
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, _UNLOADING_CAP_S)
-
-    # The index
-
-    async def read_index(self) -> None:
-        """Read the index, and note what it says.
-
-        Raises:
-            GatewayError: The server does not list its models.
-        """
-        asked_at = self._clock()
-        found = await self._server.index()
-        now = self._clock()
-        self._read_at, self._seen, self.models = now, found, frozenset(found)
-        self._grant(self.plan.observe(found, asked_at, now))
-
     async def is_gone(self, model: Resident) -> bool:
         """Return whether the server holds a model no longer, though nobody here unloaded it."""
         if model.phase is not ModelPhase.LOADED:
             return True
         try:
-            await self._look()
+            await self.index.look()
         except GatewayError:
             return False
         return model.phase is not ModelPhase.LOADED
-
-    async def _look(self) -> None:
-        """Read the index beside the regular times."""
-        await self.read_index()
-        self.advance()
-        if self._are_others_busy:
-            self._is_changing.set()
-
-    @property
-    def _are_others_busy(self) -> bool:
-        """Whether another gateway loads or unloads a model."""
-        return any(
-            each.phase in {ModelPhase.LOADING, ModelPhase.UNLOADING} and not each.is_own
-            for each in self.plan.models.values()
-        )
-
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self.read_index()
-            except GatewayError as error:
-                log.debug("models cannot be listed", server=self.name, reason=error_text(error))
-                delay_s = _UNREAD_S
-            else:
-                self.advance()
-                delay_s = _CHANGING_S if self._are_others_busy else _INDEX_S
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._is_changing.wait()
-            self._is_changing.clear()

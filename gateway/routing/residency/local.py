@@ -12,7 +12,7 @@ from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.residency.controller import ResidencyController
 from gateway.routing.residency.layer import Residency
 from gateway.routing.residency.meters import EndpointMeters
-from gateway.routing.residency.plan import ModelPhase
+from gateway.routing.residency.plan import ModelPhase, UnloadReason
 from gateway.routing.residency.server import phases
 from gateway.routing.residency.settings import LOCAL_NAME, ResidencyConfig
 from gateway.service import ReplyCoroutine, Service
@@ -122,7 +122,7 @@ class LocalModels:
 
     async def evict(self, name: str) -> None:
         """Unload a model, when its running calls have ended."""
-        await self.controller.evict(name)
+        await self.controller.unload(name, UnloadReason.EVICTION)
 
     def pin(self, name: str) -> None:
         """Load a model, and keep it."""

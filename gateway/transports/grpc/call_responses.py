@@ -20,7 +20,12 @@ from gateway.transports.grpc.headers import (
     trailers_only_block,
     with_metadata,
 )
-from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, frame_message
+from gateway.transports.grpc.messages import (
+    PREFIX_BYTES,
+    GrpcMessage,
+    frame_message,
+    join_call,
+)
 from gateway.transports.grpc.method import Method
 from gateway.transports.grpc.server_messages import Http2ServerConnection, RequestMessages
 from gateway.transports.grpc.states import (
@@ -231,13 +236,19 @@ class CallResponses:
         if response.status is _OK and message:
             if size is None:
                 size = size_of(response.message)
-            tail = with_metadata(TRAILERS_OK, metadata)
-            buffers = frame_message(response.message, size)
             if self._state is RESPONDING:  # an error that the protocol sends as a message
-                core.writer.data(stream, buffers)
-                core.writer.end(stream, tail)
+                core.writer.data(stream, frame_message(response.message, size))
+                core.writer.end(stream, with_metadata(TRAILERS_OK, metadata))
             else:
-                core.writer.send(stream, RESPONSE_HEAD, buffers, tail, size + PREFIX_BYTES)
+                sent = response.message
+                call_frames = join_call(
+                    stream.number, RESPONSE_HEAD, (), sent, size, TRAILERS_OK, metadata
+                )
+                size += PREFIX_BYTES
+                if call_frames is None or not core.writer.send_joined(stream, call_frames, size):
+                    tail = with_metadata(TRAILERS_OK, metadata)
+                    framed = frame_message(sent, size - PREFIX_BYTES)
+                    core.writer.send(stream, RESPONSE_HEAD, framed, tail, size)
         elif self._state is RESPONDING:
             core.writer.end(stream, trailers_block(response.status, response.details, metadata))
         else:

@@ -20,8 +20,9 @@ from gateway.transports.grpc.headers import (
     GrpcResponseHead,
     read_response_head,
     request_block,
+    with_metadata,
 )
-from gateway.transports.grpc.messages import PREFIX_BYTES, frame_message
+from gateway.transports.grpc.messages import PREFIX_BYTES, frame_message, join_call
 from gateway.transports.grpc.silence import ACKNOWLEDGED_WITHIN_S, ServerSilence
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import FLOOD_TEXT
@@ -128,21 +129,26 @@ class GrpcClientConnection(_CallStreams):
         """
         pool, rest, message = self._pool, wire.rest, wire.message
         left_s = None if deadline is None or withholds else deadline - now
-        block = request_block(wire.method, pool.authority, pool.scheme, wire.metadata, left_s)
+        block = request_block(wire.method, pool.authority, pool.scheme, (), left_s)
         size = len(message[0]) if len(message) == 1 else size_of(message)
-        message = frame_message(message, size if rest is None else size + rest.remaining_bytes)
         self.is_used = True
         core = self.core
         stream = core.open(None)
         is_unary = waiter is not None
         call = ClientCall(self, stream, pool.message_bytes, self.turn, is_unary, waiter, withholds)
         stream.owner = call
+        metadata = wire.metadata
+        frames = None
         if rest is None:
-            core.writer.send(stream, block, message, None, size + PREFIX_BYTES)
-        else:
-            core.writer.head(stream, block)
-            core.writer.data(stream, message)
-            call.send_rest(rest)
+            frames = join_call(stream.number, block, metadata, message, size, None, ())
+        if frames is None or not core.writer.send_joined(stream, frames, size + PREFIX_BYTES):
+            core.writer.head(stream, with_metadata(block, metadata))
+            whole = size if rest is None else size + rest.remaining_bytes
+            core.writer.data(stream, frame_message(message, whole))
+            if rest is None:
+                core.writer.end(stream, None)
+            else:
+                call.send_rest(rest)
         if not self.is_flushing:
             self.flush_soon()
         return call

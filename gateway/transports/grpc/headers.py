@@ -22,7 +22,15 @@ from gateway.transports.http.timeout_headers import format_grpc_timeout, grpc_ti
 from gateway.transports.http2 import frames
 from gateway.transports.http2.field_rules import broken_fields, content_length
 from gateway.transports.http2.frames import Http2StreamError, MissingPseudoHeaders
-from gateway.transports.http2.hpack import FIELD_OVERHEAD, Field, indexed, literal, text
+from gateway.transports.http2.hpack import (
+    FIELD_OVERHEAD,
+    Field,
+    Table,
+    decode_block,
+    indexed,
+    literal,
+    text,
+)
 from gateway.wire.grpc import GrpcStatus, Metadata
 
 _CONTENT_TYPE: Final = b"application/grpc"
@@ -98,15 +106,30 @@ class GrpcResponseHead(Struct, frozen=True):
     coding: str
 
 
+CallBlock = tuple[GrpcRequestHead | Http2StreamError | None, list[Field] | None, Table]
+"""The head of a gRPC call, or the fields of another request; and the dynamic table."""
+
+
 @accelerated
-def read_call_head(
-    fields: list[Field], limit_bytes: int
-) -> GrpcRequestHead | Http2StreamError | None:
-    """Return the head of a request as `read_request_head`; None for one that is no gRPC call."""
+def read_call_block(block: bytes, table: Table, block_bytes: int, limit_bytes: int) -> CallBlock:
+    """Return the head of a gRPC call, as `read_request_head`, and the dynamic table after it.
+
+    For a request that is no gRPC call, the fields are returned instead of the head.
+
+    Args:
+        block: The header block.
+        table: The dynamic table before it, which is not changed.
+        block_bytes: The size limit of the fields.
+        limit_bytes: The size limit of metadata.
+
+    Raises:
+        Http2ConnectionError: The block is malformed, or its fields exceed *block_bytes*.
+    """
+    fields, table = decode_block(block, table, block_bytes)
     for name, value in fields:
         if name == b"content-type" and value.startswith(_CONTENT_TYPE):
-            return read_request_head(fields, limit_bytes)
-    return None
+            return read_request_head(fields, limit_bytes), None, table
+    return None, fields, table
 
 
 def read_request_head(

@@ -12,7 +12,11 @@ import msgspec
 from gateway.accelerator import accelerated
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
 from gateway.transports.admission import Reservation
+from gateway.transports.grpc.headers import with_metadata
+from gateway.transports.http2.frames import join_stream
+from gateway.transports.http2.streams import JOINED_BYTES
 from gateway.transports.reserved_buffer import message_memory
+from gateway.wire.grpc import Metadata
 from gateway.wire.http import Buffer, size_of
 
 PREFIX_BYTES: Final = 5
@@ -182,6 +186,36 @@ def whole_message(view: memoryview, limit_bytes: int) -> memoryview | None:
     if not 0 <= size <= limit_bytes or _PREFIX.unpack_from(view) != (0, size):
         return None
     return view[PREFIX_BYTES:]
+
+
+@accelerated
+def join_call(
+    number: int,
+    block: bytes,
+    head: Metadata,
+    message: Sequence[Buffer],
+    size: int,
+    tail: bytes | None,
+    trailers: Metadata,
+) -> bytes | None:
+    """Return the frames of a call or of its response; None where one buffer is not best.
+
+    Args:
+        number: The stream.
+        block: The beginning of the header block.
+        head: Further fields of it, as metadata.
+        message: The bytes of the message.
+        size: Their number.
+        tail: The beginning of the block of the trailers; None to end the stream with the message.
+        trailers: Further fields of it.
+    """
+    block = with_metadata(block, head)
+    if tail is not None:
+        tail = with_metadata(tail, trailers)
+    framed = PREFIX_BYTES + size
+    if len(block) + framed + len(tail or b"") > JOINED_BYTES:
+        return None
+    return join_stream(number, block, frame_message(message, size), framed, tail)
 
 
 def frame_message(message: Sequence[Buffer], size: int | None = None) -> list[Buffer]:

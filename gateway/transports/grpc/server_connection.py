@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final
 
 from gateway.api.access import Peer
@@ -20,7 +20,7 @@ from gateway.transports.grpc.admission import CallAdmission
 from gateway.transports.grpc.connection_lifecycle import GrpcConnectionLifecycle, OpenConnections
 from gateway.transports.grpc.headers import (
     GrpcRequestHead,
-    read_call_head,
+    read_call_block,
     read_request_head,
     trailers_only_block,
 )
@@ -36,7 +36,7 @@ from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import UNSERVED_COST
 from gateway.transports.http2.frames import Http2StreamError
-from gateway.transports.http2.hpack import Field
+from gateway.transports.http2.hpack import ReadBlock, Table
 from gateway.transports.http2.request_head import HttpStreamHead, header_block_bytes, read_http_head
 from gateway.transports.http2.request_stream import HttpStream
 from gateway.transports.http2.states import HALF_CLOSED_LOCAL
@@ -58,28 +58,29 @@ _BLOCK_OVERHEAD: Final = 4
 RequestHead = GrpcRequestHead | HttpStreamHead
 
 
-def _read_any_head(fields: list[Field], limits: ServerLimits) -> RequestHead | Http2StreamError:
-    """Return the head of a gRPC call or of a plain request."""
-    head = read_call_head(fields, limits.grpc_metadata_bytes)
-    return read_http_head(fields, limits) if head is None else head
-
-
-def _read_call_head(fields: list[Field], limit_bytes: int) -> RequestHead | Http2StreamError:
-    """Return the head of a gRPC call, or of a request that is refused because it is none."""
-    head = read_call_head(fields, limit_bytes)
-    return read_request_head(fields, limit_bytes) if head is None else head
-
-
 @lru_cache(16)  # one for all connections of a listener
-def _head_reader(
-    limits: ServerLimits, *, is_http: bool
-) -> tuple[Callable[[list[Field]], RequestHead | Http2StreamError], int]:
-    """Return what reads header blocks, and how many bytes of fields a block may have."""
-    header_bytes = _BLOCK_OVERHEAD * limits.grpc_metadata_bytes
+def _block_reader(limits: ServerLimits, *, is_http: bool) -> tuple[ReadBlock, int]:
+    """Return what reads header blocks, and how many bytes of fields a block may have.
+
+    Args:
+        limits: The limits of the listener.
+        is_http: Whether plain requests are served; else they are refused.
+    """
+    limit_bytes = limits.grpc_metadata_bytes
+    header_bytes = _BLOCK_OVERHEAD * limit_bytes
     if is_http:
         header_bytes = max(header_bytes, header_block_bytes(limits))
-        return partial(_read_any_head, limits=limits), header_bytes
-    return partial(_read_call_head, limit_bytes=limits.grpc_metadata_bytes), header_bytes
+
+    def read(block: bytes, table: Table) -> tuple[RequestHead | Http2StreamError, Table]:
+        head, fields, table = read_call_block(block, table, header_bytes, limit_bytes)
+        if head is not None:
+            return head, table
+        assert fields is not None  # noqa: S101  # there is no head
+        if is_http:
+            return read_http_head(fields, limits), table
+        return read_request_head(fields, limit_bytes), table
+
+    return read, header_bytes
 
 
 class GrpcServerConnection(GrpcConnectionLifecycle):
@@ -112,9 +113,14 @@ class GrpcServerConnection(GrpcConnectionLifecycle):
         http: ListenerState | None = None,
     ) -> None:
         super().__init__(methods, limits, open_connections, admission, on_reject, age_s, http)
-        read_head, header_bytes = _head_reader(limits, is_http=http is not None)
+        read_block, header_bytes = _block_reader(limits, is_http=http is not None)
         self.core = Http2Connection(
-            self, read_head, client=False, streams=limits.h2_streams, header_bytes=header_bytes
+            self,
+            None,
+            client=False,
+            streams=limits.h2_streams,
+            header_bytes=header_bytes,
+            read_block=read_block,
         )
         self.core.flood_budget.on_low = self._on_flood
 

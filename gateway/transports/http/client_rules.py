@@ -57,6 +57,7 @@ class UpstreamErrors:
 
     Attributes:
         reuse_s: Idle time after which a connection carries only requests that may be sent again.
+        most_bytes: The largest body of a response.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class UpstreamErrors:
         self._host = host
         self._limits = limits
         self.reuse_s = limits.reuse_s
+        self.most_bytes = limits.message_bytes
         self._told_s: float | None = None
 
     def note_keep_alive(self, value: str) -> None:

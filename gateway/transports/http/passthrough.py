@@ -29,6 +29,8 @@ log = structlog.get_logger(__name__)
 _OURS = frozenset({"host", "accept-encoding", "content-encoding", "grpc-timeout"})
 _SAFE = frozenset({"GET", "HEAD"})
 _MAX_BODY_BYTES = 1 << 20
+ABSENT = frozenset({404, 405, 501})
+"""What servers send for pages that they do not have."""
 _SLASHES = re.compile(r"/(?:\.?/)+")
 # Pages of servers that are for operators: MLServer, KServe and FastAPI have them.
 _OPERATORS = ("/metrics*", "/openapi.json", "/docs*", "/redoc*")
@@ -154,6 +156,24 @@ class Passthrough(HttpFrontend):
         """Return whether the rules name the path of a POST, or the server is known to have it."""
         return wire.method == "POST" and self._rules.names(wire.path, self._client.posts())
 
+    async def offer(
+        self, wire: HttpRequest, /
+    ) -> HttpResponse | AsyncGenerator[HttpResponse, None] | None:
+        """Return what the server sends for a page that it has, or for a POST that it claims.
+
+        The result is None for all other requests.
+        """
+        if wire.method not in _SAFE:
+            return self(wire) if self.claims(wire) else None
+        if _wants_events(wire):
+            return None
+        (response,) = [each async for each in self.page(wire)]
+        return None if response.status in ABSENT else response
+
+    def page(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
+        """Yield the response to a request for a page that the server may not have."""
+        return self(wire)
+
     async def __call__(self, wire: HttpRequest, /) -> AsyncGenerator[HttpResponse, None]:
         """Forward *wire* and yield the response; an event stream is forwarded in pieces."""
         begun, client = False, self._client
@@ -167,7 +187,7 @@ class Passthrough(HttpFrontend):
                 response = await client.send(request, deadline=wire.deadline)
                 yield HttpResponse(response.status, response.headers)
                 return
-            if "text/event-stream" not in (wire.headers.get("accept") or ""):
+            if not _wants_events(wire):
                 yield await client.send(request, deadline=wire.deadline)
                 return
             async with aclosing(_stream(client, request, wire.deadline)) as answers:
@@ -195,6 +215,10 @@ class Passthrough(HttpFrontend):
         if self._is_forwarded and host is not None:
             pairs.append(("X-Forwarded-Host", host))
         return HttpRequest(wire.method, wire.path, wire.query, Headers(pairs), wire.body)
+
+
+def _wants_events(wire: HttpRequest) -> bool:
+    return "text/event-stream" in (wire.headers.get("accept") or "")
 
 
 async def _stream(

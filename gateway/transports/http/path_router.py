@@ -7,12 +7,15 @@ rejected.
 import posixpath
 import re
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Final
 from urllib.parse import unquote
 
 from gateway.transports.contract import HttpAsk, HttpFrontend, HttpMount
 from gateway.transports.http.faults import HttpError
 from gateway.wire.http import HttpRequest, HttpResponse
+from gateway.wire.path_claims import Passing
 
 _CACHE_ENTRIES = 256
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -29,11 +32,11 @@ class PathRouter:
 
     def __init__(self, mounts: Sequence[HttpMount], fallback: HttpFrontend | None) -> None:
         prefixes = [
-            (prefix.rstrip("/"), mount.frontend) for mount in mounts for prefix in mount.prefixes
+            (prefix.rstrip("/"), _mounted(mount, prefix))
+            for mount in mounts
+            for prefix in mount.prefixes
         ]
-        self._exact = {path: mount.frontend for mount in mounts for path in mount.exact}
-        self._read_only = tuple(prefix for mount in mounts for prefix in mount.read_only)
-        self._passed = tuple(prefix for mount in mounts for prefix in mount.passed)
+        self._exact = {path: _mounted(mount, path) for mount in mounts for path in mount.exact}
         self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
         self._fallback = fallback
         self._root = next((mount.frontend for mount in mounts if mount.root), None)
@@ -47,12 +50,9 @@ class PathRouter:
             HttpError: No frontend claims it, or it is a claimed path in disguise: a server behind
                 the fallback might decode it, and the codec would be bypassed.
         """
-        exact = self._exact.get(path)
-        if exact is not None:
-            return exact, exact.handle
-        frontend = self._claimed(path)
-        if frontend is not None:
-            return frontend, self._ask(path, frontend)
+        claim = self._claimed(path)
+        if claim is not None:
+            return claim.frontend, self._ask(path, claim)
         if self._fallback is None and path == "/" and self._root is not None:
             return self._root, self._root.handle
         if self._fallback is None:
@@ -61,38 +61,60 @@ class PathRouter:
             raise HttpError(400, "the path is not in its normal form")
         return self._fallback, self._fallback.handle
 
-    def _ask(self, path: str, frontend: HttpFrontend) -> HttpAsk:
+    def _ask(self, path: str, claim: "_MountedPath") -> HttpAsk:
         """Return what handles requests for a claimed path."""
-        fallback = self._fallback
-        if fallback is None or self._claimed(_plain_path(path)) is not frontend:
+        frontend, fallback = claim.frontend, self._fallback
+        handle = _PASSING.get(claim.passes)
+        if fallback is None or handle is None or self._claimed(_plain_path(path)) is not claim:
             return frontend.handle
-        if _is_below(path, self._read_only):
-            return partial(_handle_by_method, frontend, fallback)
-        if _is_below(path, self._passed):
-            return partial(_handle_by_claim, frontend, fallback)
-        return frontend.handle
+        return partial(handle, frontend, fallback)
 
-    def _claimed(self, path: str) -> HttpFrontend | None:
-        for prefix, frontend in self._prefixes:
+    def _claimed(self, path: str) -> "_MountedPath | None":
+        exact = self._exact.get(path)
+        if exact is not None:
+            return exact
+        for prefix, claim in self._prefixes:
             if path == prefix or path.startswith(f"{prefix}/"):
-                return frontend
+                return claim
         return None
 
 
-def _is_below(path: str, prefixes: Sequence[str]) -> bool:
-    return any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes)
+@dataclass(frozen=True, slots=True, eq=False)
+class _MountedPath:
+    """The frontend of a path, and what passes it by."""
+
+    frontend: HttpFrontend
+    passes: Passing
 
 
-def _handle_by_claim(
+def _mounted(mount: HttpMount, path: str) -> _MountedPath:
+    return _MountedPath(mount.frontend, mount.passes.get(path, Passing.NOTHING))
+
+
+def _handle_reads(
+    frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
+) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
+    return (frontend if wire.method in _READING else fallback).handle(wire)
+
+
+def _handle_unnamed(
     frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
 ) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
     return (fallback if fallback.claims(wire) else frontend).handle(wire)
 
 
-def _handle_by_method(
+async def _handle_absent(
     frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
-) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
-    return (frontend if wire.method in _READING else fallback).handle(wire)
+) -> HttpResponse | AsyncGenerator[HttpResponse, None]:
+    offered = await fallback.offer(wire)
+    return await frontend.handle(wire) if offered is None else offered
+
+
+_PASSING: Final = {
+    Passing.WRITES: _handle_reads,
+    Passing.NAMED: _handle_unnamed,
+    Passing.FOUND: _handle_absent,
+}
 
 
 def _plain_path(path: str) -> str:

@@ -5,7 +5,7 @@ length is received into one buffer; a streamed body is returned in pieces.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import httptools
@@ -85,20 +85,20 @@ class ResponseTemplate(Struct, frozen=True):
         head: The one that was parsed.
         headers: Its fields that are not hop-by-hop.
         is_plain: Whether a body of an accepted length is plain.
-        accepts_size: Whether the upstream's responses may have a length.
+        most_bytes: The largest body of a response.
     """
 
     head: ResponseHead
     headers: HeaderTemplate
     is_plain: bool
-    accepts_size: Callable[[int], bool]
+    most_bytes: int
 
     def fill(self, _target: str, length: int, headers: Headers, /) -> ResponseHead:
         """Return a head of the same text; see `HeadTemplate`."""
         head = self.head
         size = head.length if length < 0 else length
         plain = -1
-        if self.is_plain and size is not None and self.accepts_size(size):
+        if self.is_plain and size is not None and size <= self.most_bytes:
             plain = size
         return ResponseHead(
             head.status, headers, head.codings, size, head.is_chunked, head.is_persistent, plain
@@ -161,7 +161,7 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
         template = None
         if headers is not None:
             is_plain = is_plain_kind(head) and head.length is not None
-            template = ResponseTemplate(head, headers, is_plain, peer.accepts_size)
+            template = ResponseTemplate(head, headers, is_plain, peer.most_bytes)
         self._templates.put(cut[0], template)
 
 

@@ -280,7 +280,7 @@ class FrameReader(FrameHandler):
 
     # Many connections are idle. With a dictionary each would take 1.4 KB more.
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:  # noqa: C901  # calls would be felt
         """Parse data of the peer, as far as the turn of this connection allows.
 
         While `is_behind`, call it with b"" in the next turn of the loop.
@@ -299,6 +299,13 @@ class FrameReader(FrameHandler):
         self._turn_end = 0.0  # the clock is read only after many frames
         self._turn_frames = _TURN_FRAMES
         try:
+            if not (at or self._preface or self._block_stream or self._part[0]):
+                # Most clients wait for a response, so one stream is all that has arrived.
+                stream = complete_stream(data, 0, self._max_block)
+                if stream is not None and stream[5] == len(data):
+                    at = self._fast_stream(stream, memoryview(data))
+                    if at == len(data):
+                        return
             if self._preface:
                 at = self._read_preface(data)
             if self._part[0]:

@@ -6,8 +6,9 @@ time, and encoding them is joining bytes that are at hand.  `huffman` reads the 
 Source: RFC 7541.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from hpack.table import HeaderTable
 
@@ -49,34 +50,8 @@ Table = tuple[list[Field], int, int]
 NO_ENTRIES: Final[Table] = ([], 0, TABLE_BYTES)
 """The table of a new connection."""
 
-
-class HeaderDecoder:
-    """Reads the header blocks that one peer sends, in their order.
-
-    Attributes:
-        version: Another number after every block that changed the dynamic table: until then equal
-            bytes mean equal fields.
-    """
-
-    __slots__ = ("_limit", "_table", "version")
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._table = NO_ENTRIES
-        self._limit = limit_bytes
-        self.version = 0
-
-    def decode(self, block: bytes) -> list[Field]:
-        """Return the fields of *block*.
-
-        Raises:
-            Http2ConnectionError: It is malformed, or its fields exceed the limit. Later blocks
-                cannot be read.
-        """
-        fields, table = decode_block(block, self._table, self._limit)
-        if table is not self._table:
-            self._table = table
-            self.version += 1
-        return fields
+ReadBlock = Callable[[bytes, Table], tuple[Any, Table]]
+"""Returns the head that a block is, and the table after it. Raises Http2ConnectionError."""
 
 
 @accelerated

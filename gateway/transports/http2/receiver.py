@@ -25,7 +25,7 @@ from gateway.transports.http2.frames import (
     Http2StreamError,
     MissingPseudoHeaders,
 )
-from gateway.transports.http2.hpack import Field, HeaderDecoder
+from gateway.transports.http2.hpack import NO_ENTRIES, Field, ReadBlock, decode_block
 from gateway.transports.http2.states import (
     CLOSED,
     HALF_CLOSED_LOCAL,
@@ -99,10 +99,11 @@ class Http2Receiver(FrameReader):
     Args:
         receiver: Handles the events of streams.
         read_head: Returns the meaning of header fields, or an Http2StreamError.  It must be a pure
-            function, because its results are cached.
+            function, because its results are cached.  None with *read_block*.
         client: Whether this is the client side.
         streams: How many streams the peer may have open at once; 0 for a client.
         header_bytes: The size limit of the fields of one block.
+        read_block: Reads header blocks; None to read their fields first, and then the head.
 
     Attributes:
         out: The output, which the caller writes and empties.
@@ -111,14 +112,16 @@ class Http2Receiver(FrameReader):
     """
 
     __slots__ = (
-        "_decoder",
+        "_has_heads",
         "_heads",
         "_is_accepting",
         "_is_client",
         "_max_streams",
         "_next",
+        "_read_block",
         "_read_head",
         "_receiver",
+        "_table",
         "_unread",
         "_window",
         "last",
@@ -129,19 +132,22 @@ class Http2Receiver(FrameReader):
     def __init__(
         self,
         receiver: StreamEvents,
-        read_head: Callable[[list[Field]], Head | Http2StreamError],
+        read_head: Callable[[list[Field]], Head | Http2StreamError] | None,
         *,
         client: bool,
         streams: int,
         header_bytes: int,
+        read_block: ReadBlock | None = None,
     ) -> None:
         super().__init__(b"" if client else frames.PREFACE, header_bytes)
         self._receiver = receiver
         self._read_head = read_head
+        self._read_block = read_block
+        self._table = NO_ENTRIES
         self._is_client = client
         self._max_streams = streams
-        self._decoder = HeaderDecoder(header_bytes)
         self._heads: ParseCache[Head] = ParseCache(_MAX_CACHED, _MAX_CACHED_BYTES)
+        self._has_heads = False
         self._window = CONNECTION_WINDOW
         self._unread = 0
         self.last = 0
@@ -319,7 +325,7 @@ class Http2Receiver(FrameReader):
             or not self._has_settings
         ):
             return 0
-        head = self._heads.get(block)
+        head = self._heads.get(block) if self._has_heads else None
         if head is None:
             head = self._fresh_head(block)
             if isinstance(head, Http2StreamError):
@@ -379,12 +385,19 @@ class Http2Receiver(FrameReader):
             self.refuse(stream, frames.PROTOCOL_ERROR)
 
     def _fresh_head(self, block: bytes) -> Head | Http2StreamError:
-        version = self._decoder.version
-        head = self._read_head(self._decoder.decode(block))
-        if version != self._decoder.version:
-            if self._heads:
-                self._heads.clear()  # the table of fields has changed
+        before = self._table
+        if self._read_block is not None:
+            head, self._table = self._read_block(block, before)
+        else:
+            fields, self._table = decode_block(block, before, self._max_block)
+            assert self._read_head is not None  # noqa: S101  # one of the two is there
+            head = self._read_head(fields)
+        if self._table is not before:  # until then, equal bytes mean equal fields
+            if self._has_heads:
+                self._has_heads = False
+                self._heads.clear()
         elif not isinstance(head, Http2StreamError) and self._heads.should_admit(block):
+            self._has_heads = True
             self._heads.put(block, head)
         return head
 

@@ -27,9 +27,11 @@ from gateway.transports.http2.states import (
 )
 from gateway.wire.http import Buffer, size_of
 
-# Up to this size, header fields, message and trailers are joined: one buffer costs less than six.
-# Each part fits the smallest frame limit that a peer may set.
-_JOINED_BYTES: Final = 8192
+JOINED_BYTES: Final = 8192
+"""Up to this size, header fields, message and trailers are joined: one buffer costs less than six.
+
+Each part fits the smallest frame limit that a peer may set.
+"""
 # How much one stream writes before other streams get their turn.
 _TURN_BYTES: Final = 256 * 1024
 
@@ -189,27 +191,37 @@ class Http2StreamWriter:
         if size is None:
             size = size_of(buffers)
         total = size + len(block) if tail is None else size + len(block) + len(tail)
-        room, stream_room = self._room - size, stream.room - size
-        if (
-            total <= _JOINED_BYTES
-            and room >= 0
-            and stream_room >= 0
-            and not self.is_paused
-            and not self.has_shrunk
+        if total <= JOINED_BYTES and self.send_joined(
+            stream, join_stream(stream.number, block, buffers, size, tail), size
         ):
-            number = stream.number
-            self._out.append(join_stream(number, block, buffers, size, tail))
-            self._room, stream.room = room, stream_room
-            self._flood_budget.remaining += RESPONSE_REFUND
-            if stream.state is HALF_CLOSED_REMOTE:
-                stream.state = CLOSED
-                del self._streams[number]
-            else:
-                stream.state = HALF_CLOSED_LOCAL
             return
         self.head(stream, block)
         self.data(stream, buffers)
         self.end(stream, tail)
+
+    def send_joined(self, stream: Http2Stream, frames: bytes, size: int) -> bool:
+        """Write the frames of a complete stream, which is up to `JOINED_BYTES` long.
+
+        Args:
+            stream: A stream on which nothing was written.
+            frames: The frames of its header fields, of its message and of its trailers.
+            size: The size of the message.
+
+        Returns:
+            False, and nothing is written, if the message must wait.
+        """
+        room, stream_room = self._room - size, stream.room - size
+        if room < 0 or stream_room < 0 or self.is_paused or self.has_shrunk:
+            return False
+        self._out.append(frames)
+        self._room, stream.room = room, stream_room
+        self._flood_budget.remaining += RESPONSE_REFUND
+        if stream.state is HALF_CLOSED_REMOTE:
+            stream.state = CLOSED
+            del self._streams[stream.number]
+        else:
+            stream.state = HALF_CLOSED_LOCAL
+        return True
 
     def head(self, stream: Http2Stream, block: bytes, *, end: bool = False) -> None:
         """Write a header block; with *end*, it ends the stream."""

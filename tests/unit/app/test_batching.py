@@ -11,17 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app.batching import (
-    PerModelService,
-    is_shared,
-    model_parts,
-    share_upstream_calls,
-)
-from gateway.app.chain_context import NO_CONTEXT
+from gateway.app.batching import PerModelService, batch_queues, share_upstream_calls
+from gateway.app.chain_context import NO_CONTEXT, ChainContext, Keep, Sections
 from gateway.app.layers import build_chain
 from gateway.app.models import build_models
+from gateway.app.signatures import DescribedModels
 from gateway.config.load import load_text
-from gateway.config.models import BatchingConfig, CacheConfig, ModelConfig, UpstreamConfig
+from gateway.config.models import ModelConfig
 from gateway.ir.calls import (
     InferRequest,
     InferResponse,
@@ -34,10 +30,12 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
+from gateway.policies.batch.layers import is_shared
+from gateway.policies.reject_sequences import ModelProcesses
 from gateway.service import Service
-from gateway.settings.units import parse_url
 from gateway.telemetry.metrics import Metrics
 from tests.fakes import ScriptedService, settle
+from tests.sections import config_of, model_context, model_of
 
 BATCHES = ModelMetadata(
     name="m",
@@ -45,7 +43,8 @@ BATCHES = ModelMetadata(
     outputs=(TensorMetadata("y", Datatype.INT32, (-1, 1)),),
     max_batch_size=2,
 )
-BATCHED = ModelConfig(batching=BatchingConfig(max_delay=5.0))
+LATE = {"max_delay": "5s"}
+BATCHED = model_of(batching=LATE)
 
 
 def ints(name: str, *values: int) -> Tensor:
@@ -82,8 +81,12 @@ def metrics() -> Metrics:
 
 
 def upstream(target: Service, metrics: Metrics, **models: ModelConfig) -> Service:
-    config = UpstreamConfig(url=parse_url("grpc://h:1"), forward_headers=("x-tenant",))
-    return share_upstream_calls(target, config, models, metrics)
+    keys = {"url": "grpc://h:1", "forward_headers": ["x-tenant"]}
+    config = config_of(upstreams={"u": keys}).upstreams["u"]
+    at = ChainContext(
+        name="u", sections={"upstream": config}, parts=NO_CONTEXT.parts, metrics=metrics
+    )
+    return share_upstream_calls(target, models, at)
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -97,9 +100,8 @@ def test_models_without_sharing_add_no_layer(metrics: Metrics) -> None:
     """Models without batching or cache, or of the gateway itself, add none to an upstream."""
     target = ScriptedService()
     assert not is_shared(ModelConfig())
-    assert target is upstream(
-        target, metrics, a=ModelConfig(), b=ModelConfig(backend="python", cache=CacheConfig())
-    )
+    own = model_of(backend="python", cache={})
+    assert target is upstream(target, metrics, a=ModelConfig(), b=own)
 
 
 async def test_calls_of_an_upstream_model_are_batched(metrics: Metrics) -> None:
@@ -120,7 +122,7 @@ async def test_calls_of_an_upstream_model_are_batched(metrics: Metrics) -> None:
 async def test_forwarded_headers_separate_batches(metrics: Metrics) -> None:
     """Only headers that the upstream receives separate calls; others are not forwarded."""
     target = ScriptedService(always=reply_to)
-    service = upstream(target, metrics, m=ModelConfig(batching=BatchingConfig(max_delay=0.05)))
+    service = upstream(target, metrics, m=model_of(batching={"max_delay": "50ms"}))
     calls = [
         infer_request("m", 1, metadata=(("x-tenant", "a"), ("user-agent", "1")), request_id="r1"),
         infer_request("m", 2, metadata=(("x-tenant", "a"), ("user-agent", "2")), request_id="r2"),
@@ -138,7 +140,7 @@ async def test_forwarded_headers_separate_batches(metrics: Metrics) -> None:
 async def test_cached_replies_are_separated_by_forwarded_headers(metrics: Metrics) -> None:
     """A cached reply serves only callers with the same forwarded headers."""
     target = ScriptedService(always=reply_to)
-    service = upstream(target, metrics, m=ModelConfig(cache=CacheConfig()))
+    service = upstream(target, metrics, m=model_of(cache={}))
     for tenant in ("a", "b", "a"):
         await service(infer_request("m", 1, metadata=(("x-tenant", tenant),)))
     assert 2 == len(inferences(target))
@@ -151,7 +153,7 @@ async def test_cached_replies_are_separated_by_forwarded_headers(metrics: Metric
 async def test_cached_replies_bypass_the_batch(metrics: Metrics) -> None:
     """The cache is checked first; only misses are batched."""
     target = ScriptedService(always=reply_to)
-    config = ModelConfig(cache=CacheConfig(max_bytes=1028), batching=BATCHED.batching)
+    config = model_of(cache={"max_bytes": 1028}, batching=LATE)
     service = upstream(target, metrics, m=config)
     await asyncio.gather(*[service(infer_request("m", value)) for value in (1, 2)])
     assert [4] == values(await service(infer_request("m", 2)))
@@ -194,7 +196,12 @@ models:
 
 @asynccontextmanager
 async def own(text: str, metrics: Metrics) -> AsyncIterator[Service]:
-    models = build_models(load_text(OWN % text).config, Path(), metrics)
+    def at(name: str, sections: Sections, keep: Keep) -> ChainContext:
+        return ChainContext(
+            name=name, sections=sections, keep=keep, parts=NO_CONTEXT.parts, metrics=metrics
+        )
+
+    models = build_models(load_text(OWN % text).config, Path(), at=at)
     await models.load()
     try:
         yield models.targets["simple"].service
@@ -252,7 +259,8 @@ async def test_batches_in_flight_are_limited(text: str, calls: int, metrics: Met
             await waiting.wait()
         return reply_to(call)
 
-    service = build_chain("model", target, NO_CONTEXT.with_parts(model_parts("m", config, metrics)))
+    parts = (batch_queues("m", config, None), ModelProcesses(), DescribedModels())
+    service = build_chain("model", target, model_context("m", config, metrics).with_parts(*parts))
     # Requests of other priorities are other batches.
     requests = [infer_request("m", value).changed(priority=value) for value in range(8)]
     tasks = [asyncio.ensure_future(service(request)) for request in requests]

@@ -192,12 +192,15 @@ def test_an_unsupported_carrier_is_reported() -> None:
     ("path", "protocols", "message"),
     [
         ("/v1/score", "[grps, oip]", ""),
-        ("/v2", "[grps, oip]", "path '/v2' belongs to oip, which this listener serves too"),
         (
-            "/v2/chat",
+            "/v2",
             "[grps, oip]",
-            "path '/v2/chat' belongs to oip, which this listener serves too",
+            (
+                "path '/v2' belongs to oip and to grps; expected only one of them (protocols or "
+                "options.grps.customized of the listener)"
+            ),
         ),
+        ("/v2/chat", "[grps, oip]", "path '/v2/chat' belongs to oip and to grps; expected"),
         ("/v2/chat", "[grps]", ""),
         ("/v2/chat", "[oip]", ""),
         ("/", "[grps]", "customized[0].path is '/': expected a plain path"),
@@ -284,3 +287,24 @@ def test_batch_sizes_beyond_the_signature_are_reported(old: str, new: str, messa
     (problem,) = check(load_text(BATCHED.replace(old, new)))
     assert "models.far.batching" == problem.path
     assert message in problem.message
+
+
+@pytest.mark.parametrize(
+    ("retry", "found"),
+    [("", True), ("retry: {budget: 0}, ", True), ("retry: {idempotent: true}, ", False)],
+)
+def test_a_hedge_needs_calls_that_may_run_twice(retry: str, found: bool) -> None:
+    """The problem stands at the route, whose own `retry` has to say so."""
+    route = f"routes: [{{{retry}targets: [{{upstream: up}}], hedge: {{}}}}]"
+    problems = check(load_text(f"{GOOD}policies: {{retry: {{idempotent: true}}}}\n{route}\n"))
+    expected = [("routes[0]", True)] if found else []
+    assert expected == [(one.path, "'hedge' runs calls twice" in one.message) for one in problems]
+
+
+@pytest.mark.parametrize(("names", "found"), [("Triton_x", 1), ("[a, triton_*]", 1), ("x-*", 0)])
+def test_headers_that_only_triton_may_set_are_not_forwarded(names: str, found: int) -> None:
+    """The problem stands at the upstream, once."""
+    old = 'url: "http://h:8000", '
+    problems = check(load_text(GOOD.replace(old, f"{old}forward_headers: {names}, ")))
+    assert found * ["upstreams.up"] == [one.path for one in problems]
+    assert all("forward_headers must not contain" in one.message for one in problems)

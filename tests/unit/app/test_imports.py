@@ -12,6 +12,8 @@ LAZY = {
     "gateway.routing.residency.layer",
     "gateway.routing.residency.local",
     "gateway.routing.residency.plan",
+    "gateway.routing.residency.steps",
+    "gateway.routing.residency.transfers",
     "gateway.routing.rolling.layer",
     "prometheus_client.parser",
 }

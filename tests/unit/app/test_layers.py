@@ -15,8 +15,10 @@ from gateway.app.layers import (
     LAYERS,
     SHARED_MODEL,
     build_chain,
-    describe_layers,
+    own_layers,
 )
+from gateway.cli.layer_table import describe_layers
+from gateway.config.routes import PoliciesConfig
 from gateway.ir.calls import InferRequest, ServerLiveRequest
 from gateway.service import ReplyCoroutine, Service
 from tests.fakes import ScriptedService
@@ -83,3 +85,10 @@ def test_the_description_names_every_layer() -> None:
     assert "model in process" in text
     rows = [row for rows in LAYERS.values() for row in rows if not isinstance(row, str)]
     assert all(f"  {row.name} " in text for row in rows)
+
+
+def test_each_key_of_policies_belongs_to_a_layer() -> None:
+    """The model of the section has no key of its own, so a policy brings its keys along."""
+    assert not PoliciesConfig.model_fields
+    found = {setting.key for layer in own_layers() for setting in layer.settings}
+    assert {"timeout", "retry", "in_flight", "overload", "sequence_idle"} <= found

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 import pytest
 
 from gateway.api.protocol import HttpBinding, ProtocolSpec
 from gateway.app.check import check
-from gateway.app.path_ownership import owned_paths, shared_paths
-from gateway.config.load import load_text
+from gateway.app.path_ownership import ProtocolPaths, owned_paths
+from gateway.app.public_paths import public_paths
+from gateway.app.reload import check_restart
+from gateway.config.load import ConfigError, load_text
 from gateway.protocols.openai.http.codec import HttpCodec
+from gateway.wire.path_claims import Passing
 
 MODULE = "claiming_protocols"
 
@@ -37,18 +40,21 @@ def config(*protocols: str, options: str = "{}") -> str:
     )
 
 
+def paths_of(text: str) -> Mapping[str, ProtocolPaths]:
+    loaded = load_text(text)
+    return owned_paths(loaded.config.listeners[0], loaded.config.upstreams)
+
+
 def test_a_path_that_is_yielded_belongs_to_the_other_protocol() -> None:
     """The list of models has one owner, whatever the order of the protocols."""
     other = f"{MODULE}:LISTS"
     for names in (("openai", other), (other, "openai")):
-        loaded = load_text(config(*names))
-        assert [] == check(loaded)
-        owned = owned_paths(loaded.config.listeners[0])
-        assert ("/v1/models",) == owned[other]
-        assert "/v1/models" not in owned["openai"]
-        assert "/v1/embeddings" in owned["openai"]
-    alone = owned_paths(load_text(config("openai")).config.listeners[0])
-    assert "/v1/models" in alone["openai"]
+        assert [] == check(load_text(config(*names)))
+        owned = paths_of(config(*names))
+        assert ("/v1/models",) == owned[other].prefixes
+        assert "/v1/models" not in owned["openai"].prefixes
+        assert "/v1/embeddings" in owned["openai"].prefixes
+    assert "/v1/models" in paths_of(config("openai"))["openai"].prefixes
 
 
 def test_a_path_without_a_rule_is_an_error_that_names_both() -> None:
@@ -83,7 +89,7 @@ def test_a_whole_path_of_options_may_lie_below_another_protocol() -> None:
 def test_a_protocol_knows_which_of_its_paths_another_one_yields() -> None:
     """TensorFlow Serving owns the list of models, and shares it only where OpenAI is served."""
     for names, expected in ((("openai", "tfs"), ("/v1/models",)), (("oip", "tfs"), ())):
-        assert expected == shared_paths("tfs", load_text(config(*names)).config.listeners[0])
+        assert expected == paths_of(config(*names))["tfs"].shared
 
 
 def test_paths_of_a_container_belong_to_one_protocol() -> None:
@@ -91,8 +97,71 @@ def test_paths_of_a_container_belong_to_one_protocol() -> None:
     text = 'version: 1\nlisteners: [{http: "127.0.0.1:0", options: {oip: {sagemaker: true}}}]\n'
     loaded = load_text(text)
     assert [] == check(loaded)
-    owned = owned_paths(loaded.config.listeners[0])
-    assert {"/ping", "/invocations"} <= set(owned["oip"])
-    assert "/invocations" not in owned["mlflow"]
-    problems = check(load_text(config("mlflow", "oip", options="{oip: {sagemaker: true}}")))
-    assert any("'/invocations' belongs to oip and to mlflow" in each.message for each in problems)
+    owned = paths_of(text)
+    assert {"/ping", "/invocations"} <= set(owned["oip"].prefixes)
+    assert "/invocations" not in owned["mlflow"].prefixes
+    public = public_paths(loaded.config.listeners[0], owned)
+    assert ("/ping" in public, "/invocations" in public) == (True, False)
+    (problem,) = check(load_text(config("mlflow", "oip", options="{oip: {sagemaker: true}}")))
+    assert (
+        "listeners[0].options.oip: path '/ping' belongs to mlflow and to oip; expected only one of "
+        "them (protocols or options.oip.sagemaker of the listener)"
+    ) in str(problem)
+
+
+OFFERED = """
+version: 1
+listeners: [{http: "127.0.0.1:0", passthrough: far%(more)s}]
+upstreams: {far: {url: "%(url)s"}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "url", "is_offered"),
+    [
+        ("", "http://far:8080", True),
+        (", default_model: digits", "http://far:8080", True),
+        ("", "mlflow+http://far:5000", False),
+        (", options: {mlflow: {}}", "http://far:8080", False),
+        (", protocols: [oip, mlflow]", "http://far:8080", False),
+    ],
+)
+def test_a_server_behind_keeps_paths_without_an_owner(
+    more: str, url: str, is_offered: bool
+) -> None:
+    """MLflow's paths are offered to another server, unless the configuration is about MLflow."""
+    text = OFFERED % {"more": more, "url": url}
+    loaded = load_text(text)
+    assert [] == check(loaded)
+    owned = paths_of(text)
+    expected = Passing.FOUND if is_offered else Passing.NOTHING
+    assert expected is owned["mlflow"].passes["/ping"]
+    # A probe without a credential goes to no other server.
+    assert is_offered is not ("/ping" in public_paths(loaded.config.listeners[0], owned))
+
+
+def test_without_a_passthrough_nothing_is_offered() -> None:
+    """Each protocol has its paths, and probes need no credential."""
+    text = 'version: 1\nlisteners: [{http: "127.0.0.1:0"}]\n'
+    owned = paths_of(text)
+    assert Passing.NOTHING is owned["mlflow"].passes["/ping"]
+    assert "/ping" in public_paths(load_text(text).config.listeners[0], owned)
+
+
+def test_a_path_of_options_may_lie_below_one_that_is_only_refused() -> None:
+    """The longer path has its own protocol."""
+    options = "{grps: {customized: [{path: /models/score}]}}"
+    text = config("mlflow", "grps", options=options)
+    assert [] == check(load_text(text))
+    owned = paths_of(text)
+    assert "/models" in owned["mlflow"].prefixes
+    assert "/models/score" in owned["grps"].prefixes
+
+
+def test_another_protocol_of_the_server_behind_needs_a_restart() -> None:
+    """The paths of a listener are decided at the start."""
+    old = load_text(OFFERED % {"more": "", "url": "http://far:8080"})
+    check_restart(old.config, load_text(OFFERED % {"more": "", "url": "http://other:8080"}))
+    new = load_text(OFFERED % {"more": "", "url": "mlflow+http://far:5000"})
+    with pytest.raises(ConfigError, match="passthrough: its upstream has another protocol"):
+        check_restart(old.config, new)

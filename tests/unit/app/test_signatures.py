@@ -22,7 +22,6 @@ from gateway.ir.errors import (
     VersionNotFound,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.telemetry.metrics import Metrics
 from tests.fakes import ScriptedService
 
 X = TensorConfig(name="x", datatype="FP32", shape=(-1, 2))
@@ -119,7 +118,7 @@ models:
 async def test_a_signature_adds_labels_to_a_local_model() -> None:
     """A local model keeps its inputs and outputs, and gets labels and a batch size."""
     text = MODEL.replace("SIGNATURE", "{labels: {OUTPUT0: [zero, one]}, max_batch_size: 5}")
-    models = build_models(load_text(text).config, Path(), Metrics("test"))
+    models = build_models(load_text(text).config, Path())
     await models.load()
     try:
         found = await models.targets["m"].service(METADATA_REQUEST)
@@ -135,7 +134,7 @@ def test_a_partial_signature_of_a_local_model_is_rejected() -> None:
     with pytest.raises(
         ValueError, match=r"in-process model 'm' has only .*inputs and outputs, or neither"
     ):
-        build_models(load_text(text).config, Path(), Metrics("test"))
+        build_models(load_text(text).config, Path())
 
 
 def test_an_empty_signature_is_rejected() -> None:

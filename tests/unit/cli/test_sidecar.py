@@ -11,6 +11,7 @@ from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.sidecar import load_mapping, sidecar_config
 from gateway.config.load import ConfigError, load_file
 from gateway.config.models import PassthroughConfig
+from gateway.policies.limits.deadline import STREAM_IDLE, TIMEOUT
 from gateway.settings.units import Address, Url
 
 QUESTIONS = {"model_configuration": "true", "statistics": "target", "repository_index": "true"}
@@ -53,7 +54,7 @@ def test_the_example_has_the_options_of_the_flag() -> None:
 def test_a_sidecar_has_no_time_of_its_own(flag: str | None, timeout_s: float) -> None:
     """Calls take as long as their clients allow, unless `--timeout` says otherwise."""
     config = load_mapping(sidecar_config(["http://h"], timeout=flag), "flags").config
-    assert (timeout_s, 0.0) == (config.policies.timeout, config.policies.stream_idle)
+    assert (timeout_s, 0.0) == (TIMEOUT.of(config.policies), STREAM_IDLE.of(config.policies))
 
 
 @pytest.mark.parametrize(

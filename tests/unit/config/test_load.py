@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.config.load import ConfigError, load_file, load_text
+from gateway.policies.limits.deadline import TIMEOUT
+from gateway.policies.shared_memory.layer import SHARED_MEMORY
 from gateway.settings.units import Address
 
 BASE = "version: 1\nlisteners: [{http: 8000}]\n"
@@ -24,7 +26,7 @@ def test_loads_the_smallest_configuration() -> None:
     config = load_text(BASE).config
     assert config.listeners[0].http == Address("127.0.0.1", 8000)
     assert config.admin is None
-    assert config.policies.timeout == 60.0
+    assert 60.0 == TIMEOUT.of(config.policies)
 
 
 def test_reports_all_problems_in_the_order_of_the_file() -> None:
@@ -280,9 +282,9 @@ def test_one_mistake_in_a_policy_was_reported_for_each_form(section: str, expect
 def test_both_modes_of_shared_memory_accept_keys() -> None:
     """`map` may have patterns, and needs none."""
     text = "version: 1\nlisteners: [{http: 8000, shared_memory: {mode: map, keys: 'app-*'}}]"
-    assert ("app-*",) == load_text(text).config.listeners[0].shared_memory.keys
+    assert ("app-*",) == SHARED_MEMORY.of(load_text(text).config.listeners[0]).keys
     plain = load_text("version: 1\nlisteners: [{http: 8000, shared_memory: map}]")
-    assert plain.config.listeners[0].shared_memory.keys == ()
+    assert () == SHARED_MEMORY.of(plain.config.listeners[0]).keys
 
 
 def test_does_not_show_secrets() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,17 @@ import yaml
 from structlog.testing import capture_logs
 
 from gateway.app.announce import log_retired_keys
-from gateway.app.chains.route import _call_rate, retry_rules
 from gateway.app.config_warnings import warnings
 from gateway.app.listeners import _limits
 from gateway.app.upstreams import _outlier_detection
 from gateway.cli.configuration import load_checked
 from gateway.config.load import ConfigError, load_text
-from gateway.config.models import Config
 from gateway.config.retired import RETIRED
 from gateway.config.schema import json_schema
+from gateway.policies.limits.adaptive.layer import ADAPTIVE_CONCURRENCY
+from gateway.policies.limits.fair_share import SHARE, call_rate
+from gateway.policies.limits.retry_keys import RETRY
+from tests.sections import config_of
 
 TODAY = """\
 version: 1
@@ -137,12 +138,13 @@ def test_retired_keys_keep_their_effect() -> None:
         limits.header_count,
         limits.tls_handshake_s,
     )
-    assert config.policies.retry is not None
-    rules = retry_rules(config.policies.retry)
+    retry = RETRY.of(config.policies)
+    assert retry is not None
+    rules = retry.rules()
     assert (False, 1, 0.01, 1.0) == (rules.elsewhere, rules.least, rules.base_s, rules.max_s)
-    share = config.routes[0].share
+    share = SHARE.of(config.routes[0])
     assert share is not None
-    rate = _call_rate(share)
+    rate = call_rate(share)
     assert rate is not None
     assert 30 == sum(rate.admit("a") for _ in range(40))
     detection = config.upstreams["old"].outlier_detection
@@ -153,14 +155,7 @@ def test_retired_keys_keep_their_effect() -> None:
         outliers.consecutive_timeouts,
         outliers.max_ejection_s,
     )
-    assert config.upstreams["old"].adaptive_concurrency is not False
-
-
-def config_of(**keys: Any) -> Config:
-    """Return a configuration with further keys at the top."""
-    upstreams = {"u": {"url": "oip+http://127.0.0.1:9000"}}
-    base = {"version": 1, "listeners": [{"http": 8000}], "upstreams": upstreams}
-    return load_text(json.dumps(base | keys)).config
+    assert ADAPTIVE_CONCURRENCY.of(config.upstreams["old"]) is not False
 
 
 def test_new_limits_hold_for_requests_and_responses() -> None:
@@ -178,10 +173,10 @@ def test_new_limits_hold_for_requests_and_responses() -> None:
 
 def test_backoff_is_one_duration() -> None:
     """The longest pause is ten times the first one, as the defaults are."""
-    retry = config_of(policies={"retry": {"backoff": "40ms"}}).policies.retry
+    retry = RETRY.of(config_of(policies={"retry": {"backoff": "40ms"}}).policies)
     assert retry is not None
     assert (0.04, 0.4) == (retry.backoff.base, round(retry.backoff.max, 9))
-    default = config_of().policies.retry
+    default = RETRY.of(config_of().policies)
     assert default is not None
     assert (0.025, 0.25) == (default.backoff.base, default.backoff.max)
     with pytest.raises(ConfigError, match=r"policies\.retry\.backoff: "):

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
+from gateway.ir.call_keys import key_of
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import Overloaded
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.policy import CallLimits
 from gateway.policies.prioritize import Prioritize
-from gateway.routing.load_balancing import key_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath, queue_priority
 from tests.fakes import ScriptedService, settle
 from tests.simulation.virtual_time import now, simulate

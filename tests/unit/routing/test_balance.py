@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.ir.attempts import ATTEMPT, CallAttempt
+from gateway.ir.call_keys import key_of
 from gateway.ir.calls import InferRequest, InferResponse, ModelReadyRequest
 from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.errors import ModelNotFound, Unavailable
@@ -19,7 +20,6 @@ from gateway.routing.balance import (
     Target,
     always_ready,
 )
-from gateway.routing.load_balancing import key_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from tests.fakes import ScriptedService
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from gateway.ir.call_keys import key_of
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Client, Context, ModelRef
 from gateway.routing.endpoints import Endpoint
@@ -14,7 +15,6 @@ from gateway.routing.load_balancing import (
     BalancingPolicy,
     LoadBalancer,
     PeakEwma,
-    key_of,
 )
 from tests.fakes import ScriptedService
 

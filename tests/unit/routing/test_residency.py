@@ -143,7 +143,7 @@ def run(
         layer.start()
         setup = Setup(layer, endpoints, list(servers))
         await test(setup)
-        for home in layer.homes():
+        for home in layer.homes.all():
             assert not any(each.uses for each in home.controller.plan.models.values())
         await layer.close()
         return setup

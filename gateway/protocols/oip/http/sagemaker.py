@@ -21,6 +21,7 @@ from gateway.protocols.oip.http.infer_request import decode_request
 from gateway.protocols.oip.options import check_options
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.path_claims import PathClaim
 from gateway.wire.sagemaker import custom_attributes, inference_id
 
 R = TypeVar("R")
@@ -35,6 +36,10 @@ _BINARY: Final = re.compile(
 )
 _BINARY_TYPE: Final = "application/vnd.sagemaker-triton.binary+json"
 _DEFAULT: Final = ModelRef("")
+_CLAIMS: Final = (
+    PathClaim(PING, is_public=True, option=_KEY),
+    PathClaim(INVOCATIONS, option=_KEY),
+)
 _PLACES: Final = frozenset({"content-type", "inference-header-content-length"})
 
 
@@ -50,13 +55,13 @@ def make_codec(
     return (ContainerCodec if is_container else HttpCodec)(limits, options)
 
 
-def container_paths(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the paths that a listener's option `sagemaker` adds."""
-    try:
-        is_container = check_options({_KEY: options.get(_KEY, False)})[_KEY]
-    except ValueError:  # the check of all options reports it
-        return ()
-    return (PING, INVOCATIONS) if is_container else ()
+def container_claims(options: Mapping[str, Any]) -> tuple[PathClaim, ...]:
+    """Return the paths that a listener's option `sagemaker` adds.
+
+    Raises:
+        ValueError: The option is wrong.
+    """
+    return _CLAIMS if check_options({_KEY: options.get(_KEY, False)})[_KEY] else ()
 
 
 class ContainerCodec(HttpCodec):

@@ -52,6 +52,11 @@ def json_length(headers: Headers) -> int | None:
         return None
     if headers.repeats(LENGTH_KEY):
         raise MalformedMessage(f"{LENGTH_HEADER} is sent more than once")
+    return _length_of(text)
+
+
+@lru_cache(_CACHE_ENTRIES)  # messages repeat a few lengths; an error is not cached
+def _length_of(text: str) -> int:
     if not is_length(text):
         raise MalformedMessage(
             f"{LENGTH_HEADER} is {text[:_SHOWN]!r}: expected the length of the JSON in bytes"

@@ -188,7 +188,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if wire.path == self._predict_route:
             return self._decode_vertex(wire, request_id)
         if wire.path == ROOT and self._options.cloudevents and wire.method == "POST":
-            return self._decode_predict(wire, request_id, self._default())
+            spec = _default_spec(self._options.default_model)
+            return self._decode_predict(wire, request_id, spec)
         is_root = wire.path == ROOT and self._options.root
         is_explain = self._is_shared and wire.path.lower().endswith(_EXPLAIN)
         is_kserve = self._is_kserve or is_root or is_explain
@@ -394,12 +395,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     def _decode_vertex(self, wire: HttpRequest, request_id: str) -> InferRequest:
         if wire.method != "POST":
             raise MethodNotAllowed(f"{wire.method} is not allowed: expected POST", allow="POST")
-        return self._decode_predict(wire, request_id, self._default(), self._options.vertex)
-
-    def _default(self) -> Spec:
-        """Return the model of requests that name none, without a name for the router's own."""
-        model = self._options.default_model or ModelRef("")
-        return Spec(model.name, int(model.version) if model.version.isdecimal() else 0)
+        spec = _default_spec(self._options.default_model)
+        return self._decode_predict(wire, request_id, spec, self._options.vertex)
 
     def _document(self, wire: HttpRequest) -> RowsDocument:
         has_more_text = not self._is_kserve
@@ -466,6 +463,12 @@ def _fields_of(headers: Headers) -> _PredictionFields:
     return _PredictionFields(
         *sender_metadata(headers), content_type, event_form(headers, content_type)
     )
+
+
+def _default_spec(model: ModelRef | None) -> Spec:
+    """Return the model of requests that name none, without a name for the router's own."""
+    model = model or ModelRef("")
+    return Spec(model.name, int(model.version) if model.version.isdecimal() else 0)
 
 
 def _form_of(call: Call[Any]) -> RestForm:

@@ -5,13 +5,16 @@ Source: docs/protocols/tensorflow-serving.md, "2. What is served" and "10. KServ
 
 import enum
 import re
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from gateway.ir.errors import InvalidRequest, NotFound
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.tfs.errors import ForeignPath, FrameworkError, SlashAtEnd
 from gateway.protocols.tfs.models import Spec
+from gateway.protocols.tfs.options import ROOT, read_options
 from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
 from gateway.wire.url_names import decoded_name, url_segment
 
 MODELS: Final = "/v1/models"
@@ -25,6 +28,7 @@ _PATH: Final = re.compile(
 )
 _KSERVE_PATH: Final = re.compile(r"/v1/models(?:/([^/]+?)(?::([^/:]*))?)?")
 _COLON: Final = re.compile("%3a", re.IGNORECASE)
+_MODELS_CLAIM: Final = PathClaim(MODELS, ClaimKind.SHARED, Passing.NAMED)
 
 
 class Verb(enum.Enum):
@@ -50,6 +54,25 @@ class RestPath(NamedTuple):
 
 
 _VERBS: Final = {each.value: each for each in (Verb.PREDICT, Verb.CLASSIFY, Verb.REGRESS)}
+
+
+def claims(options: Mapping[str, Any]) -> tuple[PathClaim, ...]:
+    """Return the paths of a listener, with those that its options add.
+
+    Raises:
+        ValueError: A key does not exist, or a value is wrong.
+    """
+    read, found = read_options(options), [_MODELS_CLAIM]
+    if read.vertex is not None:
+        predict, health = read.vertex.predict, read.vertex.health
+        found.append(PathClaim(predict, is_whole=True, option="vertex"))
+        if health != predict:
+            found.append(PathClaim(health, is_whole=True, is_public=True, option="vertex"))
+    option = "dialect" if read.is_kserve else "cloudevents" if read.cloudevents else "root"
+    has_root = read.is_kserve or read.cloudevents or read.root
+    if has_root and ROOT not in {each.path for each in found}:
+        found.append(PathClaim(ROOT, is_whole=True, option=option))
+    return tuple(found)
 
 
 def tensorflow_path(method: str, path: str, limits: MessageLimits) -> RestPath:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gateway.ir.attempts import ATTEMPT, CallAttempt
+from gateway.ir.call_keys import key_of
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.errors import Unavailable
 from gateway.migration.cutover.shift import CutoverShift
 from gateway.routing.balance import Balance, Readiness, Target
-from gateway.routing.load_balancing import key_of
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from tests.fakes import ScriptedService
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from gateway.app.path_ownership import owned_paths
 from gateway.app.public_paths import public_paths
 from gateway.config.load import load_text
 from gateway.protocols.tfs.declarations import read_declaration
-from gateway.protocols.tfs.options import check_options, exact_paths
+from gateway.protocols.tfs.http.paths import claims
+from gateway.protocols.tfs.options import check_options
 from gateway.wire.options import OptionError
 
 
@@ -32,9 +34,13 @@ def test_wrong_options_are_named(options: Mapping[str, Any], text: str) -> None:
 
 def test_options_add_whole_paths() -> None:
     """Vertex AI has two, and KServe's clients ask for the root."""
-    assert () == exact_paths({})
-    assert ("/",) == exact_paths({"dialect": "kserve"})
-    assert ("/p", "/health") == exact_paths({"vertex": {"predict": "/p"}})
+    for options, expected in (
+        ({}, []),
+        ({"dialect": "kserve"}, ["/"]),
+        ({"vertex": {"predict": "/p"}}, ["/p", "/health"]),
+        ({"vertex": {"predict": "/", "health": "/"}, "root": True}, ["/"]),
+    ):
+        assert expected == [each.path for each in claims(options) if each.is_whole]
 
 
 def test_the_health_route_needs_no_credential() -> None:
@@ -43,7 +49,8 @@ def test_the_health_route_needs_no_credential() -> None:
         'version: 1\nlisteners: [{http: "127.0.0.1:0", options: '
         "{tfs: {vertex: {predict: /p, health: /h}}}}]\n"
     )
-    found = public_paths(load_text(text).config.listeners[0])
+    (listener,) = load_text(text).config.listeners
+    found = public_paths(listener, owned_paths(listener))
     assert "/h" in found
     assert "/p" not in found
 

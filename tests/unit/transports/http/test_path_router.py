@@ -11,6 +11,7 @@ from gateway.transports.contract import HttpFrontend, HttpMount
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.path_router import PathRouter
 from gateway.wire.http import HttpRequest, HttpResponse
+from gateway.wire.path_claims import Passing
 
 
 class Streaming(HttpFrontend):
@@ -42,6 +43,9 @@ class Claiming(Other):
 
     def claims(self, wire: HttpRequest, /) -> bool:
         return "theirs" in wire.path
+
+    async def offer(self, wire: HttpRequest, /) -> HttpResponse | None:
+        return HttpResponse(203) if "theirs" in wire.path else None
 
 
 STREAMING, SINGLE = Streaming(), Single()
@@ -87,7 +91,7 @@ def test_a_mount_serves_the_root_unless_another_claims_it() -> None:
 
 async def test_other_methods_of_read_only_paths_go_to_the_fallback() -> None:
     """GET belongs to the frontend; POST belongs to the server behind, but not in disguise."""
-    mount = HttpMount(("/v1/models",), SINGLE, read_only=frozenset({"/v1/models"}))
+    mount = HttpMount(("/v1/models",), SINGLE, passes={"/v1/models": Passing.WRITES})
     other = Other()
     table = PathRouter([mount, HttpMount(("/v2",), STREAMING)], other)
     statuses = {}
@@ -117,9 +121,9 @@ def test_whole_paths_come_before_prefixes() -> None:
     assert STREAMING is router.find("/v2/predict/more")[0]
 
 
-async def test_claimed_requests_of_passed_paths_go_to_the_fallback() -> None:
+async def test_requests_that_the_fallback_claims_go_to_it() -> None:
     """A server behind the fallback keeps the requests that it is known to have."""
-    mount = HttpMount(("/v1/models",), SINGLE, passed=frozenset({"/v1/models"}))
+    mount = HttpMount(("/v1/models",), SINGLE, passes={"/v1/models": Passing.NAMED})
     table = PathRouter([mount], Claiming())
     statuses = []
     for path in ("/v1/models/theirs:predict", "/v1/models/ours:predict"):
@@ -128,3 +132,34 @@ async def test_claimed_requests_of_passed_paths_go_to_the_fallback() -> None:
         assert isinstance(response, HttpResponse)
         statuses.append(response.status)
     assert [202, 201] == statuses
+
+
+OFFERED = {"/ping": Passing.FOUND}
+
+
+@pytest.mark.parametrize(
+    "ping",
+    [
+        HttpMount(("/ping",), SINGLE, passes=OFFERED),
+        HttpMount((), SINGLE, exact=("/ping",), passes=OFFERED),
+    ],
+    ids=["prefix", "whole"],
+)
+async def test_an_offer_of_the_fallback_comes_first(ping: HttpMount) -> None:
+    """The frontend serves what the server behind does not offer, and all that is in disguise."""
+    theirs = HttpMount(("/theirs",), SINGLE, passes={"/theirs": Passing.FOUND})
+    table = PathRouter([ping, theirs, HttpMount(("/v2",), SINGLE)], Claiming())
+    statuses = []
+    for path in ("/ping", "/theirs", "/theirs/x", "/theirs/../v2/x"):
+        _, ask = table.find(path)
+        response = await ask(HttpRequest("GET", path))
+        assert isinstance(response, HttpResponse)
+        statuses.append(response.status)
+    assert [201, 203, 203, 201] == statuses
+    with pytest.raises(HttpError, match="not in its normal form"):
+        table.find("//ping")
+
+
+async def test_a_frontend_offers_nothing_by_default() -> None:
+    """Only a passthrough has paths of others."""
+    assert await STREAMING.offer(HttpRequest("GET", "/ping")) is None

@@ -20,7 +20,7 @@ from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_te
 from gateway.protocols.grps.custom.json_path import lookup, read_place
 from gateway.protocols.grps.errors import Unconvertible
 from gateway.protocols.grps.http.codec import HttpCodec
-from gateway.protocols.grps.options import check_options, custom_paths, read_options
+from gateway.protocols.grps.options import check_options, custom_claims, read_options
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 
 # A chat endpoint without code. Source: docs/protocols/grps.md, "14. Customised routes".
@@ -183,7 +183,8 @@ def test_missing_output_of_a_template_is_a_failure() -> None:
 
 def test_paths_of_custom_routes_are_listed() -> None:
     """The listener mounts them besides the protocol's prefixes."""
-    assert ("/v1/chat/completions", "/v1/score", "/v1/alias") == custom_paths(OPTIONS)
+    found = [each.path for each in custom_claims(OPTIONS)]
+    assert ["/v1/chat/completions", "/v1/score", "/v1/alias"] == found
 
 
 @pytest.mark.parametrize(

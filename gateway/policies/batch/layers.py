@@ -1,0 +1,118 @@
+"""The layers of models that several callers share: of `batching`, and of `batching` or `cache`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from gateway.api.layer import Entries, Layer, LayerContext
+from gateway.policies.access.apart import apart_by
+from gateway.policies.batch.normalize import NormalizeOutputs
+from gateway.policies.batch.policy import Batch
+from gateway.policies.batch.queue import BatchRules
+from gateway.policies.cache import CACHE
+from gateway.policies.forward_headers import ForwardHeaders
+from gateway.service import Service
+from gateway.settings.fields import Duration, Size
+from gateway.settings.model import Model
+from gateway.settings.setting import Setting
+from gateway.telemetry.metrics import Metrics
+
+
+class BatchingConfig(Model):
+    """Dynamic batching: requests of several clients are merged along the batch axis into one."""
+
+    max_batch_size: int | None = Field(None, ge=2)
+    """Largest number of rows in a batch. A batch is never larger than the model allows. Default:
+    the `max_batch_size` of the model, or 64 if it is unknown."""
+    max_delay: Duration = 0.001
+    """Longest time that a request waits for others. `0s` merges only requests that arrive while
+    the model is busy. Default: `1ms`."""
+    max_bytes: Size = 16 << 20
+    """Largest size of the inputs of a batch, in bytes. Default: `16MiB`."""
+    preferred_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Numbers of rows at which a batch is sent without waiting for more. Default: `[]`."""
+    in_flight: int | None = Field(None, ge=1)
+    """Largest number of batches that the model processes at the same time. Default: the number of
+    instances of the model, or 2 for a model of an upstream."""
+    apart: Literal["none", "group", "client"] = "none"
+    """Whose requests are never merged: those of clients of different groups, or of different
+    clients. Default: `none`, which merges those of all clients."""
+
+    @model_validator(mode="after")
+    def _check_preferred_sizes(self) -> "BatchingConfig":
+        most = self.max_batch_size
+        for size in self.preferred_sizes:
+            if most is not None and size > most:
+                raise ValueError(f"preferred size {size} is larger than max_batch_size {most}")
+        return self
+
+
+BATCHING: Final = Setting[BatchingConfig | None](
+    key="batching",
+    type=BatchingConfig | None,
+    default=None,
+    help="Dynamic batching. `{}` switches it on with its defaults. Default: no batching.",
+    places=("model",),
+)
+
+
+def is_shared(model: Model) -> bool:
+    """Return whether a model, by its section of the file, has a batch queue or a cache."""
+    return BATCHING.of(model) is not None or CACHE.of(model) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchQueues:
+    """How the batches of a model are sent.
+
+    Attributes:
+        in_flight: How many are at the model at a time, if the file does not say so.
+        make: Makes the queue.
+    """
+
+    in_flight: int
+    make: Callable[..., Batch] = Batch
+
+
+def _is_shared(at: LayerContext) -> bool:
+    return at.setting(BATCHING) is not None or at.setting(CACHE) is not None
+
+
+def _drop_headers(inner: Entries, at: LayerContext) -> Service | None:
+    return ForwardHeaders(inner.questions, (), {}) if _is_shared(at) else None
+
+
+def _normalize(inner: Entries, at: LayerContext) -> Service | None:
+    return NormalizeOutputs(inner.questions) if _is_shared(at) else None
+
+
+def _batch(inner: Entries, at: LayerContext) -> Service | None:
+    config = at.setting(BATCHING)
+    if config is None:
+        return None
+    queues = at.part(BatchQueues)
+    rules = BatchRules(
+        max_batch_size=config.max_batch_size,
+        max_delay_s=config.max_delay,
+        max_bytes=config.max_bytes,
+        preferred_sizes=config.preferred_sizes,
+        in_flight=config.in_flight or queues.in_flight,
+        apart=apart_by(config.apart),
+    )
+    return queues.make(inner.questions, rules, meter=at.part(Metrics).sharing.batches(at.name))
+
+
+DROP_HEADERS: Final = Layer(
+    "ForwardHeaders", "drops headers, which would separate requests", "model", _drop_headers
+)
+NORMALIZE_OUTPUTS: Final = Layer(
+    "NormalizeOutputs",
+    "makes requests that name all outputs equal to those that name none",
+    "model",
+    _normalize,
+)
+BATCH: Final = Layer(
+    "Batch", "merges requests of several callers into one", "model", _batch, settings=(BATCHING,)
+)
