@@ -29,6 +29,7 @@ from gateway.wire.json_floats import dump_exact, with_all_digits
 _DOUBLE: Final = 8
 _SHORT: Final = 1024
 _SHORT_TEXT: Final = 1 << 16
+_MATRIX_RANK: Final = 2
 _NULL: Final = re.compile(b"null")
 _WORDS: Final = {False: "NaN", True: "Infinity"}
 
@@ -106,7 +107,27 @@ def rows_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
     if few is not None:
         return few
     _check_rows(tensors)
+    if all(map(_is_matrix, tensors)):
+        return _joined_rows(tensors, style)
     return _dump(_rows(tensors, style), has_words=_has_words(tensors, style))
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    """Return whether the text of a tensor is that of one or more rows of numbers."""
+    shape = tensor.shape or ()
+    return len(shape) == _MATRIX_RANK and shape[0] > 0 and tensor.datatype is not Datatype.BYTES
+
+
+def _joined_rows(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
+    """Write a list with one object for each row of matrices, from the texts of their rows."""
+    columns = [value_json(each, style)[2:-2].split(b"],[") for each in tensors]
+    charge(sum(map(len, columns)))
+    keys = [orjson.dumps(each.name) + b":[" for each in tensors]
+    rows = [
+        b"],".join([key + row for key, row in zip(keys, texts, strict=True)])
+        for texts in zip(*columns, strict=True)
+    ]
+    return b"[{%b]}]" % b"]},{".join(rows)
 
 
 def row_texts(tensors: Sequence[Tensor], style: RowStyle) -> list[bytes]:
