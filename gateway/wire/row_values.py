@@ -213,9 +213,8 @@ def _numbers(tensor: Tensor) -> npt.NDArray[Any]:
     elif tensor.datatype is Datatype.FP16:
         array = array.astype(np.float32)
     flags = array.flags
-    if flags.c_contiguous and flags.aligned:  # `np.require` takes 5 us to find it out
-        return array
-    return np.require(array, requirements=["C", "A"])
+    # `np.require` takes 5 us to find it out. A copy is contiguous and aligned.
+    return array if flags.c_contiguous and flags.aligned else array.copy()
 
 
 def _scalar(array: npt.NDArray[Any]) -> bytes:
