@@ -6,7 +6,7 @@ Modules are imported on first use, so a configuration does not load protocols th
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final, cast
 
@@ -29,6 +29,7 @@ PROTOCOLS: dict[str, str] = {
     "oip": "gateway.protocols.oip:SPEC",
     "openai": "gateway.protocols.openai:SPEC",
     "tfs": "gateway.protocols.tfs:SPEC",
+    "torchserve": "gateway.protocols.torchserve:SPEC",
     "trtis": "gateway.protocols.trtis:SPEC",
 }
 
@@ -212,14 +213,13 @@ def protocol(name: str, /) -> ProtocolSpec:
     return spec
 
 
-@functools.cache
-def platforms() -> tuple[Platform, ...]:
-    """Return the platforms whose containers speak a protocol.
+def platforms(names: Iterable[str], /) -> tuple[Platform, ...]:
+    """Return the platforms whose containers speak the protocols *names*.
 
     Raises:
         LookupError: A protocol cannot be imported.
     """
-    found = [protocol(name).platform for name in protocol_names()]
+    found = [protocol(name).platform for name in names]
     return tuple([each for each in found if each is not None])
 
 
@@ -244,7 +244,7 @@ def carrier_of(url: Url, /) -> HttpBinding | GrpcBinding | StreamBinding:
 
 def _check_path(url: Url, binding: HttpBinding | GrpcBinding | StreamBinding) -> None:
     if isinstance(binding, HttpBinding):
-        paths = [each.path for each in binding.all_claims({})]
+        paths = [each.path for each in binding.all_claims({}) if not each.is_base]
         own = next((each for each in paths if f"{each}/" in f"{url.path}/"), None)
         if binding.path_option or own is None:
             return

@@ -21,7 +21,7 @@ from tests.accelerated_parts import use_functions
 settings.register_profile("dev", max_examples=50, deadline=None)
 # Derandomized: the same change always gets the same examples. `make test` uses `ci`, `make slow`
 # uses `thorough`, and a nightly run looks for new examples.
-settings.register_profile("ci", max_examples=150, deadline=None, derandomize=True)
+settings.register_profile("ci", max_examples=60, deadline=None, derandomize=True)
 settings.register_profile("thorough", max_examples=500, deadline=None, derandomize=True)
 settings.register_profile("nightly", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 from prometheus_client.core import Metric
@@ -29,6 +29,7 @@ from gateway.app.access_checks import gets_authorization, is_url, mode_of
 from gateway.app.errors import StartError
 from gateway.app.key_set_sources import KeySetSource
 from gateway.concurrency.background import start_background
+from gateway.concurrency.polling import Polling
 from gateway.config.access import JwtConfig
 from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig
@@ -40,8 +41,6 @@ from gateway.transports.net.tls_files import TlsFiles
 log = structlog.get_logger(__name__)
 
 V = TypeVar("V")
-
-_PERIOD_S: Final = 1.0
 
 
 class AccessControl(Collector):
@@ -59,7 +58,8 @@ class AccessControl(Collector):
         self._reloads: Counter[tuple[str, str]] = Counter()
         self._problems: dict[str, str] = {}
         self._listeners: dict[str, ListenerAuthenticator] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._polling = Polling(self.look)
+        self._has_started = False
         self._loaded = loaded
         self._sources = _Sources(loaded, None, self)
         self._rules = self._sources.rules()
@@ -95,7 +95,7 @@ class AccessControl(Collector):
         old, self._sources, self._loaded = self._sources, sources, loaded
         self._problems.clear()
         self.apply()
-        if self._task is not None:
+        if self._has_started:
             old.stop_fetches(kept=sources)
             sources.start_fetches()
         for listener in loaded.config.listeners:
@@ -115,15 +115,14 @@ class AccessControl(Collector):
 
     def start(self) -> None:
         """Begin to look at the files, and to fetch key sets."""
-        self._task = asyncio.create_task(self._watch())
+        self._has_started = True
+        self._polling.start()
         self._sources.start_fetches()
 
     async def stop(self) -> None:
         """End that. Harmless the second time."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        self._has_started = False
+        await self._polling.stop()
         self._sources.stop_fetches()
 
     def collect(self) -> Iterable[Metric]:
@@ -147,14 +146,6 @@ class AccessControl(Collector):
         self._failures[listener, kind, reason] += 1
 
     # -- the files
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(_PERIOD_S)
-            try:
-                await self.look()
-            except Exception:  # a bug: the next look may succeed
-                log.exception("internal error")
 
     async def look(self) -> None:
         """Read the files that have changed, and use those that are correct."""

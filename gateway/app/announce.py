@@ -76,10 +76,13 @@ def log_platforms(config: Config, environment: Mapping[str, str] = os.environ) -
     """Log in which platform's container the gateway runs, and what is wrong there.
 
     Args:
-        config: The configuration.
+        config: The configuration; its listeners have the protocols of the platforms.
         environment: The environment variables.
     """
-    for platform in platforms():
+    names = (
+        each for listener in config.listeners for each in listener.protocols or protocol_names()
+    )
+    for platform in platforms(dict.fromkeys(names)):
         if platform.marker in environment:
             _log_platform(platform, config, environment)
 

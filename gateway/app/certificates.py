@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.app.errors import REASONS, StartError, reason_of
+from gateway.concurrency.polling import Polling
 from gateway.config.admin import AdminConfig
 from gateway.config.models import Config
 from gateway.config.tls import TlsConfig
@@ -32,7 +33,6 @@ log = structlog.get_logger(__name__)
 CERTIFICATES: Final = "certificates"
 """The sockets whose TLS files were replaced, among the changes of a reload."""
 
-_PERIOD_S: Final = 1.0
 # A pair that is half written is tried again for this time before it is an error.
 _PATIENCE_S: Final = 5.0
 _DAY_S: Final = 86_400.0
@@ -67,18 +67,16 @@ class Certificates(Collector):
         self._replaced: dict[str, None] = {}
         self._warned: dict[tuple[str, str, float], float] = {}
         self._lock = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._polling = Polling(self._look)
 
     def start(self) -> None:
-        """Begin to look at the files once a second."""
-        self._task = asyncio.create_task(self._watch())
+        """Report what expires, and begin to look at the files once a second."""
+        self._warn()
+        self._polling.start()
 
     async def stop(self) -> None:
         """End that. Harmless the second time."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._polling.stop()
 
     async def renew(self) -> None:
         """Read the files that have changed, and put those in force that are complete."""
@@ -124,14 +122,9 @@ class Certificates(Collector):
                 expiries.add_metric((files.socket, path), end)
         yield expiries
 
-    async def _watch(self) -> None:
-        while True:
-            try:
-                await self.renew()
-                self._warn()
-            except Exception:  # a bug: the next look may succeed
-                log.exception("internal error")
-            await asyncio.sleep(_PERIOD_S)
+    async def _look(self) -> None:
+        await self.renew()
+        self._warn()
 
     def _apply(self, files: TlsFiles, update: TlsUpdate) -> None:
         files.apply(update)

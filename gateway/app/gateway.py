@@ -529,7 +529,7 @@ class Gateway:
     async def _close(self) -> None:
         await self._certificates.stop()
         await self._access.stop()
-        self._header_watch.stop()
+        await self._header_watch.stop()
         for server in self._servers.values():
             await server.stop()
         await self._retirements.finish(0)

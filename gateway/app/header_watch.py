@@ -1,20 +1,16 @@
 """HeaderWatch: follows the files of headers of upstreams."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 import structlog
 
 from gateway.app.errors import REASONS, StartError, reason_of
-from gateway.concurrency.background import start_background
+from gateway.concurrency.polling import Polling
 
 log = structlog.get_logger(__name__)
 
-_PERIOD_S: Final = 1.0
 
-
-class HeaderWatch:
+class HeaderWatch(Polling):
     """Has other values of headers used within 2 s after their files have changed.
 
     Args:
@@ -22,27 +18,17 @@ class HeaderWatch:
     """
 
     def __init__(self, renew: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(self._read)
         self._renew = renew
-        self._task: asyncio.Task[None] | None = None
+        self._reason = ""
 
-    def start(self) -> None:
-        """Begin to read the files."""
-        self._task = start_background(self._run(), "watch of headers")
-
-    def stop(self) -> None:
-        """Read the files no more."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
+    async def _read(self) -> None:
+        """Renew the values; log each reason why that fails once."""
         reason = ""
-        while True:
-            await asyncio.sleep(_PERIOD_S)
-            try:
-                await self._renew()
-                reason = ""
-            except (StartError, *REASONS) as error:
-                found = str(error) if isinstance(error, StartError) else reason_of(error)
-                if found != reason:
-                    reason = found
-                    log.error("headers not renewed", reason=reason)  # noqa: TRY400
+        try:
+            await self._renew()
+        except (StartError, *REASONS) as error:
+            reason = str(error) if isinstance(error, StartError) else reason_of(error)
+        if reason not in {"", self._reason}:
+            log.error("headers not renewed", reason=reason)
+        self._reason = reason

@@ -100,7 +100,6 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             upstream.SIGNATURES,
             upstream.CONFIRM_UNLOAD,
             PACKAGES,
-            upstream.COUNT_SENT,
             upstream.TRACE_ATTEMPT,
             End("Upstream", "encodes the call, sends it and decodes the response"),
         ),
@@ -151,7 +150,9 @@ def _entries(built: Service, calls: Calls, inner: Entries) -> Entries:
     questions, inference = bound_call(built), bound_inference(built)
     if calls is Calls.QUESTIONS:
         return Entries(questions, inner.inference, inner.plain)
-    return Entries(questions, inference, inference)
+    # Layers that have nothing to do for a plain inference say so.
+    plain = inner.plain if getattr(built, "is_passed_by_plain", False) else inference
+    return Entries(questions, inference, plain)
 
 
 def layers_of(chain: str) -> Iterator[Layer]:

@@ -128,13 +128,8 @@ def _entries(
     )
     for claim in binding.all_claims(config.options.get(spec.name, {})):
         found = claim
-        if claim.passes is Passing.FOUND:
-            # A probe without a credential goes to no other server.
-            found = (
-                claim._replace(is_public=False)
-                if is_offered
-                else claim._replace(passes=Passing.NOTHING)
-            )
+        if claim.passes is Passing.FOUND and not is_offered:
+            found = claim._replace(passes=Passing.NOTHING)
         is_firm = is_listed and claim.kind is ClaimKind.LISTED
         yield _ListenerClaim(name, spec.name, found, _FIRM if is_firm else _STRENGTHS[claim.kind])
 

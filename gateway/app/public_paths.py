@@ -9,6 +9,7 @@ from gateway.config.models import ListenerConfig
 from gateway.registry import protocol, protocol_names
 from gateway.transports.authentication import Authentication
 from gateway.transports.grpc.health import CHECK
+from gateway.wire.path_claims import Passing
 
 
 def listener_authentication(
@@ -33,9 +34,11 @@ def public_paths(config: ListenerConfig, paths: Mapping[str, ProtocolPaths]) -> 
     for name in config.protocols or protocol_names():
         spec = protocol(name)
         if spec.http is not None:
-            owned = paths[name]
-            found.update(path for path in spec.http.public if path.startswith(owned.prefixes))
-            found.update(each.path for each in owned.claims if each.is_public)
+            # A probe without a credential goes to no server behind the listener.
+            own = [each for each in paths[name].claims if each.passes is not Passing.FOUND]
+            found.update(each.path for each in own if each.is_public)
+            prefixes = tuple([each.path for each in own if not each.is_whole])
+            found.update(path for path in spec.http.public if path.startswith(prefixes))
         found.update(() if spec.grpc is None else spec.grpc.public)
     for stream in config.streams:
         spec = protocol(stream.protocol)

@@ -114,7 +114,7 @@ class ServerCounts:
             "own": rows_of(self._own()),
             "pending": rows_of(self._own_pending()),
             "arrived": dict(self._counts.arrived),
-            "sent": {name: dict(models) for name, models in self._counts.sent.items()},
+            "sent": {name: dict(calls.by_model()) for name, calls in self._counts.sent.items()},
             "servers": servers,
         }
 
@@ -167,6 +167,7 @@ class ServerCounts:
     def _own_pending(self) -> dict[Version, float]:
         """Return the inferences that wait, by the newest version of each model."""
         graph, counts = self._graph(), self._counts
+        sent = [calls.by_model() for calls in counts.sent.values()]
         found: dict[Version, float] = {}
         newest: dict[str, str] = {}
         own = {(key[1], key[2]) for key in self._own()}
@@ -177,7 +178,7 @@ class ServerCounts:
             if name in graph.config.pipelines:
                 continue  # its steps wait, under their own names
             model = graph.models.loadable.get(name)
-            running = sum(each[name] for each in counts.sent.values() if name in each)
+            running = sum(each[name] for each in sent)
             running += 0 if model is None else model.running()
             found[name, version] = max(0, counts.arrived.get(name, 0) - running)
         return found

@@ -49,13 +49,13 @@ from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
 from gateway.routing.outlier_detection import OFF, OutlierDetection
-from gateway.routing.rolling.model_calls import ModelCalls
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
 from gateway.settings.units import UNIX, Address, Url
 from gateway.telemetry import names
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.model_calls import ModelCalls
 from gateway.telemetry.upstream_metrics import EndpointAttempts
 from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
@@ -467,9 +467,10 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
         LookupError: The protocol does not exist, or does not support the carrier.
         ValueError: An option or a TLS file is invalid, or a package is missing.
     """
+    counts = metrics.model_counts
     at = dataclasses.replace(
         at, name=name, sections={"upstream": config, **at.sections}, metrics=metrics
-    ).with_parts(ModelCalls())
+    ).with_parts(ModelCalls() if counts is None else counts.sent[name])
     build = _EndpointBuilder(
         name=name,
         config=config,

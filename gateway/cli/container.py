@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.cli.output import WRONG_USAGE, fail
-from gateway.registry import platforms
+from gateway.registry import platforms, protocol_names
 
 CONFIG: Final = "GATEWAY_CONFIG"
 NAME: Final = "gateway.yaml"
@@ -21,7 +21,7 @@ def found_config(environment: Mapping[str, str]) -> Path:
     named = environment.get(CONFIG)
     if named:
         return Path(named)
-    folders = [each.models(environment) for each in platforms()]
+    folders = [each.models(environment) for each in platforms(protocol_names())]
     candidates = [folder / NAME for folder in folders if folder is not None] + [_OWN]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
@@ -36,7 +36,8 @@ def found_config(environment: Mapping[str, str]) -> Path:
 
 def _storage_note(environment: Mapping[str, str]) -> str:
     """Return what to do with artefacts that a platform only names."""
-    missing = {each.storage: each.missing_models(environment) for each in platforms()}
+    found = platforms(protocol_names())
+    missing = {each.storage: each.missing_models(environment) for each in found}
     return "".join(
         f"; {variable} is {storage}, which the gateway does not fetch: put the artefacts into the "
         "image, or copy them with a start command"

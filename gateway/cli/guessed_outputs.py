@@ -1,4 +1,4 @@
-"""GuessedOutputs: the datatypes of a reply of JSON, where no metadata of the model tell them."""
+"""GuessedOutputs: what no metadata of a model tell: datatypes of replies of JSON, a batch axis."""
 
 from typing import Any, TypeVar
 
@@ -9,8 +9,8 @@ from gateway.ir.context import Need
 from gateway.ir.data import UntypedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
-from gateway.ir.metadata import TensorMetadata
-from gateway.ir.tensor import Tensor
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.tensor import Tensor, items_tensor
 from gateway.ir.untyped import parsed, typed_tensor
 from gateway.service import Service
 
@@ -27,7 +27,9 @@ def with_datatypes(inner: Service, needs: frozenset[Need]) -> Service:
         inner: The server.
         needs: What the codec needs to write a message.
     """
-    return GuessedOutputs(inner) if Need.UNTYPED in needs else inner
+    if Need.UNTYPED not in needs:
+        return inner
+    return GuessedOutputs(inner, has_items=Need.ITEMS in needs)
 
 
 class GuessedOutputs:
@@ -35,14 +37,23 @@ class GuessedOutputs:
 
     Args:
         inner: The server.
+        has_items: A request of the server has one item: without metadata the first axis of all
+            inputs is that of a batch.
     """
 
-    def __init__(self, inner: Service) -> None:
+    def __init__(self, inner: Service, *, has_items: bool = False) -> None:
         self._inner = inner
+        self._has_items = has_items
 
     async def __call__(self, call: Call[R], /) -> R:
         """Return the reply of the server."""
-        reply = await self._inner(call)
+        try:
+            reply = await self._inner(call)
+        except GatewayError:
+            if not self._has_items or not isinstance(call, ModelMetadataRequest):
+                raise
+            name = "" if call.model is None else call.model.name
+            return ModelMetadata(name=name, max_batch_size=_INT64_MAX)  # type: ignore[return-value]  # R
         if not isinstance(reply, InferResponse) or await self._has_metadata(call):
             return reply
         outputs = tuple(map(_guessed, reply.outputs))
@@ -62,6 +73,8 @@ def _guessed(tensor: Tensor) -> Tensor:
     if not isinstance(data, UntypedData):
         return tensor
     name = tensor.name or _UNNAMED
+    if isinstance(data.value, memoryview):
+        return items_tensor(name, (), [data.value])
     return typed_tensor(name, data, TensorMetadata(name, _datatype(parsed(data).value), None))
 
 

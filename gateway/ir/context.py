@@ -124,7 +124,8 @@ class Need(enum.Enum):
     separate batch size with shapes of one item. OUTPUTS is the name of every requested output in a
     request, and outputs in the model's order in a reply. FLAT_MEMBERS: replies of streams may hold
     outputs by name alone (`InferResponse.flat_members`). UNTYPED: outputs of replies are JSON
-    without datatypes (`UntypedData`).
+    without datatypes (`UntypedData`). ITEMS, with BATCHING: a request has one item, so that a batch
+    becomes several requests.
 
     A message that a codec decoded needs SUBSTITUTES, WIDENED or NUMERIC_VERSIONS. SUBSTITUTES: the
     protocol sends BOOL as UINT8 and BF16 as FP32. WIDENED: the protocol sends a datatype it does
@@ -144,6 +145,7 @@ class Need(enum.Enum):
     FLAT_MEMBERS = "flat members"
     TEXTS = "texts"
     UNTYPED = "untyped"
+    ITEMS = "items"
 
     # Enum's hash is written in Python and takes ten times as long; every call uses it repeatedly.
     __hash__ = object.__hash__

@@ -122,6 +122,9 @@ class JsonLayout(enum.Enum):
     """As `TABLE`, of rows that were objects."""
     LINES = "lines"
     """As `TABLE`, of the lines of a CSV text."""
+    FIELD = "field"
+    """The value is that of a field of a form, or of a body of no type: the JSON in its bytes, or
+    the bytes themselves where they are no JSON. An input of BYTES gets the bytes."""
 
 
 class UntypedRules(Struct, frozen=True, kw_only=True):
@@ -136,6 +139,10 @@ class UntypedRules(Struct, frozen=True, kw_only=True):
         rounds_to_infinity: A number beyond FP32 is an infinity there; otherwise it is refused.
         drops_surplus: Inputs that the model lacks are ignored.
         bytes_element_size: Most bytes of one element of BYTES.
+        adds_axis: The value is one item: its tensor gets a first axis of 1.
+        has_elements: The bytes of a `FIELD` are the elements of a tensor in wire form.
+        setting: The key of the configuration that declares the form of a request, for errors; ""
+            where there is none.
     """
 
     protocol: str = ""
@@ -146,6 +153,9 @@ class UntypedRules(Struct, frozen=True, kw_only=True):
     rounds_to_infinity: bool = False
     drops_surplus: bool = False
     bytes_element_size: int = 16 << 20
+    adds_axis: bool = False
+    has_elements: bool = False
+    setting: str = ""
 
 
 class UntypedData(Struct, frozen=True, eq=False):
@@ -164,6 +174,8 @@ class UntypedData(Struct, frozen=True, eq=False):
         columns: Names of the columns of a whole table; None for the value of one tensor.
         size_bytes: Bytes of the message; 0 for all tensors but the first.
         first_fraction: Of an array of float64: the first element that was not an integer.
+        raw: The bytes of a `FIELD`. Of other layouts: those of the whole message, which are the
+            element of BYTES of a model with that input only, if the message does not name it.
     """
 
     value: Any
@@ -174,6 +186,7 @@ class UntypedData(Struct, frozen=True, eq=False):
     columns: tuple[str, ...] | None = None
     size_bytes: int = 0
     first_fraction: int = 0
+    raw: memoryview | None = None
 
 
 TensorData = (

@@ -301,7 +301,9 @@ def _content(tensor: Tensor) -> object:
         value = data.value
         plain = json.loads(value) if isinstance(value, bytes) else value
         plain = value.tolist() if isinstance(value, np.ndarray) else plain
-        return (repr(plain), data.layout, data.place, data.rules, data.member, data.columns)
+        plain = bytes(plain) if isinstance(plain, memoryview) else plain
+        place = (data.layout, data.place, data.rules, data.member, data.columns)
+        return (repr(plain), None if data.raw is None else bytes(data.raw), *place)
     return data if isinstance(data, SharedMemoryData | StreamedData) else as_raw(tensor)
 
 

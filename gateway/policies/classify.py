@@ -5,7 +5,7 @@ The caller requests classes, and the target returns the complete output.
 
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
-from typing import TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +66,12 @@ class Classify:
             Unsupported before the model runs.
         ends_at_empty: Whether the target ends at a request for classes of an output without
             elements. It then computes no classes of outputs that may be empty.
+
+    Attributes:
+        is_passed_by_plain: A plain inference requests no classes; see `Entries`.
     """
+
+    is_passed_by_plain: ClassVar[bool] = True
 
     def __init__(
         self,

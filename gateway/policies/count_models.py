@@ -1,8 +1,4 @@
-"""Layers that count inferences by model, for the names of other servers' metrics.
-
-`CountModels` is outside of the router and knows the names that clients use. `CountSent` is at an
-endpoint and knows the names of its server.
-"""
+"""CountModels: counts inferences by the names that clients use, for other servers' metrics."""
 
 import asyncio
 import time
@@ -73,41 +69,6 @@ class CountModels:
             model = with_version(model, error.model)
         target, queued_s = ("", 0.0) if path is None else (path.target, path.queued_s)
         counts.ended(model, target, code, self._clock() - start, queued_s)
-
-
-class CountSent:
-    """Counts the inferences that are at the servers of an upstream.
-
-    Args:
-        inner: Sends calls to an endpoint of the upstream.
-        upstream: Its name.
-        counts: The counts of the process.
-    """
-
-    def __init__(self, inner: Service, upstream: str, counts: ModelCounts) -> None:
-        self._inner = inner
-        self._running = counts.sent[upstream]
-
-    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
-        """Handle *call*."""
-        return self._count(call) if type(call) in _INFERENCES else self._inner(call)
-
-    async def _count(self, call: Call[R]) -> R:
-        name = "" if call.model is None else call.model.name
-        self._running[name] += 1
-        try:
-            reply = await self._inner(call)
-        except BaseException:
-            self._on_end(name)
-            raise
-        return on_stream_end(call, reply, partial(self._on_end, name))
-
-    def _on_end(self, name: str, _error: BaseException | None = None) -> None:
-        left = self._running[name] - 1
-        if left > 0:
-            self._running[name] = left
-        else:
-            del self._running[name]
 
 
 def _code_of(error: BaseException) -> ErrorCode:

@@ -91,6 +91,7 @@ class ForwardHeaders:
         allowed: Case-insensitive names of headers to forward; "x-*" allows a prefix.
         added: Headers of every call; they replace the caller's.
         inference: Handles each InferRequest; None for *inner*.
+        plain: Handles each plain inference, see `Entries`; None for *inference*.
     """
 
     def __init__(
@@ -100,9 +101,11 @@ class ForwardHeaders:
         added: Mapping[str, str],
         *,
         inference: Service | None = None,
+        plain: Service | None = None,
     ) -> None:
         self._inner = inner
         self._inference = inner if inference is None else inference
+        self._plain = self._inference if plain is None else plain
         names = [name.lower() for name in allowed]
         self._added = tuple((name.lower(), value) for name, value in added.items())
         self._is_forwarded = _Forwarded(
@@ -115,16 +118,21 @@ class ForwardHeaders:
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call *inner* with the metadata for the target."""
-        metadata = call.context.metadata
+        context = call.context
+        metadata = context.metadata
         last, forwarded = self._last
         if metadata is not last:
             forwarded = pairs_named(metadata, self._is_forwarded)
             if self._added:
                 forwarded += self._added
             self._last = metadata, forwarded
-        inner = self._inference if type(call) is InferRequest else self._inner
+        inner = self._inner
+        if type(call) is InferRequest:
+            origin = context.origin
+            has_bytes = origin is not None and origin.has_bytes
+            inner = self._plain if has_bytes and not call.outputs else self._inference
         # As `with_metadata`, without its frame.
-        return inner(replace(call, context=replace(call.context, metadata=forwarded)))
+        return inner(replace(call, context=replace(context, metadata=forwarded)))
 
 
 @accelerated
@@ -169,6 +177,7 @@ class NamedForwardHeaders(ForwardHeaders):
         added: Headers of every call.
         client_header: The header, in lower case; what the caller sent there is dropped.
         inference: Handles each InferRequest; None for *inner*.
+        plain: Handles each plain inference, see `Entries`; None for *inference*.
     """
 
     def __init__(
@@ -179,8 +188,11 @@ class NamedForwardHeaders(ForwardHeaders):
         client_header: str,
         *,
         inference: Service | None = None,
+        plain: Service | None = None,
     ) -> None:
-        super().__init__(inner, allowed, {**added, client_header: ""}, inference=inference)
+        super().__init__(
+            inner, allowed, {**added, client_header: ""}, inference=inference, plain=plain
+        )
         self._added = tuple(pair for pair in self._added if pair[0] != client_header)
         self._client_header = client_header
         self._last_named: tuple[Metadata | None, str, Metadata] = (None, "", ())
@@ -194,7 +206,11 @@ class NamedForwardHeaders(ForwardHeaders):
             own = (*self._added, (self._client_header, name))
             forwarded = pairs_named(metadata, self._is_forwarded) + own
             self._last_named = metadata, name, forwarded
-        inner = self._inference if type(call) is InferRequest else self._inner
+        inner = self._inner
+        if type(call) is InferRequest:
+            origin = context.origin
+            has_bytes = origin is not None and origin.has_bytes
+            inner = self._plain if has_bytes and not call.outputs else self._inference
         return inner(replace(call, context=replace(context, metadata=forwarded)))
 
 
@@ -205,6 +221,7 @@ def forwarding(
     client_header: str | None,
     *,
     inference: Service | None = None,
+    plain: Service | None = None,
 ) -> ForwardHeaders:
     """Return what replaces the metadata of calls by the headers for the target.
 
@@ -214,10 +231,13 @@ def forwarding(
         added: Headers of every call.
         client_header: The header with the name of the client; None for none.
         inference: Handles each InferRequest; None for *inner*.
+        plain: Handles each plain inference, see `Entries`; None for *inference*.
     """
     if client_header is None:
-        return ForwardHeaders(inner, allowed, added, inference=inference)
-    return NamedForwardHeaders(inner, allowed, added, client_header, inference=inference)
+        return ForwardHeaders(inner, allowed, added, inference=inference, plain=plain)
+    return NamedForwardHeaders(
+        inner, allowed, added, client_header, inference=inference, plain=plain
+    )
 
 
 class QuestionHeaders:
@@ -252,6 +272,7 @@ def _build(inner: Entries, at: LayerContext) -> Service:
         at.part(AddedHeaders).headers,
         at.setting(CLIENT_HEADER),
         inference=inner.inference,
+        plain=inner.plain,
     )
 
 

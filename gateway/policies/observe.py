@@ -39,18 +39,20 @@ class Observe:
         inner: The service to call; it records route and target in `telemetry.call_path`.
         record: Called with the record of each call.
         inference: Handles each InferRequest; None for *inner*.
+        plain: Handles each plain inference, see `Entries`; None for *inference*.
         calls: Writes the line of each call; None for no lines.
         new_path: Makes the record of a call's path: a new one, or the one that a tap reads.
         on_call: Called with each inference that has ended; None for nothing.
         clock: Monotonic seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all by name but the first two
         self,
         inner: Service,
         record: Recorder,
         *,
         inference: Service | None = None,
+        plain: Service | None = None,
         calls: CallLog | None = None,
         new_path: Callable[..., CallPath] = CallPath,
         on_call: CountCall | None = None,
@@ -58,6 +60,7 @@ class Observe:
     ) -> None:
         self._inner = inner
         self._inference = inner if inference is None else inference
+        self._plain = self._inference if plain is None else plain
         self._record = record
         self._calls = calls
         self._new_path = new_path
@@ -72,7 +75,11 @@ class Observe:
         token = set_path(path)
         start = clock()
         try:
-            inner = self._inference if kind is InferRequest else self._inner
+            inner = self._inner
+            if type(call) is InferRequest:
+                origin = call.context.origin
+                has_bytes = origin is not None and origin.has_bytes
+                inner = self._plain if has_bytes and not call.outputs else self._inference
             reply = await inner(call)
         except BaseException as error:
             self._on_end(call, path, start, error)

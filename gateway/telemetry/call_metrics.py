@@ -6,7 +6,7 @@ the cells of all its metrics by one key, and adds its times to a list. Full list
 each scrape, are counted at once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from struct import pack
 from typing import Final
 
@@ -18,9 +18,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from gateway.telemetry import names
-from gateway.telemetry.call_path import INFERENCES, CallPath
+from gateway.telemetry.call_log import OK, CallRecord
+from gateway.telemetry.call_path import INFERENCES
 from gateway.telemetry.exemplars import Exemplars
 from gateway.telemetry.families import counter_family, histogram_family
+from gateway.telemetry.rolling_stats import RollingStats
 from gateway.telemetry.upstream_metrics import BOUNDS_S
 
 UNKNOWN: Final = "_unknown"
@@ -115,17 +117,27 @@ class CallMetrics(Collector):
         registry: Publishes the metrics.
         bounds_s: Upper bounds of the buckets of durations, in ascending order.
         series: Maximum number of model labels that requests may create.
+        trends: Get the inferences, too.
+        on_limit: Called with the protocol and the name of a limit that a call exceeded.
 
     Attributes:
         exemplars: Traces of the durations, by route, protocol, kind and target.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, bounds_s: Sequence[float], series: int = 500
+        self,
+        registry: CollectorRegistry,
+        bounds_s: Sequence[float],
+        series: int = 500,
+        *,
+        trends: RollingStats,
+        on_limit: Callable[[str, str], None],
     ) -> None:
         self._bounds = np.array(bounds_s)
         self.exemplars = Exemplars(bounds_s)
         self._series = series
+        self._trends = trends
+        self._on_limit = on_limit
         self._models: set[str] = set()
         self._cells: dict[Labels, _Cells] = {}
         self._durations: dict[tuple[str, ...], _Histogram] = {}
@@ -140,8 +152,11 @@ class CallMetrics(Collector):
         """Return the label of *model*, which is a placeholder if no target has served it yet."""
         return model if not model or model in self._models else UNKNOWN
 
-    def count(self, labels: Labels, seconds: float, path: CallPath) -> None:
-        """Count one call of *seconds*, whose parts *path* has."""
+    def record(self, record: CallRecord) -> None:
+        """Count one completed call."""
+        path, protocol, kind = record.path, record.context.protocol, record.kind
+        code, seconds = record.code, record.seconds
+        labels = (path.route, record.model, protocol, kind, code, path.target)
         cells = self._cells.get(labels)
         if cells is None:
             cells = self._cells_of(labels)
@@ -149,6 +164,10 @@ class CallMetrics(Collector):
         uncounted += (seconds, path.upstream_s, path.queued_s, path.batched_s)
         if len(uncounted) >= _UNCOUNTED:
             cells.count()
+        if kind in INFERENCES:
+            self._trends.add(seconds, record.ended, code != OK)
+        if record.limit is not None:
+            self._on_limit(protocol, record.limit)
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""

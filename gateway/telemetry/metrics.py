@@ -22,9 +22,8 @@ from gateway.ir.errors import GatewayError
 from gateway.telemetry import names
 from gateway.telemetry.access_metrics import AccessMetrics
 from gateway.telemetry.batching_metrics import SharingMetrics
-from gateway.telemetry.call_log import OK, CallRecord
+from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_metrics import CallMetrics
-from gateway.telemetry.call_path import INFERENCES
 from gateway.telemetry.exposition import encode_page
 from gateway.telemetry.families import counter_family
 from gateway.telemetry.gauges import InfoMetric, LabelledGauges
@@ -67,7 +66,10 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library is half typed
         self.registry = CollectorRegistry()
         self.trends = RollingStats()
-        self._calls = CallMetrics(self.registry, _BUCKETS, series)
+        self._calls = CallMetrics(
+            self.registry, _BUCKETS, series, trends=self.trends, on_limit=self.limit_exceeded
+        )
+        self.call = self._calls.record
         self._rejected = Counter(
             *names.REFUSED_REQUESTS.arguments,
             registry=self.registry,
@@ -137,18 +139,6 @@ class Metrics:
     def watch_config(self, read: Callable[[], dict[str, str]]) -> None:
         """Publish the labels of the configuration in force, which *read* returns."""
         InfoMetric(self.registry, names.CONFIG_INFO, read)
-
-    def call(self, record: CallRecord) -> None:
-        """Count one completed call."""
-        path, protocol, kind = record.path, record.context.protocol, record.kind
-        code, seconds = record.code, record.seconds
-        self._calls.count(
-            (path.route, record.model, protocol, kind, code, path.target), seconds, path
-        )
-        if kind in INFERENCES:
-            self.trends.add(seconds, record.ended, code != OK)
-        if record.limit is not None:
-            self.limit_exceeded(protocol, record.limit)
 
     def exemplify(self, record: CallRecord) -> None:
         """Keep the trace of a call as an exemplar of its duration."""

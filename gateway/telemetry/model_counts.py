@@ -9,6 +9,7 @@ from typing import Final
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ErrorCode
 from gateway.ir.statistics import ModelStatistics
+from gateway.telemetry.model_calls import ModelCalls
 from gateway.telemetry.model_usage import Usage
 
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
@@ -37,13 +38,13 @@ class ModelCounts:
     Attributes:
         counts_itself: Whether the upstream with this name counts its inferences itself.
         arrived: Inferences in flight, by the name that clients use.
-        sent: Inferences in flight at servers, by upstream and the model's name there.
+        sent: Inferences in flight at the endpoints of each upstream, by its name.
     """
 
     def __init__(self, usage: Usage) -> None:
         self.counts_itself: Callable[[str], bool] = lambda _upstream: False
         self.arrived: Counter[str] = Counter()
-        self.sent: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.sent: defaultdict[str, ModelCalls] = defaultdict(lambda: ModelCalls(is_published=True))
         self._usage = Usage(sharing_of=usage)
         self._failures: Counter[tuple[str, str, str]] = Counter()
         self._served: set[str] = set()

@@ -8,9 +8,9 @@ Source: WHATWG HTML, "Server-sent events".
 import re
 from typing import Final
 
-from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.response_parts import PartsSplitter
 
 _OK: Final = 200
 _JSON_HEADERS: Final = Headers((("Content-Type", "application/json"),))
@@ -20,7 +20,7 @@ _LINES: Final = re.compile(rb"\r?\n")
 _DATA: Final = b"data:"
 
 
-class EventSplitter:
+class EventSplitter(PartsSplitter):
     """Cuts an upstream's events out of the parts of its response; each is a response of its own.
 
     Args:
@@ -28,10 +28,8 @@ class EventSplitter:
     """
 
     def __init__(self, limits: MessageLimits) -> None:
-        self._most = limits.json_bytes
-        self._held = bytearray()
+        super().__init__(limits, "an event")
         self._searched = 0
-        self._failed: HttpResponse | None = None
 
     def receive(self, part: HttpResponse, /) -> list[HttpResponse]:
         """Return the events that *part* completes; a failure that is no stream comes at its end.
@@ -41,13 +39,11 @@ class EventSplitter:
         Raises:
             TooLarge: An event exceeds the limit.
         """
+        if part.status != _OK and not is_event_stream(part):
+            return self._fail(part)
         held = self._held
         held += part.view
         found: list[HttpResponse] = []
-        if part.status != _OK and not is_event_stream(part):
-            self._failed = part
-            self._check_held()
-            return found
         while (end := _END.search(held, self._searched)) is not None:
             data = _data_of(bytes(held[: end.start()]))
             del held[: end.end()]
@@ -57,28 +53,6 @@ class EventSplitter:
         self._searched = max(0, len(held) - _LONGEST_END)
         self._check_held()
         return found
-
-    def end(self) -> list[HttpResponse]:
-        """Return the response that was not a stream; none for a stream.
-
-        Raises:
-            MalformedMessage: The stream ends within an event.
-        """
-        if self._failed is not None:
-            return [HttpResponse(self._failed.status, self._failed.headers, (bytes(self._held),))]
-        if self._held.strip():
-            raise MalformedMessage(
-                f"stream ended after {len(self._held)} bytes of an event, which begins with "
-                f"{bytes(self._held[:16])!r}"
-            )
-        return []
-
-    def _check_held(self) -> None:
-        if len(self._held) > self._most:
-            raise TooLarge(
-                f"event of the upstream has over {self._most} bytes, which are allowed",
-                limit="json_bytes",
-            )
 
 
 def is_event_stream(part: HttpResponse) -> bool:

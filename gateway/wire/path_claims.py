@@ -52,6 +52,7 @@ class PathClaim(NamedTuple):
         is_whole: It is one whole path, without those below it.
         is_public: It asks for the health of the server, and needs no credential.
         option: The option of the listener that adds it; "" if the protocol always has it.
+        is_base: The URL of an upstream may have it before the protocol's paths, as an ingress has.
     """
 
     path: str
@@ -60,6 +61,7 @@ class PathClaim(NamedTuple):
     is_whole: bool = False
     is_public: bool = False
     option: str = ""
+    is_base: bool = False
 
     def is_below(self, other: "PathClaim") -> bool:
         """Return whether the path lies below the one of *other*, and is not the same."""

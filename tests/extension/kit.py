@@ -37,6 +37,16 @@ def install(site: Path, name: str, groups: Mapping[str, Mapping[str, str]]) -> N
     (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
+@contextmanager
+def importable(site: Path) -> Iterator[None]:
+    """Let this process find what is installed, by entry points, until the end of the block."""
+    sys.path.append(str(site))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(site))
+
+
 def environment(site: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(site)}
 

@@ -118,10 +118,10 @@ def test_a_gateway_serves_its_protocol(running: Serving) -> None:
 def test_its_policy_limits_each_route(running: Serving) -> None:
     """The value of the route holds, else the one of `policies`; a metric counts rejections."""
     assert (200, "1 2") == post(running, "small", "1 2")
-    assert (400, "the inputs have 3 elements; expected at most 2") == post(
+    assert (413, "the inputs have 3 elements; expected at most 2") == post(
         running, "small", "1 2 3"
     )
-    assert 400 == post(running, "same", "1 2 3 4 5 6 7")[0]
+    assert 413 == post(running, "same", "1 2 3 4 5 6 7")[0]
     page = get(running, "/metrics")[1]
     assert 'toy_rejected_total{route="small"} 1.0' in page
     assert 'toy_rejected_total{route="plain"} 1.0' in page
@@ -129,7 +129,7 @@ def test_its_policy_limits_each_route(running: Serving) -> None:
 
 def test_its_authoriser_decides(running: Serving) -> None:
     """A call that it denies is refused, and others are served."""
-    assert (400, "the client 'guest' may not do this") == post(running, "secret", "1")
+    assert (403, "the client 'guest' may not do this") == post(running, "secret", "1")
     assert 200 == post(running, "plain", "1")[0]
 
 

@@ -20,14 +20,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from gateway.app import check
 from gateway.cli import main
+from gateway.config.load import load_text
 
 _MODULES = (
     "gateway.cli.commands",
     "gateway.app",
     "gateway.app.check",
     "gateway.cli.demo",
+    "gateway.backends.python",
 )
+# A listener without `protocols` serves all of them: its check imports what most gateways need.
+_CONFIG = """version: 1
+listeners: [{http: "127.0.0.1:0", grpc: "127.0.0.1:0"}]
+models: {simple: {backend: python, options: {callable: "gateway.backends.examples:simple"}}}
+"""
 _MESSAGE_BYTES = 1 << 16
 _FDS = 3  # standard output, standard error, and where the exit status goes
 
@@ -119,6 +127,7 @@ def _serve(line: socket.socket) -> None:
     """Run a command for each message on *line*, until the other end is closed."""
     for name in _MODULES:
         importlib.import_module(name)
+    assert [] == check(load_text(_CONFIG))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:

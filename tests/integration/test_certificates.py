@@ -23,6 +23,7 @@ from gateway.config.load import load_text
 from tests.integration.asking_kit import running
 from tests.integration.cli_kit import gateway, serving
 from tests.integration.tls_kit import client_side, handshake, write_authorities, write_pair
+from tests.integration.workers_kit import eventually
 
 LISTENER = """
 version: 1
@@ -348,14 +349,13 @@ def test_all_workers_use_renewed_files(tmp_path: Path) -> None:
     path.write_text(text)
     with serving(str(path), patience_s=45) as found:
         new = write_pair(tmp_path, authority)
-        time.sleep(2.5)  # two seconds, and what a busy machine takes
 
         async def seen() -> set[bytes | None]:
             address = found.addresses["main.http"]
             trusting = client_side(authority)
             return {(await handshake(address, trusting)).certificate for _ in range(20)}
 
-        assert {new} == asyncio.run(seen())
+        eventually(lambda: asyncio.run(seen()) == {new})
         admin = found.addresses["admin"]
         done = gateway("reload", "--admin", admin)
         assert ["listener main"] == json.loads(done.stdout)["certificates"]

@@ -16,7 +16,7 @@ import pytest
 from gateway.app.check import check
 from gateway.config.load import load_text
 from gateway.settings.units import parse_duration
-from tests.integration.cli_kit import serving
+from tests.integration.cli_kit import gateway, serving
 from tests.unit.release.loading import load
 
 charts = load("charts")
@@ -24,6 +24,9 @@ pytestmark = pytest.mark.timeout(300)
 
 Documents = dict[str, list[dict[str, Any]]]
 CONFIG = "/etc/gateway/gateway.yaml"
+PROBES = ("startup", "liveness", "readiness")
+# Its configuration is a ConfigMap of the cluster.
+WITHOUT_CONFIG = "helm existing-config"
 RESTRICTED = {
     "runAsNonRoot": True,
     "runAsUser": 10001,
@@ -187,34 +190,41 @@ def status_of(url: str) -> int:
         return error.code
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "helm",
-        "helm all-values",
-        "kustomize routing",
-        "kustomize migration",
-        "kustomize sidecar",
-        "kustomize kserve",
-    ],
-)
+def ports_of_probes(container: dict[str, Any]) -> set[int]:
+    """Return the numbers of the ports that the probes of a container ask."""
+    named = {port.get("name"): port["containerPort"] for port in container["ports"]}
+    ports = (container[f"{kind}Probe"]["httpGet"]["port"] for kind in PROBES)
+    return {named.get(port, port) for port in ports}
+
+
+@pytest.mark.parametrize("name", [name for name in charts.sources() if name != WITHOUT_CONFIG])
 def test_commands_run_and_their_probes_respond(
     rendered: Documents, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container starts with its arguments here: live, and not ready without its model server."""
+    """Containers start with their arguments here: live, and not ready without their model server."""
     monkeypatch.setitem(os.environ, "UPSTREAM_TOKEN", "x")
-    (each,) = (
-        one for where, _, one in containers(rendered) if where == name and one["args"][0] == "serve"
-    )
-    arguments = [on_free_ports(word, tmp_path) for word in each["args"][1:]]
     text = config_of(rendered[name])
+    path = tmp_path / "gateway.yaml"
     if text is not None:
-        path = tmp_path / "gateway.yaml"
         # The fork server has the environment from before this test.
         path.write_text(on_free_ports(text, tmp_path).replace("${env:UPSTREAM_TOKEN}", "x"))
-        arguments = [str(path) if word == CONFIG else word for word in arguments]
-    with serving(*arguments) as running:
-        admin = running.url("", "admin")
-        assert 200 == status_of(f"{admin}{each['livenessProbe']['httpGet']['path']}")
-        assert status_of(f"{admin}{each['readinessProbe']['httpGet']['path']}") in {200, 503}
-        assert 200 == status_of(f"{admin}/metrics")
+    served = 0
+    for where, _, each in containers(rendered):
+        if where != name:
+            continue
+        arguments = [str(path) if word == CONFIG else word for word in each["args"]]
+        if each["args"][0] != "serve":
+            assert ["validate", CONFIG] == each["args"]
+            done = gateway(*arguments)
+            assert (0, "ok") == (done.returncode, done.stdout.strip().splitlines()[-1]), done
+            continue
+        served += 1
+        ports = ports_of_probes(each)
+        assert {9901} == ports
+        assert f":{ports.pop()}" in (text or " ".join(each["args"]))
+        with serving(*(on_free_ports(word, tmp_path) for word in arguments[1:])) as running:
+            admin = running.url("", "admin")
+            assert 200 == status_of(f"{admin}{each['livenessProbe']['httpGet']['path']}")
+            assert status_of(f"{admin}{each['readinessProbe']['httpGet']['path']}") in {200, 503}
+            assert 200 == status_of(f"{admin}/metrics")
+    assert 1 == served

@@ -237,7 +237,7 @@ def test_rows_of_mlflow_are_converted(signature: Path, tmp_path: Path) -> None:
                 assert reply.status == 200
 
     asyncio.run(record())
-    for form in ("oip.http", "mlflow.http"):
+    for form in ("oip.http", "mlflow.http", "torchserve.http", "torchserve.grpc"):
         out = tmp_path / form
         result = convert(directory, "--to", form, "-o", out, "--signature", signature)
         assert result.output == f"1 calls written to {out}\n"

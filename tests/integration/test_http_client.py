@@ -29,7 +29,7 @@ from gateway.transports.net.sockets import UNSEEN_S, reset_when_closed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from tests.integration.http_kit import HTTP_MAKES, Echo, Parts, Running, Slow, eventually, serving
 
-pytestmark = pytest.mark.usefixtures("http_makes", "http_clients")
+pytestmark = pytest.mark.usefixtures("http_sides")
 
 LIMITS = ClientLimits()
 POST = HttpRequest("POST", "/v2/x", body=(b"hello",))

@@ -14,7 +14,7 @@ from gateway.transports.http.passthrough import Passthrough, PassthroughClient, 
 from tests.integration.http_kit import HTTP_MAKES, Echo, Running, parse, post, serving
 from tests.integration.test_http_client import Script, hang, respond_with, upstream
 
-pytestmark = pytest.mark.usefixtures("http_makes", "http_clients")
+pytestmark = pytest.mark.usefixtures("http_sides")
 
 CLOSE = "Connection: close"
 ALL = PassthroughRules(post=("*",))

@@ -13,7 +13,7 @@ from gateway.transports.net.tls_files import TlsContext
 from gateway.wire.http import HttpRequest
 from tests.integration.http_kit import HTTP_MAKES, Echo, serving
 
-pytestmark = pytest.mark.usefixtures("http_makes", "http_clients")
+pytestmark = pytest.mark.usefixtures("http_sides")
 
 
 async def test_tls_requires_a_trusted_certificate() -> None:

@@ -149,7 +149,7 @@ quotas:""",
         assert "x-ratelimit-limit-requests" not in headers
 
 
-async def test_the_head_of_a_stream_of_completions_tells_of_quotas() -> None:
+async def test_the_head_of_a_stream_has_the_headers_of_quotas() -> None:
     """Server-sent events have the headers that a single response has; a refusal is no stream."""
     text = config().replace(
         "quotas:",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,13 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.interop.programs import program
+
 WAIT_S = 60.0
+UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 LAUNCHER = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
 os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()), LISTEN_FDNAMES="main.http")
 os.execv(sys.executable, [sys.executable, "-m", "gateway", *sys.argv[2:]])
 """
+
+
+pytestmark = pytest.mark.timeout(300)  # apt-get may install systemd first
 
 
 def config(folder: Path, port: int, workers: int = 1) -> str:
@@ -93,15 +98,16 @@ def test_connections_made_before_the_start_are_served(
             expect(notify, "STOPPING=1")
 
 
-@pytest.mark.skipif(
-    shutil.which("systemd-socket-activate") is None,
-    reason="systemd-socket-activate is not installed",
-)
 def test_systemd_socket_activate_starts_it(tmp_path: Path, notify: socket.socket) -> None:
     """The first connection starts the gateway, and is served."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    command = ["systemd-socket-activate", "-l", f"127.0.0.1:{port}", "--fdname=gateway.socket"]
+    command = [
+        program("systemd-socket-activate"),
+        "-l",
+        f"127.0.0.1:{port}",
+        "--fdname=gateway.socket",
+    ]
     command += ["-E", f"NOTIFY_SOCKET={notify.getsockname()}"]
     command += [sys.executable, "-m", "gateway", "serve", config(tmp_path, port)]
     with running(command, notify, stderr=subprocess.DEVNULL) as pid:
@@ -116,3 +122,18 @@ def test_systemd_socket_activate_starts_it(tmp_path: Path, notify: socket.socket
         expect(notify, "READY=1")
         os.kill(pid, signal.SIGTERM)
         expect(notify, "STOPPING=1")
+
+
+def test_the_units_of_systemd_are_valid_and_closed() -> None:
+    """`verify` finds nothing, and the exposure is at most 1.5 of 10."""
+    tool = program("systemd-analyze")
+    units = [str(UNITS / f"gateway.{kind}") for kind in ("service", "socket")]
+    done = subprocess.run([tool, "verify", *units], capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+    rating = subprocess.run(
+        [tool, "security", "--offline=true", "--threshold=15", units[0]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert rating.returncode == 0, rating.stdout[-300:]

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any, Self
 
 import grpc
 
+from gateway.schema import open_inference_pb2 as pb
 from tests.integration.cli_kit import Running, serving
 
 CONFIG = """
@@ -36,7 +38,17 @@ ROW = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
 BODY = json.dumps({"inputs": [{"name": f"INPUT{number}", **ROW} for number in range(2)]})
 # Three processes take their time where others are busy too.
 PATIENCE_S = 45.0
-_LIVE = "/inference.GRPCInferenceService/ServerLive"
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_REQUEST = pb.ModelInferRequest(
+    model_name="simple",
+    inputs=[
+        pb.ModelInferRequest.InferInputTensor(
+            name=f"INPUT{number}", datatype="INT32", shape=[1, 16]
+        )
+        for number in range(2)
+    ],
+    raw_input_contents=[struct.pack("<16i", *range(16))] * 2,
+).SerializeToString()
 _SAMPLE = re.compile(r'^gateway_(worker_\w+)\{worker="(\d)"\} (\S+)$', re.MULTILINE)
 _IN_FLIGHT = re.compile(r"^gateway_in_flight_bytes (\S+)$", re.MULTILINE)
 _CALLS = re.compile(r"^gateway_requests_total\{.*\} (\S+)$", re.MULTILINE)
@@ -153,13 +165,13 @@ def end(pid: int, number: signal.Signals) -> None:
 
 
 class Load:
-    """Clients that send one request after another, each on a thread.
+    """Clients that send one inference after another, each on a thread.
 
     Args:
         running: The gateway.
         clients: The number of clients.
         keep: Keep one connection as long as it lasts; else each request has its own.
-        grpc: Request liveness over gRPC; else an inference over HTTP.
+        grpc: Over gRPC; else over HTTP.
     """
 
     def __init__(
@@ -188,10 +200,10 @@ class Load:
             # Channels of one process would share a connection.
             options = [("grpc.use_local_subchannel_pool", 1)]
             with grpc.insecure_channel(self._running.addresses["main.grpc"], options) as channel:
-                call = channel.unary_unary(_LIVE)
+                call = channel.unary_unary(_INFER)
                 while not self._over.is_set():
                     try:
-                        call(b"", timeout=PATIENCE_S)
+                        call(_REQUEST, timeout=PATIENCE_S)
                         self.answered += 1
                     except grpc.RpcError as error:
                         self.lost.append(str(error.code()))

@@ -22,8 +22,14 @@ PACKAGES = {
     "node": "nodejs",
     "nginx": "nginx-light",
     "haproxy": "haproxy",
+    "java": "openjdk-17-jre-headless",
     "chromium": "chromium",
     "redis-server": "redis-server",
+    "buildah": "buildah",
+    "runc": "runc",
+    "mmdebstrap": "mmdebstrap",
+    "systemd-analyze": "systemd",
+    "systemd-socket-activate": "systemd",
 }
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _INSTALL_S = 240.0

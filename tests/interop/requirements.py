@@ -27,6 +27,10 @@ REQUIREMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tritony": ("tritony==0.0.23", "tritonclient[http,grpc]==2.73.0", "numpy==2.4.6"),
         "model_analyzer": ("triton-model-analyzer==1.58.0",),
         "mlflow": ("mlflow==3.17.2",),
+        "torchserve": (
+            "torchserve==0.12.0",
+            *("numpy==2.4.6", "packaging==26.0", "psutil==7.2.2", "pyyaml==6.0.3"),
+        ),
         "openai": ("openai==3.57.0", "cohere==7.3.1", "numpy==2.4.6"),
         "infinity": ("infinity-emb[server]==0.0.78",),
         "ovms": ("ovmsclient==2023.1", "numpy==2.4.6"),

@@ -75,9 +75,10 @@ async def gateway(
         served = Frontend(there.make(way.listener), BufferBody(Told(Complete(runs, WHOLE))))
         async with join(there, served) as behind:
             codec = there.make(way.upstream)
-            upstream = ForwardHeaders(
-                Complete(Upstream("behind", codec, behind), codec.needs), (), {}
-            )
+            target: Any = Upstream("behind", codec, behind)
+            if way.declared and metadata is not None:
+                target = Declared(target, metadata)
+            upstream = ForwardHeaders(Complete(target, codec.needs), (), {})
             offered = Frontend(here.make(client.listener), Told(upstream))
             async with join(here, offered) as transport:
                 yield transport

@@ -1,4 +1,4 @@
-"""Every client's form x every upstream x every datatype x every shape: bit by bit, or rejected.
+"""Clients' forms x upstreams x datatypes x shapes: bit by bit, or rejected.
 
 Cells are generated from the registry: a protocol joins by being registered and by its entry in
 `tests/properties/carries.py`.  Results are compared with numpy's.
@@ -20,17 +20,59 @@ from tests.matrix.clients import CLIENTS, Array, Client, Refused
 from tests.matrix.refusals import REFUSALS, has_null_infinities, refusal
 from tests.properties.carries import WAYS, Carries
 
+STEP = 4
 BY_CLIENT = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 BY_UPSTREAM = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 
 
 @BY_CLIENT
 @BY_UPSTREAM
-@pytest.mark.parametrize("datatype", Datatype, ids=lambda datatype: datatype.name)
-async def test_identity_models_return_their_input(
-    client: Client, way: Carries, datatype: Datatype
+async def test_identity_models_return_their_input(client: Client, way: Carries) -> None:
+    """Each case of every fourth datatype, and of each rule, returns as sent or is rejected by it."""
+    for datatype in chosen(client, way):
+        await returns_input(client, way, datatype)
+
+
+@pytest.mark.slow
+@BY_CLIENT
+@BY_UPSTREAM
+async def test_identity_models_return_inputs_of_every_datatype(
+    client: Client, way: Carries
 ) -> None:
-    """Each case returns as it was sent, or is rejected with the text of the table."""
+    """Each case of each datatype returns as it was sent, or is rejected with the text of the table."""
+    for datatype in Datatype:
+        await returns_input(client, way, datatype)
+
+
+def chosen(client: Client, way: Carries) -> list[Datatype]:
+    """Return the datatypes that are quick enough to try for a client before an upstream.
+
+    Over all cells, each client and each upstream meets each datatype: a value passes one half of a
+    codec, then another half that knows nothing of the first. Where both halves decide together, there
+    is a rule: each rule that holds for a cell has a datatype.
+    """
+    start = CLIENTS.index(client) + WAYS.index(way)
+    found = dict.fromkeys(list(Datatype)[-start % STEP :: STEP])
+    rules = {refusal(client.name, way.name, case) for each in found for case in cases(each)}
+    for datatype in Datatype:
+        own = {refusal(client.name, way.name, case) for case in cases(datatype)}
+        if own - rules:
+            found[datatype] = None
+            rules |= own
+    return list(found)
+
+
+def test_every_client_and_every_upstream_meets_every_datatype() -> None:
+    """The quick cells have each pair of a client, an upstream and a datatype."""
+    cells = [
+        (client, way, each) for client in CLIENTS for way in WAYS for each in chosen(client, way)
+    ]
+    assert len(CLIENTS) * len(Datatype) == len({(client.name, each) for client, _, each in cells})
+    assert len(WAYS) * len(Datatype) == len({(way.name, each) for _, way, each in cells})
+
+
+async def returns_input(client: Client, way: Carries, datatype: Datatype) -> None:
+    """Send each case of a datatype to a model that returns it."""
     model = model_of(client, way, f"identity_{datatype.name.lower()}")
     source = f"gateway.backends.examples:identity_{datatype.name.lower()}"
     needs_metadata = "trtis" in client.codec + way.codec

@@ -77,6 +77,8 @@ class Carries:
         reply_binary: Likewise of replies.
         copied: Datatypes whose tensors are no views all the same.
         least_rank: Of a tensor's shape.
+        most_rank: Likewise.
+        most_tensors: Of a request, and of a reply.
         plain_models: Names of models need no encoding in a path.
         versions: A request may name a version.
         ids: Types of request ids; numbers are written in decimal.
@@ -96,6 +98,7 @@ class Carries:
         index_names: The index has names only.
         as_carried: Removes the parts of a reply that are not carried.
         errors: Codes that arrive as another one; the others arrive as themselves.
+        declared: Models have declared metadata: the protocol has no question for them.
         tensors: It carries tensors; otherwise tasks on texts, which have suites of their own.
     """
 
@@ -115,6 +118,8 @@ class Carries:
     reply_binary: bool = True
     copied: frozenset[Datatype] = frozenset()
     least_rank: int = 0
+    most_rank: int = 5
+    most_tensors: int = 2
     plain_models: bool = False
     versions: bool = True
     ids: frozenset[type] = TEXT
@@ -134,6 +139,7 @@ class Carries:
     index_names: bool = False
     as_carried: Callable[[Any], Any] = same
     errors: Mapping[ErrorCode, ErrorCode] = field(default_factory=dict)
+    declared: bool = False
     tensors: bool = True
 
     def __repr__(self) -> str:
@@ -179,7 +185,7 @@ _MEET: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("binary", "reply_binary", "versions", "timeouts", "answers_model"), _both),
     **dict.fromkeys(("ready_only", "selects"), _both),
     **dict.fromkeys(("least_rank", "least_outputs"), max),
-    **dict.fromkeys(("largest", "priority"), min),
+    **dict.fromkeys(("largest", "priority", "most_rank", "most_tensors"), min),
 }
 
 
@@ -544,9 +550,16 @@ _OPENAI = (Carries(codec="openai.http", tensors=False),)
 
 _MLFLOW = (Carries(codec="mlflow.http", tensors=False),)
 
+# TorchServe: bytes, which a model's metadata or a declaration make tensors:
+# tests/unit/protocols/torchserve.
+
+_TORCHSERVE = tuple(
+    Carries(codec=f"torchserve.{carrier}", tensors=False) for carrier in ("http", "grpc")
+)
+
 CARRIES: tuple[Carries, ...] = (
     *(*_OIP, *_GRAPHPIPE, *_TRTIS, *_GRPS),
-    *(*_TFS, *_OPENAI, *_MLFLOW),
+    *(*_TFS, *_OPENAI, *_MLFLOW, *_TORCHSERVE),
 )
 
 # Those of the registry: a codec that is not registered is not tried.

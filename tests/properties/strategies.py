@@ -79,7 +79,7 @@ def tensors(
 ) -> Tensor:
     """Draw a tensor, in any form its data can have."""
     datatype = draw(_one_of(datatypes))
-    shape = draw(_shapes(carries.least_rank))
+    shape = draw(_shapes(carries.least_rank, carries.most_rank))
     count = math.prod(shape)
     tensor_parameters = draw(parameters(carries.tensor_parameters, carries.largest))
     if datatype is Datatype.BYTES:
@@ -108,8 +108,8 @@ def _one_of(datatypes: frozenset[Datatype]) -> SearchStrategy[Datatype]:
 
 
 @functools.cache
-def _shapes(least_rank: int) -> SearchStrategy[Shape]:
-    return SHAPES.filter(lambda shape: len(shape) >= least_rank)
+def _shapes(least_rank: int, most_rank: int) -> SearchStrategy[Shape]:
+    return SHAPES.filter(lambda shape: least_rank <= len(shape) <= most_rank)
 
 
 @functools.cache
@@ -136,8 +136,8 @@ def _elements(datatype: Datatype, count: int, *, finite: bool) -> SearchStrategy
 
 
 @functools.cache
-def _names(least: int) -> SearchStrategy[list[str]]:
-    return st.lists(NAMES, min_size=least, max_size=2, unique=True)
+def _names(least: int, most: int) -> SearchStrategy[list[str]]:
+    return st.lists(NAMES, min_size=least, max_size=most, unique=True)
 
 
 @functools.cache
@@ -181,8 +181,9 @@ def _sequences(carries: Carries) -> SearchStrategy[CallSequence | None]:
 @st.composite
 def inferences(draw: DrawFn, carries: Carries) -> InferRequest:
     """Draw an inference request."""
-    names = draw(_names(1))
-    outputs = draw(_names(1 if carries.asks_by_name else 0)) if carries.selects else []
+    most = carries.most_tensors
+    names = draw(_names(1, most))
+    outputs = draw(_names(1 if carries.asks_by_name else 0, most)) if carries.selects else []
     output_parameters = parameters(carries.tensor_parameters, carries.largest)
     return InferRequest(
         model=draw(models(carries)),
@@ -208,8 +209,7 @@ def responses(draw: DrawFn, carries: Carries, call: InferRequest) -> InferRespon
     """Draw a reply to *call*: the outputs that it names, or any."""
     names = [output.name for output in call.outputs]
     if not names:
-        least = carries.least_outputs
-        names = draw(_names(least))
+        names = draw(_names(carries.least_outputs, carries.most_tensors))
     model = call.model or ModelRef("")
     reply_parameters = parameters(carries.reply_parameters, carries.largest)
     return InferResponse(

@@ -18,37 +18,41 @@ from tests.properties.registered import REGISTERED, Registered, arrived
 MODEL = ModelRef("m")
 CALLS: tuple[Call[Any], ...] = (InferRequest(model=MODEL), ModelMetadataRequest(model=MODEL))
 CASES = [
-    pytest.param(way, call, code, id=f"{way.name}-{type(call).__name__}-{code.value}")
+    pytest.param(way, call, id=f"{way.name}-{type(call).__name__}")
     for way in WAYS
     for call in CALLS
     if type(call) in way.questions
-    for code in ErrorCode
 ]
 
 
-@pytest.mark.parametrize(("way", "call", "code"), CASES)
-def test_error_codes_round_trip(way: Carries, call: Call[Any], code: ErrorCode) -> None:
+@pytest.mark.parametrize(("way", "call"), CASES)
+def test_error_codes_round_trip(way: Carries, call: Call[Any]) -> None:
     """An error encoded by a listener decodes to the same error at the upstream, text included."""
+    for code in ErrorCode:
+        _check_round_trip(way, call, code)
+
+
+def _check_round_trip(way: Carries, call: Call[Any], code: ErrorCode) -> None:
     listener = way.registered.make(way.listener)
     upstream = way.registered.make(way.upstream)
     wire = arrived(listener.encode_error(call, ERROR_CLASSES[code]("what went wrong: 'x'")))
     with pytest.raises(GatewayError, match="what went wrong: 'x'") as caught:
         upstream.decode_reply(call, wire)
-    assert way.errors.get(code, code) is caught.value.code
-    assert caught.value.origin is not None
+    assert way.errors.get(code, code) is caught.value.code, code
+    assert caught.value.origin is not None, code
     again = arrived(listener.encode_error(call, caught.value))
     if code is not ErrorCode.QUOTA_EXCEEDED:  # one of a server is overload here
-        assert _status(wire) == _status(again)
+        assert _status(wire) == _status(again), code
 
 
 @pytest.mark.parametrize("codec", REGISTERED.values(), ids=lambda codec: codec.name)
-@pytest.mark.parametrize("code", ErrorCode, ids=lambda code: code.value)
-def test_errors_of_undecodable_requests_can_be_encoded(codec: Registered, code: ErrorCode) -> None:
-    """An error without a call can be encoded, whatever its text."""
+def test_errors_of_undecodable_requests_can_be_encoded(codec: Registered) -> None:
+    """An error without a call can be encoded, whatever its code and text."""
     made = codec.make({})
-    for text in ("", "x" * 100_000, "\x00\n\udcff\U0001f600", 'q"\\'):
-        wire = made.encode_error(None, ERROR_CLASSES[code](text))
-        assert b"x" * 2000 not in bytes(repr(arrived(wire)), "utf-8", "replace")
+    for code in ErrorCode:
+        for text in ("", "x" * 100_000, "\x00\n\udcff\U0001f600", 'q"\\'):
+            wire = made.encode_error(None, ERROR_CLASSES[code](text))
+            assert b"x" * 2000 not in bytes(repr(arrived(wire)), "utf-8", "replace"), code
 
 
 @pytest.mark.parametrize("codec", REGISTERED.values(), ids=lambda codec: codec.name)

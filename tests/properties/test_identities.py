@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.access.authenticator import (
@@ -129,7 +129,6 @@ def _outcome(
     return _shown(found.identity)
 
 
-@settings(max_examples=400)
 @given(
     st.lists(_fields, min_size=4, max_size=4),
     st.lists(_steps, max_size=12),

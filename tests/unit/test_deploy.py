@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import yaml
 from gateway.app.check import check
 from gateway.cli.liveness import DEFAULT_ADMIN
 from gateway.config.load import load_file, load_text
+from tests.unit.test_console_blocks import flags_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,24 +79,15 @@ def test_other_controllers_request_the_verdict() -> None:
     assert limit < metric["count"], "undecided verdicts would pass"
 
 
-SYSTEMD = shutil.which("systemd-analyze")
-
-
-@pytest.mark.skipif(SYSTEMD is None, reason="systemd-analyze is not installed")
-def test_the_units_of_systemd_are_valid_and_closed() -> None:
-    """`verify` finds nothing, and the exposure is at most 1.5 of 10."""
-    units = [str(ROOT / "deploy" / "systemd" / f"gateway.{kind}") for kind in ("service", "socket")]
-    done = subprocess.run(
-        ["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False
-    )
-    assert (0, "") == (done.returncode, done.stderr)
-    rating = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--threshold=15", units[0]],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert rating.returncode == 0, rating.stdout[-300:]
+@pytest.mark.parametrize("name", ["replay", "diff"])
+def test_jobs_have_commands_with_flags_that_exist(name: str) -> None:
+    """The arguments of their containers are those of a command of the gateway."""
+    (job,) = documents(ROOT / "deploy" / "kubernetes-jobs" / f"{name}.yaml")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    verb, *words = container["args"]
+    given = {word.partition("=")[0] for word in words if word.startswith("-")}
+    assert (name, set()) == (verb, given - flags_of(verb))
+    assert given
 
 
 def test_the_unit_of_systemd_waits_for_the_gateway() -> None:

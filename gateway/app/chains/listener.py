@@ -65,6 +65,7 @@ def _observe(inner: Entries, process: ProcessParts) -> Service:
         inner.questions,
         process.record,
         inference=inner.inference,
+        plain=inner.plain,
         calls=process.call_log,
         new_path=process.new_path,
         on_call=process.parts.on_call,

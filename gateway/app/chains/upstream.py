@@ -12,11 +12,9 @@ from gateway.ir.context import Need
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
 from gateway.policies.confirm_unload import ConfirmUnload
-from gateway.policies.count_models import CountSent
 from gateway.policies.model_config import ModelConfigurationLayer
 from gateway.service import Service
 from gateway.settings.units import Url
-from gateway.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +60,6 @@ def _trace(inner: Entries, at: LayerContext) -> Service | None:
     return tracing.attempt(server.upstream, server.url, inner.questions)
 
 
-def _count(inner: Entries, at: LayerContext) -> Service | None:
-    server = at.part(ServerTraits)
-    counts = at.part(Metrics).model_counts if server.upstream else None
-    return None if counts is None else CountSent(inner.questions, server.upstream, counts)
-
-
 CLASSIFY: Final = Layer(
     "Classify",
     "refuses classes of text, computes classes if the server does not",
@@ -106,10 +98,4 @@ TRACE_ATTEMPT: Final = Layer(
     "makes the span of each request, if `telemetry.otlp` has traces",
     "endpoint",
     _trace,
-)
-COUNT_SENT: Final = Layer(
-    "CountSent",
-    "counts inferences at the server, if `telemetry.metrics.compat` is set",
-    "endpoint",
-    _count,
 )

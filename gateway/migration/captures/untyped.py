@@ -1,6 +1,7 @@
 """Recorded JSON values whose datatypes only the model knows, and what stays of them."""
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,16 +18,18 @@ def untyped_text(data: UntypedData) -> bytes:
     """Return a value, its place and its rules as JSON; NaN and infinities are words."""
     charge(data.size_bytes * JSON_BYTE)
     value = parsed(data).value
-    return json.dumps(
-        {
-            "layout": data.layout.value,
-            "place": data.place,
-            "rules": to_builtins(data.rules),
-            "member": data.member,
-            "columns": data.columns,
-            "value": value.tolist() if isinstance(value, np.ndarray) else value,
-        }
-    ).encode()
+    document = {
+        "layout": data.layout.value,
+        "place": data.place,
+        "rules": to_builtins(data.rules),
+        "member": data.member,
+        "columns": data.columns,
+    }
+    if data.raw is not None:
+        document["raw"] = b64encode(data.raw).decode()
+    if not isinstance(value, memoryview):  # then `raw` is all of it
+        document["value"] = value.tolist() if isinstance(value, np.ndarray) else value
+    return json.dumps(document).encode()
 
 
 def untyped_data(text: bytes, size_bytes: int) -> UntypedData:
@@ -39,14 +42,16 @@ def untyped_data(text: bytes, size_bytes: int) -> UntypedData:
     """
     found = json.loads(text)
     columns = found["columns"]
+    raw = memoryview(b64decode(found["raw"], validate=True)) if "raw" in found else None
     return UntypedData(
-        found["value"],
+        found["value"] if raw is None or "value" in found else raw,
         JsonLayout(found["layout"]),
         convert(found["place"], str),
         convert(found["rules"], UntypedRules),
         convert(found["member"], str),
         None if columns is None else convert(columns, tuple[str, ...]),
         size_bytes,
+        raw=raw,
     )
 
 

@@ -17,6 +17,7 @@ from gateway.migration.importers.grps_config import import_grps
 from gateway.migration.importers.imported import Imported
 from gateway.migration.importers.mlflow_model import import_mlflow
 from gateway.migration.importers.tensorflow_models import import_models
+from gateway.migration.importers.torchserve_properties import import_torchserve
 from gateway.migration.importers.triton_repository import import_repository
 
 
@@ -29,6 +30,7 @@ class ImportSource(enum.Enum):
     GRPS = "grps"
     TFS = "tfs"
     MLFLOW = "mlflow"
+    TORCHSERVE = "torchserve"
 
 
 def import_(
@@ -38,8 +40,8 @@ def import_(
         typer.Argument(
             metavar="REPOSITORY|CONF|MLMODEL|-- COMMAND...",
             help="Model repository of Triton or TensorRT, directory `conf` of grps, file MLmodel "
-            "of MLflow, models.config of TensorFlow Serving, or command line of a GraphPipe "
-            "server.",
+            "of MLflow, models.config of TensorFlow Serving, config.properties, archive or model "
+            "store of TorchServe, or command line of a GraphPipe server.",
         ),
     ],
     out: Annotated[
@@ -89,6 +91,8 @@ def _import(source: ImportSource, what: list[str]) -> Imported:
             return import_grps(Path(what[0]))
         if source is ImportSource.MLFLOW:
             return import_mlflow(Path(what[0]), DEFAULT_HTTP, DEFAULT_GRPC)
+        if source is ImportSource.TORCHSERVE:
+            return import_torchserve(Path(what[0]))
         if source is ImportSource.TFS:
             return import_models(Path(what[0]))
         repository = import_repository(Path(what[0]))

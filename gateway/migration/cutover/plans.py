@@ -12,6 +12,9 @@ from gateway.migration.settings import MIGRATIONS
 from gateway.migration.targets import LiveMigration, live_migrations
 
 _FOLDER = "cutover"
+# Keys that came after the first states were written. Without a value they leave a plan as it was,
+# so that a gateway continues with the state of another version.
+_LATER_KEYS = frozenset({"rule", "transform"})
 
 
 def cutover_plans(config: Config) -> dict[str, CutoverPlan]:
@@ -58,7 +61,7 @@ def _plan(live: LiveMigration, config: Config) -> CutoverPlan:
             "new": _identity(live.new, config),
             "sticky": cutover.sticky,
             "guards": configured,
-            "compare": live.config.compare.model_dump(mode="json"),
+            "compare": _without_later(live.config.compare.model_dump(mode="json")),
         },
     )
 
@@ -68,5 +71,14 @@ def _identity(target: TargetConfig, config: Config) -> dict[str, Any]:
     upstream = None if target.upstream is None else config.upstreams[target.upstream]
     return {
         "urls": [] if upstream is None else sorted(map(str, upstream.all_urls)),
-        "target": target.model_dump(mode="json", exclude={"weight", "priority"}),
+        "target": _without_later(target.model_dump(mode="json", exclude={"weight", "priority"})),
+    }
+
+
+def _without_later(values: dict[str, Any]) -> dict[str, Any]:
+    """Return *values* without the later keys that have no value."""
+    return {
+        key: _without_later(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None or key not in _LATER_KEYS
     }

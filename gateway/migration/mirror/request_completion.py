@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest
 from gateway.ir.errors import GatewayError
-from gateway.policies.complete.policy import Complete
-from gateway.policies.complete.tensors import ALL_NEEDS, is_incomplete
+from gateway.policies.complete.policy import Complete, is_incomplete
+from gateway.policies.complete.tensors import ALL_NEEDS
 from gateway.service import Service
 
 _SERVICE: Final[ContextVar[Service]] = ContextVar("gateway_completion_service")

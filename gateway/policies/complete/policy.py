@@ -4,7 +4,7 @@ Names, datatypes and shapes come from the model's metadata. The layer gets them 
 service, only if something is missing, and caches them.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
@@ -23,7 +23,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import MappedStream
-from gateway.ir.tensor import RequestedOutput
+from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.model_info.metadata_cache import MetadataCache
 from gateway.policies.complete.batch_axis import (
     apply_batch_size,
@@ -37,11 +37,11 @@ from gateway.policies.complete.datatypes import (
     may_be_substitute,
     substitute_kind,
 )
+from gateway.policies.complete.items import items_of
 from gateway.policies.complete.parameters import split_flat_members, split_reply_members
 from gateway.policies.complete.tensors import (
     ALL_NEEDS,
     TensorCompleter,
-    is_incomplete,
     is_raw_binary_request,
 )
 from gateway.policies.complete.untyped import (
@@ -51,6 +51,7 @@ from gateway.policies.complete.untyped import (
     typed_request,
 )
 from gateway.policies.complete.versions import resolve_version
+from gateway.policies.divide_rows import join_replies
 from gateway.policies.texts.run import run_stream_task, run_task
 from gateway.service import ReplyCoroutine, Service
 
@@ -79,6 +80,20 @@ _UNTYPED_REPLY: Final = "the reply has no datatypes"
 _VERSIONS_UNKNOWN: Final = "the request has a numeric version"
 _TENSORS_UNKNOWN: Final = "the request has texts, without the names of tensors"
 _ORDER_UNKNOWN: Final = "outputs without names depend on their order"
+
+
+def is_incomplete(tensors: Sequence[Tensor], needs: frozenset[Need]) -> bool:
+    """Return whether some tensor lacks something that is in *needs*."""
+    for tensor in tensors:
+        if tensor.name and tensor.datatype is not None and tensor.shape is not None:
+            continue
+        if not tensor.name and Need.NAMES in needs:
+            return True
+        if tensor.datatype is None and Need.DATATYPES in needs:
+            return True
+        if tensor.shape is None and Need.SHAPES in needs:
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +135,7 @@ class Complete:
         self._has_untyped = Need.UNTYPED in needs
         self._reads_replies = self._substitutes is not None or self._has_untyped
         self._has_more_needs = Need.OUTPUTS in needs or Need.BATCHING in needs
+        self._has_items = Need.ITEMS in needs
         self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
@@ -158,6 +174,8 @@ class Complete:
                     request, metadata = await self._request(call)
                 else:
                     request = quick
+                if self._has_items and (request.batch_size or 1) > 1:
+                    return await self._of_items(call, request, metadata)
             try:
                 reply = await inference(request)
             except errors.SequenceIdTooLarge as error:
@@ -187,6 +205,19 @@ class Complete:
             return None
         metadata = self._metadata.peek(call.model)
         return None if metadata is None else quickly_typed(call, metadata)
+
+    async def _of_items(
+        self, call: InferRequest, request: InferRequest, metadata: ModelMetadata | None
+    ) -> InferResponse:
+        """Return the reply to a batch, whose items are sent one after the other."""
+        context = request.context
+        context = context.changed(needs=context.needs - {Need.BATCHING})
+        replies = []
+        for item in items_of(request.changed(context=context)):
+            reply = await self._inference(item)
+            replies.append(await self._reply(_PendingCompletion(item, None, metadata), reply))
+        pending = _PendingCompletion(request, call.batch_size, metadata)
+        return await self._complete_reply(pending, join_replies(replies))
 
     async def _check_datatypes(self, request: InferRequest, error: errors.GatewayError) -> None:
         """Say that an input has the wrong datatype, where a server has failed over it.
@@ -278,7 +309,8 @@ class Complete:
             metadata = await self._get_metadata(call.model or ModelRef(""), _MEMBERS_UNKNOWN)
             call = split_flat_members(call, metadata)
         if is_untyped(call.inputs):
-            metadata = await self._get_metadata(call.model or ModelRef(""), _UNTYPED)
+            context = NO_CONTEXT if call.batch_size is None else _BATCHING
+            metadata = await self._get_metadata(call.model or ModelRef(""), _UNTYPED, context)
             call = await run_bounded(typed_request, call, metadata)
         substitutes = substitute_kind(call.context.needs)
         # Keep substitutes that the upstream's codec would send as well.

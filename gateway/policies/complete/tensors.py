@@ -17,20 +17,6 @@ from gateway.ir.tensor import Shape, Tensor, as_items, items_tensor
 ALL_NEEDS = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 
-def is_incomplete(tensors: Sequence[Tensor], needs: frozenset[Need]) -> bool:
-    """Return whether some tensor lacks something that is in *needs*."""
-    for tensor in tensors:
-        if tensor.name and tensor.datatype is not None and tensor.shape is not None:
-            continue
-        if not tensor.name and Need.NAMES in needs:
-            return True
-        if tensor.datatype is None and Need.DATATYPES in needs:
-            return True
-        if tensor.shape is None and Need.SHAPES in needs:
-            return True
-    return False
-
-
 def is_raw_binary_request(tensors: Sequence[Tensor]) -> bool:
     """Return whether *tensors* is a single tensor without name, datatype and shape.
 

@@ -14,8 +14,10 @@ import orjson
 from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import NO_PARAMETERS, ModelRef
-from gateway.ir.data import RawData, UntypedData
+from gateway.ir.data import ArrayData, JsonLayout, RawData, UntypedData
+from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, TooLarge, UpstreamProtocolError
+from gateway.ir.field_tensors import element_tensor, field_tensor, setting_of
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.number_lists import CODES, nested_numbers
 from gateway.ir.tensor import Shape, Tensor
@@ -121,8 +123,9 @@ def typed_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     """Return *call* with the inputs of the model, each with its datatype and shape.
 
     Args:
-        call: Some of its inputs are JSON without a datatype.
-        metadata: The metadata of the model.
+        call: Some of its inputs are JSON without a datatype. With a batch size they are one item,
+            and get a first axis of 1 if the model has a batch axis.
+        metadata: The metadata of the model, with its maximum batch size for a call with one.
 
     Raises:
         InvalidRequest: The inputs are not those of the model, or a value is wrong.
@@ -139,13 +142,52 @@ def typed_request(call: InferRequest, metadata: ModelMetadata) -> InferRequest:
     data = first.data
     if type(data) is UntypedData and data.columns is not None:
         inputs = _of_table(model, data, metadata)
+    elif (call.batch_size is not None and metadata.supports_batching) or (
+        type(data) is UntypedData and data.rules.adds_axis
+    ):
+        items = _of_values(model, call.inputs, _of_items(model, call.inputs, metadata))
+        inputs = tuple([_with_first_axis(each) for each in items])
     else:
         inputs = _of_values(model, call.inputs, metadata)
-    return call.changed(inputs=inputs)
+    if call.batch_size is None:
+        return call.changed(inputs=inputs)
+    return call.changed(inputs=inputs, batch_size=None)
+
+
+def _of_items(model: ModelRef, tensors: Sequence[Tensor], metadata: ModelMetadata) -> ModelMetadata:
+    """Return *metadata* with the shapes of one item.
+
+    Raises:
+        InvalidRequest: The first axis of an input is no batch axis.
+    """
+    items = []
+    for declared in metadata.inputs:
+        shape = declared.shape
+        if shape is not None and (not shape or shape[0] not in (1, -1)):
+            data = tensors[0].data
+            setting = f" ({data.rules.setting}.batch)" if type(data) is UntypedData else ""
+            raise InvalidRequest(
+                f"input {declared.name!r} of model {str(model)!r} has the shape {list(shape)}: "
+                f"expected a batch axis, because a request is one item{setting}",
+                model=model,
+            )
+        item = None if shape is None else shape[1:]
+        items.append(TensorMetadata(declared.name, declared.datatype, item))
+    return metadata.changed(inputs=tuple(items))
+
+
+def _with_first_axis(tensor: Tensor) -> Tensor:
+    shape = (1, *(tensor.shape or ()))
+    data = tensor.data
+    if type(data) is ArrayData:
+        data = ArrayData(data.array.reshape(shape))
+    return Tensor(tensor.name, tensor.datatype, shape, data, tensor.parameters)
 
 
 def typed_reply(call: InferRequest, reply: InferResponse, metadata: ModelMetadata) -> InferResponse:
     """Return *reply* with the outputs of the model, those that *call* requests if it does.
+
+    With a batch size they are one item, without the batch axis of the model.
 
     Raises:
         UpstreamProtocolError: The outputs are not those of the model, or a value is wrong.
@@ -157,8 +199,16 @@ def typed_reply(call: InferRequest, reply: InferResponse, metadata: ModelMetadat
         for name in requested:
             if name not in known:
                 raise unknown_output(model, name, known)
+    declared = metadata.outputs
+    if reply.batch_size is not None and metadata.supports_batching:
+        declared = tuple(
+            [
+                TensorMetadata(each.name, each.datatype, each.shape and each.shape[1:])
+                for each in declared
+            ]
+        )
     try:
-        outputs = _typed_outputs(model, reply.outputs, metadata)
+        outputs = _typed_outputs(model, reply.outputs, declared, metadata)
     except (InvalidRequest, TooLarge) as error:
         raise UpstreamProtocolError(
             f"the response is wrong: {error.message}", model=model
@@ -168,30 +218,33 @@ def typed_reply(call: InferRequest, reply: InferResponse, metadata: ModelMetadat
 
 
 def _typed_outputs(
-    model: ModelRef, tensors: Sequence[Tensor], metadata: ModelMetadata
+    model: ModelRef,
+    tensors: Sequence[Tensor],
+    outputs: Sequence[TensorMetadata],
+    metadata: ModelMetadata,
 ) -> list[Tensor]:
-    by_name = {declared.name: declared for declared in metadata.outputs}
+    by_name = {declared.name: declared for declared in outputs}
     if not by_name:
         raise InvalidRequest(
             f"the metadata of model {str(model)!r} declare no outputs; expected "
             "models.NAME.signature"
         )
+    first = tensors[0].data if tensors else None
+    if isinstance(first, UntypedData) and first.raw is not None:
+        whole = _whole_message(tensors, first, outputs)
+        if whole is not None:
+            return [whole]
     typed = []
     for tensor in tensors:
         declared = by_name.get(tensor.name)
         if declared is None and not tensor.name and len(by_name) == 1:
-            declared = metadata.outputs[0]
-        data = tensor.data
+            declared = outputs[0]
         if declared is None:
             raise InvalidRequest(
                 f"it has output {tensor.name!r}: expected {quote_names(by_name)} of model "
                 f"{str(model)!r}"
             )
-        if type(data) is UntypedData:
-            form = declared_form(metadata.declarations, data.rules.protocol)
-            typed.append(typed_tensor(declared.name, data, declared, form))
-        else:
-            typed.append(tensor)
+        typed.append(_typed(tensor, declared, metadata))
     missing = by_name.keys() - {each.name for each in typed}
     if missing:
         raise InvalidRequest(f"it lacks output {min(missing)!r} of model {str(model)!r}")
@@ -202,6 +255,11 @@ def _of_values(
     model: ModelRef, tensors: Sequence[Tensor], metadata: ModelMetadata
 ) -> tuple[Tensor, ...]:
     by_name = {declared.name: declared for declared in metadata.inputs}
+    first = tensors[0].data
+    if type(first) is UntypedData and first.raw is not None:
+        whole = _whole_message(tensors, first, metadata.inputs)
+        if whole is not None:
+            return (whole,)
     found: list[tuple[Tensor, TensorMetadata]] = []
     for tensor in tensors:
         declared = by_name.get(tensor.name)
@@ -210,17 +268,43 @@ def _of_values(
         if declared is not None:
             found.append((tensor, declared))
         elif not (type(tensor.data) is UntypedData and tensor.data.rules.drops_surplus):
-            raise unknown_input(model, tensor.name, by_name)
-    _check_missing(model, [declared.name for _, declared in found], metadata)
-    typed = []
-    for tensor, declared in found:
-        data = tensor.data
-        if type(data) is not UntypedData:
-            typed.append(tensor)
-            continue
-        form = declared_form(metadata.declarations, data.rules.protocol)
-        typed.append(typed_tensor(declared.name, data, declared, form))
-    return tuple(typed)
+            raise _with_setting(unknown_input(model, tensor.name, by_name), tensor)
+    _check_missing(model, [declared.name for _, declared in found], metadata, tensors[0])
+    return tuple([_typed(tensor, declared, metadata) for tensor, declared in found])
+
+
+def _typed(tensor: Tensor, declared: TensorMetadata, metadata: ModelMetadata) -> Tensor:
+    data = tensor.data
+    if type(data) is not UntypedData:
+        return tensor
+    if data.layout is JsonLayout.FIELD:
+        return field_tensor(data, declared)
+    form = declared_form(metadata.declarations, data.rules.protocol)
+    return typed_tensor(declared.name, data, declared, form)
+
+
+def _whole_message(
+    tensors: Sequence[Tensor], data: UntypedData, known: Sequence[TensorMetadata]
+) -> Tensor | None:
+    """Return a message as one element of BYTES, if the model has no other tensor.
+
+    A message that names the tensor is read as JSON.
+    """
+    declared = known[0]
+    if data.raw is None or data.layout is JsonLayout.FIELD:
+        return None
+    if len(known) > 1 or declared.datatype is not Datatype.BYTES:
+        return None
+    if [each.name for each in tensors] == [declared.name]:
+        return None
+    return element_tensor(data, declared, data.raw)
+
+
+def _with_setting(error: InvalidRequest, tensor: Tensor) -> InvalidRequest:
+    """Return *error*, with the key that declares the form of the request, if there is one."""
+    data = tensor.data
+    setting = setting_of(data) if type(data) is UntypedData else ""
+    return InvalidRequest(f"{error.message}{setting}", model=error.model) if setting else error
 
 
 def _only_input(model: ModelRef, tensor: Tensor, metadata: ModelMetadata) -> TensorMetadata:
@@ -229,21 +313,25 @@ def _only_input(model: ModelRef, tensor: Tensor, metadata: ModelMetadata) -> Ten
     data = tensor.data
     where = value_place(data, ()) if type(data) is UntypedData else "the request"
     names = quote_names([declared.name for declared in metadata.inputs])
-    raise InvalidRequest(
+    error = InvalidRequest(
         f"{where} has values without names, and model {str(model)!r} has {len(metadata.inputs)} "
         f"inputs: expected objects with {names}",
         model=model,
     )
+    raise _with_setting(error, tensor)
 
 
-def _check_missing(model: ModelRef, names: Sequence[str], metadata: ModelMetadata) -> None:
+def _check_missing(
+    model: ModelRef, names: Sequence[str], metadata: ModelMetadata, tensor: Tensor
+) -> None:
     for declared in metadata.inputs:
         if declared.name not in names:
-            raise InvalidRequest(
+            error = InvalidRequest(
                 f"model {str(model)!r} needs input {declared.name!r}, the request has "
                 f"{quote_names(names)}",
                 model=model,
             )
+            raise _with_setting(error, tensor)
 
 
 def _of_table(model: ModelRef, data: UntypedData, metadata: ModelMetadata) -> tuple[Tensor, ...]:
@@ -256,7 +344,7 @@ def _of_table(model: ModelRef, data: UntypedData, metadata: ModelMetadata) -> tu
         for name in columns:
             if name not in by_name:
                 raise unknown_input(model, name, by_name)
-    _check_missing(model, list(columns), metadata)
+    _check_missing(model, list(columns), metadata, Tensor("", None, None, data))
     return tuple(
         [
             typed_tensor(declared.name, columns[declared.name], declared, form)

@@ -10,7 +10,7 @@ Source: docs/protocols/open-inference.md, "13. Shared memory"; docs/protocols/te
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from gateway.ir.calls import (
     Call,
@@ -71,7 +71,12 @@ class SharedMemory:
         inner: The service to call.
         memory: One of `SharedMemoryOff`, `CopyRegions` and `forwarded.ForwardRegions`.
         inference: Handles each InferRequest; None for *inner*.
+
+    Attributes:
+        is_passed_by_plain: A plain inference has nothing in shared memory; see `Entries`.
     """
+
+    is_passed_by_plain: ClassVar[bool] = True
 
     def __init__(
         self, inner: Service, memory: SharedMemoryMode, *, inference: Service | None = None
@@ -102,9 +107,8 @@ class SharedMemory:
 
     def handle_inference(self, call: InferRequest, /) -> ReplyCoroutine[InferResponse]:
         """Handle an inference as `__call__` does."""
-        origin, inference = call.context.origin, self._inference
-        has_bytes = origin is not None and origin.has_bytes and not call.outputs
-        return inference(call) if has_bytes or not call.shares_memory else self._infer(call)
+        inference = self._inference
+        return self._infer(call) if call.shares_memory else inference(call)
 
     async def _infer(self, call: InferRequest) -> InferResponse:
         request, release = await self._memory.load_inputs(call)

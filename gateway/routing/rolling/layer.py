@@ -18,11 +18,11 @@ from gateway.ir.calls import Call, ModelLoadRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, LoadFailed
 from gateway.routing.endpoints import Endpoint, Endpoints
-from gateway.routing.rolling.model_calls import ModelCalls
 from gateway.routing.rolling.settings import RecordedCalls, RollingLoadConfig, TrialResult
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry import names
 from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.model_calls import ModelCalls
 
 log = structlog.get_logger(__name__)
 

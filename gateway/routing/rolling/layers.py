@@ -5,6 +5,7 @@ from typing import Final
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.routing.rolling.settings import ROLLING_LOAD, check_rolling_loads
 from gateway.service import Service
+from gateway.telemetry.model_calls import ModelCalls
 
 
 def _build(inner: Entries, at: LayerContext) -> Service | None:
@@ -17,14 +18,12 @@ def _build(inner: Entries, at: LayerContext) -> Service | None:
 
 
 def _build_count(inner: Entries, at: LayerContext) -> Service | None:
-    if at.setting(ROLLING_LOAD) is None:
+    calls = at.part(ModelCalls)
+    if at.setting(ROLLING_LOAD) is None and not calls.is_published:
         return None
-    from gateway.routing.rolling.model_calls import (  # noqa: PLC0415  # only with the key
-        CountModelCalls,
-        ModelCalls,
-    )
+    from gateway.routing.rolling.model_calls import CountModelCalls  # noqa: PLC0415  # only here
 
-    return CountModelCalls(inner, at.part(ModelCalls), at.name)
+    return CountModelCalls(inner, calls, at.name)
 
 
 ROLLING_LOAD_LAYER: Final = Layer(
@@ -38,7 +37,7 @@ ROLLING_LOAD_LAYER: Final = Layer(
 )
 MODEL_CALLS_LAYER: Final = Layer(
     "CountModelCalls",
-    "counts the running calls of each model, if `rolling_load` is set",
+    "counts running calls by model, if `rolling_load` or `telemetry.metrics.compat` is set",
     "endpoint",
     _build_count,
     Calls.INFERENCE,

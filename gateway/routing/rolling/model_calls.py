@@ -1,54 +1,16 @@
 """CountModelCalls: counts the running calls of each model at each endpoint."""
 
-import asyncio
-from collections import Counter
 from typing import Final, TypeVar
 
 from gateway.api.layer import Entries
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine
+from gateway.telemetry.model_calls import ModelCalls
 
 R = TypeVar("R")
 
-_Key = tuple[str, str]
 _INFERENCES: Final = frozenset({InferRequest, StreamInferRequest})
-
-
-class ModelCalls:
-    """The running inferences of an upstream, by endpoint and model."""
-
-    def __init__(self) -> None:
-        self._running: Counter[_Key] = Counter()
-        self._ended: dict[_Key, asyncio.Event] = {}
-
-    def begin(self, endpoint: str, model: str) -> None:
-        """Count a call."""
-        self._running[endpoint, model] += 1
-
-    def end(self, endpoint: str, model: str) -> None:
-        """Count it no longer."""
-        key = endpoint, model
-        self._running[key] -= 1
-        if not self._running[key]:
-            del self._running[key]
-            ended = self._ended.pop(key, None)
-            if ended is not None:
-                ended.set()
-
-    async def wait_until_ended(self, endpoint: str, model: str, timeout_s: float) -> bool:
-        """Wait for the running calls of a model at an endpoint; return whether they have ended."""
-        key = endpoint, model
-        if not self._running[key]:
-            del self._running[key]
-            return True
-        ended = self._ended.setdefault(key, asyncio.Event())
-        try:
-            async with asyncio.timeout(timeout_s):
-                await ended.wait()
-        except TimeoutError:
-            return False
-        return True
 
 
 class CountModelCalls:

@@ -7,6 +7,7 @@ import numpy as np
 
 from gateway import api
 from gateway.api import tensors as ir
+from gateway.wire.errors import error_class_of_http, http_status_of
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse
 
 PREFIX = "/toy/"
@@ -31,15 +32,15 @@ class ToyCodec(api.Codec[HttpRequest, HttpResponse]):
         if wire.method != "POST" or not wire.path.startswith(PREFIX):
             raise ir.NotFound(f"{wire.method} {wire.path[:80]!r}; expected POST /toy/MODEL")
         model = ir.ModelRef(wire.path.removeprefix(PREFIX))
-        context = ir.Context(self.name, client=wire.client)
+        context = ir.Context(self.name, client=wire.client, needs=self.needs)
         return ir.InferRequest(model=model, context=context, inputs=read(wire.body))
 
     def encode_reply(self, _call: ir.Call[Any], reply: Any, /) -> HttpResponse:
         return HttpResponse(200, body=write(reply.outputs))
 
     def encode_error(self, _call: ir.Call[Any] | None, error: ir.GatewayError, /) -> HttpResponse:
-        status = {ir.ErrorCode.NOT_FOUND: 404, ir.ErrorCode.INTERNAL: 500}.get(error.code, 400)
-        return HttpResponse(status, body=(error.message.encode("utf-8", "replace"),))
+        text = error.message[:1000].encode("utf-8", "replace")
+        return HttpResponse(http_status_of(error), body=(text,))
 
     def encode_call(self, call: ir.Call[Any], /) -> HttpRequest:
         if not isinstance(call, ir.InferRequest) or call.model is None:
@@ -47,6 +48,9 @@ class ToyCodec(api.Codec[HttpRequest, HttpResponse]):
         return HttpRequest("POST", f"{PREFIX}{call.model.name}", body=write(call.inputs))
 
     def decode_reply(self, call: ir.Call[Any], wire: HttpResponse, /) -> Any:
+        if wire.status != 200:
+            text = b"".join(wire.body).decode("utf-8", "replace")
+            raise error_class_of_http(wire.status)(text, model=call.model)
         return ir.InferResponse(model=call.model or ir.ModelRef(""), outputs=read(wire.body))
 
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import start_pages
-from gateway.app.announce import example_command, log_models
+from gateway.app.announce import example_command, log_models, log_platforms
 from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
 from gateway.config.models import ListenerConfig
@@ -115,3 +115,29 @@ async def test_the_log_has_the_reason_of_missing_models() -> None:
     assert [("models not listed", "no response")] == [
         (each["event"], each["reason"]) for each in logs
     ]
+
+
+VERTEX = {"AIP_MODE": "PREDICTION", "AIP_MODE_VERSION": "2.1", "AIP_STORAGE_URI": "gs://b"}
+
+
+@pytest.mark.parametrize(
+    ("protocols", "environment", "events"),
+    [
+        (
+            "[tfs]",
+            VERTEX,
+            ["platform", "unknown contract of the platform", "models are not fetched"],
+        ),
+        ("[tfs]", {"AIP_MODE": "PREDICTION", "AIP_MODE_VERSION": "1.0.0"}, ["platform"]),
+        ("[tfs]", {"AIP_STORAGE_URI": "gs://b"}, []),
+        ("[graphpipe]", VERTEX, []),
+    ],
+)
+def test_the_log_names_the_platform_of_a_protocol(
+    protocols: str, environment: dict[str, str], events: list[str]
+) -> None:
+    """A listener of the protocol is in a container of the platform if its variable is set."""
+    text = f"version: 1\nlisteners: [{{http: 1, protocols: {protocols}}}]\n"
+    with capture_logs() as logs:
+        log_platforms(load_text(text).config, environment)
+    assert events == [each["event"] for each in logs]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.layer import Calls, Layer
+from gateway.api.layer import Calls, Entries, Layer
 from gateway.app import layers as module
 from gateway.app.chain_context import NO_CONTEXT
 from gateway.app.chains.rows import PACKAGES, End
@@ -20,6 +20,10 @@ from gateway.app.layers import (
 from gateway.cli.layer_table import describe_layers
 from gateway.config.routes import PoliciesConfig
 from gateway.ir.calls import InferRequest, ServerLiveRequest
+from gateway.ir.context import Context, ModelRef, Origin
+from gateway.ir.tensor import RequestedOutput
+from gateway.policies.forward_headers import forwarding
+from gateway.policies.observe import Observe
 from gateway.service import ReplyCoroutine, Service
 from tests.fakes import ScriptedService
 
@@ -36,6 +40,11 @@ class Noting:
     def __call__(self, call: Any, /) -> ReplyCoroutine[Any]:
         self._seen.append(self._name)
         return (self._inference if type(call) is InferRequest else self._inner)(call)
+
+
+def plain_request(*, has_bytes: bool, **fields: Any) -> InferRequest:
+    origin = Origin("oip.http", None, has_bytes=has_bytes)
+    return InferRequest(model=ModelRef("m"), context=Context(origin=origin), **fields)
 
 
 def noting(name: str, *, inference: bool = True) -> Layer:
@@ -92,3 +101,45 @@ def test_each_key_of_policies_belongs_to_a_layer() -> None:
     assert not PoliciesConfig.model_fields
     found = {setting.key for layer in own_layers() for setting in layer.settings}
     assert {"timeout", "retry", "in_flight", "overload", "sequence_idle"} <= found
+
+
+class Passed(Noting):
+    """A layer that a plain inference passes."""
+
+    is_passed_by_plain = True
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (plain_request(has_bytes=True), ["c"]),
+        (plain_request(has_bytes=False), ["b", "c"]),
+        (plain_request(has_bytes=True).changed(id="changed"), ["b", "c"]),
+        (plain_request(has_bytes=True, outputs=(RequestedOutput("y"),)), ["b", "c"]),
+    ],
+)
+@pytest.mark.parametrize("client_header", [None, "x-client"])
+async def test_a_plain_inference_passes_layers_that_do_nothing_for_it(
+    monkeypatch: pytest.MonkeyPatch, call: Any, expected: list[str], client_header: str | None
+) -> None:
+    """`Observe` and `ForwardHeaders` send what has its bytes and names no output past them."""
+
+    def headers(inner: Entries, _at: Any) -> Service:
+        return forwarding(
+            inner.questions, (), {}, client_header, inference=inner.inference, plain=inner.plain
+        )
+
+    def observe(inner: Entries, _at: Any) -> Service:
+        return Observe(
+            inner.questions, lambda _record: None, inference=inner.inference, plain=inner.plain
+        )
+
+    def passed(inner: Entries, at: Any) -> Service:
+        return Passed("b", inner.questions, inner.inference, at.part(list))
+
+    for first in (headers, observe):
+        layers = (Layer("a", "", "route", first), Layer("b", "", "route", passed), noting("c"))
+        monkeypatch.setattr(module, "LAYERS", MappingProxyType({"t": (*layers, End("end", ""))}))
+        seen: list[str] = []
+        await build_chain("t", ScriptedService(always=True), NO_CONTEXT.with_parts(seen))(call)
+        assert expected == seen

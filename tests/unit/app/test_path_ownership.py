@@ -165,3 +165,23 @@ def test_another_protocol_of_the_server_behind_needs_a_restart() -> None:
     new = load_text(OFFERED % {"more": "", "url": "mlflow+http://far:5000"})
     with pytest.raises(ConfigError, match="passthrough: its upstream has another protocol"):
         check_restart(old.config, new)
+
+
+OWNERS = {
+    "/v1/models": "tfs",
+    "/v1/chat/completions": "openai",
+    "/invocations": "mlflow",
+    "/ping": "mlflow",
+    "/models": "torchserve",
+}
+
+
+@pytest.mark.parametrize("protocols", ["", ", protocols: [torchserve, openai, tfs, mlflow, oip]"])
+def test_a_listener_of_all_protocols_has_one_owner_of_each_path(protocols: str) -> None:
+    """The order of the protocols does not matter; `/models` is shared with MLflow's clients."""
+    text = f'version: 1\nlisteners: [{{http: "127.0.0.1:0"{protocols}}}]\n'
+    assert [] == check(load_text(text))
+    owned = paths_of(text)
+    found = {path: name for name, paths in owned.items() for path in paths.prefixes}
+    assert OWNERS == {path: found[path] for path in OWNERS}
+    assert (("/v1/models",), ("/models",)) == (owned["tfs"].shared, owned["torchserve"].shared)

@@ -1,4 +1,4 @@
-"""CountModels and CountSent: inferences by model, in flight and ended, and why they failed."""
+"""Inferences by model: in flight, at servers and ended, and why they failed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.api.layer import Entries
 from gateway.ir.calls import InferRequest, InferResponse, ModelReadyRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import (
@@ -17,7 +18,8 @@ from gateway.ir.errors import (
     Overloaded,
     UpstreamError,
 )
-from gateway.policies.count_models import CountModels, CountSent
+from gateway.policies.count_models import CountModels
+from gateway.routing.rolling.model_calls import CountModelCalls
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.telemetry.model_counts import REASONS, ModelCounts
 from gateway.telemetry.model_usage import Usage
@@ -30,6 +32,10 @@ REPLY = InferResponse(model=ModelRef("m", "3"), outputs=())
 def layer(*script: Any) -> tuple[CountModels, ModelCounts]:
     counts = ModelCounts(Usage())
     return CountModels(ScriptedService(*script), counts), counts
+
+
+def at_server(inner: ScriptedService, counts: ModelCounts) -> CountModelCalls:
+    return CountModelCalls(Entries(inner, inner, inner), counts.sent["t"], "endpoint")
 
 
 async def test_a_reply_has_the_version() -> None:
@@ -99,23 +105,23 @@ async def test_a_stream_is_in_flight_until_its_end() -> None:
     """Both layers count it until then, also if it is closed early."""
     counts = ModelCounts(Usage())
     inner = ScriptedService(FakeStream([REPLY, REPLY]), FakeStream([REPLY]))
-    service = CountModels(CountSent(inner, "t", counts), counts)
+    service = CountModels(at_server(inner, counts), counts)
     stream = await service(StreamInferRequest(request=CALL, model=CALL.model))
-    assert ({"m": 1}, {"m": 1}) == (dict(counts.arrived), dict(counts.sent["t"]))
+    assert ({"m": 1}, {"m": 1}) == (dict(counts.arrived), dict(counts.sent["t"].by_model()))
     assert 2 == len([each async for each in stream])
-    assert ({}, {}) == (dict(counts.arrived), dict(counts.sent["t"]))
+    assert ({}, {}) == (dict(counts.arrived), dict(counts.sent["t"].by_model()))
     await (await service(StreamInferRequest(request=CALL, model=CALL.model))).aclose()  # type: ignore[attr-defined]  # FakeStream has it
-    assert ({}, {}) == (dict(counts.arrived), dict(counts.sent["t"]))
+    assert ({}, {}) == (dict(counts.arrived), dict(counts.sent["t"].by_model()))
 
 
 async def test_calls_at_the_server_are_counted_by_upstream() -> None:
     """A call that fails is no longer in flight."""
     counts, inner = ModelCounts(Usage()), ScriptedService()
-    service = CountSent(inner, "t", counts)
+    service = at_server(inner, counts)
     tasks = [asyncio.ensure_future(service(CALL)) for _ in range(2)]
     await asyncio.sleep(0)
-    assert 2 == counts.sent["t"]["m"]
+    assert 2 == counts.sent["t"].by_model()["m"]
     inner.waiting[0].set_result(REPLY)
     inner.waiting[1].set_exception(UpstreamError("broken"))
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert {} == dict(counts.sent["t"])
+    assert {} == dict(counts.sent["t"].by_model())

@@ -18,9 +18,10 @@ from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import LoadFailed, Unavailable, UpstreamError
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.rolling.layer import RollingLoad, TrialOf
-from gateway.routing.rolling.model_calls import CountModelCalls, ModelCalls
+from gateway.routing.rolling.model_calls import CountModelCalls
 from gateway.routing.rolling.settings import RollingLoadConfig, TrialResult, WarmUpConfig
 from gateway.service import Service
+from gateway.telemetry.model_calls import ModelCalls
 from tests.simulation.virtual_time import now, simulate
 
 M = ModelRef("m")

@@ -7,8 +7,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.exposition import generate_latest
 
+from gateway.ir.context import Context
+from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_metrics import CallMetrics
 from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.rolling_stats import RollingStats
 from gateway.telemetry.upstream_metrics import BOUNDS_S
 
 BOUNDS = (0.001, 0.25, 1.0)
@@ -43,7 +46,7 @@ def test_page_equals_that_of_the_client_library(
     """The same calls make the same page, values at the bounds of buckets included."""
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library is half typed
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    metrics = CallMetrics(ours, BOUNDS)
+    metrics = CallMetrics(ours, BOUNDS, trends=RollingStats(), on_limit=lambda *_: None)
     counter = Counter(
         "gateway_requests",
         "Completed calls.",
@@ -63,8 +66,11 @@ def test_page_equals_that_of_the_client_library(
     ]
     metrics.allow_models(["m", "n"])
     for labels, seconds, upstream_s, queued_s in calls:
+        route, model, protocol, kind, code, target = labels
         path = CallPath(upstream_s=upstream_s, queued_s=queued_s / 2, batched_s=queued_s / 2)
-        metrics.count(labels, seconds, path)
+        path.route, path.target = route, target
+        context = Context(protocol=protocol)
+        metrics.record(CallRecord(kind, model, "", context, path, code, None, seconds, 1.0))
         counter.labels(*labels).inc()
         histogram.labels(labels[0], labels[2], labels[3], labels[5]).observe(seconds)
         if labels[3] == "InferRequest":

@@ -9,9 +9,10 @@ Source: docs/protocols/grps.md, "10. Streams over HTTP".
 import re
 from typing import Final
 
-from gateway.ir.errors import MalformedMessage, TooLarge
+from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.response_parts import PartsSplitter
 
 JSON_PIECE: Final = Headers((("Content-Type", "application/json"),))
 BYTES_PIECE: Final = Headers((("Content-Type", "application/octet-stream"),))
@@ -22,7 +23,7 @@ _SPACE: Final = b" \t\r\n"
 _OPENING: Final = b"{["
 
 
-class JsonStreamSplitter:
+class JsonStreamSplitter(PartsSplitter):
     """Converts the parts of one streamed response into complete messages.
 
     Args:
@@ -30,14 +31,12 @@ class JsonStreamSplitter:
     """
 
     def __init__(self, limits: MessageLimits) -> None:
-        self._most = limits.json_bytes
-        self._held = bytearray()
+        super().__init__(limits, "a message")
         self._at = 0
         self._depth = 0
         self._is_quoted = False
         self._is_raw = False
         self._has_started = False
-        self._failed: HttpResponse | None = None
 
     def receive(self, part: HttpResponse, /) -> list[HttpResponse]:
         """Return the messages that *part* completes, each with its content type.
@@ -49,9 +48,7 @@ class JsonStreamSplitter:
             TooLarge: A value exceeds the limit.
         """
         if part.status != 200:  # noqa: PLR2004
-            self._failed = part
-            self._hold(part.view)
-            return []
+            return self._fail(part)
         data = bytes(part.view)
         if not self._held and not self._is_raw:
             stripped = data.lstrip(_SPACE)
@@ -68,29 +65,8 @@ class JsonStreamSplitter:
         found = []
         while (value := self._next()) is not None:
             found.append(HttpResponse(part.status, JSON_PIECE, (value,)))
-        self._hold(b"")
+        self._check_held()
         return found
-
-    def end(self) -> list[HttpResponse]:
-        """Return the failed response, if there is one.
-
-        Raises:
-            MalformedMessage: The stream ends within a message.
-        """
-        if self._failed is not None:
-            return [HttpResponse(self._failed.status, self._failed.headers, (bytes(self._held),))]
-        if self._held:
-            raise MalformedMessage(f"stream ended after {len(self._held)} bytes of a message")
-        return []
-
-    def _hold(self, data: bytes | memoryview) -> None:
-        self._held += data
-        if len(self._held) > self._most:
-            raise TooLarge(
-                f"streamed message has over {len(self._held)} bytes of JSON, at most "
-                f"{self._most} are allowed",
-                limit="json_bytes",
-            )
 
     def _next(self) -> bytes | None:
         """Return the next complete value; None when it is incomplete."""

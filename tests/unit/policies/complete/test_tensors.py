@@ -14,10 +14,10 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, UpstreamProtocolError
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import Tensor, items_tensor, raw_tensor
+from gateway.policies.complete.policy import is_incomplete
 from gateway.policies.complete.tensors import (
     ALL_NEEDS,
     TensorCompleter,
-    is_incomplete,
     is_raw_binary_request,
 )
 

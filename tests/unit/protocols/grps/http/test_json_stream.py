@@ -64,7 +64,7 @@ def test_other_bytes_between_values_are_malformed() -> None:
 def test_a_value_over_the_limit_is_rejected() -> None:
     """A value that never ends is not buffered forever."""
     splitter = JsonStreamSplitter(MessageLimits(json_bytes=20))
-    with pytest.raises(TooLarge, match="at most 20"):
+    with pytest.raises(TooLarge, match="over 20 bytes"):
         splitter.receive(HttpResponse(200, body=(b'{"a":"' + b"x" * 20,)))
 
 

@@ -1,0 +1,358 @@
+"""The HTTP codec of TorchServe: functions between HTTP messages and calls.
+
+`form_fields.py` reads bodies of several fields, and `upstream.py` is the side of a client.
+
+Source: docs/protocols/torchserve.md.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, cast
+
+from msgspec import Struct
+
+from gateway.api.protocol import StreamCodec, unsupported
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelMetadataRequest,
+    OpaqueCall,
+    RepositoryIndexRequest,
+    ServerLiveRequest,
+    ServerReadyRequest,
+    ServerStatusRequest,
+    StreamInferRequest,
+)
+from gateway.ir.context import CallSequence, Context, ModelRef, Need
+from gateway.ir.errors import GatewayError, InvalidRequest, NotFound
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.tensor import Tensor
+from gateway.protocols.torchserve import management
+from gateway.protocols.torchserve.declarations import NO_FORM, BodyForm
+from gateway.protocols.torchserve.errors import (
+    JSON,
+    OK,
+    UNHEALTHY,
+    ManagementRefused,
+    UnknownResource,
+    error_response,
+)
+from gateway.protocols.torchserve.http import upstream
+from gateway.protocols.torchserve.http.form_fields import FORMS, JSON_TYPE, media_type, read_form
+from gateway.protocols.torchserve.http.opaque import NAME, read_opaque, write_answer
+from gateway.protocols.torchserve.messages import (
+    NEEDS,
+    UPSTREAM_NEEDS,
+    BodyReader,
+    Item,
+    requested_outputs,
+    write_reply,
+)
+from gateway.protocols.torchserve.models import BodyForms, TorchServeModel
+from gateway.protocols.torchserve.options import read_options, row_style
+from gateway.protocols.torchserve.paths import (
+    EXPLANATIONS,
+    MODELS,
+    PREDICTIONS,
+    TorchServePath,
+    TorchServePathKind,
+    find_path,
+    read_query,
+)
+from gateway.wire.declarations import DeclaringCodec
+from gateway.wire.decoupled import StreamsDecoupled
+from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.metadata import http_context
+from gateway.wire.url_names import decoded_name
+
+R = TypeVar("R")
+
+_HEADERS: Final = Headers((JSON,))
+_NO_HEADERS: Final = Headers()
+_STREAM: Final = ("ts_stream_next", "true")
+_SEQUENCE: Final = "ts_request_sequence_id"
+_READING: Final = frozenset({"GET", "HEAD"})
+_WRITING: Final = frozenset({"POST", "PUT"})
+_TRUE: Final = "true"
+
+
+class TorchServeRestForm(Struct, frozen=True):
+    """What the response to a request needs.
+
+    Attributes:
+        called: The model; None for a question about the server.
+        page: The part of the list of models.
+    """
+
+    called: TorchServeModel | None = None
+    page: management.ModelListPage | None = None
+
+
+class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, DeclaringCodec):
+    """TorchServe over HTTP, in both directions.
+
+    Args:
+        limits: The limits of a message.
+        options: Options of a listener or an upstream.
+
+    Raises:
+        ValueError: An option is wrong.
+    """
+
+    name = NAME
+    needs = UPSTREAM_NEEDS
+
+    def __init__(
+        self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._limits = limits
+        self._options = read_options(options or {})
+        self._models = BodyForms(limits)
+        self._reader = BodyReader(limits)
+        self._style = row_style(self._options)
+        self._is_shared = MODELS in self._options.shared
+
+    def declare(self, declared: Mapping[str, Any], /) -> None:
+        """Replace what the configuration declares of models, by their names."""
+        self._models.declare(declared)
+
+    def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
+        """Read a client's request; bytes wait for the inputs of the model.
+
+        Raises:
+            InvalidRequest: Method, name or body is wrong.
+            NotFound: The path or the version does not exist.
+            Unsupported: It would change models.
+            TooLarge: A limit is exceeded.
+        """
+        found = find_path(wire.path)
+        kind = found.kind
+        if kind is None:
+            raise UnknownResource(
+                "Requested resource is not found, please refer to API document: nothing is served "
+                f"at {wire.path[:200]!r}"
+            )
+        if wire.method == "OPTIONS":
+            return self._decode_description(found, wire)
+        if kind is TorchServePathKind.PING:
+            return ServerReadyRequest(context=_context(wire, TorchServeRestForm()))
+        if kind in (TorchServePathKind.PREDICTION, TorchServePathKind.INVOCATION):
+            _check_method(wire, _WRITING)
+            return self._decode_inference(found, wire)
+        if kind is TorchServePathKind.EXPLANATION:
+            _check_method(wire, _WRITING)
+            called = self._called(found)
+            context = _context(wire, TorchServeRestForm(called))
+            return read_opaque(wire, called.model, context, EXPLANATIONS)
+        return self._decode_management(found, wire)
+
+    def encode_reply(  # noqa: PLR0911  # one for each kind of call
+        self, call: Call[R], reply: R, /
+    ) -> HttpResponse:
+        """Write the response to *call*.
+
+        Raises:
+            Unsupported: There is no such response, or the outputs do not fit the declared form.
+            NotFound: The model or the version does not exist.
+        """
+        form, content = _form_of(call), cast("Any", reply)
+        called = form.called
+        if isinstance(call, InferRequest):
+            return self._encode_inference(content, _body_form(form), _NO_HEADERS.pairs)
+        if isinstance(call, ServerReadyRequest):
+            text = management.HEALTHY if content else management.UNHEALTHY
+            return HttpResponse(OK if content else UNHEALTHY, _HEADERS, (text,))
+        if isinstance(call, RepositoryIndexRequest) and form.page is not None:
+            return _json(management.list_document(content, form.page))
+        if isinstance(call, ServerStatusRequest) and called is not None:
+            return _json(management.description_document(called, content))
+        if isinstance(call, ModelMetadataRequest) and called is not None:
+            return _json(management.api_document(called.name))
+        if isinstance(call, ServerLiveRequest):
+            return _json(management.api_document(""))
+        if isinstance(call, OpaqueCall):
+            return write_answer(content)
+        raise unsupported(call, NAME)
+
+    def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
+        """Write *error*. Never raises."""
+        return error_response(error, NAME, self._limits)
+
+    def stream_of(self, call: InferRequest, /) -> StreamInferRequest | None:
+        """Return *call* as a stream: its caller takes the replies of a decoupled model."""
+        return StreamInferRequest(model=call.model, context=call.context, request=call)
+
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
+        """Write one reply of a stream, with nothing between it and the next one.
+
+        Raises:
+            GatewayError: The item is an error.
+            Unsupported: The outputs do not fit the declared form.
+        """
+        if item.error is not None:
+            raise item.error
+        return self._encode_inference(item, _body_form(_form_of(call)), (_STREAM,))
+
+    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
+        """Return True: a first error is an ordinary response."""
+        return True
+
+    def encode_end(
+        self, _call: StreamInferRequest, _last: InferResponse | None, /
+    ) -> HttpResponse | None:
+        """Write nothing: the end of the body is the end of the stream."""
+        return None
+
+    def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
+        """End the body early: its parts have no form for an error."""
+        raise error
+
+    def encode_call(self, call: Call[Any], /) -> HttpRequest:
+        """Write a request to an upstream.
+
+        Raises:
+            Unsupported: The server cannot be asked so.
+        """
+        return upstream.encode_call(call, self._models)
+
+    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
+        """Read an upstream's response to *call*; numbers wait for the datatypes of the model.
+
+        Raises:
+            GatewayError: The response is an error, or cannot be used.
+        """
+        # The type of a call determines that of its reply, which mypy cannot follow.
+        found: Any = upstream.decode_reply(call, wire, self._models, self._reader, self._limits)
+        return cast("R", found)
+
+    def _called(self, found: TorchServePath) -> TorchServeModel:
+        name = decoded_name("model name", found.model, self._limits)
+        version = decoded_name("model version", found.version, self._limits)
+        return self._models.find(name, version)
+
+    def _decode_inference(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
+        called = (
+            self._invoked(wire)
+            if found.kind is TorchServePathKind.INVOCATION
+            else self._called(found)
+        )
+        if self._options.forward:
+            return read_opaque(
+                wire, called.model, _context(wire, TorchServeRestForm(called)), PREDICTIONS
+            )
+        return InferRequest(
+            model=called.model,
+            context=_context(wire, TorchServeRestForm(called), called.needs),
+            inputs=self._inputs(wire, called.form),
+            outputs=requested_outputs(called.form),
+            sequence=_sequence(wire.headers),
+            batch_size=1 if called.form.asks_for_axis else None,
+        )
+
+    def _invoked(self, wire: HttpRequest) -> TorchServeModel:
+        """Return the model of `/invocations`, which a parameter of the query may name."""
+        name = read_query(wire.query).get("model_name", "")
+        if name:
+            return self._models.find(name, "")
+        return self._models.default(self._options.default_model)
+
+    def _inputs(self, wire: HttpRequest, form: BodyForm) -> tuple[Tensor, ...]:
+        given = wire.headers.get("content-type")
+        kind = media_type(given)
+        if kind in FORMS and given is not None:
+            return self._reader.fields(read_form(wire.view, given, self._limits), form)
+        return self._reader.body(Item(wire.view, kind == JSON_TYPE), form)
+
+    def _decode_management(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
+        if wire.method not in _READING or found.kind is TorchServePathKind.CHANGE:
+            self._refuse_change(wire)
+        if found.kind is TorchServePathKind.LIST:
+            query = read_query(wire.query)
+            page = management.ModelListPage(
+                query.get("limit", ""), query.get("next_page_token", "")
+            )
+            return RepositoryIndexRequest(context=_context(wire, TorchServeRestForm(page=page)))
+        if found.kind is TorchServePathKind.ROOT:
+            raise MethodNotAllowed("expected OPTIONS on '/'", allow="OPTIONS")
+        called = self._called(found)
+        context = _context(wire, TorchServeRestForm(called))
+        return ServerStatusRequest(about=ModelRef(called.name), context=context)
+
+    def _refuse_change(self, wire: HttpRequest) -> None:
+        """Refuse to load, scale or unload a model; containers of SageMaker expect 404.
+
+        Raises:
+            NotFound: Clients of MLflow and of SageMaker use the listener too.
+            ManagementRefused: They do not.
+        """
+        text = (
+            f"{wire.method[:32]} {wire.path[:200]} would change models, and models are not loaded, "
+            "scaled or unloaded by a client's word"
+        )
+        if self._is_shared:
+            raise NotFound(f"{text} (options: {{mlflow: {{multi_model: false}}}})")
+        raise ManagementRefused(f"{text}: the management of TorchServe is read-only")
+
+    def _decode_description(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
+        """Return the call of a question for the OpenAPI document."""
+        if not found.model:
+            return ServerLiveRequest(context=_context(wire, TorchServeRestForm()))
+        called = self._called(found)
+        model = called.model if Need.NUMERIC_VERSIONS not in called.needs else ModelRef(called.name)
+        return ModelMetadataRequest(model=model, context=_context(wire, TorchServeRestForm(called)))
+
+    def _encode_inference(
+        self, reply: InferResponse, form: BodyForm, extra: tuple[tuple[str, str], ...]
+    ) -> HttpResponse:
+        body = write_reply(reply, form, self._style)
+        kind = (("Content-Type", form.content_type),) if form.content_type else ()
+        headers = Headers((*kind, *extra)) if kind or extra else _NO_HEADERS
+        return HttpResponse(OK, headers, (body,), is_compressible=not extra)
+
+
+def _context(
+    wire: HttpRequest, form: TorchServeRestForm, needs: frozenset[Need] = NEEDS
+) -> Context:
+    return http_context(wire, NAME, needs, form)
+
+
+def _form_of(call: Call[Any]) -> TorchServeRestForm:
+    origin = call.context.origin
+    is_own = (
+        origin is not None and origin.codec == NAME and isinstance(origin.form, TorchServeRestForm)
+    )
+    return origin.form if is_own and origin is not None else TorchServeRestForm()
+
+
+def _body_form(form: TorchServeRestForm) -> BodyForm:
+    return NO_FORM if form.called is None else form.called.form
+
+
+def _json(body: bytes) -> HttpResponse:
+    return HttpResponse(OK, _HEADERS, (body,), is_compressible=True)
+
+
+def _sequence(headers: Headers) -> CallSequence | None:
+    """Return the sequence of a request to a stateful model; None for none.
+
+    Raises:
+        InvalidRequest: Its id is too long.
+    """
+    found = headers.get(_SEQUENCE)
+    if not found:
+        return None
+    if len(found) > 255 or not found.isascii():  # noqa: PLR2004  # as ids of models
+        raise InvalidRequest(f"{_SEQUENCE} is too long: expected at most 255 ASCII characters")
+    is_start = (headers.get("ts_request_sequence_start") or "").lower() == _TRUE
+    is_end = (headers.get("ts_request_sequence_end") or "").lower() == _TRUE
+    return CallSequence(found, is_start, is_end)
+
+
+def _check_method(wire: HttpRequest, allowed: frozenset[str]) -> None:
+    if wire.method not in allowed:
+        allow = ", ".join(sorted(allowed))
+        raise MethodNotAllowed(
+            f"method {wire.method[:32]!r} is not allowed on {wire.path[:200]!r}: expected {allow}",
+            allow=allow,
+        )

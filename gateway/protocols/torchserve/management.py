@@ -1,0 +1,116 @@
+"""Questions of the management: lists of models, and descriptions of their versions.
+
+Source: docs/protocols/torchserve.md, "8. Management".
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from gateway.ir.errors import InvalidRequest, ModelNotFound, VersionNotFound
+from gateway.ir.metadata import ModelState, ModelStatus, RepositoryEntry, ServerStatus
+from gateway.protocols.torchserve.models import TorchServeModel, client_version
+
+_LIMIT: Final = 100
+_API: Final = "0.12.0"
+_WORKER: Final = "9000"
+_READY: Final = frozenset({ModelState.READY, ModelState.UNKNOWN})
+HEALTHY: Final = b'{\n  "status": "Healthy"\n}\n'
+UNHEALTHY: Final = b'{\n  "status": "Unhealthy"\n}\n'
+
+
+class ModelListPage:
+    """A part of the list of models.
+
+    Args:
+        limit: Most models, as a client wrote it; "" for 100.
+        token: The number of the first one, as a client wrote it; "" for the first of all.
+
+    Raises:
+        InvalidRequest: One is no number.
+    """
+
+    def __init__(self, limit: str, token: str) -> None:
+        self.limit = _number("limit", limit) or _LIMIT
+        self.begin = _number("next_page_token", token)
+
+
+def list_document(entries: Sequence[RepositoryEntry], page: ModelListPage) -> bytes:
+    """Return a page of the list of models."""
+    names = sorted({entry.name for entry in entries})
+    shown = names[page.begin : page.begin + page.limit]
+    document: dict[str, Any] = {}
+    if page.begin + page.limit < len(names):
+        document["nextPageToken"] = str(page.begin + page.limit)
+    document["models"] = [{"modelName": name, "modelUrl": name} for name in shown]
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2)
+
+
+def description_document(called: TorchServeModel, status: ServerStatus) -> bytes:
+    """Return the descriptions of the versions of a model, all of them or one.
+
+    Raises:
+        ModelNotFound: There is no such model.
+        VersionNotFound: It does not have the version.
+    """
+    name = called.name
+    if not status.models:
+        raise ModelNotFound(f"Model not found: {name}")
+    model = status.models[0]
+    states = {entry.version: entry.state for entry in model.entries if entry.version}
+    states = dict.fromkeys(model.metadata.versions, ModelState.UNKNOWN) | states
+    if not states:
+        states = {"": model.entries[0].state if model.entries else ModelState.UNKNOWN}
+    if called.version:
+        wanted = "" if called.model is None else called.model.version
+        if not (wanted in states or (wanted == "1" and set(states) == {""})):
+            raise VersionNotFound(
+                f"Model version: {called.version} does not exist for model: {name}"
+            )
+        states = {wanted: states.get(wanted, ModelState.UNKNOWN)}
+    found = [_described(called, model, version, state) for version, state in states.items()]
+    return orjson.dumps(found, option=orjson.OPT_INDENT_2)
+
+
+def _described(
+    called: TorchServeModel, model: ModelStatus, version: str, state: ModelState
+) -> dict[str, Any]:
+    is_ready = state in _READY
+    return {
+        "modelName": called.name,
+        "modelVersion": client_version(version or "1", called.form),
+        "modelUrl": called.name,
+        "runtime": model.metadata.platform or "python",
+        "minWorkers": 1,
+        "maxWorkers": 1,
+        "batchSize": max(1, model.metadata.max_batch_size or 1),
+        "maxBatchDelay": 0,
+        "loadedAtStartup": True,
+        "workers": [{"id": _WORKER, "status": "READY" if is_ready else "UNLOADING"}],
+    }
+
+
+def api_document(model: str) -> bytes:
+    """Return an OpenAPI document of the predictions of a model, or of the server for ""."""
+    name = model or "{model_name}"
+    answers = {"200": {"description": "OK"}, "400": {"description": "the request is wrong"}}
+    paths: dict[str, Any] = {
+        f"/predictions/{name}": {"post": {"operationId": "predictions", "responses": answers}}
+    }
+    if not model:
+        paths |= {
+            "/ping": {"get": {"operationId": "ping", "responses": {"200": answers["200"]}}},
+            "/models": {"get": {"operationId": "listModels", "responses": {"200": answers["200"]}}},
+        }
+    title = f"RESTful API for: {model}" if model else "TorchServe APIs"
+    document = {"openapi": "3.0.1", "info": {"title": title, "version": _API}, "paths": paths}
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2)
+
+
+def _number(key: str, value: str) -> int:
+    if not value:
+        return 0
+    if not (value.isascii() and value.isdecimal() and len(value) <= 9):  # noqa: PLR2004
+        raise InvalidRequest(f"{key} is {value[:40]!r}: expected a number")
+    return int(value)
