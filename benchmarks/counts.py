@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks import messages
 from benchmarks.progress import Say
-from benchmarks.stages import Way, application_ways, ways
+from benchmarks.stages import Way, application_ways, row_ways, ways
 from gateway.accelerator import BUILD
 
 RECORDED = Path(__file__).parent / "counts.json"
@@ -59,10 +59,10 @@ class Count:
 
 
 def all_ways() -> list[Way]:
-    """Return the small ways, 602 KB from HTTP to HTTP, and requests as applications send them."""
+    """Return the small ways, rows, 602 KB from HTTP to HTTP, and what applications send."""
     image = messages.image()
     binary = Way("binary-http 602KB", "http", "http", messages.binary_request(image), image)
-    return [*ways(), binary, *application_ways()]
+    return [*ways(), *row_ways(), binary, *application_ways()]
 
 
 def measure(only: str, say: Say) -> list[Count]:

@@ -22,6 +22,9 @@ ENDPOINTS = (1, 4, 16, 64)
 SIZE, ENDPOINT = "sizes", "endpoints"
 """The jobs of a curve have this name and a size, or a number of endpoints."""
 
+ROWS, COLUMNS = "gateway, rows in", "gateway, mlflow in"
+"""Contenders with clients of TensorFlow Serving, and of MLflow."""
+
 _REFERENCE = partial(systems.gateway, transport="reference")
 
 
@@ -96,6 +99,9 @@ def all_jobs() -> list[Job]:
         _served("binary-noop 602KB", image, 8, "binary"),
         _served("grpc-noop 602KB", image, 8, "grpc"),
         _served("json-noop 150k floats", image, 8, "json"),
+        _rows_to_grpc("rows-grpc small", small, 32),
+        _rows_to_grpc("rows-grpc 150k floats", image, 8),
+        _rows_served("rows-noop small", small, 32),
         _before_triton("json-triton small", small, 32),
         _before_triton("json-triton 150k floats", image, 8),
         _differing_forms("forms json-grpc small", small, 32),
@@ -240,6 +246,39 @@ def _served(name: str, case: Case, connections: int, form: str) -> Job:
         make("gateway", _noop(case, None), back=None),
         make("gateway, reference", _noop(case, "reference"), back=None),
         *(make(name, _alone(server, case), back=None) for name, server in servers.items()),
+    )
+    return Job(name, case, connections, contenders, {})
+
+
+def _row_clients(case: Case, start: Start, back: str | None) -> tuple[Contender, Contender]:
+    """Return clients of TensorFlow Serving and MLflow, which send rows without datatypes."""
+    read = partial(messages.read_rows, case)
+    predict, varied = f"/v1/models/{case.model}:predict", partial(_varied, case)
+    rows, columns = messages.rows_request, messages.columns_request
+    return (
+        Contender(ROWS, start, "http", back, rows(case), predict, read, varied(rows)),
+        Contender(
+            COLUMNS, start, "http", back, columns(case), "/invocations", read, varied(columns)
+        ),
+    )
+
+
+def _rows_to_grpc(name: str, case: Case, connections: int) -> Job:
+    """Compare rows with the same request of Open Inference as JSON."""
+    start = partial(systems.gateway, models={case.model: {"signature": messages.signature(case)}})
+    base = _json(case)("gateway", start, back="grpc")
+    contenders = (base, *_row_clients(case, start, "grpc"))
+    return Job(name, case, connections, contenders, {"grpc": messages.grpc_reply(case)})
+
+
+def _rows_served(name: str, case: Case, connections: int) -> Job:
+    """Return servers of rows with a model that does nothing."""
+    first, second = _row_clients(case, _noop(case, None), None)
+    contenders = (
+        replace(first, name="gateway"),
+        second,
+        replace(first, name="kserve", start=_alone(model_servers.kserve, case)),
+        replace(second, name="mlflow", start=_alone(model_servers.mlflow, case)),
     )
     return Job(name, case, connections, contenders, {})
 

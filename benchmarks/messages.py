@@ -133,6 +133,19 @@ def json_request(case: Case) -> Message:
     return Message(_dump({"inputs": inputs}), (("Content-Type", JSON_TYPE),))
 
 
+def rows_request(case: Case) -> Message:
+    """Encode a request with one object for each row, as TensorFlow Serving has it."""
+    columns = [_nested(array) for array in case.inputs.values()]
+    rows = [dict(zip(case.inputs, row, strict=True)) for row in zip(*columns, strict=True)]
+    return Message(_dump({"instances": rows}), (("Content-Type", JSON_TYPE),))
+
+
+def columns_request(case: Case) -> Message:
+    """Encode a request with one nested list for each input, as MLflow has it."""
+    columns = {name: _nested(array) for name, array in case.inputs.items()}
+    return Message(_dump({"inputs": columns}), (("Content-Type", JSON_TYPE),))
+
+
 def json_reply(case: Case) -> Message:
     """Encode a response with `data` lists."""
     outputs = [_described(*pair) | {"data": _listed(pair[1])} for pair in case.outputs.items()]
@@ -209,6 +222,14 @@ def read_http(message: Message) -> Arrays:
     return outputs
 
 
+def read_rows(case: Case, message: Message) -> Arrays:
+    """Return the outputs of a response with one object for each row, or one of columns."""
+    found = json.loads(message.body)["predictions"]
+    if isinstance(found, list):
+        found = {name: [row[name] for row in found] for name in case.outputs}
+    return {name: np.array(found[name], array.dtype) for name, array in case.outputs.items()}
+
+
 def read_grpc(message: Message) -> Arrays:
     """Return the outputs of a ModelInferResponse."""
     answer = ModelInferResponse.FromString(message.body)
@@ -257,6 +278,13 @@ def _listed(array: npt.NDArray[Any]) -> Sequence[object]:
         return [float(str(value)) for value in flat]
     values: list[object] = flat.tolist()
     return values
+
+
+def _nested(array: npt.NDArray[Any]) -> list[Any]:
+    """Return the lists of an array, with the same elements as `_listed`."""
+    values = np.array(_listed(array), object).reshape(array.shape)
+    found: list[Any] = values.tolist()
+    return found
 
 
 def _with_binary(document: Mapping[str, object], arrays: Arrays) -> Message:

@@ -1,4 +1,4 @@
-"""Real model servers with one model that does nothing: Triton, MLServer and KServe.
+"""Real model servers with one model that does nothing: Triton, MLServer, KServe and MLflow.
 
 They come from the environments of the interop tests. Each returns the outputs of the case for any
 request, so the benchmark measures the server. The model of Triton is a backend in C, compiled here.
@@ -22,6 +22,7 @@ from benchmarks.systems import SERVERS, Absent, Running
 _HERE = Path(__file__).parent / "servers"
 _READY_S = 60.0
 _COMPILE_S = 60.0
+_SAVE_S = 120.0
 # TRITONSERVER_DataType; config.pbtxt uses the same names.
 _TRITON_TYPES = {"INT32": 8, "FP32": 11}
 
@@ -136,12 +137,49 @@ def kserve(case: Case) -> Iterator[Running]:
 
 
 @contextmanager
+def mlflow(case: Case) -> Iterator[Running]:
+    """Run `mlflow models serve`, with one worker, with a model that returns constants."""
+    _require("mlflow")
+    with tempfile.TemporaryDirectory() as name:
+        folder, ports, binaries = Path(name), _ports(), SERVERS / "mlflow" / "bin"
+        inputs, described = folder / "inputs.json", signature(case)
+        inputs.write_text(json.dumps(described["inputs"]))
+        variables = {"PATH": f"{binaries}:/usr/bin:/bin", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        files = {"BENCH_ANSWER": str(_answer(case, folder)), "BENCH_INPUTS": str(inputs)}
+        subprocess.run(
+            [str(binaries / "python"), str(_HERE / "mlflow_noop.py"), str(folder / "model")],
+            check=True,
+            capture_output=True,
+            env={**variables, **files, "HOME": name},
+            cwd=folder,
+            timeout=_SAVE_S,
+        )
+        words = [str(binaries / "mlflow"), "models", "serve", "-m", str(folder / "model")]
+        words += ["-h", "127.0.0.1", "-p", str(ports.http), "--env-manager", "local"]
+        words += ["--workers", "1"]
+        with _running(case, ports, words, folder, variables, "/ping") as running:
+            yield running
+
+
+def _answer(case: Case, folder: Path) -> Path:
+    """Return a file with the outputs."""
+    found = folder / "answer.json"
+    found.write_text(json.dumps(json.loads(json_reply(case).body)["outputs"]))
+    return found
+
+
+@contextmanager
 def _running(
-    case: Case, ports: Any, words: Sequence[str], folder: Path, variables: Mapping[str, str]
+    case: Case,
+    ports: Any,
+    words: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str],
+    ready: str = "",
 ) -> Iterator[Running]:
-    """Run a server on the first core and wait until its model is ready."""
-    answer, log = folder / "answer.json", folder / "log"
-    answer.write_text(json.dumps(json.loads(json_reply(case).body)["outputs"]))
+    """Run a server on the first core and wait until its model, or the path *ready*, is ready."""
+    answer, log = _answer(case, folder), folder / "log"
+    ready = ready or f"/v2/models/{case.model}/ready"
     settings = {
         "BENCH_ANSWER": str(answer),
         "BENCH_MODEL": case.model,
@@ -150,7 +188,7 @@ def _running(
     }
     with child(words, cores()[0], log, variables=settings, folder=folder) as process:
         deadline = time.monotonic() + _READY_S
-        while not _ready(ports.http, case.model):
+        while not _ready(ports.http, ready):
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = log.read_text(errors="replace")[-1000:]
                 raise RuntimeError(f"it was not ready within {_READY_S:g} s: {tail}")
@@ -158,11 +196,11 @@ def _running(
         yield Running(process.pid, ports.http, ports.grpc)
 
 
-def _ready(port: int, model: str) -> bool:
+def _ready(port: int, path: str) -> bool:
     with suppress(OSError, http.client.HTTPException):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
         try:
-            connection.request("GET", f"/v2/models/{model}/ready")
+            connection.request("GET", path)
             return connection.getresponse().status == http.client.OK
         finally:
             connection.close()

@@ -52,6 +52,11 @@ T = TypeVar("T")
 _FIELDS = (("Host", "127.0.0.1:8000"), ("User-Agent", "load"), ("Accept", "*/*"))
 _SHOWN = 45
 _WARM_UP = 320
+_PATHS = {
+    "oip": "/v2/models/{}/infer",
+    "tfs": "/v1/models/{}:predict",
+    "mlflow": "/invocations",
+}
 # Otherwise the log line of a call is part of the path when the machine is slow: the first 100 calls
 # of a second are logged.
 _NO_CALL_LINES = MappingProxyType({"telemetry": {"log": {"calls_per_second": 0}}})
@@ -104,6 +109,7 @@ class Way:
     Attributes:
         back: Carrier of the upstream; None for a model in the gateway.
         kind: Of requests as applications send them; "" for one that is repeated.
+        protocol: Of the client.
     """
 
     name: str
@@ -112,6 +118,12 @@ class Way:
     question: Message
     case: Case
     kind: str = ""
+    protocol: str = "oip"
+
+    @property
+    def path(self) -> str:
+        """The path of the request over HTTP."""
+        return _PATHS[self.protocol].format(self.case.model)
 
 
 def ways() -> list[Way]:
@@ -124,6 +136,15 @@ def ways() -> list[Way]:
         Way("grpc-grpc", "grpc", "grpc", grpc_request, case),
         Way("json-noop", "http", None, json_request, case),
         Way("grpc-noop", "grpc", None, grpc_request, case),
+    ]
+
+
+def row_ways() -> list[Way]:
+    """Return the ways of the same request as rows: JSON without datatypes."""
+    case = messages.small()
+    return [
+        Way("tfs-grpc", "http", "grpc", messages.rows_request(case), case, protocol="tfs"),
+        Way("mlflow-grpc", "http", "grpc", messages.columns_request(case), case, protocol="mlflow"),
     ]
 
 
@@ -235,6 +256,11 @@ def _configuration(way: Way) -> dict[str, object]:
         "listeners": [{"name": "main", "http": "127.0.0.1:0", "grpc": "127.0.0.1:0"}],
         "admin": {"address": None, "metrics": None},
     }
+    if way.protocol != "oip":
+        listener = {"name": "main", "http": "127.0.0.1:0", "protocols": [way.protocol]}
+        found["listeners"] = [listener | {"default_model": way.case.model}]
+        # Rows have no datatypes, and the canned server declares no inputs.
+        found["models"] = {way.case.model: {"signature": messages.signature(way.case)}}
     if way.back is None:
         return found | {"models": noop.models(way.case)}
     server = {
@@ -251,11 +277,10 @@ class Bench:
     def __init__(self, loop: MemoryLoop, gateway: Gateway, way: Way) -> None:
         self._loop = loop
         self._way = way
-        self._path = f"/v2/models/{way.case.model}/infer"
         # Transports cache repeated heads of requests and responses.
         length = ("Content-Length", str(len(way.question.body)))
         self._headers = Headers((*_FIELDS, length, *way.question.fields))
-        spec = protocol("oip")
+        spec = protocol(way.protocol)
         binding: Any = spec.http if way.front == "http" else spec.grpc
         self._codec: Any = binding.codec(MessageLimits(), spec.options({}))
         attach_id: Any = attach_http_request_id if way.front == "http" else attach_grpc_request_id
@@ -393,7 +418,7 @@ class Bench:
         question = self._way.question
         if self._way.front == "grpc":  # this is the side of the upstream
             question = messages.binary_request(self._way.case)
-        requests = partial(http_requests, question, self._path)
+        requests = partial(http_requests, question, self._way.path)
         return Load(LANES, connect, requests, ends_http).run
 
     async def _recorded(self) -> bytes:
@@ -405,7 +430,7 @@ class Bench:
             came.append(data)
             return ends(data)
 
-        requests = partial(http_requests, self._way.question, self._path)
+        requests = partial(http_requests, self._way.question, self._way.path)
         if self._way.front == "grpc":
             requests = partial(grpc_requests, self._way.question)
         await Load(1, self._connect, requests, keeps).run(1)
@@ -423,7 +448,7 @@ class Bench:
         body = (memoryview(self._way.question.body),)
         if self._way.front == "grpc":
             return GrpcRequest(GRPC_METHOD, body, (("user-agent", "load"),))
-        return HttpRequest("POST", self._path, "", self._headers, body)
+        return HttpRequest("POST", self._way.path, "", self._headers, body)
 
     def _answer(self) -> Callable[[], Any]:
         """Return a function that returns the response as the transport of an upstream does."""

@@ -43,6 +43,7 @@ cdef object _python_version(str name):
 include "compiled/bytes.pxi"
 include "compiled/base64.pxi"
 include "compiled/json_numbers.pxi"
+include "compiled/json_lists.pxi"
 include "compiled/message_parts.pxi"
 include "compiled/json_templates.pxi"
 include "compiled/message_writers.pxi"

@@ -24,12 +24,15 @@ from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies import forward_headers
+from gateway.policies.complete import untyped
 from gateway.protocols.oip.grpc import decode, encode, scan
 from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.protocols.openai.http import embeddings
+from gateway.protocols.tfs.http.predict import read_tensors, row_rules
+from gateway.protocols.tfs.options import TfsOptions
 from gateway.transports import authentication, callers
 from gateway.transports.grpc import (
     call_responses,
@@ -47,10 +50,21 @@ from gateway.transports.http1 import head_reader, head_template, response_reader
 from gateway.transports.http1.head_template import HeaderTemplate
 from gateway.transports.http2 import frame_reader, frames, hpack, receiver, streams
 from gateway.transports.http2.frames import Http2ConnectionError
+from gateway.wire import (
+    few_rows,
+    http,
+    message_cache,
+    metadata,
+    regular_lists,
+    row_templates,
+    row_values,
+    rows,
+)
 from gateway.wire import fields as header_fields
-from gateway.wire import http, message_cache, metadata
 from gateway.wire.http import Headers, HttpRequest
 from gateway.wire.message_cache import MaskedMessageCache
+from gateway.wire.row_templates import RowTemplates
+from gateway.wire.rows import read_rows_document
 
 Part = Callable[[Random], tuple[Any, ...]]
 """Returns the arguments of a function, and then those of the function that it returns, if any."""
@@ -89,6 +103,11 @@ MODULES: Final = (
     call_responses,
     receiver,
     hpack,
+    few_rows,
+    regular_lists,
+    rows,
+    row_templates,
+    untyped,
 )
 """All modules that have such functions."""
 
@@ -153,6 +172,79 @@ def integer_writer(random: Random) -> tuple[str, int, bytes]:
     edges = (b"\0", b"\xff", b"\x7f", b"\x80", b"\x01", b"\x0a", b"\x63")
     raw = b"".join(random.choices(edges, k=count * struct.calcsize(code)))
     return code, count, raw[: len(raw) - (random.random() < 0.1)]
+
+
+def row_parser(random: Random) -> tuple[Any, ...]:
+    """Return the templates of some messages of rows, and messages of nearly their forms."""
+    templates: RowTemplates[bool] = RowTemplates(DEFAULT_LIMITS)
+    texts, messages = [], []
+    for _ in range(random.randrange(1, 4)):
+        text = _rows(random)
+        for _ in range(random.choice((2, 2, 2, 1))):
+            found, cut = templates.parse(memoryview(text))
+            if found is None and cut is not None:
+                document = read_rows_document(memoryview(text), "the body", DEFAULT_LIMITS)
+                rules = row_rules(TfsOptions(), DEFAULT_LIMITS)
+                tensors, is_rows = read_tensors(document, DEFAULT_LIMITS, rules)
+                templates.learn(cut, is_rows, tensors)
+        texts.append(text)
+    for _ in range(random.randrange(1, 6)):
+        text = random.choice(texts)
+        if random.random() < 0.5:
+            text = text.replace(b"1", random.choice((b"7", b"10", b"1.5", b"-1", b"1e3", b"2, 3")))
+        messages.append((memoryview(damaged(random, text, b'"[]{}:, 01eE.-\0\xff')),))
+    limits = random.choice(((8191, 1 << 20), (8191, 3), (100, 1 << 20)))
+    return templates._kept.get, *limits, messages
+
+
+def packed_numbers(random: Random) -> tuple[bytes, str, tuple[int, ...]]:
+    """Return nested lists of numbers and their shape, nearly always."""
+    code = random.choice(_INTEGERS + "fde?")
+    shape = random.choice(((2,), (1, 3), (2, 3), (2, 1, 2), (1,) * 9, (0,)))
+    inner = [_list(random, code, shape[-1]) for _ in range(math.prod(shape[:-1]))]
+    for dim in reversed(shape[:-1]):
+        groups = [inner[at : at + dim] for at in range(0, len(inner), dim)]
+        inner = [b"[%b]" % random.choice((b",", b", ", b" ,")).join(group) for group in groups]
+    dims = random.choice((shape, (-1, *shape[1:]), (*shape[:-1], -1), (*shape, 1), shape[1:]))
+    return damaged(random, inner[0], b"[]-+., 0123456789eE"), code, dims
+
+
+def has_regular_lists(random: Random) -> tuple[bytes | memoryview]:
+    """Return a text with nested lists, which are regular half of the time."""
+    texts = (
+        packed_numbers(random)[0],
+        _rows(random),
+        b'["\\\\\\"", "[1"]',
+        b"[" * 40 + b"1" + b"]" * 40,
+    )
+    text = damaged(random, random.choice(texts) + random.choice(texts), b'"[]{}\\, 1')
+    return (random.choice((text, memoryview(text))),)
+
+
+def row_writer(random: Random) -> tuple[Any, ...]:
+    """Return cached parts, and outputs, which have the same number of rows now and then."""
+    lists = [tensors for _, _, tensors in _messages(random, with_outputs=False)]
+    few = [each for tensors in lists for each in tensors if each.shape in ((1, 3), (2, 64))]
+    lists += [(each,) for each in few] + [tuple(few[:2])]
+    return few_rows.row_part, [(tensors, random.random() < 0.5) for tensors in lists]
+
+
+def _rows(random: Random) -> bytes:
+    """Return a message with rows or columns, most of which are lists of numbers."""
+    values = ([1, 1], [[1, 1.5], [1, 1]], [[[1]], [[1]]], [1e300, -1], 1, ["a", "b"], [[1], [1, 1]])
+    names = random.choice((("a",), ("a", "\u00e9.b"), ("b64",), ("x", "x[1]")))
+    row = {name: random.choice(values) for name in names}
+    document: dict[str, Any] = random.choice(
+        (
+            {"instances": random.choice(values[:4])},
+            {"instances": [row] * random.choice((1, 2, 20))},
+            {"inputs": row},
+            {"inputs": random.choice(values)},
+        )
+    )
+    if random.random() < 0.3:
+        document["signature_name"] = random.choice(("", "s", "[1]"))
+    return json.dumps(document, separators=random.choice(((",", ":"), (", ", ": ")))).encode()
 
 
 def message_writer(random: Random) -> tuple[Any, ...]:
@@ -670,6 +762,10 @@ PARTS: Final[dict[str, Part]] = {
         decode_block,
         pairs_named,
         base64_entries,
+        row_parser,
+        row_writer,
+        packed_numbers,
+        has_regular_lists,
     )
 }
 """The inputs of each function, by its name."""
@@ -702,6 +798,7 @@ def use_functions(source: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None:
     for module, kind in ((infer_request, "input"), (infer_response, "output")):
         binary = source["binary_writer"](partial(write.binary_part, kind))
         patch.setattr(module, "_write_binary", binary)
+    patch.setattr(row_values, "few_rows", source["row_writer"](few_rows.row_part))
 
 
 def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
@@ -782,6 +879,8 @@ _FACTORIES: Final = (
     "head_recogniser",
     "request_filler",
     "response_filler",
+    "row_parser",
+    "row_writer",
 )
 _SHAPES: Final = ((), (0,), (1,), (1, 3), (2, 64), (1, 600), (5000,))
 

@@ -35,14 +35,19 @@ class NoOp(Model):
         super().__init__(name)
         self.ready = True
         self._outputs = [(each["name"], each["datatype"], _array(each)) for each in outputs]
+        columns = {name: array.tolist() for name, _, array in self._outputs}
+        rows = zip(*columns.values(), strict=True)
+        self._rows = [dict(zip(columns, row, strict=True)) for row in rows]
 
     def load(self) -> bool:
         """Become ready."""
         self.ready = True
         return True
 
-    async def predict(self, request: InferRequest, *_: object, **__: object) -> InferResponse:
-        """Handle one request."""
+    async def predict(self, request: Any, *_: object, **__: object) -> Any:
+        """Handle one request of Open Inference, or of V1."""
+        if not isinstance(request, InferRequest):
+            return {"predictions": self._rows}
         outputs = []
         for name, datatype, array in self._outputs:
             output = InferOutput(name=name, shape=list(array.shape), datatype=datatype)

@@ -11,7 +11,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, items_tensor
-from gateway.ir.untyped import typed_tensor
+from gateway.ir.untyped import parsed, typed_tensor
 from gateway.service import Service
 
 R = TypeVar("R")
@@ -75,7 +75,7 @@ def _guessed(tensor: Tensor) -> Tensor:
     name = tensor.name or _UNNAMED
     if isinstance(data.value, memoryview):
         return items_tensor(name, (), [data.value])
-    return typed_tensor(name, data, TensorMetadata(name, _datatype(data.value), None))
+    return typed_tensor(name, data, TensorMetadata(name, _datatype(parsed(data).value), None))
 
 
 def _datatype(value: Any) -> Datatype:

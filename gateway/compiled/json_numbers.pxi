@@ -1,4 +1,5 @@
-# Lists of numbers of JSON: protocols/oip/json/elements.py and write.py.
+# Lists of numbers of JSON: protocols/oip/json/elements.py and write.py,
+# policies/complete/untyped.py.
 
 cdef double _POWERS[23]
 cdef double _power = 1
@@ -50,75 +51,16 @@ cdef class _Numbers:
     cdef bint _read(self, Text at, Py_ssize_t length, char* out) noexcept:
         """Read a list of short numbers; return whether it is one."""
         cdef Text end = at + length
-        cdef Text first
-        cdef bint negative, is_float
-        cdef uint64_t value
-        cdef int64_t signed
-        cdef int fraction, exponent, sign
-        cdef double number
-        cdef float single
         cdef Py_ssize_t index = 0
-        cdef bint floats = self._code == c'f' or self._code == c'd'
         if at[0] != c'[':
             return False
         while index < self._count:
             at += 1
             while at[0] == c' ':
                 at += 1
-            negative = at[0] == c'-'
-            at += negative
-            first = at
-            value = 0
-            while c'0' <= at[0] <= c'9':
-                value = value * 10 + (at[0] - c'0')
-                at += 1
-            # More digits are rare, and the value has overflowed.
-            if at == first or at - first > 18 or (first[0] == c'0' and at - first > 1):
+            at = _read_number(self, at, out)
+            if at is NULL:
                 return False
-            is_float = False
-            if floats:
-                fraction = exponent = 0
-                if at[0] == c'.':
-                    is_float = True
-                    at += 1
-                    while c'0' <= at[0] <= c'9':
-                        value = value * 10 + (at[0] - c'0')
-                        fraction += 1
-                        at += 1
-                    if not fraction or at - first > 19:
-                        return False
-                if at[0] == c'e' or at[0] == c'E':
-                    is_float = True
-                    at += 1
-                    sign = -1 if at[0] == c'-' else 1
-                    if at[0] == c'-' or at[0] == c'+':
-                        at += 1
-                    if not c'0' <= at[0] <= c'9':
-                        return False
-                    while c'0' <= at[0] <= c'9':
-                        exponent = exponent * 10 + (at[0] - c'0')
-                        if exponent > 99:
-                            return False
-                        at += 1
-                    exponent *= sign
-                exponent -= fraction
-                # Value and power of ten are exact, so the result is rounded once.
-                if value > _EXACT or not -22 <= exponent <= 22:
-                    return False
-                number = <double>value
-                number = number / _POWERS[-exponent] if exponent < 0 else number * _POWERS[exponent]
-                if negative and (is_float or value):  # the integer -0 is 0
-                    number = -number
-                if self._code == c'd':
-                    memcpy(out, &number, 8)
-                else:
-                    single = <float>number
-                    memcpy(out, &single, 4)
-            else:
-                signed = -<int64_t>value if negative else <int64_t>value
-                if not self._least <= signed <= self._most:
-                    return False
-                memcpy(out, &signed, self._size)
             out += self._size
             index += 1
             while at[0] == c' ':
@@ -127,39 +69,107 @@ cdef class _Numbers:
                 return False
         return at + 1 == end
 
-    cdef char* _put(self, char* end, const char* at) noexcept:
-        """Write integers as JSON and return the end of the text."""
-        cdef char digits[_WIDEST]
-        cdef int used
-        cdef uint64_t left
-        cdef int64_t value
-        cdef Py_ssize_t index
-        for index in range(self._count):
-            end[0] = c',' if index else c'['
+
+cdef char* _put_integers(_Numbers kind, Py_ssize_t count, char* end, const char* at) noexcept:
+    """Write a list of integers as JSON and return the end of the text."""
+    cdef char digits[_WIDEST]
+    cdef int used
+    cdef uint64_t left
+    cdef int64_t value
+    cdef Py_ssize_t index
+    for index in range(count):
+        end[0] = c',' if index else c'['
+        end += 1
+        value = 0
+        memcpy(&value, at, kind._size)
+        at += kind._size
+        if kind._least and kind._size < 8:
+            value = (value ^ (kind._most + 1)) - (kind._most + 1)  # extend the sign
+        left = <uint64_t>value
+        if kind._least and value < 0:
+            left = 0 - left
+            end[0] = c'-'
             end += 1
-            value = 0
-            memcpy(&value, at, self._size)
-            at += self._size
-            if self._least and self._size < 8:
-                value = (value ^ (self._most + 1)) - (self._most + 1)  # extend the sign
-            left = <uint64_t>value
-            if self._least and value < 0:
-                left = 0 - left
-                end[0] = c'-'
-                end += 1
-            used = 0
-            while left >= 10:
-                digits[used] = <char>(c'0' + left % 10)
-                used += 1
-                left //= 10
-            end[0] = <char>(c'0' + left)
+        used = 0
+        while left >= 10:
+            digits[used] = <char>(c'0' + left % 10)
+            used += 1
+            left //= 10
+        end[0] = <char>(c'0' + left)
+        end += 1
+        while used:
+            used -= 1
+            end[0] = digits[used]
             end += 1
-            while used:
-                used -= 1
-                end[0] = digits[used]
-                end += 1
-        end[0] = c']'
-        return end + 1
+    end[0] = c']'
+    return end + 1
+
+
+cdef inline Text _read_number(_Numbers kind, Text at, char* out) noexcept:
+    """Read a short number, and return its end; NULL for another one, or for no number."""
+    cdef bint negative = at[0] == c'-'
+    cdef bint is_float = False
+    cdef uint64_t value = 0
+    cdef int64_t signed
+    cdef int sign
+    cdef int fraction = 0
+    cdef int exponent = 0
+    cdef double number
+    cdef float single
+    cdef Text first
+    at += negative
+    first = at
+    while c'0' <= at[0] <= c'9':
+        value = value * 10 + (at[0] - c'0')
+        at += 1
+    # More digits are rare, and the value has overflowed.
+    if at == first or at - first > 18 or (first[0] == c'0' and at - first > 1):
+        return NULL
+    if kind._code != c'f' and kind._code != c'd':
+        signed = -<int64_t>value if negative else <int64_t>value
+        if not kind._least <= signed <= kind._most:
+            return NULL
+        memcpy(out, &signed, kind._size)
+        return at
+    if at[0] == c'.':
+        is_float = True
+        at += 1
+        while c'0' <= at[0] <= c'9':
+            value = value * 10 + (at[0] - c'0')
+            fraction += 1
+            at += 1
+        if not fraction or at - first > 19:
+            return NULL
+    if at[0] == c'e' or at[0] == c'E':
+        is_float = True
+        at += 1
+        sign = -1 if at[0] == c'-' else 1
+        if at[0] == c'-' or at[0] == c'+':
+            at += 1
+        if not c'0' <= at[0] <= c'9':
+            return NULL
+        while c'0' <= at[0] <= c'9':
+            exponent = exponent * 10 + (at[0] - c'0')
+            if exponent > 99:
+                return NULL
+            at += 1
+        exponent *= sign
+    exponent -= fraction
+    # Value and power of ten are exact, so the result is rounded once.
+    if value > _EXACT or not -22 <= exponent <= 22:
+        return NULL
+    number = <double>value
+    number = number / _POWERS[-exponent] if exponent < 0 else number * _POWERS[exponent]
+    if negative and (is_float or value):  # the integer -0 is 0
+        number = -number
+    if kind._code == c'd':
+        memcpy(out, &number, 8)
+    else:
+        single = <float>number
+        if not is_float and <double>single != number:
+            return NULL  # an integer that is rounded
+        memcpy(out, &single, 4)
+    return at
 
 
 cdef class _NumberPacker(_Numbers):
@@ -189,13 +199,13 @@ cdef class _IntegerWriter(_Numbers):
         PyObject_GetBuffer(view, &raw, PyBUF_SIMPLE)
         try:
             if raw.len == self._count * self._size:
-                return PyBytes_FromStringAndSize(out, self._put(out, <const char*>raw.buf) - out)
+                return PyBytes_FromStringAndSize(out, _put_integers(self, self._count, out, <const char*>raw.buf) - out)
         finally:
             PyBuffer_Release(&raw)
         return self._in_python(view)
 
     cdef bint _is_native(self) noexcept:
-        """Return whether `_put` writes these integers."""
+        """Return whether `_put_integers` writes these integers."""
         return 0 < self._count <= _FEW_NUMBERS and self._most != 0
 
 
@@ -207,3 +217,74 @@ def number_packer(str code not None, Py_ssize_t count):
 def integer_writer(str code not None, Py_ssize_t count):
     """See `gateway.protocols.oip.json.write.integer_writer`."""
     return _IntegerWriter("integer_writer", code, count)
+
+
+cdef enum:
+    _LIST_TEXT = 1 << 13  # the longest text of nested lists that is read here
+    _MOST_RANK = 8
+
+_KINDS = {code: _Numbers("", code, 1) for code in "bBhHiIqQfd"}
+_SHAPES = {}
+"""Shapes of tensors: parts of messages are found by their identity."""
+
+
+cdef Text _read_lists(_Numbers kind, Text at, Text end, Py_ssize_t* dims, int rank, char** out) noexcept:
+    """Read lists of short numbers, nested *rank* deep, and return their end; NULL for others.
+
+    A negative one of *dims* becomes the length of the first list of its depth.
+    """
+    cdef Py_ssize_t count = 0
+    if at == end or at[0] != c'[':
+        return NULL
+    while True:
+        at += 1
+        while at < end and at[0] == c' ':
+            at += 1
+        if rank > 1:
+            at = _read_lists(kind, at, end, dims + 1, rank - 1, out)
+        elif at < end:
+            at = _read_number(kind, at, out[0])
+            out[0] += kind._size
+        if at is NULL or at >= end:
+            return NULL
+        count += 1
+        while at < end and at[0] == c' ':
+            at += 1
+        if at == end or (at[0] != c',' and at[0] != c']'):
+            return NULL
+        if at[0] == c']':
+            break
+    if dims[0] < 0:
+        dims[0] = count
+    return at + 1 if dims[0] == count else NULL
+
+
+def packed_numbers(bytes text not None, str code not None, tuple dims not None):
+    """See `gateway.policies.complete.untyped.packed_numbers`."""
+    cdef char out[_LIST_TEXT * 4]  # a number takes two bytes of text and becomes eight at most
+    cdef char* used = out
+    cdef Py_ssize_t sizes[_MOST_RANK]
+    cdef Text at = <Text>PyBytes_AS_STRING(text)
+    cdef Text end = at + PyBytes_GET_SIZE(text)
+    cdef int rank = len(dims)
+    cdef int index
+    cdef bint is_declared = True
+    kind = _KINDS.get(code)
+    if kind is not None and 0 < rank <= _MOST_RANK and end - at <= _LIST_TEXT:
+        for index in range(rank):
+            sizes[index] = dims[index]
+            is_declared = is_declared and sizes[index] >= 0
+        if _read_lists(<_Numbers>kind, at, end, sizes, rank, &used) == end:
+            packed = PyBytes_FromStringAndSize(out, used - out)
+            return packed, dims if is_declared else _shape(sizes, rank)
+    return _python_version("packed_numbers")(text, code, dims)
+
+
+cdef tuple _shape(Py_ssize_t* sizes, int rank):
+    cdef tuple shape = tuple([sizes[index] for index in range(rank)])
+    found = (<dict>_SHAPES).get(shape)
+    if found is None:
+        if len(<dict>_SHAPES) == 1024:
+            (<dict>_SHAPES).clear()
+        found = _SHAPES[shape] = shape
+    return <tuple>found

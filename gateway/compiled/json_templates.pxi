@@ -1,4 +1,4 @@
-# Messages of JSON by their templates: protocols/oip/json/templates.py.
+# Messages of JSON by their templates: protocols/oip/json/templates.py, wire/row_templates.py.
 
 cdef enum:
     _TEMPLATE_TEXT = 1 << 13
@@ -62,18 +62,12 @@ cdef Text _copy_to_hole(char** out, Text at, Text end, Text* start) noexcept:
 cdef Text _hole(Text quote, Text end, Text* start) noexcept:
     """Return the end of the hole whose key is at *quote*, and set *start*; NULL if there is none."""
     cdef Text at
-    cdef Text last = NULL
     if end - quote > 8 and not memcmp(quote, b'"data":', 7):
         at = quote + 7 + (quote[7] == c' ')
         if at[0] != c'[':
             return NULL
         start[0] = at
-        at += 1
-        while at < end and _IN_LIST[at[0]]:
-            if at[0] == c']':
-                last = at + 1
-            at += 1
-        return last
+        return _list_end(at, end)
     if end - quote > 6 and not memcmp(quote, b'"id":', 5):
         at = quote + 5 + (quote[5] == c' ')
         if at[0] != c'"':
@@ -84,6 +78,17 @@ cdef Text _hole(Text quote, Text end, Text* start) noexcept:
             at += 1
         return at + 1 if at < end and at[0] == c'"' else NULL
     return NULL
+
+
+cdef inline Text _list_end(Text at, Text end) noexcept:
+    """Return the last end of a list in what may be lists of numbers; NULL if there is none."""
+    cdef Text last = NULL
+    at += 1
+    while at < end and _IN_LIST[at[0]]:
+        if at[0] == c']':
+            last = at + 1
+        at += 1
+    return last
 
 
 cdef class _TemplateParser:
@@ -191,3 +196,179 @@ def template_parser(template_of, Py_ssize_t most_bytes, Py_ssize_t id_bytes):
     """See `gateway.protocols.oip.json.templates.template_parser`."""
     python = _python_version("template_parser")
     return _TemplateParser(template_of, most_bytes, id_bytes, python).parse
+
+
+cdef class _RowParser:
+    """Reads messages of rows by their templates; what is unusual, *python* does."""
+
+    cdef object _template_of, _python, _tensor, _untyped, _no_parameters
+    cdef Py_ssize_t _most_bytes, _most_elements
+
+    def __cinit__(self, template_of, Py_ssize_t most_bytes, Py_ssize_t most_elements, python):
+        from gateway.ir.context import NO_PARAMETERS
+        from gateway.ir.data import UntypedData
+        from gateway.ir.tensor import Tensor
+
+        self._template_of, self._most_bytes, self._most_elements = template_of, most_bytes, most_elements
+        self._python = python(template_of, most_bytes, most_elements)
+        self._tensor, self._untyped, self._no_parameters = Tensor, UntypedData, NO_PARAMETERS
+
+    def parse(self, body):
+        cdef Py_buffer raw
+        found = None
+        PyObject_GetBuffer(body, &raw, PyBUF_SIMPLE)
+        try:
+            if raw.len <= self._most_bytes and raw.len <= _TEMPLATE_TEXT:
+                found = self._parse(<Text>raw.buf, raw.len)
+        finally:
+            PyBuffer_Release(&raw)
+        return self._python(body) if found is None else found
+
+    cdef tuple _parse(self, Text text, Py_ssize_t size):
+        """Parse a message of not too many holes; return None for one that Python reads."""
+        cdef char out[_TEMPLATE_TEXT + 1]
+        cdef char* used = out
+        cdef Text starts[_MOST_HOLES]
+        cdef Text stops[_MOST_HOLES]
+        cdef Text at = text
+        cdef Text end = text + size
+        cdef Text opened = text
+        cdef Text stop
+        cdef int index
+        cdef int count = 0
+        while True:
+            opened = <Text>memchr(opened, c'[', end - opened)
+            if opened is NULL:
+                break
+            stop = _list_end(opened, end)
+            if stop is NULL:
+                opened += 1
+                continue
+            if count == _MOST_HOLES:
+                return None
+            starts[count], stops[count] = opened, stop
+            used = _put_text(used, <const char*>at, opened - at)
+            used[0] = 0
+            used += 1
+            at = opened = stop
+            count += 1
+        used = _put_text(used, <const char*>at, end - at)
+        cdef bytes key = PyBytes_FromStringAndSize(out, used - out)
+        template = self._template_of(key)
+        if template is None or (<tuple>template)[1] != count:
+            return None, (key, [_between(starts[index], stops[index]) for index in range(count)])
+        found = self._fill(<tuple>template, starts, stops, size)
+        return None if found is None else (found, None)
+
+    cdef tuple _fill(self, tuple template, Text* starts, Text* stops, Py_ssize_t size):
+        """Fill a template; return None where the content of a hole does not fit."""
+        cdef list tensors = []
+        cdef tuple slot
+        for found in <tuple>template[2]:
+            slot = <tuple>found
+            value = self._value(slot, starts, stops)
+            if value is None:
+                return None
+            data = self._untyped(value, slot[1], slot[2], slot[3], slot[4], slot[5], size)
+            tensors.append(self._tensor(slot[0], None, None, data, self._no_parameters))
+            size = 0
+        return template[0], tuple(tensors)
+
+    cdef bytes _value(self, tuple slot, Text* starts, Text* stops):
+        """Return the text of a value; None for one that Python looks at."""
+        cdef Py_ssize_t sizes[_MOST_RANK]
+        cdef int rank = slot[7]
+        cdef int index, hole
+        cdef Py_ssize_t length = 1
+        cdef Py_ssize_t elements = 1
+        cdef tuple holes = slot[6]
+        cdef bytes text
+        cdef char* out
+        if rank > _MOST_RANK:
+            return None
+        for index in range(rank):
+            sizes[index] = -1
+        for index in range(len(holes)):
+            hole = holes[index]
+            if _lists_end(starts[hole], stops[hole], sizes, rank) != stops[hole]:
+                return None
+            length += stops[hole] - starts[hole] + 1
+        for index in range(rank):
+            elements *= sizes[index]
+        if elements * len(holes) > self._most_elements:
+            return None
+        if slot[5] is not None and (rank != 2 or sizes[1] != len(<tuple>slot[5])):
+            return None
+        index = slot[9]
+        if index >= 0 and _lists_end(starts[index], stops[index], sizes, 1) != stops[index]:
+            return None
+        if not slot[8]:
+            return _between(starts[hole], stops[hole])
+        text = PyBytes_FromStringAndSize(NULL, length)
+        out = PyBytes_AS_STRING(text)
+        for index in range(len(holes)):
+            hole = holes[index]
+            out[0] = c',' if index else c'['
+            out = _put_text(out + 1, <const char*>starts[hole], stops[hole] - starts[hole])
+        out[0] = c']'
+        return text
+
+
+cdef Text _lists_end(Text at, Text end, Py_ssize_t* sizes, int rank) noexcept:
+    """Return the end of lists of plain numbers, nested *rank* deep; NULL for others.
+
+    A negative one of *sizes* becomes the length of the first list of its depth.
+    """
+    cdef Py_ssize_t count = 0
+    if at == end or at[0] != c'[':
+        return NULL
+    while True:
+        at += 1
+        while at < end and at[0] == c' ':
+            at += 1
+        at = _lists_end(at, end, sizes + 1, rank - 1) if rank > 1 else _number_end(at, end)
+        if at is NULL:
+            return NULL
+        count += 1
+        while at < end and at[0] == c' ':
+            at += 1
+        if at == end or (at[0] != c',' and at[0] != c']'):
+            return NULL
+        if at[0] == c']':
+            break
+    if sizes[0] < 0:
+        sizes[0] = count
+    return at + 1 if sizes[0] == count else NULL
+
+
+cdef inline Text _number_end(Text at, Text end) noexcept:
+    """Return the end of a plain number; NULL for another one. A list ends before *end*."""
+    cdef Text first
+    at += at < end and at[0] == c'-'
+    first = at
+    while at < end and c'0' <= at[0] <= c'9':
+        at += 1
+    if at == first or at - first > 18 or (first[0] == c'0' and at - first > 1):
+        return NULL
+    if at < end and at[0] == c'.':
+        first = at + 1
+        at += 1
+        while at < end and c'0' <= at[0] <= c'9':
+            at += 1
+        if at == first:
+            return NULL
+    if at < end and (at[0] == c'e' or at[0] == c'E'):
+        at += 1
+        at += at < end and (at[0] == c'-' or at[0] == c'+')
+        first = at
+        while at < end and c'0' <= at[0] <= c'9':
+            at += 1
+        if not 0 < at - first < 3:
+            return NULL
+    return at
+
+
+def row_parser(template_of, Py_ssize_t most_bytes, Py_ssize_t most_elements):
+    """See `gateway.wire.row_templates.row_parser`."""
+    python = _python_version("row_parser")
+    return _RowParser(template_of, most_bytes, most_elements, python).parse

@@ -1,4 +1,5 @@
 # Messages of Open Inference from cached parts: protocols/oip/grpc/encode.py, http/infer_response.py, json/write.py.
+# Rows: wire/few_rows.py.
 
 cdef enum:
     _MOST_TENSORS = 16
@@ -161,7 +162,7 @@ cdef class _ResponseWriter(_Parts):
             PyObject_GetBuffer(data, &raw, PyBUF_SIMPLE)
             size = raw.len
             if size == integers._count * integers._size:
-                end = integers._put(end, <const char*>raw.buf)
+                end = _put_integers(integers, integers._count, end, <const char*>raw.buf)
             PyBuffer_Release(&raw)
             if size != integers._count * integers._size:
                 return None
@@ -213,3 +214,100 @@ cdef class _BinaryWriter(_Parts):
 def binary_writer(part_of):
     """See `gateway.protocols.oip.json.write.binary_writer`."""
     return _BinaryWriter(None, part_of).write
+
+
+cdef class _RowWriter(_Parts):
+    """Writes few rows of integers; what is unusual, *python* does."""
+
+    cdef object _python
+
+    def __cinit__(self, model_part, tensor_part, python):
+        self._python = python(tensor_part)
+
+    def write(self, tensors, bint is_columns):
+        cdef char out[_RESPONSE_BYTES]
+        cdef char* end
+        cdef Py_buffer raws[_MOST_TENSORS]
+        cdef Py_ssize_t count = len(tensors)
+        cdef Py_ssize_t left = _RESPONSE_BYTES - 2
+        cdef Py_ssize_t rows = -1
+        cdef Py_ssize_t index
+        cdef list parts = []
+        cdef list views = []
+        cdef tuple part
+        if not 0 < count <= _MOST_TENSORS:
+            return self._python(tensors, is_columns)
+        for tensor in tensors:
+            part = self._of_plain(tensor)
+            if part is None:
+                return None
+            view = self._raw(tensor, part[4])
+            if view is None or (rows >= 0 and part[2] != rows):
+                return None
+            rows = part[2]
+            if PyObject_Size(view) != rows * <Py_ssize_t>part[3] * (<_Numbers>_KINDS[part[1]])._size:
+                return None
+            left -= rows * (len(<bytes>part[0]) + 3 + <Py_ssize_t>part[3] * _WIDEST + 3) + 3
+            parts.append(part)
+            views.append(view)
+        if left < 0:
+            return self._python(tensors, is_columns)
+        for index in range(count):
+            PyObject_GetBuffer(views[index], &raws[index], PyBUF_SIMPLE)
+        if count == 1:
+            end = _put_rows(out, <tuple>parts[0], &raws[0], rows)
+        elif is_columns:
+            end = _put_columns(out, parts, raws, rows)
+        else:
+            end = _put_objects(out, parts, raws, rows)
+        for index in range(count):
+            PyBuffer_Release(&raws[index])
+        return PyBytes_FromStringAndSize(out, end - out)
+
+
+cdef char* _put_rows(char* end, tuple part, Py_buffer* raw, Py_ssize_t rows) except NULL:
+    """Write a list of the rows of an output, and return the end of the text."""
+    cdef Py_ssize_t index
+    for index in range(rows):
+        end[0] = c',' if index else c'['
+        end = _put_row(end + 1, part, raw, index)
+    end[0] = c']'
+    return end + 1
+
+
+cdef inline char* _put_row(char* end, tuple part, Py_buffer* raw, Py_ssize_t index) except NULL:
+    cdef _Numbers kind = <_Numbers>_KINDS[part[1]]
+    cdef Py_ssize_t width = part[3]
+    return _put_integers(kind, width, end, <const char*>raw.buf + index * width * kind._size)
+
+
+cdef char* _put_columns(char* end, list parts, Py_buffer* raws, Py_ssize_t rows) except NULL:
+    """Write an object with a list of rows for each output, and return the end of the text."""
+    cdef Py_ssize_t column
+    for column in range(len(parts)):
+        end[0] = c',' if column else c'{'
+        end = _put(end + 1, <bytes>(<tuple>parts[column])[0])
+        end = _put_rows(end, <tuple>parts[column], &raws[column], rows)
+    end[0] = c'}'
+    return end + 1
+
+
+cdef char* _put_objects(char* end, list parts, Py_buffer* raws, Py_ssize_t rows) except NULL:
+    """Write a list with an object for each row, and return the end of the text."""
+    cdef Py_ssize_t column, row
+    for row in range(rows):
+        end[0] = c',' if row else c'['
+        end += 1
+        for column in range(len(parts)):
+            end[0] = c',' if column else c'{'
+            end = _put(end + 1, <bytes>(<tuple>parts[column])[0])
+            end = _put_row(end, <tuple>parts[column], &raws[column], row)
+        end[0] = c'}'
+        end += 1
+    end[0] = c']'
+    return end + 1
+
+
+def row_writer(part_of):
+    """See `gateway.wire.few_rows.row_writer`."""
+    return _RowWriter(None, part_of, _python_version("row_writer")).write

@@ -176,7 +176,8 @@ class UntypedData(Struct, frozen=True, eq=False):
 
     Attributes:
         value: A scalar or nested lists; or an array of int64, uint64 or float64 with the shape of
-            the lists, if a long message has numbers only.
+            the lists, if a long message has numbers only; or the text of JSON, of regular lists of
+            numbers in a short message.
         layout: How the value holds the elements.
         place: Where it stands, such as "instances" or "inputs.INPUT0".
         rules: What the protocol allows.
@@ -212,6 +213,15 @@ TensorData = (
     | JsonItemsData
     | UntypedData
 )
+
+
+def raw_of(data: TensorData, dtype: np.dtype[Any]) -> bytes | memoryview | None:
+    """Return raw data, or a copy of an array of *dtype*; None for other data."""
+    if type(data) is RawData:
+        return data.view
+    if type(data) is ArrayData and data.array.dtype is dtype:
+        return data.array.tobytes()
+    return None
 
 
 def split_items(name: str, view: memoryview, expected: int | None = None) -> Sequence[memoryview]:

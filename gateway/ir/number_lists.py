@@ -32,9 +32,34 @@ CODES: Final = {
 _WIDE: Final[dict[str, npt.DTypeLike]] = {"d": "=f8", "u": "=u8", "i": "=i8"}
 
 
+_NUMBERS: Final = frozenset({int, float})
+
+
 def packer(datatype: Datatype, count: int) -> Callable[..., bytes]:
     """Return a function that packs *count* numbers or booleans into their wire form."""
     return struct.Struct(f"<{count}{CODES[datatype]}").pack
+
+
+def nested_shape(value: Any) -> Shape:
+    """Return the shape of nested lists by their first items; an array has its own."""
+    if isinstance(value, np.ndarray):
+        return tuple(value.shape)
+    shape = []
+    while type(value) is list:
+        shape.append(len(value))
+        if not value:
+            break
+        value = value[0]
+    return tuple(shape)
+
+
+def nested_numbers(value: Any) -> tuple[Shape, list[Any]] | None:
+    """Return shape and elements of regular lists of numbers; None for others, and empty ones."""
+    shape = nested_shape(value)
+    flat = unnested(value, shape) if shape and 0 not in shape else None
+    if flat is None or not _NUMBERS.issuperset(map(type, flat)):
+        return None
+    return shape, flat
 
 
 def unnested(data: list[Any], shape: Shape) -> list[Any] | None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -298,7 +299,8 @@ def _content(tensor: Tensor) -> object:
         return tuple(data.values)
     if isinstance(data, UntypedData):
         value = data.value
-        plain = value.tolist() if isinstance(value, np.ndarray) else value
+        plain = json.loads(value) if isinstance(value, bytes) else value
+        plain = value.tolist() if isinstance(value, np.ndarray) else plain
         plain = bytes(plain) if isinstance(plain, memoryview) else plain
         place = (data.layout, data.place, data.rules, data.member, data.columns, data.shape)
         return (repr(plain), None if data.raw is None else bytes(data.raw), *place)

@@ -15,7 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gateway.ir.data import (
     ArrayData,
@@ -29,7 +31,7 @@ from gateway.ir.datatypes import Datatype, bf16_of_fp64
 from gateway.ir.doubles import NotExact, exact_array, exact_list, reads_doubles
 from gateway.ir.errors import InvalidRequest, TooLarge
 from gateway.ir.metadata import TensorMetadata
-from gateway.ir.number_lists import CODES, narrowed, packer, unnested
+from gateway.ir.number_lists import CODES, narrowed, nested_shape, packer, unnested
 from gateway.ir.plain_numbers import plain_numbers
 from gateway.ir.tensor import Shape, Tensor
 from gateway.ir.work import JSON_NUMBER, LIST, charge
@@ -71,6 +73,12 @@ class RowsForm(Struct, frozen=True, kw_only=True):
 NO_FORM: Final = RowsForm()
 
 
+def parsed(data: UntypedData) -> UntypedData:
+    """Return *data* with Python objects in place of a text."""
+    value = data.value
+    return replace(data, value=orjson.loads(value)) if type(value) is bytes else data
+
+
 def value_place(data: UntypedData, indices: Sequence[int]) -> str:
     """Return where the element at *indices* of a value stands in its message."""
     if data.layout is JsonLayout.LINES and indices:
@@ -84,19 +92,6 @@ def value_place(data: UntypedData, indices: Sequence[int]) -> str:
     member = f"[{data.member}]" if data.layout is JsonLayout.TABLE else f".{data.member}"
     rest = "".join([f"[{index}]" for index in indices[1:]])
     return f"{data.place}[{indices[0]}]{member}{rest}"
-
-
-def nested_shape(value: Any) -> Shape:
-    """Return the shape of nested lists by their first items; an array has its own."""
-    if isinstance(value, np.ndarray):
-        return tuple(value.shape)
-    shape = []
-    while type(value) is list:
-        shape.append(len(value))
-        if not value:
-            break
-        value = value[0]
-    return tuple(shape)
 
 
 def typed_tensor(
@@ -120,6 +115,7 @@ def typed_tensor(
             f"the metadata of the model declare no datatype for {declared.name!r}; expected "
             "models.NAME.signature"
         )
+    data = parsed(data)
     if type(data.value) is list and data.shape is None:
         plain = plain_numbers(name, data, declared, datatype)
         if plain is not None:
@@ -467,7 +463,7 @@ def _show(value: Any) -> str:
 
 def table_columns(data: UntypedData) -> dict[str, UntypedData]:
     """Return the columns of a table as values of one tensor each."""
-    columns, value = data.columns or (), data.value
+    columns, value = data.columns or (), parsed(data).value
     if isinstance(value, np.ndarray):
         values: Sequence[Any] = [value[:, at] for at in range(len(columns))]
     else:
@@ -506,6 +502,7 @@ def matrix_tensor(
     datatype = declared.datatype
     if datatype is None:
         return typed_tensor(name, data, declared)  # which refuses it
+    data = parsed(data)
     found = table_columns(data)
     rows = len(data.value)
     whole = UntypedData(None, JsonLayout.VALUE, data.place, data.rules)

@@ -74,6 +74,10 @@ class MetadataCache:
             found = await asyncio.shield(self._lookup.ask(key))
         return cast("R", found)  # the R of a ModelMetadataRequest is ModelMetadata
 
+    def peek(self, model: ModelRef) -> ModelMetadata | None:
+        """Return cached metadata without the maximum batch size; None for none."""
+        return self._lookup.peek((model, False))
+
     async def get_or_none(self, model: ModelRef, *, batching: bool = False) -> ModelMetadata | None:
         """Return the metadata of *model*; None if they are unavailable.
 

@@ -31,7 +31,8 @@ def http_context(
     wire: HttpRequest, codec: str, needs: frozenset[Need], form: object = None
 ) -> Context:
     """Return the context of a client's HTTP request; *form* is kept for the response."""
-    metadata, request_id = sender_metadata(wire.headers)
+    # Transports cache the heads of repeated messages, and with them these values.
+    metadata, request_id = wire.headers.parsed_with(sender_metadata)
     origin = Origin(codec, wire, form)
     return Context(codec, metadata, request_id, wire.deadline, None, needs, origin, wire.client)
 

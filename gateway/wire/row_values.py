@@ -23,10 +23,13 @@ from gateway.ir.datatypes import Datatype, fp32_of_bf16
 from gateway.ir.errors import InvalidOutput
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy
 from gateway.ir.work import JSON_NUMBER, charge
+from gateway.wire.few_rows import few_rows
 from gateway.wire.json_floats import dump_exact, with_all_digits
 
 _DOUBLE: Final = 8
 _SHORT: Final = 1024
+_SHORT_TEXT: Final = 1 << 16
+_MATRIX_RANK: Final = 2
 _NULL: Final = re.compile(b"null")
 _WORDS: Final = {False: "NaN", True: "Infinity"}
 
@@ -64,12 +67,15 @@ def value_json(tensor: Tensor, style: RowStyle) -> bytes:
     """
     if tensor.datatype is Datatype.BYTES:
         return orjson.dumps(_nested(_texts(tensor, style), tensor.shape or ()))
+    few = few_rows((tensor,), False)  # a keyword costs more
+    if few is not None:
+        return few
     array = _numbers(tensor)
     charge(array.size * JSON_NUMBER)
     text = orjson.dumps(array, None, orjson.OPT_SERIALIZE_NUMPY) if array.ndim else _scalar(array)
-    if array.dtype.kind != "f" or np.isfinite(array).all():
-        return with_all_digits(text, array)
-    if style.nonfinite is NonfiniteStyle.NULL:
+    # `null` stands for what is not finite. To look for it in a short text is cheaper than numpy.
+    is_finite = b"null" not in text if len(text) < _SHORT_TEXT else np.isfinite(array).all()
+    if array.dtype.kind != "f" or is_finite or style.nonfinite is NonfiniteStyle.NULL:
         return with_all_digits(text, array)
     words = _nonfinite_words(tensor.name, array, style)
     return _NULL.sub(lambda _found: next(words), with_all_digits(text, array))
@@ -81,6 +87,9 @@ def columns_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
     Raises:
         InvalidOutput: An element cannot be written.
     """
+    few = few_rows(tensors, True) if len(tensors) > 1 else None  # a keyword costs more
+    if few is not None:
+        return few
     members = [orjson.dumps(each.name) + b":" + value_json(each, style) for each in tensors]
     return b"{" + b",".join(members) + b"}"
 
@@ -92,10 +101,33 @@ def rows_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
         InvalidOutput: An output has no rows, the outputs have different numbers of rows, or an
             element cannot be written.
     """
-    _check_rows(tensors)
-    if len(tensors) == 1:
+    if len(tensors) == 1 and tensors[0].shape:
         return value_json(tensors[0], style)
+    few = few_rows(tensors, False)  # a keyword costs more
+    if few is not None:
+        return few
+    _check_rows(tensors)
+    if all(map(_is_matrix, tensors)):
+        return _joined_rows(tensors, style)
     return _dump(_rows(tensors, style), has_words=_has_words(tensors, style))
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    """Return whether the text of a tensor is that of one or more rows of numbers."""
+    shape = tensor.shape or ()
+    return len(shape) == _MATRIX_RANK and shape[0] > 0 and tensor.datatype is not Datatype.BYTES
+
+
+def _joined_rows(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
+    """Write a list with one object for each row of matrices, from the texts of their rows."""
+    columns = [value_json(each, style)[2:-2].split(b"],[") for each in tensors]
+    charge(sum(map(len, columns)))
+    keys = [orjson.dumps(each.name) + b":[" for each in tensors]
+    rows = [
+        b"],".join([key + row for key, row in zip(keys, texts, strict=True)])
+        for texts in zip(*columns, strict=True)
+    ]
+    return b"[{%b]}]" % b"]},{".join(rows)
 
 
 def row_texts(tensors: Sequence[Tensor], style: RowStyle) -> list[bytes]:
@@ -181,9 +213,8 @@ def _numbers(tensor: Tensor) -> npt.NDArray[Any]:
     elif tensor.datatype is Datatype.FP16:
         array = array.astype(np.float32)
     flags = array.flags
-    if flags.c_contiguous and flags.aligned:  # `np.require` takes 5 us to find it out
-        return array
-    return np.require(array, requirements=["C", "A"])
+    # `np.require` takes 5 us to find it out. A copy is contiguous and aligned.
+    return array if flags.c_contiguous and flags.aligned else array.copy()
 
 
 def _scalar(array: npt.NDArray[Any]) -> bytes:

@@ -25,15 +25,15 @@ from msgspec import structs
 from gateway.ir.data import JsonLayout, UntypedData, UntypedRules
 from gateway.ir.errors import InvalidRequest, MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
-from gateway.ir.number_lists import is_nested
+from gateway.ir.number_lists import is_nested, nested_shape
 from gateway.ir.tensor import Tensor
-from gateway.ir.untyped import nested_shape
 from gateway.ir.work import JSON_ELEMENT, LIST, OBJECT_BYTE, PARSED_BYTE, PARSED_NUMBER, charge
 from gateway.wire.json_values import check_depth, too_deep, without_mark
+from gateway.wire.regular_lists import has_regular_lists
 from gateway.wire.tables import column_names, is_object, repeated_key, show, table_tensor
 
 # Below this size orjson is faster, above it simdjson.
-_SIMD_FROM_BYTES: Final = 8192
+SIMD_FROM_BYTES: Final = 8192
 _SHOWN: Final = 64
 # Work for a member of an object, in items.
 _MEMBER: Final = 2
@@ -106,7 +106,7 @@ def read_any(
             limit="json_bytes",
         )
     view = without_mark(view)
-    if view.nbytes >= _SIMD_FROM_BYTES:
+    if view.nbytes >= SIMD_FROM_BYTES:
         charge(view.nbytes * PARSED_BYTE, view.nbytes * JSON_ELEMENT)
         try:
             return simdjson.Parser().parse(view)  # makes the only copy, with padding behind it
@@ -114,7 +114,7 @@ def read_any(
             if "DEPTH" in str(error):
                 raise too_deep(what, limits) from error
     text = bytes(view)
-    if len(text) >= _SIMD_FROM_BYTES:
+    if len(text) >= SIMD_FROM_BYTES:
         _check_objects(text, what, limits)
     try:
         value = orjson.loads(text)
@@ -228,6 +228,7 @@ class RowsReader:
         self._lists = self._others = 0
         self._numeric = 0
         self._first_fraction = 0
+        self._is_regular: bool | None = None
 
     def rows(self, key: str, *, allows_empty: bool = False) -> tuple[Tensor, ...]:
         """Read a list with one value or one object for each row.
@@ -271,7 +272,9 @@ class RowsReader:
     def _checked(self, read: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Read again with Python objects, if an array may have flattened a list silently."""
         tensors = read()
-        if self._numeric and self._lists + self._others != self._brackets():
+        # Where all lists are regular, an array has flattened none.
+        is_checked = not self._numeric or self._has_regular_lists
+        if not is_checked and self._lists + self._others != self._brackets():
             self._is_slow = True
             tensors = read()
         first = tensors[0]
@@ -477,9 +480,18 @@ class RowsReader:
         lists, count = _lists_of(shape), math.prod(shape)
         if lists > self._limits.bytes_elements or count > self._limits.elements:
             return None
-        charge(lists * LIST + count * PARSED_NUMBER, 0)
+        charge(count * PARSED_NUMBER, 0)
+        if self._has_regular_lists:
+            return tuple(shape)
+        charge(lists * LIST, 0)
         is_regular = len(shape) == 1 or is_nested(data, tuple(shape[1:]))
         return tuple(shape) if is_regular else None
+
+    @property
+    def _has_regular_lists(self) -> bool:
+        if self._is_regular is None:
+            self._is_regular = has_regular_lists(self._document.text)
+        return self._is_regular
 
 
 def _stacked(values: list[Any]) -> Any:

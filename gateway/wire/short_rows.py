@@ -7,8 +7,8 @@ from typing import Any
 
 from gateway.ir.data import JsonLayout, UntypedData, UntypedRules
 from gateway.ir.limits import MessageLimits, check_name, check_shape
+from gateway.ir.number_lists import nested_shape
 from gateway.ir.tensor import Tensor
-from gateway.ir.untyped import nested_shape
 from gateway.wire.rows import RowsDocument
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,19 @@ from gateway.ir.datatypes import Datatype, bf16_of_fp32, fp32_of_bf16
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
-from gateway.ir.tensor import array_tensor, as_numpy
-from gateway.policies.complete.untyped import typed_request
+from gateway.ir.tensor import array_tensor, as_numpy, as_raw
+from gateway.policies.complete.untyped import quickly_typed, typed_request
+from gateway.protocols.tfs.http.codec import HttpCodec
+from gateway.wire.http import HttpRequest
 from gateway.wire.row_values import RowStyle, columns_json, rows_json, value_json
 from gateway.wire.rows import RowsReader, read_rows_document
 
 NUMBERS: Final = [each for each in Datatype if each not in (Datatype.BYTES, Datatype.BOOL)]
 DOCUMENTS: Final = 40
 SEED: Final = 20_261_126
+DRAWN_ROWS: Final = 1_000_000
+SIZES: Final = (*(1, 1, 1, 2, 3, 8, 40) * 9, 3000)
+"""Rows of a document: its parser, and the form of its values, depend on its length."""
 
 
 def read(body: bytes, form: str, *declared: TensorMetadata) -> dict[str, npt.NDArray[Any]]:
@@ -167,3 +172,91 @@ def test_bf16_is_rounded_once() -> None:
     declared = TensorMetadata("x", Datatype.BF16, (-1,))
     found = read(json.dumps({"inputs": [value]}).encode(), "inputs", declared)["x"][0]
     assert found == naive_twice + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "datatype", [*NUMBERS, Datatype.BOOL, Datatype.BYTES], ids=lambda each: each.name
+)
+def test_a_million_drawn_rows_equal_a_reference(datatype: Datatype) -> None:
+    """Rows in documents of all lengths are those of Python's parser, or are refused with their place."""
+    source = np.random.default_rng([SEED, list(Datatype).index(datatype)])
+    declared = TensorMetadata("x", datatype, (-1, 2))
+    codec, metadata = HttpCodec(), ModelMetadata(name="m", inputs=(declared,))
+    rows = refused = 0
+    while rows < DRAWN_ROWS // (len(NUMBERS) + 2):
+        count = int(source.choice(SIZES))
+        values = drawn_rows(source, datatype, count)
+        rows += count
+        at = int(source.integers(count)) if source.random() < 0.05 else None
+        if at is not None:
+            values[at][1] = True if datatype.is_float else 0.5
+        is_object = source.random() < 0.5
+        document = {"instances": [{"x": row} for row in values] if is_object else values}
+        spaced = (", ", ": ") if source.random() < 0.5 else (",", ":")
+        text = json.dumps(document, separators=spaced)
+        wire = HttpRequest("POST", "/v1/models/m:predict", body=(text.encode(),))
+        call = cast("InferRequest", codec.decode_call(wire))
+        if at is None:
+            typed = quickly_typed(call, metadata) or typed_request(call, metadata)
+            assert reference(text, datatype) == as_raw(typed.inputs[0])
+            assert (count, 2) == typed.inputs[0].shape
+            continue
+        place = rf"instances\[{at}\]{'.x' if is_object else ''}\[1\] is "
+        assert quickly_typed(call, metadata) is None
+        with pytest.raises(InvalidRequest, match=place):
+            typed_request(call, metadata)
+        refused += 1
+    assert refused
+
+
+def drawn_rows(source: np.random.Generator, datatype: Datatype, rows: int) -> list[list[Any]]:
+    """Return rows of two elements: any bits, edges, and values that must be rounded."""
+    if datatype is Datatype.BYTES:
+        letters = source.choice(
+            np.array(["", "a", "é", "\\", "\n", "日", "0", "[1]"]), (rows, 2, 3)
+        )
+        return [["".join(each) for each in row] for row in letters.tolist()]
+    dtype = datatype.numpy_dtype
+    bits = source.integers(0, 256, (rows, 2, dtype.itemsize), np.uint8)
+    if datatype is Datatype.BOOL:
+        return cast("list[list[Any]]", (bits[..., 0] > 127).tolist())
+    values = bits.view(dtype)[..., 0]
+    kind = source.integers(4, size=(rows, 2))
+    if not datatype.is_float:
+        limits = np.iinfo(dtype)
+        edges = source.choice(np.array([limits.min, limits.max, 0, 1, 99], dtype), (rows, 2))
+        return cast("list[list[Any]]", np.where(kind == 0, edges, values).tolist())
+    if datatype is Datatype.BF16:
+        values = fp32_of_bf16(values)
+    exact = np.where(np.isfinite(values), values, 0).astype(np.float64)
+    found = np.where(kind == 0, source.standard_normal((rows, 2)), exact)
+    whole = source.integers(-2000, 2000, (rows, 2))
+    pairs = zip(found.tolist(), whole.tolist(), (kind == 1).tolist(), strict=True)
+    return [
+        [integer if is_whole else number for number, integer, is_whole in zip(*row, strict=True)]
+        for row in pairs
+    ]
+
+
+def reference(text: str, datatype: Datatype) -> bytes:
+    """Return the elements of a document as Python's parser reads them."""
+    rows = json.loads(text)["instances"]
+    values = [each for row in rows for each in (row["x"] if isinstance(row, dict) else row)]
+    if datatype is Datatype.BYTES:
+        items = [each.encode() for each in values]
+        return b"".join([len(item).to_bytes(4, "little") + item for item in items])
+    if datatype is not Datatype.BF16:
+        wide = np.float64 if datatype.is_float else datatype.numpy_dtype
+        return np.array(values, wide).astype(datatype.numpy_dtype).tobytes()
+    # Half of the distance to the next value of BF16 is exact in FP64.
+    numbers = np.array(values, np.float64)
+    lower = (np.abs(numbers).astype(np.float32).view(np.uint32) >> 16).astype(np.int64)
+    lower -= fp32_of_bf16(lower.astype(np.uint16)) > np.abs(numbers)
+    below, above = (
+        fp32_of_bf16(each.astype(np.uint16)).astype(np.float64) for each in (lower, lower + 1)
+    )
+    rest = np.abs(numbers) - below - (above - np.abs(numbers))
+    nearest = lower + ((rest > 0) | ((rest == 0) & (lower & 1 == 1)))
+    found: bytes = (nearest | np.signbit(numbers) * 0x8000).astype(np.uint16).tobytes()
+    return found

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import convert, to_builtins
 
 from gateway.ir.data import JsonLayout, UntypedData, UntypedRules
+from gateway.ir.untyped import parsed
 from gateway.ir.work import JSON_BYTE, charge
 from gateway.migration.captures.privacy import Payload, least_payload
 
@@ -16,7 +17,7 @@ from gateway.migration.captures.privacy import Payload, least_payload
 def untyped_text(data: UntypedData) -> bytes:
     """Return a value, its place and its rules as JSON; NaN and infinities are words."""
     charge(data.size_bytes * JSON_BYTE)
-    value = data.value
+    value = parsed(data).value
     document = {
         "layout": data.layout.value,
         "place": data.place,

@@ -44,7 +44,12 @@ from gateway.policies.complete.tensors import (
     TensorCompleter,
     is_raw_binary_request,
 )
-from gateway.policies.complete.untyped import is_untyped, typed_reply, typed_request
+from gateway.policies.complete.untyped import (
+    is_untyped,
+    quickly_typed,
+    typed_reply,
+    typed_request,
+)
 from gateway.policies.complete.versions import resolve_version
 from gateway.policies.divide_rows import join_replies
 from gateway.policies.texts.run import run_stream_task, run_task
@@ -165,7 +170,11 @@ class Complete:
                 or call.flat_members
                 or is_incomplete(call.inputs, ALL_NEEDS)
             ):
-                request, metadata = await self._request(call)
+                quick = None if has_more_needs else self._quickly_typed(call)
+                if quick is None:
+                    request, metadata = await self._request(call)
+                else:
+                    request = quick
                 if self._has_items and (request.batch_size or 1) > 1:
                     return await self._of_items(call, request, metadata)
             try:
@@ -188,6 +197,15 @@ class Complete:
             if error.code is errors.ErrorCode.UPSTREAM:
                 await self._check_datatypes(request, error)
             raise
+
+    def _quickly_typed(self, call: InferRequest) -> InferRequest | None:
+        """Return a call of rows with the types of known metadata; None for what takes more."""
+        if self._has_more_needs or call.batch_size is not None or call.flat_members:
+            return None
+        if call.model is None or not is_untyped(call.inputs):
+            return None
+        metadata = self._metadata.peek(call.model)
+        return None if metadata is None else quickly_typed(call, metadata)
 
     async def _of_items(
         self, call: InferRequest, request: InferRequest, metadata: ModelMetadata | None

@@ -44,7 +44,9 @@ class Spec(Struct, frozen=True):
     signature: str = ""
 
     def with_signature(self, signature: str) -> Spec:
-        """Return a copy with another signature."""
+        """Return a copy with another signature; itself for the same."""
+        if signature == self.signature:
+            return self
         return Spec(self.name, self.version, self.label, signature)
 
 
@@ -73,6 +75,8 @@ class CalledModel(Struct, frozen=True):
     def inputs(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return *tensors* with the names of the model that serves the signature."""
         names = self.signature.inputs
+        if not names:
+            return tuple(tensors)
         return tuple([each.renamed(names.get(each.name, each.name)) for each in tensors])
 
     def requested(self, names: Sequence[str]) -> tuple[RequestedOutput, ...]:
@@ -121,7 +125,7 @@ class ModelTable:
         self.find.cache_clear()
 
     def _find(
-        self, spec: Spec, methods: tuple[str, ...] = (), *, allows_nameless: bool = False
+        self, spec: Spec, methods: tuple[str, ...] = (), allows_nameless: bool = False
     ) -> CalledModel:
         """Return the model of a call.
 

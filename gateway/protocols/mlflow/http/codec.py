@@ -6,7 +6,7 @@ Source: docs/protocols/mlflow.md.
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from gateway.api.protocol import StreamCodec, unsupported
 from gateway.ir.calls import (
@@ -17,7 +17,7 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import ModelRef, Need
+from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Need, Origin, Parameters
 from gateway.ir.data import UntypedRules
 from gateway.ir.errors import GatewayError, NotFound
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
@@ -35,7 +35,6 @@ from gateway.protocols.mlflow.http.form import (
     ScoringForm,
     form_of,
     origin_of,
-    returned_headers,
 )
 from gateway.protocols.mlflow.options import NAN, REFUSE, WORDS, read_options
 from gateway.protocols.mlflow.paths import MODELS, ScoringPath, ScoringRoute, find_path
@@ -43,7 +42,8 @@ from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import http_context
+from gateway.wire.metadata import http_context, sender_metadata
+from gateway.wire.row_templates import RowTemplates
 from gateway.wire.row_values import NonfiniteStyle, RowStyle
 from gateway.wire.sagemaker import custom_attributes, inference_id
 from gateway.wire.url_names import decoded_name
@@ -53,6 +53,22 @@ R = TypeVar("R")
 _REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _GET: Final = frozenset({"GET", "HEAD"})
 _DEFAULT: Final = ModelRef("")
+
+
+class _ScoringFields(NamedTuple):
+    """The parsed header fields of an inference request.
+
+    Attributes:
+        metadata: All of them, names in lower case.
+        request_id: The client's; "" for none.
+        content_type: Of the body.
+        form: What the response depends on.
+    """
+
+    metadata: tuple[tuple[str, str], ...]
+    request_id: str
+    content_type: str
+    form: ScoringForm
 
 
 class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, DeclaringCodec):
@@ -94,6 +110,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         )
         style = NonfiniteStyle.WORDS if found.nonfinite == WORDS else NonfiniteStyle.REFUSE
         self._style = RowStyle(nonfinite=style)
+        self._templates: RowTemplates[Parameters] = RowTemplates(limits)
         self._styles: dict[str, RowStyle] = {}
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
@@ -105,15 +122,15 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             if isinstance(form, RowsForm) and form.binary
         }
 
-    def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
-        """Read a client's request.
+    def decode_call(self, wire: HttpRequest, request_id: str = "", /) -> Call[Any]:
+        """Read a client's request; an inference without an id has *request_id*.
 
         Raises:
             InvalidRequest: Method, content type or body is wrong.
             NotFound: The path does not exist, or there is no model.
             TooLarge: A limit is exceeded.
         """
-        return self._decode(find_path(wire.path, self._options.prefix), wire)
+        return self._decode(find_path(wire.path, self._options.prefix), wire, request_id)
 
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
         """Write the response to *call*.
@@ -122,10 +139,10 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             InvalidOutput: An element of an output cannot be written.
         """
         form = form_of(call)
-        extra = returned_headers(origin_of(call))
+        extra = form.returned
         if isinstance(call, InferRequest):
             content = cast("InferResponse", reply)
-            return replies.encode_inference(content, form, self._style_of(call, content), extra)
+            return replies.encode_inference(content, form, self._style_of(call, content))
         if isinstance(call, ServerReadyRequest):
             return HttpResponse(OK if reply else NOT_READY, Headers((JSON, *extra)), (b"\n",))
         if isinstance(call, ServerLiveRequest):
@@ -155,7 +172,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         if item.error is not None:
             raise item.error
         style = self._style_of(call, item)
-        return replies.encode_line(item, style, returned_headers(origin_of(call)))
+        return replies.encode_line(item, style, form_of(call).returned)
 
     def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
         """Return True: a first error is an ordinary response."""
@@ -196,7 +213,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         model = reply.model if call.model is None else call.model
         return self._styles.get(model.name, self._style)
 
-    def _decode(self, path: ScoringRoute, wire: HttpRequest) -> Call[Any]:
+    def _decode(self, path: ScoringRoute, wire: HttpRequest, request_id: str) -> Call[Any]:
         kind = path.kind
         if kind is None:
             raise UnknownScoringPath(f"nothing is served at {wire.path[:200]!r}")
@@ -208,38 +225,45 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         if kind is ScoringPath.INVOCATIONS:
             if wire.method != "POST":
                 raise _method_not_allowed(wire, "POST")
-            return self._decode_inference(path, wire)
+            return self._decode_inference(path, wire, request_id)
         if wire.method not in _GET:
             raise _method_not_allowed(wire, "GET, HEAD")
-        context = http_context(wire, NAME, _REPLY_NEEDS, ScoringForm(kind=kind))
+        form = ScoringForm(kind=kind, returned=custom_attributes(wire.headers))
+        context = http_context(wire, NAME, _REPLY_NEEDS, form)
         if kind is ScoringPath.VERSION:
             return ServerLiveRequest(context=context)
         return ServerReadyRequest(about=self._model(path) or _DEFAULT, context=context)
 
-    def _decode_inference(self, path: ScoringRoute, wire: HttpRequest) -> InferRequest:
-        kind = requests.content_type(wire)
+    def _decode_inference(
+        self, path: ScoringRoute, wire: HttpRequest, request_id: str
+    ) -> InferRequest:
+        fields = wire.headers.parsed_with(_fields_of)
         model = self._model(path)
-        parameters: dict[str, Any] = {}
-        if kind == requests.CSV:
+        parameters: Parameters = NO_PARAMETERS
+        if fields.content_type == requests.CSV:
             has_header = self._options.csv_header
             inputs = requests.read_csv(
                 wire.view, self._limits, self._text_rules, has_header=has_header
             )
-        elif kind == requests.LINES:
+        elif fields.content_type == requests.LINES:
             inputs = requests.read_lines(wire.view, self._limits, self._rules)
         else:
-            inputs, parameters = requests.read_json(wire.view, self._limits, self._rules)
-        accept = wire.headers.get("accept")
-        form = ScoringForm(
-            kind=ScoringPath.INVOCATIONS,
-            is_csv=requests.is_only_csv(accept),
-            is_lines=kind == requests.LINES or requests.wants_lines(accept),
-            can_stream=requests.accepts_lines(accept),
+            found, cut = self._templates.parse(wire.view)
+            if found is None:
+                found = requests.read_json(wire.view, self._limits, self._rules)
+                if cut is not None:
+                    self._templates.learn(cut, *found)
+            parameters, inputs = found
+        context = Context(
+            NAME,
+            fields.metadata,
+            fields.request_id or request_id,
+            wire.deadline,
+            None,
+            _REPLY_NEEDS,
+            Origin(NAME, wire, fields.form),
+            wire.client,
         )
-        context = http_context(wire, NAME, _REPLY_NEEDS, form)
-        if not context.request_id:
-            own = inference_id(wire.headers)
-            context = context.changed(request_id=own) if own else context
         return InferRequest(model=model, context=context, inputs=inputs, parameters=parameters)
 
     def _model(self, path: ScoringRoute) -> ModelRef | None:
@@ -247,6 +271,24 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         if path.model:
             return ModelRef(decoded_name("model name", path.model, self._limits))
         return self._options.default_model
+
+
+def _fields_of(headers: Headers) -> _ScoringFields:
+    """Parse the header fields of an inference request.
+
+    Raises:
+        UnsupportedContentType: The body has another content type.
+    """
+    kind, accept = requests.content_type(headers), headers.get("accept")
+    form = ScoringForm(
+        kind=ScoringPath.INVOCATIONS,
+        is_csv=requests.is_only_csv(accept),
+        is_lines=kind == requests.LINES or requests.wants_lines(accept),
+        can_stream=requests.accepts_lines(accept),
+        returned=custom_attributes(headers),
+    )
+    metadata, request_id = sender_metadata(headers)
+    return _ScoringFields(metadata, request_id or inference_id(headers), kind, form)
 
 
 def _method_not_allowed(wire: HttpRequest, allow: str) -> MethodNotAllowed:

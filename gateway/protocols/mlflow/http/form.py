@@ -10,7 +10,6 @@ from gateway.ir.calls import Call
 from gateway.ir.context import Origin
 from gateway.protocols.mlflow.paths import ScoringPath
 from gateway.wire.http import HttpRequest
-from gateway.wire.sagemaker import custom_attributes
 
 NAME: Final = "mlflow.http"
 
@@ -24,12 +23,15 @@ class ScoringForm:
         is_csv: An answer that is one matrix is CSV.
         is_lines: Each row is a line of JSON.
         can_stream: The replies of a decoupled model may be sent one by one.
+        returned: The headers that go back to the caller: SageMaker's custom attributes. Source:
+            docs/protocols/mlflow.md, "9. SageMaker".
     """
 
     kind: ScoringPath
     is_csv: bool = False
     is_lines: bool = False
     can_stream: bool = False
+    returned: tuple[tuple[str, str], ...] = ()
 
 
 INVOCATION: Final = ScoringForm(kind=ScoringPath.INVOCATIONS)
@@ -46,11 +48,3 @@ def form_of(call: Call[Any]) -> ScoringForm:
     """Return the form of a call."""
     origin = origin_of(call)
     return origin.form if origin and isinstance(origin.form, ScoringForm) else INVOCATION
-
-
-def returned_headers(origin: Origin | None) -> tuple[tuple[str, str], ...]:
-    """Return the headers that go back to the caller: SageMaker's custom attributes.
-
-    Source: docs/protocols/mlflow.md, "9. SageMaker".
-    """
-    return () if origin is None else custom_attributes(origin.wire.headers)

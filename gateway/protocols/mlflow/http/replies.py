@@ -20,20 +20,18 @@ _PLAIN: Final = Headers((JSON,))
 _MATRIX_RANK: Final = 2
 
 
-def encode_inference(
-    reply: InferResponse, form: ScoringForm, style: RowStyle, extra: tuple[tuple[str, str], ...]
-) -> HttpResponse:
+def encode_inference(reply: InferResponse, form: ScoringForm, style: RowStyle) -> HttpResponse:
     """Write the answer to an inference.
 
     Args:
         reply: The reply, complete.
         form: What the caller asked for.
         style: How elements are written.
-        extra: More headers.
 
     Raises:
         InvalidOutput: An element cannot be written.
     """
+    extra = form.returned
     if form.is_csv and _is_matrix(reply.outputs):
         return HttpResponse(OK, Headers((_CSV, *extra)), (_csv(reply.outputs[0], style),))
     if form.is_lines:

@@ -7,14 +7,14 @@ import csv
 import io
 from typing import Final
 
-from gateway.ir.context import Parameter
+from gateway.ir.context import Parameter, Parameters
 from gateway.ir.data import JsonLayout, UntypedRules
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.tensor import Tensor
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.wire.errors import UnsupportedContentType
-from gateway.wire.http import HttpRequest
+from gateway.wire.http import Headers
 from gateway.wire.rows import RowsDocument, RowsReader, read_any, read_rows_document
 from gateway.wire.tables import column_names, show, table_tensor
 
@@ -29,13 +29,13 @@ _SHOWN: Final = 64
 _LINE: Final = 8
 
 
-def content_type(wire: HttpRequest) -> str:
+def content_type(headers: Headers) -> str:
     """Return the type of a body, JSON where none is given.
 
     Raises:
         UnsupportedContentType: It is not read, or has another parameter than `charset=utf-8`.
     """
-    given = wire.headers.get("content-type")
+    given = headers.get("content-type")
     if given is None or given == JSON:
         return JSON
     kind, *parameters = [part.strip() for part in given.split(";")]
@@ -61,8 +61,8 @@ def content_type(wire: HttpRequest) -> str:
 
 def read_json(
     view: memoryview, limits: MessageLimits, rules: UntypedRules
-) -> tuple[tuple[Tensor, ...], dict[str, Parameter]]:
-    """Return the inputs and the parameters of a body of JSON.
+) -> tuple[Parameters, tuple[Tensor, ...]]:
+    """Return the parameters and the inputs of a body of JSON.
 
     Raises:
         MalformedMessage: It is no JSON object with exactly one of the four forms.
@@ -78,7 +78,8 @@ def read_json(
         "instances": reader.rows,
         "inputs": reader.columns,
     }
-    return read[form](form), _parameters(document, limits)
+    tensors = read[form](form)
+    return _parameters(document, limits), tensors
 
 
 def _form(document: RowsDocument) -> str:
@@ -96,7 +97,7 @@ def _form(document: RowsDocument) -> str:
     raise MalformedMessage(f"the body has none of the forms: {expected}")
 
 
-def _parameters(document: RowsDocument, limits: MessageLimits) -> dict[str, Parameter]:
+def _parameters(document: RowsDocument, limits: MessageLimits) -> Parameters:
     found = document.plain("params")
     if found is None:
         return {}

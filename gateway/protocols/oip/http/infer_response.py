@@ -15,7 +15,7 @@ from gateway.accelerator import accelerated
 from gateway.ir import errors
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
-from gateway.ir.data import SharedMemoryData
+from gateway.ir.data import SharedMemoryData, raw_of
 from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
 from gateway.ir.tensor import Shape, Tensor
@@ -46,7 +46,6 @@ from gateway.protocols.oip.json.write import (
     few_integers,
     gathered,
     put_binary,
-    raw_of,
     tensor_prefix,
 )
 from gateway.protocols.oip.outputs import with_c_values

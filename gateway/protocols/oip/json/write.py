@@ -27,7 +27,7 @@ from msgspec import Struct
 from gateway.accelerator import accelerated
 from gateway.ir.calls import InferResponse
 from gateway.ir.context import JsonParameter, Parameters
-from gateway.ir.data import ArrayData, JsonItemsData, RawData, TensorData
+from gateway.ir.data import ArrayData, JsonItemsData, RawData, raw_of
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import Unsupported
 from gateway.ir.number_lists import CODES
@@ -348,15 +348,6 @@ def few_integers(
         return None
     opened = _described(kind, name, datatype, shape) + b',"data":'
     return opened, size, integer_writer(_INTEGERS[datatype], count), datatype.numpy_dtype
-
-
-def raw_of(data: TensorData, dtype: np.dtype[Any]) -> bytes | memoryview | None:
-    """Return raw data, or a copy of an array of *dtype*; None for other data."""
-    if type(data) is RawData:
-        return data.view
-    if type(data) is ArrayData and data.array.dtype is dtype:
-        return data.array.tobytes()
-    return None
 
 
 @accelerated

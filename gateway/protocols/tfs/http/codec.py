@@ -8,7 +8,7 @@ Source: docs/protocols/tensorflow-serving.md.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import orjson
 from msgspec import Struct
@@ -25,10 +25,17 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     ServerStatusRequest,
 )
-from gateway.ir.context import Context, ModelRef, Need, Origin, Parameters
+from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Need, Origin, Parameters
 from gateway.ir.errors import GatewayError, InternalError, InvalidRequest, NotReady
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
-from gateway.protocols.tfs.declarations import CLASSIFY, PREDICT, REGRESS, ModelDeclaration
+from gateway.protocols.tfs.declarations import (
+    B64,
+    CLASSIFY,
+    PREDICT,
+    REGRESS,
+    TEXT,
+    ModelDeclaration,
+)
 from gateway.protocols.tfs.errors import JSON, OK, OtherContent, error_response
 from gateway.protocols.tfs.examples import (
     examples_tensor,
@@ -41,15 +48,17 @@ from gateway.protocols.tfs.http.events import CloudEventForm, event_form, is_eve
 from gateway.protocols.tfs.http.examples_json import read_examples
 from gateway.protocols.tfs.http.paths import MODELS, RestPath, Verb, kserve_path, tensorflow_path
 from gateway.protocols.tfs.http.predict import (
+    only_rows,
     read_parameters,
     read_signature,
     read_tensors,
+    reply_style,
     row_rules,
     write_reply,
 )
 from gateway.protocols.tfs.metadata import metadata_document
 from gateway.protocols.tfs.models import NEEDS, CalledModel, ModelTable, Spec, known_model
-from gateway.protocols.tfs.options import FORWARD, ROOT, read_options
+from gateway.protocols.tfs.options import FORWARD, ROOT, VertexOptions, read_options
 from gateway.protocols.tfs.status import AVAILABLE, status_document, versions_of
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import (
@@ -60,7 +69,7 @@ from gateway.wire.errors import (
     strip_traceback,
 )
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import http_context
+from gateway.wire.metadata import http_context, sender_metadata
 from gateway.wire.model_lists import (
     is_of_openai,
     model_object,
@@ -68,6 +77,7 @@ from gateway.wire.model_lists import (
     openai_error,
     ready_names,
 )
+from gateway.wire.row_templates import Cut, Read, RowTemplates
 from gateway.wire.rows import RowsDocument, read_rows_document
 from gateway.wire.url_names import decoded_name
 
@@ -78,6 +88,8 @@ _HEADERS: Final = Headers(JSON)
 _PATHS: Final = 256
 _GET: Final = frozenset({"GET", "HEAD"})
 _EXPLAIN: Final = (":explain", "%3aexplain")
+_PREDICT: Final = (PREDICT,)
+_PREDICTION: Final = Verb.PREDICT
 _METHODS: Final = {Verb.CLASSIFY: CLASSIFY, Verb.REGRESS: REGRESS}
 _JSON_TYPES: Final = frozenset(
     {"", "application/json", "application/cloudevents+json", "application/ld+json"}
@@ -96,6 +108,30 @@ class RestForm(Struct, frozen=True):
     called: CalledModel | None = None
     is_rows: bool = False
     event: CloudEventForm | None = None
+
+
+class _Prediction(NamedTuple):
+    """What a request of a prediction has besides tensors."""
+
+    is_rows: bool
+    signature: str
+    parameters: Parameters
+
+
+class _PredictionFields(NamedTuple):
+    """The parsed header fields of a prediction.
+
+    Attributes:
+        metadata: All of them, names in lower case.
+        request_id: The client's; "" for none.
+        content_type: Without parameters, in lower case.
+        event: The form of the reply to an event; None for a plain request.
+    """
+
+    metadata: tuple[tuple[str, str], ...]
+    request_id: str
+    content_type: str
+    event: CloudEventForm | None
 
 
 class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
@@ -119,6 +155,11 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self._options = read_options(options or {})
         self._models = ModelTable(limits)
         self._rules = row_rules(self._options, limits)
+        self._has_only_rows = only_rows(self._options)
+        self._styles = {form: reply_style(self._options, form) for form in (TEXT, B64)}
+        # Only the requests of Vertex AI have parameters.
+        self._templates: RowTemplates[_Prediction] = RowTemplates(limits)
+        self._vertex_templates: RowTemplates[_Prediction] = RowTemplates(limits)
         self._is_kserve = self._options.is_kserve
         # Clients repeat the same few paths. A path that raises is not cached.
         self._find = lru_cache(_PATHS)(self._found)
@@ -132,8 +173,10 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         """Replace what the configuration declares of models, by their names."""
         self._models.declare(declared)
 
-    def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
+    def decode_call(self, wire: HttpRequest, request_id: str = "", /) -> Call[Any]:
         """Read a client's request; numbers wait for the datatypes of the model.
+
+        A prediction without an id has *request_id*.
 
         Raises:
             InvalidRequest: Path, body, label or signature is wrong.
@@ -143,9 +186,10 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if wire.path == self._health_route:
             return self._decode_health(wire)
         if wire.path == self._predict_route:
-            return self._decode_vertex(wire)
+            return self._decode_vertex(wire, request_id)
         if wire.path == ROOT and self._options.cloudevents and wire.method == "POST":
-            return self._decode_predict(wire, _default_spec(self._options.default_model))
+            spec = _default_spec(self._options.default_model)
+            return self._decode_predict(wire, request_id, spec)
         is_root = wire.path == ROOT and self._options.root
         is_explain = self._is_shared and wire.path.lower().endswith(_EXPLAIN)
         is_kserve = self._is_kserve or is_root or is_explain
@@ -155,6 +199,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             if not self._is_shared or not is_of_openai(wire):
                 raise
             found = self._openai_path(wire, error)
+        if found.verb is _PREDICTION:
+            return self._decode_predict(wire, request_id, found.spec)
         return self._decode(found, wire)
 
     def _openai_path(self, wire: HttpRequest, error: GatewayError) -> RestPath:
@@ -236,8 +282,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
 
     def _decode(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
         verb = found.verb
-        if verb is Verb.PREDICT:
-            return self._decode_predict(wire, found.spec)
         if verb in _METHODS:
             return self._decode_examples(wire, found.spec, _METHODS[verb])
         if verb is Verb.MODELS:
@@ -263,32 +307,74 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         return RepositoryIndexRequest(ready_only=True, context=_context(wire, RestForm()))
 
     def _decode_predict(
-        self, wire: HttpRequest, spec: Spec, *, is_vertex: bool = False
+        self, wire: HttpRequest, request_id: str, spec: Spec, vertex: VertexOptions | None = None
     ) -> InferRequest:
-        content_type = _content_type(wire)
-        if (self._is_kserve or is_vertex) and content_type not in _JSON_TYPES:
-            raise OtherContent(f"content type is {content_type[:100]!r}: expected application/json")
+        """Read a prediction.
+
+        Args:
+            wire: The request.
+            request_id: For a request without an id of the client.
+            spec: The model.
+            vertex: The routes of Vertex AI, for a request of it.
+        """
+        fields = wire.headers.parsed_with(_fields_of)
         event = None
+        if self._is_kserve or vertex is not None:
+            content_type = fields.content_type
+            if content_type not in _JSON_TYPES:
+                raise OtherContent(
+                    f"content type is {content_type[:100]!r}: expected application/json"
+                )
         if self._is_kserve or self._options.cloudevents:
-            event = event_form(wire, content_type)
-        document = self._document(wire, has_more_text=not self._is_kserve)
-        tensors, is_rows = read_tensors(document, self._limits, self._rules)
-        signature = "" if self._is_kserve else read_signature(document)
-        called = self._models.find(spec.with_signature(signature), (PREDICT,), allows_nameless=True)
-        vertex = self._options.vertex
-        parameters: Parameters = {}
-        if is_vertex and vertex is not None:
-            parameters = read_parameters(document, self._limits)
-            parameters = parameters if vertex.parameters == FORWARD else {}
+            event = fields.event
+        templates = self._templates if vertex is None else self._vertex_templates
+        found, cut = templates.parse(wire.view)
+        if found is None:
+            found = self._read_predict(wire, vertex, cut)
+        (is_rows, signature, parameters), tensors = found
+        # By position, because a keyword costs more.
+        called = self._models.find(spec.with_signature(signature), _PREDICT, True)
+        origin = Origin(NAME, wire, RestForm(called, is_rows, event))
+        context = Context(
+            NAME,
+            fields.metadata,
+            fields.request_id or request_id,
+            wire.deadline,
+            None,
+            called.needs,
+            origin,
+            wire.client,
+        )
         return InferRequest(
             model=called.model,
-            context=_context(wire, RestForm(called, is_rows, event), called.needs),
+            context=context,
             inputs=called.inputs(tensors),
             parameters=parameters,
         )
 
+    def _read_predict(
+        self, wire: HttpRequest, vertex: VertexOptions | None, cut: Cut | None
+    ) -> Read[_Prediction]:
+        """Read a prediction without a template."""
+        document = self._document(wire)
+        if self._is_kserve and is_event(document.members):
+            data = orjson.dumps(document.plain("data"))
+            document = read_rows_document(memoryview(data), "data of the event", self._limits)
+            cut = None
+        tensors, is_rows = read_tensors(document, self._limits, self._rules)
+        signature = "" if self._is_kserve else read_signature(document)
+        parameters: Parameters = NO_PARAMETERS
+        if vertex is not None:
+            parameters = read_parameters(document, self._limits)
+            parameters = parameters if vertex.parameters == FORWARD else NO_PARAMETERS
+        found = _Prediction(is_rows, signature, parameters)
+        if cut is not None:
+            templates = self._templates if vertex is None else self._vertex_templates
+            templates.learn(cut, found, tensors)
+        return found, tensors
+
     def _decode_examples(self, wire: HttpRequest, spec: Spec, method: str) -> InferRequest:
-        document = self._document(wire, has_more_text=True)
+        document = self._document(wire)
         signature = read_signature(document)
         names = [key for key in ("examples", "context") if key in document.members]
         examples = read_examples({key: document.plain(key) for key in names}, self._limits)
@@ -306,21 +392,15 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         about = self._options.default_model or ModelRef("")
         return ServerReadyRequest(about=about, context=_context(wire, RestForm()))
 
-    def _decode_vertex(self, wire: HttpRequest) -> InferRequest:
+    def _decode_vertex(self, wire: HttpRequest, request_id: str) -> InferRequest:
         if wire.method != "POST":
             raise MethodNotAllowed(f"{wire.method} is not allowed: expected POST", allow="POST")
-        return self._decode_predict(
-            wire, _default_spec(self._options.default_model), is_vertex=True
-        )
+        spec = _default_spec(self._options.default_model)
+        return self._decode_predict(wire, request_id, spec, self._options.vertex)
 
-    def _document(self, wire: HttpRequest, *, has_more_text: bool) -> RowsDocument:
-        document = read_rows_document(
-            wire.view, "the body", self._limits, has_more_text=has_more_text
-        )
-        if self._is_kserve and is_event(document.members):
-            data = orjson.dumps(document.plain("data"))
-            return read_rows_document(memoryview(data), "data of the event", self._limits)
-        return document
+    def _document(self, wire: HttpRequest) -> RowsDocument:
+        has_more_text = not self._is_kserve
+        return read_rows_document(wire.view, "the body", self._limits, has_more_text=has_more_text)
 
     def _encode_inference(
         self, call: InferRequest, reply: InferResponse, form: RestForm
@@ -332,9 +412,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if signature.method == PREDICT:
             body = write_reply(
                 called.outputs(reply.outputs),
-                is_rows=form.is_rows,
-                options=self._options,
-                declared=called.declared,
+                form.is_rows or self._has_only_rows,
+                self._options,
+                self._styles[called.declared.bytes],
             )
         else:
             count = (call.inputs[0].shape or (0,))[0]
@@ -377,14 +457,18 @@ def _context(wire: HttpRequest, form: RestForm, needs: frozenset[Need] = NEEDS) 
     return http_context(wire, NAME, needs, form)
 
 
+def _fields_of(headers: Headers) -> _PredictionFields:
+    """Parse the header fields of a prediction."""
+    content_type = (headers.get("content-type") or "").partition(";")[0].strip().lower()
+    return _PredictionFields(
+        *sender_metadata(headers), content_type, event_form(headers, content_type)
+    )
+
+
 def _default_spec(model: ModelRef | None) -> Spec:
     """Return the model of requests that name none, without a name for the router's own."""
     model = model or ModelRef("")
     return Spec(model.name, int(model.version) if model.version.isdecimal() else 0)
-
-
-def _content_type(wire: HttpRequest) -> str:
-    return (wire.headers.get("content-type") or "").partition(";")[0].strip().lower()
 
 
 def _form_of(call: Call[Any]) -> RestForm:

@@ -12,7 +12,7 @@ import orjson
 from msgspec import Struct
 
 from gateway.protocols.tfs.options import TfsOptions
-from gateway.wire.http import HttpRequest
+from gateway.wire.http import Headers
 
 STRUCTURED_TYPE: Final = "application/cloudevents+json"
 _VERSION: Final = "1.0"
@@ -31,11 +31,11 @@ class CloudEventForm(Struct, frozen=True):
     is_structured: bool
 
 
-def event_form(wire: HttpRequest, content_type: str) -> CloudEventForm | None:
+def event_form(headers: Headers, content_type: str) -> CloudEventForm | None:
     """Return the form of the reply to a request; None for a plain reply."""
     if content_type == STRUCTURED_TYPE:
         return CloudEventForm(is_structured=True)
-    if all(wire.headers.get(name) is not None for name in _BINARY):
+    if all(headers.get(name) is not None for name in _BINARY):
         return CloudEventForm(is_structured=False)
     return None
 

@@ -13,7 +13,7 @@ from gateway.ir.data import UntypedRules
 from gateway.ir.errors import InvalidOutput, InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import Tensor
-from gateway.protocols.tfs.declarations import B64, ModelDeclaration
+from gateway.protocols.tfs.declarations import B64
 from gateway.protocols.tfs.options import NULL, OUTPUTS, PREDICTIONS, REFUSE, WORDS, TfsOptions
 from gateway.wire.row_values import NonfiniteStyle, RowStyle, columns_json, rows_json, value_json
 from gateway.wire.rows import RowsDocument, RowsReader
@@ -120,44 +120,49 @@ def read_parameters(document: RowsDocument, limits: MessageLimits) -> Parameters
     return read
 
 
-def reply_style(options: TfsOptions, declared: ModelDeclaration) -> RowStyle:
-    """Return how a listener writes elements."""
+def only_rows(options: TfsOptions) -> bool:
+    """Return whether requests with columns have replies with rows, too."""
+    return (options.columns or (PREDICTIONS if options.is_kserve else OUTPUTS)) == PREDICTIONS
+
+
+def reply_style(options: TfsOptions, bytes_form: str) -> RowStyle:
+    """Return how a listener writes elements, those of BYTES as a model declares it."""
     is_kserve = options.is_kserve
     nonfinite = options.nonfinite or (NULL if is_kserve else WORDS)
     return RowStyle(
         nonfinite=_NONFINITE[nonfinite],
-        has_b64=is_kserve or declared.bytes == B64,
+        has_b64=is_kserve or bytes_form == B64,
         b64_suffix="" if is_kserve else _SUFFIX,
     )
 
 
 def write_reply(
-    outputs: Sequence[Tensor], *, is_rows: bool, options: TfsOptions, declared: ModelDeclaration
+    outputs: Sequence[Tensor],
+    has_rows: bool,  # a keyword costs more
+    options: TfsOptions,
+    style: RowStyle,
 ) -> bytes:
     """Return the JSON of a prediction.
 
     Args:
         outputs: With the names of clients.
-        is_rows: The request had rows.
+        has_rows: The reply has rows; otherwise it has columns.
         options: The options of the listener.
-        declared: What is declared of the model.
+        style: How elements are written.
 
     Raises:
         InvalidRequest, Unsupported: The outputs cannot be rows.
         Unsupported: An element has no form in JSON.
     """
-    style = reply_style(options, declared)
-    key = options.columns or (PREDICTIONS if options.is_kserve else OUTPUTS)
-    has_rows = is_rows or key == PREDICTIONS
-    if has_rows:
-        _check_rows(outputs, options)
     try:
         if has_rows:
-            return b'{"predictions":' + rows_json(outputs, style) + b"}"
+            return b'{"predictions":%b}' % rows_json(outputs, style)
         one = value_json(outputs[0], style) if len(outputs) == 1 else columns_json(outputs, style)
     except InvalidOutput as error:
+        if has_rows:
+            _check_rows(outputs, options)
         raise Unsupported(error.message) from error
-    return b'{"outputs":' + one + b"}"
+    return b'{"outputs":%b}' % one
 
 
 def _check_rows(outputs: Sequence[Tensor], options: TfsOptions) -> None:
