@@ -7,11 +7,12 @@ from gateway.ir.context import ModelRef
 from gateway.ir.data import JsonLayout, UntypedData
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.metadata import ModelMetadata
+from gateway.ir.number_lists import nested_shape
 from gateway.ir.tensor import Tensor
 from gateway.ir.untyped import (
     RowsForm,
     matrix_tensor,
-    nested_shape,
+    parsed,
     table_columns,
     typed_tensor,
     value_place,
@@ -35,6 +36,7 @@ def split_inputs(
     Raises:
         InvalidRequest: The array has no such columns, an input has no columns, or a value is wrong.
     """
+    data = parsed(data)
     key = f"models.NAME.protocols.{data.rules.protocol}.columns"
     shape = nested_shape(data.value) if data.shape is None else data.shape
     count = 1 + max(column for columns in form.splits.values() for column in columns)

@@ -16,8 +16,8 @@ from gateway.ir.data import JsonLayout, UntypedData
 from gateway.ir.doubles import MOST_EXACT
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_shape
+from gateway.ir.number_lists import nested_shape
 from gateway.ir.tensor import Tensor
-from gateway.ir.untyped import nested_shape
 from gateway.ir.work import FIELD, OBJECT_BYTE, charge
 from gateway.protocols.seldon.declarations import INPUTS, TEXT, SeldonForm
 from gateway.protocols.seldon.messages import Payload, PayloadKind, element_tensor
