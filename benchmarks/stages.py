@@ -109,7 +109,7 @@ class Way:
     Attributes:
         back: Carrier of the upstream; None for a model in the gateway.
         kind: Of requests as applications send them; "" for one that is repeated.
-        protocol: Of the client.
+        protocol: The protocol of the client.
     """
 
     name: str

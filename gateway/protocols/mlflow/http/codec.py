@@ -61,7 +61,7 @@ class _ScoringFields(NamedTuple):
     Attributes:
         metadata: All of them, names in lower case.
         request_id: The client's; "" for none.
-        content_type: Of the body.
+        content_type: The content type of the body.
         form: What the response depends on.
     """
 
