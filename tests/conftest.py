@@ -41,14 +41,16 @@ _TRIED_AGAIN = {
 MAX_RERUNS: Final = 5
 """A run in which more tries failed has failed, whatever the last tries did."""
 
-_failed_tries: dict[tuple[str, int], None] = {}  # by test and number of the try
+_failed_tries: dict[tuple[str, int], str] = {}  # why, by test and number of the try
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Count the failed tries, those of all processes."""
     outcome: str = report.outcome
     if outcome == "rerun":  # as pytest-rerunfailures says, for the call and for the teardown
-        _failed_tries[report.nodeid, getattr(report, "rerun", 0)] = None
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = "" if crash is None else crash.message.partition("\n")[0]
+        _failed_tries[report.nodeid, getattr(report, "rerun", 0)] = reason
 
 
 @pytest.hookimpl(trylast=True)
@@ -59,13 +61,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the tests of the failed tries."""
+    """Name the tests of the failed tries, and why each failed."""
     if len(_failed_tries) > MAX_RERUNS:
         terminalreporter.section(f"{len(_failed_tries)} failed tries, {MAX_RERUNS} are allowed")
     elif _failed_tries:
         terminalreporter.section("failed tries")
-    for name, _ in _failed_tries:
-        terminalreporter.write_line(name)
+    for (name, _), reason in _failed_tries.items():
+        terminalreporter.write_line(f"{name}: {reason}")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -274,17 +274,13 @@ class RowsReader:
         tensors = read()
         # Where all lists are regular, an array has flattened none.
         is_checked = not self._numeric or self._has_regular_lists
-        if not is_checked and self._lists + self._others != self._brackets():
+        if not is_checked and self._lists + self._others != _brackets(self._document.text):
             self._is_slow = True
             tensors = read()
         first = tensors[0]
         data = cast("UntypedData", first.data)
         counted = UntypedData(**{**structs.asdict(data), "size_bytes": self._document.text.nbytes})
         return (Tensor(first.name, None, None, counted), *tensors[1:])
-
-    def _brackets(self) -> int:
-        text = np.frombuffer(self._document.text, np.uint8)
-        return int(np.count_nonzero(text == ord("[")))
 
     def _rows(self, key: str, allows_empty: bool) -> tuple[Tensor, ...]:
         found = self._document.members.get(key)
@@ -492,6 +488,11 @@ class RowsReader:
         if self._is_regular is None:
             self._is_regular = has_regular_lists(self._document.text)
         return self._is_regular
+
+
+def _brackets(text: memoryview) -> int:
+    """Return how often a list begins in a text, those in strings included."""
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("[")))
 
 
 def _stacked(values: list[Any]) -> Any:

@@ -7,7 +7,7 @@ Source: docs/protocols/tensorflow-serving.md.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import orjson
@@ -162,7 +162,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self._vertex_templates: RowTemplates[_Prediction] = RowTemplates(limits)
         self._is_kserve = self._options.is_kserve
         # Clients repeat the same few paths. A path that raises is not cached.
-        self._find = lru_cache(_PATHS)(self._found)
+        self._find = lru_cache(_PATHS)(partial(_found, limits=limits))
         # Clients of another protocol of the listener read the same paths.
         self._is_shared = MODELS in self._options.shared
         vertex = self._options.vertex
@@ -275,10 +275,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         """
         # The type of a call determines that of its reply, which mypy cannot follow.
         return cast("R", upstream.decode_reply(call, wire, self._options, self._limits, NAME))
-
-    def _found(self, method: str, path: str, is_kserve: bool) -> RestPath:
-        find = kserve_path if is_kserve else tensorflow_path
-        return find(method, path, self._limits)
 
     def _decode(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
         verb = found.verb
@@ -451,6 +447,11 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if self._is_shared:
             return _json(models_document(entries, self._options.created))
         return _json(orjson.dumps({"models": ready_names(entries)}))
+
+
+def _found(method: str, path: str, is_kserve: bool, limits: MessageLimits) -> RestPath:
+    find = kserve_path if is_kserve else tensorflow_path
+    return find(method, path, limits)
 
 
 def _context(wire: HttpRequest, form: RestForm, needs: frozenset[Need] = NEEDS) -> Context:
