@@ -143,7 +143,7 @@ PATHS = (
     "/v2/models/stats",
     "/v2/models/simple/generate",
     "/v1/models/simple:predict",
-    "/predict",
+    "/infer",
     "/inference.GRPCInferenceService/ModelInfer",
 )
 
