@@ -1,14 +1,15 @@
-"""Names in URLs: strict decoding, and the same checks as for all names."""
+"""Names and queries in URLs: strict decoding, and the same checks as for all names."""
 
 import re
 from typing import Final
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
 from gateway.ir.errors import MalformedMessage, Unsupported
 from gateway.ir.limits import DOT_SEGMENTS, MessageLimits, check_name
 
 _ESCAPED: Final = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 _SHOWN: Final = 200
+_MOST_FIELDS: Final = 64
 _PATH_CHARS: Final = "!$&'()*+,;=:@"
 """What a segment of a path may have, beside letters, digits and `-._~`.
 
@@ -62,3 +63,20 @@ def _unquoted(kind: str, text: str) -> str:
         raise MalformedMessage(
             f"{kind} {text[:_SHOWN]!r} in the URL is not UTF-8: {error.reason}"
         ) from error
+
+
+def read_query(query: str) -> dict[str, str]:
+    """Return the fields of a query or form; the first value of a repeated field.
+
+    Raises:
+        MalformedMessage: It is not percent-encoded UTF-8, or has too many fields.
+    """
+    if not query:
+        return {}
+    try:
+        fields = parse_qsl(
+            query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
+        )
+    except ValueError as error:
+        raise MalformedMessage(f"query or form cannot be read: {error}") from error
+    return dict(reversed(fields))

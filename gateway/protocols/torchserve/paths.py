@@ -6,9 +6,7 @@ Source: docs/protocols/torchserve.md, "2. Paths".
 import enum
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl
 
-from gateway.ir.errors import MalformedMessage
 from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
 
 PING: Final = "/ping"
@@ -26,7 +24,6 @@ _CLAIMS: Final = (
     # MLflow refuses the list of models.
     PathClaim(MODELS, ClaimKind.SHARED, Passing.FOUND),
 )
-_MOST_FIELDS: Final = 64
 
 
 def claims(_options: Mapping[str, Any], /) -> tuple[PathClaim, ...]:
@@ -113,20 +110,3 @@ def _model_path(rest: list[str]) -> TorchServePath:
             else _NONE
         )
     return TorchServePath(TorchServePathKind.DESCRIPTION, name, "" if version == _ALL else version)
-
-
-def read_query(query: str) -> dict[str, str]:
-    """Return the parameters of a query; the first value of a repeated one.
-
-    Raises:
-        MalformedMessage: It is not percent-encoded UTF-8, or has too many fields.
-    """
-    if not query:
-        return {}
-    try:
-        pairs = parse_qsl(
-            query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
-        )
-    except ValueError as error:
-        raise MalformedMessage(f"the query cannot be read: {error}") from error
-    return dict(reversed(pairs))

@@ -8,9 +8,9 @@ Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "14. Shared memory" an
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from gateway.ir.calls import (
     Call,
@@ -29,7 +29,7 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
 )
 from gateway.ir.context import Context
-from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.errors import InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.metadata import RepositoryEntry, SharedRegion
 from gateway.protocols.trtis.errors import UnknownMode
@@ -37,29 +37,13 @@ from gateway.protocols.trtis.model_names import checked_model
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.server_status import write_status
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.protobuf_library import parse
 
 SERVICE = "/nvidia.inferenceserver.GRPCService/"
 
-M = TypeVar("M", bound=Message)
 _LISTED = 10_000
 CUDA_HANDLE_BYTES = 64
 _Register = pb.SharedMemoryControlRequest.Register
-
-
-def parse(view: memoryview, kind: type[M]) -> M:
-    """Read a message with the protobuf library; copies.
-
-    Raises:
-        MalformedMessage: The bytes are not such a message.
-    """
-    message = kind()
-    try:
-        message.ParseFromString(bytes(view))
-    except DecodeError as error:
-        raise MalformedMessage(
-            f"{len(view)} bytes are not a message of type {kind.DESCRIPTOR.name}"
-        ) from error
-    return message
 
 
 def write_index(entries: Iterable[RepositoryEntry]) -> pb.ModelRepositoryIndex:

@@ -12,9 +12,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qsl
 
-from gateway.ir.errors import MalformedMessage, NotFound
+from gateway.ir.errors import NotFound
 from gateway.protocols.grps import methods
 from gateway.protocols.grps.brpc import codec
 from gateway.protocols.grps.custom.routes import CustomRoute
@@ -49,7 +48,6 @@ _SERIES: Final = f"{_V1}/monitor/series"
 _POST: Final = ("POST",)
 _EITHER: Final = ("GET", "POST")
 _ONLY_POST: Final = frozenset({methods.PREDICT, methods.MODEL_METADATA})
-_MOST_FIELDS: Final = 64
 _SHOWN: Final = 200
 
 
@@ -127,23 +125,6 @@ def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) ->
 def is_brpc(path: str) -> bool:
     """Return whether a path belongs to brpc's HTTP layer."""
     return path.startswith(tuple(prefix + "/" for prefix in BRPC_PREFIXES))
-
-
-def read_query(query: str) -> dict[str, str]:
-    """Return the fields of a query or form; the first value of a repeated field.
-
-    Raises:
-        MalformedMessage: It is not percent-encoded UTF-8, or has too many fields.
-    """
-    if not query:
-        return {}
-    try:
-        fields = parse_qsl(
-            query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
-        )
-    except ValueError as error:
-        raise MalformedMessage(f"query or form cannot be read: {error}") from error
-    return dict(reversed(fields))
 
 
 def _check(method: str, path: str, allowed: tuple[str, ...]) -> None:

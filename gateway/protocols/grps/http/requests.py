@@ -20,7 +20,7 @@ from gateway.protocols.grps import methods
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.custom.routes import FORM_BODY, QUERY_BODY, CustomRoute, route_content
 from gateway.protocols.grps.errors import Unreadable
-from gateway.protocols.grps.http.paths import GrpsRoute, Surface, read_query
+from gateway.protocols.grps.http.paths import GrpsRoute, Surface
 from gateway.protocols.grps.json.document import read_document
 from gateway.protocols.grps.json.message import read_request
 from gateway.protocols.grps.messages import ContentFormat, GrpsMessage
@@ -28,6 +28,7 @@ from gateway.protocols.grps.options import GrpsOptions
 from gateway.protocols.grps.protobuf.message import read_message
 from gateway.wire.http import HttpRequest
 from gateway.wire.metadata import http_context
+from gateway.wire.url_names import read_query
 
 NAME: Final = "grps.http"
 

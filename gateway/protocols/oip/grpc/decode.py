@@ -11,9 +11,8 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "5.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from gateway.accelerator import accelerated
 from gateway.ir.data import RawData, SharedMemoryData, TensorData, split_items
@@ -37,10 +36,10 @@ from gateway.protocols.oip.grpc.typed_contents import typed_data
 from gateway.protocols.oip.shared_memory import KEYS, located
 from gateway.schema.open_inference_pb2 import ModelInferRequest, ModelInferResponse
 from gateway.wire.protobuf import FieldCounter, TooManyFields, WireError
+from gateway.wire.protobuf_library import parse
 
 Read = tuple[InferMessage, str, tuple[Tensor, ...]]
 """A parsed message, its id, and its tensors with their data."""
-M = TypeVar("M", bound=Message)
 
 EMPTY = memoryview(b"")
 # A library that keeps the interpreter's lock reads what the scan does not.
@@ -246,22 +245,6 @@ def plain_reader(cached: CachedMessages, id_bytes: int) -> PlainReader:
         return message, request_id, _plain(columns, raws)
 
     return read
-
-
-def parse(view: memoryview, kind: type[M]) -> M:
-    """Read a message with the protobuf library; copies.
-
-    Raises:
-        MalformedMessage: The bytes are not such a message.
-    """
-    message = kind()
-    try:
-        message.ParseFromString(bytes(view))
-    except DecodeError as error:
-        raise MalformedMessage(
-            f"{len(view)} bytes are not a message of type {kind.DESCRIPTOR.full_name}"
-        ) from error
-    return message
 
 
 def _check_for_library(

@@ -28,12 +28,12 @@ from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip import control, model_config, statistics
 from gateway.protocols.oip.grpc import shared_memory
-from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.protocols.oip.grpc.extension import CallReader, ExtensionRequest, GrpcExtension
 from gateway.protocols.oip.grpc.management import SERVICE, checked_model, named_model
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.errors import clip
+from gateway.wire.protobuf_library import parse
 
 _MOST = 10_000
 _SHOWN = 64

@@ -45,9 +45,9 @@ from gateway.ir.metadata import (
     TensorMetadata,
 )
 from gateway.ir.redaction import redact
-from gateway.protocols.oip.grpc.decode import parse
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.protobuf import TooManyFields, WireError, fields
+from gateway.wire.protobuf_library import parse
 
 SERVICE = "/inference.GRPCInferenceService/"
 _LOAD = SERVICE + "RepositoryModelLoad"

@@ -17,8 +17,8 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.oip.datatypes import CONTENTS_FIELD, CONTENTS_NAMES, parse_datatype
-from gateway.protocols.oip.grpc.decode import parse
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.protobuf_library import parse
 
 VARIABLE: Final = -1
 

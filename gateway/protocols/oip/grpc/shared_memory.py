@@ -17,12 +17,12 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.metadata import SharedRegion
-from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.protocols.oip.grpc.extension import CallReader, ExtensionRequest, GrpcExtension
 from gateway.protocols.oip.grpc.management import checked_model
 from gateway.protocols.oip.shared_memory import checked_region, wanted_regions
 from gateway.schema import open_inference_pb2 as pb
+from gateway.wire.protobuf_library import parse
 
 _MOST = 10_000
 

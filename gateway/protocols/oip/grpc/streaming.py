@@ -24,7 +24,6 @@ from gateway.ir.errors import (
 )
 from gateway.protocols.oip.errors import text_of
 from gateway.protocols.oip.grpc.context import NAME
-from gateway.protocols.oip.grpc.decode import parse
 from gateway.protocols.oip.grpc.encode import InferEncoder
 from gateway.protocols.oip.grpc.management import SERVICE
 from gateway.protocols.oip.outputs import with_c_values
@@ -42,6 +41,7 @@ from gateway.wire.protobuf import (
     text,
     varint,
 )
+from gateway.wire.protobuf_library import parse
 
 STREAM: Final = SERVICE + "ModelStreamInfer"
 FINAL: Final = "triton_final_response"

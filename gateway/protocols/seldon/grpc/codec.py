@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
 from google.protobuf.json_format import MessageToDict, ParseDict
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from msgspec import Struct
 
 from gateway.api.protocol import Codec, unsupported
@@ -53,10 +53,10 @@ from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import WireError
+from gateway.wire.protobuf_library import parse
 from gateway.wire.request_id import new_request_ids
 
 R = TypeVar("R")
-M = TypeVar("M", bound=Message)
 
 NAME: Final = "seldon.grpc"
 _PACKAGE: Final = "/seldon.protos."
@@ -261,7 +261,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
     def _described(self, wire: GrpcRequest, method: str) -> ModelRef | None:
         """Return the model whose metadata are asked for."""
         if method == "ModelMetadata":
-            name = _parsed(wire.view, pb.SeldonModelMetadataRequest).name
+            name = parse(wire.view, pb.SeldonModelMetadataRequest).name
             if name:
                 check_name("model name", name, self._limits.model_name_bytes, "model_name_bytes")
                 return ModelRef(name)
@@ -305,7 +305,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         if isinstance(call, OpaqueCall):
             return Origin(NAME, wire)
         if isinstance(call, ModelMetadataRequest):
-            found = MessageToDict(_parsed(wire.view, pb.SeldonModelMetadata))
+            found = MessageToDict(parse(wire.view, pb.SeldonModelMetadata))
             for entry in (*found.get("inputs", ()), *found.get("outputs", ())):
                 entry["shape"] = [int(dim) for dim in entry.get("shape", ())]
             name = "" if call.model is None else call.model.name
@@ -348,17 +348,6 @@ def _form_of(call: Call[Any]) -> SeldonGrpcForm:
     if not isinstance(form, SeldonGrpcForm):
         raise errors.InternalError(f"{type(call).__name__} has no form of this codec")
     return form
-
-
-def _parsed(view: memoryview, kind: type[M]) -> M:
-    found = kind()
-    try:
-        found.ParseFromString(bytes(view))
-    except DecodeError as error:
-        raise errors.MalformedMessage(
-            f"{len(view)} bytes are not a {kind.DESCRIPTOR.full_name}"
-        ) from error
-    return found
 
 
 def _message(found: Message) -> GrpcResponse:

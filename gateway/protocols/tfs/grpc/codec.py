@@ -9,7 +9,7 @@ Source: docs/protocols/tensorflow-serving.md, "5. Tensors over gRPC".
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from gateway.api.protocol import Codec, unsupported
 from gateway.ir import errors
@@ -55,9 +55,9 @@ from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import LEN, Parts, WireError, fields, tag
+from gateway.wire.protobuf_library import parse
 
 R = TypeVar("R")
-M = TypeVar("M", bound=Message)
 
 NAME: Final = "tfs.grpc"
 _PREDICTION: Final = "/tensorflow.serving.PredictionService/"
@@ -237,7 +237,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         )
 
     def _decode_metadata(self, wire: GrpcRequest) -> ModelMetadataRequest:
-        message = _parsed(wire.view, pb.GetModelMetadataRequest)
+        message = parse(wire.view, pb.GetModelMetadataRequest)
         called = self._models.find(_spec(message.model_spec))
         if list(message.metadata_field) != [FIELD]:
             found = ", ".join(message.metadata_field) or "nothing"
@@ -248,7 +248,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         return ModelMetadataRequest(model=known_model(called), context=context)
 
     def _decode_status(self, wire: GrpcRequest) -> ServerStatusRequest:
-        message = _parsed(wire.view, pb.GetModelStatusRequest)
+        message = parse(wire.view, pb.GetModelStatusRequest)
         called = self._models.find(_spec(message.model_spec))
         context = grpc_context(wire, NAME, NEEDS, called)
         return ServerStatusRequest(about=ModelRef(called.model.name), context=context)
@@ -301,9 +301,9 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         if isinstance(call, _HEALTH):
             return True
         if isinstance(call, ModelReadyRequest):
-            return is_available(_parsed(wire.view, pb.GetModelStatusResponse))
+            return is_available(parse(wire.view, pb.GetModelStatusResponse))
         if isinstance(call, ModelMetadataRequest):
-            message = _parsed(wire.view, pb.GetModelMetadataResponse)
+            message = parse(wire.view, pb.GetModelMetadataResponse)
             name = required_model(call).name
             return read_metadata(message, name, self._options.signature, self._limits)
         raise unsupported(call, NAME)
@@ -342,17 +342,6 @@ def _called(call: Call[Any]) -> CalledModel:
 def _spec(message: pb.ModelSpec) -> Spec:
     version = message.version.value if message.HasField("version") else 0
     return Spec(message.name, version, message.version_label, message.signature_name)
-
-
-def _parsed(view: memoryview, kind: type[M]) -> M:
-    message = kind()
-    try:
-        message.ParseFromString(bytes(view))
-    except DecodeError as error:
-        raise errors.MalformedMessage(
-            f"{len(view)} bytes are not a {kind.DESCRIPTOR.full_name}"
-        ) from error
-    return message
 
 
 def _message(message: Message) -> GrpcResponse:

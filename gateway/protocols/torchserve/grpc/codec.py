@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
 import orjson
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from msgspec import Struct
 
 from gateway.api.protocol import StreamCodec, unsupported
@@ -58,9 +58,9 @@ from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import WireError
+from gateway.wire.protobuf_library import parse
 
 R = TypeVar("R")
-M = TypeVar("M", bound=Message)
 
 NAME: Final = "torchserve.grpc"
 _INFERENCE: Final = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
@@ -164,13 +164,13 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         if method == PING_METHOD:
             return ServerReadyRequest(context=_context(wire, _PLAIN))
         if method == LIST:
-            listing = _parsed(wire.view, torchserve_management_pb2.ListModelsRequest)
+            listing = parse(wire.view, torchserve_management_pb2.ListModelsRequest)
             page = management.ModelListPage(
                 str(max(listing.limit, 0)), str(max(listing.next_page_token, 0))
             )
             return RepositoryIndexRequest(context=_context(wire, PredictionForm(page=page)))
         if method == DESCRIBE:
-            described = _parsed(wire.view, torchserve_management_pb2.DescribeModelRequest)
+            described = parse(wire.view, torchserve_management_pb2.DescribeModelRequest)
             version = described.model_version
             called = self._called(described.model_name, "" if version == "all" else version)
             context = _context(wire, PredictionForm(called))
@@ -364,24 +364,13 @@ def _is_of_session(error: errors.GatewayError) -> bool:
     return is_own and origin is not None and origin.wire.method == SESSION
 
 
-def _parsed(view: memoryview, kind: type[M]) -> M:
-    message = kind()
-    try:
-        message.ParseFromString(bytes(view))
-    except DecodeError as error:
-        raise errors.MalformedMessage(
-            f"{len(view)} bytes are not a {kind.DESCRIPTOR.full_name}"
-        ) from error
-    return message
-
-
 def _message(message: Message) -> GrpcResponse:
     return GrpcResponse((message.SerializeToString(),))
 
 
 def _is_healthy(wire: GrpcResponse) -> bool:
     try:
-        message = _parsed(wire.view, pb.TorchServeHealthResponse)
+        message = parse(wire.view, pb.TorchServeHealthResponse)
         document = orjson.loads(message.health)
     except (errors.MalformedMessage, orjson.JSONDecodeError):
         return False

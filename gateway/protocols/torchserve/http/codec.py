@@ -57,14 +57,13 @@ from gateway.protocols.torchserve.paths import (
     TorchServePath,
     TorchServePathKind,
     find_path,
-    read_query,
 )
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context
-from gateway.wire.url_names import decoded_name
+from gateway.wire.url_names import decoded_name, read_query
 
 R = TypeVar("R")
 

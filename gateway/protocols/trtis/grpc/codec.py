@@ -70,6 +70,7 @@ from gateway.wire.errors import (
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import LEN, Parts, put_bytes, put_tail, tag, varint
+from gateway.wire.protobuf_library import parse
 
 R = TypeVar("R")
 
@@ -320,23 +321,23 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             return self._infer_reply(call, wire)
         read = STATUS_READERS.get(type(call))
         if read is not None:
-            message = management.parse(wire.view, pb.StatusResponse)
+            message = parse(wire.view, pb.StatusResponse)
             if isinstance(call, ModelReadyRequest) and message.request_status.code in _NO_MODEL:
                 return False
             self._check(call, message.request_status, wire)
             return read(call, message.server_status, self._limits)
         if isinstance(call, _HEALTH):
-            health = management.parse(wire.view, pb.HealthResponse)
+            health = parse(wire.view, pb.HealthResponse)
             return health.health and health.request_status.code == pb.SUCCESS
         if isinstance(call, SharedStatusRequest):
-            shared = management.parse(wire.view, pb.SharedMemoryControlResponse)
+            shared = parse(wire.view, pb.SharedMemoryControlResponse)
             self._check(call, shared.request_status, wire)
             found = shared.shared_memory_status
             regions = found.shared_memory_region or found.declared_region
             return management.read_shared_status(regions, self._limits)
         if type(call) not in MODEL_CONTROL_CALLS:
             raise unsupported(call, NAME)
-        control = management.parse(wire.view, pb.ModelControlResponse)
+        control = parse(wire.view, pb.ModelControlResponse)
         self._check(call, control.request_status, wire)
         return None
 

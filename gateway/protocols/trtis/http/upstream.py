@@ -33,7 +33,7 @@ from gateway.protocols.trtis.http.paths import infer_path, register_path, segmen
 from gateway.protocols.trtis.infer_request import views_of
 from gateway.protocols.trtis.infer_request_header import write_header
 from gateway.protocols.trtis.infer_response import read_reply, sizes_in_band
-from gateway.protocols.trtis.management import check_control, parse, read_shared_status
+from gateway.protocols.trtis.management import check_control, read_shared_status
 from gateway.protocols.trtis.model_names import required_model
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.status_replies import (
@@ -46,6 +46,7 @@ from gateway.protocols.trtis.textproto.writer import request_line
 from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
+from gateway.wire.protobuf_library import parse
 
 _BINARY = "format=binary"
 _OCTETS = ("Content-Type", "application/octet-stream")

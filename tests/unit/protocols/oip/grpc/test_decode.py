@@ -17,9 +17,10 @@ from gateway.ir.errors import (
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import as_raw
-from gateway.protocols.oip.grpc.decode import InferReader, parse
+from gateway.protocols.oip.grpc.decode import InferReader
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.protobuf import LEN, MAX_FIELDS, VARINT, tag, varint
+from gateway.wire.protobuf_library import parse
 
 READER = InferReader(DEFAULT_LIMITS)
 Tensor = pb.ModelInferRequest.InferInputTensor
