@@ -258,7 +258,6 @@ LEGAL: dict[str, bytes] = {
         f"X-Api-Key: {CANARY}",
         f"Proxy-Authorization: Basic {CANARY}",
         f"X-Forwarded-For: {CANARY}",
-        f"User-Agent: {CANARY}",
         f"traceparent: {CANARY}",
     ),
     "odd_request_id": post(GOOD_BODY, "X-Request-Id: " + "a" * 5000),

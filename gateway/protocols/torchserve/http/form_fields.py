@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 from gateway.ir.errors import MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
-from gateway.ir.work import BYTE, charge
+from gateway.ir.work import BYTE, OBJECT_BYTE, charge
 from gateway.protocols.torchserve.messages import Item
 from gateway.wire.http import Buffer
 
@@ -45,9 +45,10 @@ def read_form(view: memoryview, content_type: str, limits: MessageLimits) -> dic
         MalformedMessage: It is no form.
         TooLarge: A limit is exceeded.
     """
-    charge(view.nbytes * BYTE)
     if media_type(content_type) == URLENCODED:
+        charge(view.nbytes * OBJECT_BYTE)
         return _urlencoded(view, limits)
+    charge(view.nbytes * BYTE)
     return _multipart(view, content_type, limits)
 
 
