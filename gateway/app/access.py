@@ -59,7 +59,6 @@ class AccessControl(Collector):
         self._problems: dict[str, str] = {}
         self._listeners: dict[str, ListenerAuthenticator] = {}
         self._polling = Polling(self.look)
-        self._has_started = False
         self._loaded = loaded
         self._sources = _Sources(loaded, None, self)
         self._rules = self._sources.rules()
@@ -95,7 +94,7 @@ class AccessControl(Collector):
         old, self._sources, self._loaded = self._sources, sources, loaded
         self._problems.clear()
         self.apply()
-        if self._has_started:
+        if self._polling.is_running:
             old.stop_fetches(kept=sources)
             sources.start_fetches()
         for listener in loaded.config.listeners:
@@ -115,13 +114,11 @@ class AccessControl(Collector):
 
     def start(self) -> None:
         """Begin to look at the files, and to fetch key sets."""
-        self._has_started = True
         self._polling.start()
         self._sources.start_fetches()
 
     async def stop(self) -> None:
         """End that. Harmless the second time."""
-        self._has_started = False
         await self._polling.stop()
         self._sources.stop_fetches()
 

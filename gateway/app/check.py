@@ -127,6 +127,13 @@ def _check_store(config: Config) -> Iterator[Finding]:
         )
 
 
+def _check_paths(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
+    try:
+        owned_paths(listener, config.upstreams)
+    except PathConflictError as error:
+        yield (*at, *error.at), str(error)
+
+
 def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> Iterator[Finding]:
     for number, name in enumerate(listener.protocols or ()):
         yield from _raised((*at, "protocols", number), protocol, name)
@@ -142,10 +149,8 @@ def _check_listener(at: KeyPath, listener: ListenerConfig, config: Config) -> It
         findings = list(_raised(path, _check_options, name, options))
         yield from findings
         broken = broken or bool(findings)
-    try:
-        _ = broken or owned_paths(listener, config.upstreams)
-    except PathConflictError as error:
-        yield (*at, *error.at), str(error)
+    if not broken:
+        yield from _check_paths(at, listener, config)
     if listener.address is not None and listener.transport == "reference":
         yield (*at, "address"), _NOT_ON_ONE_PORT
     if listener.passthrough is not None:

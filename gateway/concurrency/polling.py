@@ -21,6 +21,11 @@ class Polling:
         self._period_s = period_s
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and not stopped since."""
+        return self._task is not None
+
     def start(self) -> None:
         """Begin."""
         self._task = asyncio.create_task(self._run())

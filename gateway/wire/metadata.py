@@ -13,13 +13,17 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from gateway.accelerator import accelerated
+from gateway.ir.calls import Call
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, Context, Need, Origin
+from gateway.ir.errors import InternalError
 from gateway.wire.grpc import GrpcRequest, Metadata
 from gateway.wire.http import Headers, HttpRequest, is_printable_ascii
 from gateway.wire.request_id import header_request_id, metadata_request_id
+
+F = TypeVar("F")
 
 _NAME: Final = re.compile(r"(?!grpc-)[!#$%&'*+.^_`|~0-9a-z-]+")
 # Keys of metadata with text: "-bin" ends those with bytes, "grpc-" begins those of the runtime.
@@ -35,6 +39,19 @@ def http_context(
     metadata, request_id = wire.headers.parsed_with(sender_metadata)
     origin = Origin(codec, wire, form)
     return Context(codec, metadata, request_id, wire.deadline, None, needs, origin, wire.client)
+
+
+def form_of(call: Call[Any], kind: type[F]) -> F:
+    """Return the form of the response that a codec kept in the context of its call.
+
+    Raises:
+        InternalError: The call is of another codec.
+    """
+    origin = call.context.origin
+    form = None if origin is None else origin.form
+    if not isinstance(form, kind):
+        raise InternalError(f"{type(call).__name__} has no form of this codec")
+    return form
 
 
 def sender_metadata(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]:

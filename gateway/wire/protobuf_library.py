@@ -1,10 +1,11 @@
-"""Messages that the protobuf library reads, for all that has no fast reader of its own."""
+"""Messages that the protobuf library reads and writes: all that have no fast codec of their own."""
 
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from gateway.ir.errors import MalformedMessage
+from gateway.wire.grpc import GrpcResponse
 
 M = TypeVar("M", bound=Message)
 
@@ -23,3 +24,8 @@ def parse(view: memoryview, kind: type[M]) -> M:
             f"{len(view)} bytes are not a message of type {kind.DESCRIPTOR.full_name}"
         ) from error
     return message
+
+
+def reply_of(message: Message) -> GrpcResponse:
+    """Return a response with one message."""
+    return GrpcResponse((message.SerializeToString(),))

@@ -1,7 +1,7 @@
 """Messages that cost much more to read than to send, and the cost of one of them for others.
 
-A message is written for a running gateway with the default limits (work.yaml). Nothing here
-judges; test_bounded_work.py does.
+A message is written for a running gateway with the default limits (work.yaml). `check_delay`
+judges messages of one protocol; test_bounded_work.py judges by the processor time, too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from tests.scheduling import delayed_s
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 _PATIENCE_S = 120.0
+_MAX_WAIT_S = 0.5
+_ATTEMPTS = 3
 _PAUSE_S = 0.005
 
 
@@ -110,6 +112,17 @@ def cost_of(gateway: Gateway, message: Message) -> Cost:
         loop, process = _loop_s(gateway) - loop, gateway.cpu_s() - process
         delayed = max(0.0, delayed_s(pid) - delayed)
     return Cost(loop, process, bystander.longest_s, delayed, outcome)
+
+
+def check_delay(gateway: Gateway, make: Callable[[], Message], expected: str) -> None:
+    """Check that a message lets no other client wait, and that its status is the expected one."""
+    costs = []
+    for _ in range(_ATTEMPTS):
+        costs.append(cost_of(gateway, make()))
+        if costs[-1].waited_s - costs[-1].delayed_s <= _MAX_WAIT_S:
+            break
+    assert costs[-1].waited_s - costs[-1].delayed_s <= _MAX_WAIT_S, costs
+    assert expected == costs[-1].outcome.split()[0], costs[-1]
 
 
 def _loop_s(gateway: Gateway) -> float:

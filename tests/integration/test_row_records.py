@@ -9,47 +9,27 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
-import numpy as np
 import pytest
-import yaml
-from sklearn.datasets import load_digits
 
 from gateway.app import Gateway, complete_service, connect
-from gateway.cli.demo.config import demo_config
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.tensor import array_tensor
-from gateway.migration.captures.capture import Capture
-from gateway.migration.compare.replies import Comparison
-from gateway.migration.compare.rules import EXACT, OutputRules
 from gateway.migration.compare.tensors import Outcome
-from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayOutcome
 from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, running, urls
+from tests.integration.digits_kit import ROWS, SCANS, demo_text, outcomes
 from tests.integration.test_stock import stock
 
 pytestmark = pytest.mark.timeout(120)
 
-ROWS: Final = 20
-SCANS: Final = load_digits().data[:ROWS].astype(np.float32)
-RULES: Final = OutputRules(outputs={"label": EXACT, "probabilities": EXACT})
 KSERVE: Final = {"name": "kserve", "http": "127.0.0.1:0", "protocols": ["tfs"]}
 
 
 def configuration(directory: Path | None = None) -> str:
     """Return the demo's models behind a listener of all protocols, and one of KServe."""
-    config = demo_config(http="127.0.0.1:0", grpc="127.0.0.1:0", admin="off")
-    config["lifecycle"] = {"pre_stop": "0s", "drain": "1s"}
-    config["listeners"][0]["default_model"] = "digits"
-    config["listeners"].append({**KSERVE, "options": {"tfs": {"dialect": "kserve"}}})
-    if directory is not None:
-        config["capture"] = {
-            "directory": str(directory / "capture"),
-            "payload": "full",
-            "min_free": 0,
-        }
-        config |= {"state": {"directory": str(directory / "state")}, "stock": {}}
-    return yaml.safe_dump(config)
+    kserve = {**KSERVE, "options": {"tfs": {"dialect": "kserve"}}}
+    return demo_text(directory, kserve, default_model="digits")
 
 
 def bodies(row: list[float]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -83,24 +63,6 @@ async def send_all(gateway: Gateway) -> None:
             await service(InferRequest(model=ModelRef("digits"), context=context, inputs=(tensor,)))
     finally:
         await connected.close()
-
-
-async def outcomes(capture: Path, url: str) -> Counter[tuple[str, Outcome]]:
-    """Replay a capture; return how many calls of each protocol had each outcome."""
-    address, found = parse_url(url), Counter[tuple[str, Outcome]]()
-    connected = connect(address)
-
-    def done(record: Any, _outcome: ReplayOutcome, comparison: Comparison | None) -> None:
-        assert comparison is not None
-        found[record.call.protocol, comparison.outcome] += 1
-
-    replay = Replay(complete_service(connected, address), ReplayOptions(), RULES, on_done=done)
-    try:
-        report = await replay.run(Capture(capture).calls())
-    finally:
-        await connected.close()
-    assert (report.failed, report.left_out, report.uncompared) == (0, {}, 0)
-    return found
 
 
 async def test_recorded_rows_are_in_the_stock_and_match_open_inference(tmp_path: Path) -> None:

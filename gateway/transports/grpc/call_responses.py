@@ -236,19 +236,19 @@ class CallResponses:
         if response.status is _OK and message:
             if size is None:
                 size = size_of(response.message)
-            if self._state is RESPONDING:  # an error that the protocol sends as a message
-                core.writer.data(stream, frame_message(response.message, size))
-                core.writer.end(stream, with_metadata(TRAILERS_OK, metadata))
-            else:
-                sent = response.message
+            is_begun = self._state is RESPONDING  # an error that the protocol sends as a message
+            sent, call_frames = response.message, None
+            if not is_begun:
                 call_frames = join_call(
                     stream.number, RESPONSE_HEAD, (), sent, size, TRAILERS_OK, metadata
                 )
-                size += PREFIX_BYTES
-                if call_frames is None or not core.writer.send_joined(stream, call_frames, size):
-                    tail = with_metadata(TRAILERS_OK, metadata)
-                    framed = frame_message(sent, size - PREFIX_BYTES)
-                    core.writer.send(stream, RESPONSE_HEAD, framed, tail, size)
+            if call_frames is None or not core.writer.send_joined(
+                stream, call_frames, size + PREFIX_BYTES
+            ):
+                if not is_begun:
+                    core.writer.head(stream, RESPONSE_HEAD)
+                core.writer.data(stream, frame_message(sent, size))
+                core.writer.end(stream, with_metadata(TRAILERS_OK, metadata))
         elif self._state is RESPONDING:
             core.writer.end(stream, trailers_block(response.status, response.details, metadata))
         else:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
 from google.protobuf.json_format import MessageToDict, ParseDict
-from google.protobuf.message import Message
 from msgspec import Struct
 
 from gateway.api.protocol import Codec, unsupported
@@ -51,9 +50,9 @@ from gateway.schema import seldon_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.metadata import grpc_context, grpc_metadata
+from gateway.wire.metadata import form_of, grpc_context, grpc_metadata
 from gateway.wire.protobuf import WireError
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf_library import parse, reply_of
 from gateway.wire.request_id import new_request_ids
 
 R = TypeVar("R")
@@ -164,7 +163,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
                 declared.
             InvalidOutput: An element of an output cannot be written.
         """
-        form, content = _form_of(call), cast("Any", reply)
+        form, content = form_of(call, SeldonGrpcForm), cast("Any", reply)
         try:
             if isinstance(call, InferRequest) and isinstance(content, InferResponse):
                 found = form.message.of_model(self._declared, call, content)
@@ -180,7 +179,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             empty = pb.SeldonMessage()
             empty.data.ndarray.SetInParent()
             empty.meta.ParseFromString(meta_message(next(self._puids), {}))
-            return _message(empty)
+            return reply_of(empty)
         raise unsupported(call, NAME)
 
     def encode_error(self, _call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
@@ -334,21 +333,9 @@ def _metadata_reply(call: ModelMetadataRequest, content: Any, form: SeldonGrpcFo
     document = metadata_document(content, name)
     described = ParseDict(document, pb.SeldonModelMetadata())
     if form.method != "GraphMetadata":
-        return _message(described)
+        return reply_of(described)
     graph = pb.SeldonGraphMetadata(name=described.name)
     graph.models[described.name].CopyFrom(described)
     graph.inputs.extend(described.inputs)
     graph.outputs.extend(described.outputs)
-    return _message(graph)
-
-
-def _form_of(call: Call[Any]) -> SeldonGrpcForm:
-    origin = call.context.origin
-    form = None if origin is None else origin.form
-    if not isinstance(form, SeldonGrpcForm):
-        raise errors.InternalError(f"{type(call).__name__} has no form of this codec")
-    return form
-
-
-def _message(found: Message) -> GrpcResponse:
-    return GrpcResponse((found.SerializeToString(),))
+    return reply_of(graph)

@@ -45,7 +45,7 @@ from gateway.protocols.seldon.options import FORWARD, WORDS, read_options, value
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, is_printable_ascii
-from gateway.wire.metadata import http_context
+from gateway.wire.metadata import form_of, http_context
 from gateway.wire.request_id import new_request_ids
 from gateway.wire.url_names import decoded_name
 
@@ -138,7 +138,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             Unsupported: There are several outputs, and none is declared.
             InvalidOutput: An element of an output cannot be written.
         """
-        form, content = _form_of(call), cast("Any", reply)
+        form, content = form_of(call, SeldonRestForm), cast("Any", reply)
         if isinstance(call, InferRequest) and isinstance(content, InferResponse):
             return self._encode_inference(call, content, form)
         if isinstance(call, ModelMetadataRequest):
@@ -240,14 +240,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if route.model:
             return ModelRef(decoded_name("model name", route.model, self._limits))
         return self._options.default_model
-
-
-def _form_of(call: Call[Any]) -> SeldonRestForm:
-    origin = call.context.origin
-    form = None if origin is None else origin.form
-    if not isinstance(form, SeldonRestForm):
-        raise InternalError(f"{type(call).__name__} has no form of this codec")
-    return form
 
 
 def _json(body: bytes) -> HttpResponse:

@@ -9,8 +9,6 @@ Source: docs/protocols/tensorflow-serving.md, "5. Tensors over gRPC".
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
-from google.protobuf.message import Message
-
 from gateway.api.protocol import Codec, unsupported
 from gateway.ir import errors
 from gateway.ir.calls import (
@@ -55,7 +53,7 @@ from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import LEN, Parts, WireError, fields, tag
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf_library import parse, reply_of
 
 R = TypeVar("R")
 
@@ -152,9 +150,9 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             if isinstance(call, InferRequest) and isinstance(content, InferResponse):
                 return GrpcResponse(self._written(called, call, content))
             if isinstance(call, ModelMetadataRequest):
-                return _message(write_metadata(called, content))
+                return reply_of(write_metadata(called, content))
             if isinstance(call, ServerStatusRequest):
-                return _message(write_status(versions_of(called, content)))
+                return reply_of(write_status(versions_of(called, content)))
         except ValueError as error:  # lone surrogates in a name, numbers over 64 bits
             raise errors.Unsupported(f"reply cannot be written: {error}") from error
         raise unsupported(call, NAME)
@@ -342,10 +340,6 @@ def _called(call: Call[Any]) -> CalledModel:
 def _spec(message: pb.ModelSpec) -> Spec:
     version = message.version.value if message.HasField("version") else 0
     return Spec(message.name, version, message.version_label, message.signature_name)
-
-
-def _message(message: Message) -> GrpcResponse:
-    return GrpcResponse((message.SerializeToString(),))
 
 
 def _error_of(call: Call[Any], wire: GrpcResponse) -> errors.GatewayError:

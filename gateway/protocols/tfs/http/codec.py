@@ -69,7 +69,7 @@ from gateway.wire.errors import (
     strip_traceback,
 )
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import http_context, sender_metadata
+from gateway.wire.metadata import form_of, http_context, sender_metadata
 from gateway.wire.model_lists import (
     is_of_openai,
     model_object,
@@ -231,7 +231,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             Unsupported: There is no such response, or an element has no form in JSON.
             GatewayError: The outputs do not fit the request.
         """
-        form, content = _form_of(call), cast("Any", reply)
+        form, content = form_of(call, RestForm), cast("Any", reply)
         if isinstance(call, InferRequest) and isinstance(content, InferResponse):
             return self._encode_inference(call, content, form)
         if isinstance(call, ServerStatusRequest):
@@ -470,14 +470,6 @@ def _default_spec(model: ModelRef | None) -> Spec:
     """Return the model of requests that name none, without a name for the router's own."""
     model = model or ModelRef("")
     return Spec(model.name, int(model.version) if model.version.isdecimal() else 0)
-
-
-def _form_of(call: Call[Any]) -> RestForm:
-    origin = call.context.origin
-    form = None if origin is None else origin.form
-    if not isinstance(form, RestForm):
-        raise InternalError(f"{type(call).__name__} has no form of this codec")
-    return form
 
 
 def _json(body: bytes) -> HttpResponse:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
 import orjson
-from google.protobuf.message import Message
 from msgspec import Struct
 
 from gateway.api.protocol import StreamCodec, unsupported
@@ -58,7 +57,7 @@ from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import WireError
-from gateway.wire.protobuf_library import parse
+from gateway.wire.protobuf_library import parse, reply_of
 
 R = TypeVar("R")
 
@@ -194,7 +193,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             return self._written(form, content)
         if isinstance(call, ServerReadyRequest):
             text = management.HEALTHY if content else management.UNHEALTHY
-            return _message(pb.TorchServeHealthResponse(health=text.decode()))
+            return reply_of(pb.TorchServeHealthResponse(health=text.decode()))
         document: bytes | None = None
         if isinstance(call, RepositoryIndexRequest) and form.page is not None:
             document = management.list_document(content, form.page)
@@ -202,7 +201,7 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             document = management.description_document(form.called, content)
         if document is None:
             raise unsupported(call, NAME)
-        return _message(torchserve_management_pb2.ManagementResponse(msg=document.decode()))
+        return reply_of(torchserve_management_pb2.ManagementResponse(msg=document.decode()))
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
         """Write one reply of a stream.
@@ -362,10 +361,6 @@ def _is_of_session(error: errors.GatewayError) -> bool:
     origin = error.origin
     is_own = origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcRequest)
     return is_own and origin is not None and origin.wire.method == SESSION
-
-
-def _message(message: Message) -> GrpcResponse:
-    return GrpcResponse((message.SerializeToString(),))
 
 
 def _is_healthy(wire: GrpcResponse) -> bool:
