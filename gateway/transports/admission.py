@@ -428,10 +428,10 @@ class Reservation:
         try:
             await self._acquire(size, None if least_s == math.inf else least_s)
         except (LimiterFull, TimeoutError):
-            text = (
-                f"{budget.used} of {budget.limit} bytes are in use, and {size} more are needed "
-                "(in_flight_bytes)"
-            )
+            keys, used = "in_flight_bytes", budget.used
+            if self.share is not None and self.share.used + size > budget.share_limit:
+                keys += ", in_flight_bytes_per_address"  # others come first
+            text = f"{used} of {budget.limit} bytes are in use, and {size} more are needed ({keys})"
             if left_s < own_s and monotonic() >= began + left_s:
                 text = f"deadline exceeded while waiting for memory: {text}"
                 raise DeadlineExceeded(text, limit="in_flight_bytes") from None

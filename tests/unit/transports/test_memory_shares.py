@@ -23,6 +23,18 @@ async def test_one_client_may_use_all_memory() -> None:
     assert Reservation(budget, 0, share).try_grow_response(150)
 
 
+async def test_the_error_of_a_wait_above_a_share_names_its_key() -> None:
+    """A client above its share waits because others come first, so either key helps it."""
+    budget = MemoryBudget(1000)
+    greedy = Reservation(budget, 0.01, budget.share("greedy"))
+    await greedy.grow(900)
+    with pytest.raises(Overloaded, match=r"\(in_flight_bytes, in_flight_bytes_per_address\)"):
+        await greedy.grow(200)
+    with pytest.raises(Overloaded, match=r"\(in_flight_bytes\)"):
+        await Reservation(budget, 0.01, budget.share("other")).grow(200)
+    greedy.close()
+
+
 async def test_memory_is_for_others_first() -> None:
     """Released bytes serve a client within its share, although the other one waited before."""
     budget = MemoryBudget(1000)
