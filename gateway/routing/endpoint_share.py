@@ -19,7 +19,7 @@ from gateway.ir.streams import EndCallback, NotifyingStream
 log = structlog.get_logger(__name__)
 
 # Errors that lower the share of an endpoint when its server replies with them, and others do not:
-# a server may lack a model, or a credential that the gateway sends. A wrong request explains others.
+# a server may lack a model, or refuse the credential of the gateway. A request explains all others.
 _REFUSALS: Final = frozenset(
     {
         ErrorCode.OVERLOADED,
