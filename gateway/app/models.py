@@ -113,8 +113,8 @@ def build_models(  # by name but the first three
         if model.backend is not None:
             spec = _model_spec(name, model, directory)
             find = partial(versions_of, backend(model.backend), spec)
-            # What a declaration changes needs no other model.
-            source = model.model_copy(update={"protocols": {}})
+            # What a declaration changes needs no other model; other files do.
+            source = (model.model_copy(update={"protocols": {}}), spec.file_states())
             loaded = parts.get("model", name, source, partial(ReloadableModel, find))
             loadable[name] = loaded
             declared = {name: declarations[name]} if name in declarations else {}

@@ -336,7 +336,8 @@ class ModelConfig(Model):
     your own backend. Default: none, so the key names a model of an upstream."""
     path: Text | None = None
     """Model file, or folder with one subfolder for each version. It is relative to the
-    configuration file. Default: no file, which suits `python`."""
+    configuration file. A reload loads the model again if its files have changed. Default: no file,
+    which suits `python`."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the backend, such as `device: auto`. Default: none, so each option has its own
     default."""

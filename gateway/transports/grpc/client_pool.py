@@ -161,9 +161,11 @@ class GrpcClientConnection(_CallStreams):
 
     def on_unanswered(self) -> None:
         """Ask a silent server whether it is there: a call has ended without a response."""
-        now = monotonic()
+        self._ask_if_silent(monotonic(), is_waiting=False)
+
+    def _ask_if_silent(self, now: float, *, is_waiting: bool) -> None:
         self._note_received(now)
-        if self.is_open() and self._silence.should_ping(now):
+        if self.is_open() and self._silence.should_ping(now, is_waiting=is_waiting):
             self.core.ping()
             self.flush_soon()
             gone_at = now + ACKNOWLEDGED_WITHIN_S
@@ -273,6 +275,7 @@ class GrpcClientConnection(_CallStreams):
         self.core.flood_budget.refill()
         if self.core.streams:
             self.idle_since = now
+            self._ask_if_silent(now, is_waiting=True)
         elif self._closing_reason is not None or now - self.idle_since > keepalive_s:
             self.retire()
         self._retire_if_gone(now)
