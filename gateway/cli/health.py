@@ -65,8 +65,8 @@ def health(  # noqa: PLR0913, PLR0917  # one for each flag
     if live:
         if admin is not None and url not in {DEFAULT_URL, admin}:
             fail(f"two admin addresses: {url} and {admin}; expected one", WRONG_USAGE)
-        address = admin or (DEFAULT_ADMIN if url == DEFAULT_URL else url)
-        _check_live(address, model, timeout, server, output)
+        default = DEFAULT_ADMIN if url == DEFAULT_URL else url
+        _check_live(admin or default, model, timeout, server, output)
         return
     name = "server" if model is None else f"model {model}"
     try:

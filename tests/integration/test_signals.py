@@ -50,6 +50,20 @@ def test_interrupt_skips_pre_stop(tmp_path: Path, workers: int) -> None:
         assert "Traceback" not in "".join(running.log)
 
 
+def test_interrupt_during_the_start_skips_pre_stop(tmp_path: Path) -> None:
+    """Workers that serve already have no more calls from a load balancer than the others."""
+    path = config(tmp_path, 2, pre_stop=f"{_LONG_S}s")
+    command = [sys.executable, "-m", "gateway", "serve", str(path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        try:
+            assert any(b"worker started" in line for line in process.stderr)
+            process.send_signal(signal.SIGINT)
+            assert 0 == process.wait(_LONG_S / 2)
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_log_files_are_reopened(tmp_path: Path, workers: int) -> None:
     """SIGUSR1 makes a new file where one was moved away, without a call; SIGUSR2 does nothing."""

@@ -422,7 +422,7 @@ async def _serve(
         log.info("not ready", reason="stopping")
         start.cancel()
         await asyncio.wait({start})
-        return await supervisor.stop()
+        return await supervisor.stop(interrupts=stop.is_interrupt)
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
     log_extensions(sockets.loaded.config.listeners)
     log_platforms(sockets.loaded.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -83,6 +84,17 @@ def test_a_successful_command_exits_with_status_0(capsys: pytest.CaptureFixture[
     """The command line returns the status of the command."""
     assert run(["schema"]) == 0
     assert capsys.readouterr().out.startswith("{")
+
+
+def test_an_interrupt_during_imports_leaves_no_traceback() -> None:
+    """The command ends by the signal, as a shell expects it."""
+    script = (
+        "import signal, gateway.cli as cli\n"
+        "cli._run = lambda: signal.raise_signal(signal.SIGINT)\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (-signal.SIGINT, b"", b"") == (done.returncode, done.stdout, done.stderr)
 
 
 def test_version_is_printed_without_heavy_imports() -> None:
