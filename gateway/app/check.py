@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from socket import gethostname
+from ipaddress import ip_address
+from socket import AF_INET, AF_INET6, SOCK_DGRAM, gethostname, socket
 from typing import Any, Final
 
 from gateway.app.access_checks import check_access
@@ -263,13 +264,27 @@ def _is_reached(address: Address | StreamAddress, url: Url) -> bool:
     if not own.port or own.port != url.port:
         return False
     # A connection to 0.0.0.0 goes to this machine.
-    is_here = url.is_loopback or url.host in _EVERY_ADDRESS or url.host == gethostname()
+    every = url.host in _EVERY_ADDRESS
     if own.host in _EVERY_ADDRESS:
-        return is_here
+        return url.is_loopback or every or url.host == gethostname() or _is_of_machine(url.host)
     names = {"127.0.0.1", "::1", "localhost"}
     return own.host == url.host or (
-        {own.host, url.host} <= names and "localhost" in {own.host, url.host}
+        own.host in names and (every or (url.host in names and "localhost" in {own.host, url.host}))
     )
+
+
+def _is_of_machine(host: str) -> bool:
+    """Return whether *host* is an IP address of this machine."""
+    try:
+        version = ip_address(host).version
+    except ValueError:
+        return False
+    try:
+        with socket(AF_INET if version == 4 else AF_INET6, SOCK_DGRAM) as sock:  # noqa: PLR2004
+            sock.bind((host, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _addresses(config: Config) -> Iterator[tuple[KeyPath, Address]]:
