@@ -80,8 +80,7 @@ class KeptSample:
 
 def badness_of(comparison: Comparison) -> tuple[int, float]:
     """Return how bad a comparison is: by its outcome, then by the largest absolute error."""
-    errors = [each.errors.max_abs for each in comparison.outputs.values() if each.errors]
-    return _SEVERITY[comparison.outcome], max(errors, default=0.0)
+    return _SEVERITY[comparison.outcome], comparison.largest_error or 0.0
 
 
 def kept_sample(  # all that is known of one call

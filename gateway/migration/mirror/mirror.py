@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import InferRequest, ModelMetadataRequest
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.metadata import ModelMetadata
 from gateway.migration.captures.privacy import Privacy
@@ -297,11 +297,7 @@ class Mirror:
 
     async def _metadata_differences(self, model: ModelRef) -> list[str]:
         """Return the differences of one model; a target that does not tell has none."""
-        context = Context(deadline=monotonic() + LONGEST_S)
-        request = ModelMetadataRequest(model=model, context=context)
-        replies = await asyncio.gather(
-            *(self._services[side](request) for side in (OLD, NEW)), return_exceptions=True
-        )
+        replies = await self._metadata_of(model)
         found = [each for each in replies if isinstance(each, ModelMetadata)]
         for side, reply in zip((OLD, NEW), replies, strict=True):
             if isinstance(reply, ModelMetadata):
@@ -310,7 +306,21 @@ class Mirror:
             reasons = [each for each in replies if isinstance(each, BaseException)]
             log.info("metadata not compared", migration=self.name, reason=error_text(reasons[0]))
             return []
+        # What identifies a model does not depend on whether its configuration is available.
+        completed = await self._metadata_of(model, frozenset({Need.BATCHING}))
+        whole = [each for each in completed if isinstance(each, ModelMetadata)]
+        found = whole if len(whole) == len(completed) else found
         return [f"model {str(model)!r}: {text}" for text in metadata_differences(*found)]
+
+    async def _metadata_of(
+        self, model: ModelRef, needs: frozenset[Need] = frozenset()
+    ) -> list[ModelMetadata | BaseException]:
+        """Return what the old and the new target say of a model, or their errors."""
+        context = Context(deadline=monotonic() + LONGEST_S, needs=needs)
+        request = ModelMetadataRequest(model=model, context=context)
+        return await asyncio.gather(
+            *(self._services[side](request) for side in (OLD, NEW)), return_exceptions=True
+        )
 
     # -- order of the calls
 
@@ -490,11 +500,7 @@ class Mirror:
             request_id=entry.record.call.request_id,
             outcome=comparison.outcome.value,
             reason=error or comparison.reason,
-            outputs=[
-                name
-                for name, found in comparison.outputs.items()
-                if found.outcome is not Outcome.MATCH
-            ][:8],
+            outputs=comparison.different_outputs[:8],
         )
 
     # -- results
