@@ -29,7 +29,7 @@ from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.compare.replies import Comparison, Result, compare_results
 from gateway.migration.compare.tensors import Outcome
 from gateway.migration.evidence.counts import MigrationEvidence, ShadowedCall
-from gateway.migration.evidence.kept_samples import KeptSamples, kept_sample
+from gateway.migration.evidence.kept_samples import ErrorTexts, KeptSamples, kept_sample
 from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.mirror.targets import LONGEST_S, NEW, OLD, shadow_route
 from gateway.migration.package_rules import named_rule
@@ -433,25 +433,28 @@ class Mirror:
         # A kept reply, a stream or a repeated call has no time.
         times_s = seconds if min(seconds) > 0 else None
         found = evidence_of(old, new, comparison, times_s, monotonic())
-        shown = texts[1] or texts[0]
-        self.evidence.add(ShadowedCall(sample_id, at_us, found, comparison, shown))
+        self.evidence.add(ShadowedCall(sample_id, at_us, found, comparison, texts.shown))
         if is_readable and self.samples.wants(comparison):
             kept = kept_sample(
                 sample_id, entry.record, entry.side, other.result, comparison, call_s, texts
             )
             self.samples.add(kept)
         if comparison.outcome is not Outcome.MATCH:
-            self._report(sample_id, entry, comparison, shown)
+            self._report(sample_id, entry, comparison, texts.shown)
         return _CallResult(outcome=comparison.outcome.value), old if most_items is None else None
 
-    def _error_texts(self, entry: _ArrivedCall, other: ReplayOutcome) -> tuple[str, str]:
-        """Return the texts of the errors of the old and of the new target, as they may be shown."""
+    def _error_texts(self, entry: _ArrivedCall, other: ReplayOutcome) -> ErrorTexts:
+        """Return the texts of the errors of both targets.
+
+        A sample is recorded payload; all else is read where the log is.
+        """
         client = entry.record.call
-        texts = client.error, other.error
-        if self._privacy.payload != "full":
-            own = client.code in _OWN_ERRORS
-            texts = brief_text(client.error, is_own=own), other.shown_error
-        return texts if entry.side == OLD else (texts[1], texts[0])
+        own = client.code in _OWN_ERRORS
+        shown = brief_text(client.error, is_own=own), other.shown_error
+        kept = (client.error, other.error) if self._privacy.payload == "full" else shown
+        if entry.side == NEW:
+            kept, shown = kept[::-1], shown[::-1]
+        return ErrorTexts(*kept, shown[1] or shown[0])
 
     async def _ask(
         self, side: str, entry: _ArrivedCall, most_items: int | None

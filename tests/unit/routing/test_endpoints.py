@@ -747,7 +747,7 @@ async def test_a_server_that_replies_with_errors_is_set_aside(error: GatewayErro
     assert 10 < len(services[0].calls)
 
 
-async def test_the_log_marks_what_a_refusing_server_said() -> None:
+async def test_the_log_marks_the_text_of_a_refusing_server() -> None:
     """Its text may quote what clients sent, so the line does not have all of it."""
     endpoints, services, _ = several(3, draw=lambda: 0.0)
     fail(services[0], Overloaded("full: " + "4111 " * 100, origin=SAID))

@@ -238,9 +238,9 @@ async def test_readiness_of_a_model_that_no_server_has_is_an_error(
 
 async def test_the_text_of_a_server_without_the_model_is_marked() -> None:
     """The log shows the text of the error that stands for it as one of a server."""
-    said = ModelNotFound("no m here", origin=Origin("oip.http", None))
+    missing = ModelNotFound("no m here", origin=Origin("oip.http", None))
     with pytest.raises(UnknownToServer) as found:
-        await UnknownModels(ScriptedService(False, said, ()))(
+        await UnknownModels(ScriptedService(False, missing, ()))(
             ModelReadyRequest(model=ModelRef("m"))
         )
     assert "server said: no m here" == error_text(found.value)

@@ -230,14 +230,14 @@ async def test_errors_are_outcomes() -> None:
 
 @pytest.mark.parametrize("payload", ["none", "full"])
 async def test_failed_calls_have_reasons(payload: Literal["none", "full"]) -> None:
-    """Evidence, samples and log have the server's text: whole only if payloads may be shown."""
+    """Evidence, lists and log have the server's text cut; a sample with payload keeps it whole."""
     setting = Setting(payload=payload)
     text = "input 'X' has dims [64], the model expects [-1, 64]; got " + "1.0, " * 100
     setting.new.error = InvalidRequest(text, origin=Origin("oip.http", None))
     with capture_logs() as logs:
         setting.put(record())
         await setting.done()
-    shown = text if payload == "full" else error_text(setting.new.error)
+    shown = error_text(setting.new.error)
     assert "input 'X' has dims [64], the model expects [-1, 64]" in shown
     document = setting.mirror.document()
     (reason,) = document["reasons"]
@@ -248,6 +248,9 @@ async def test_failed_calls_have_reasons(payload: Literal["none", "full"]) -> No
         reason["example"],
     )
     assert [shown] == [each["reason"] for each in document["samples"]]
+    sample = setting.mirror.samples.document(document["samples"][0]["id"])
+    assert sample is not None
+    assert {"old": "", "new": text if payload == "full" else shown} == sample["errors"]
     assert [shown] == [each["reason"] for each in logs if each["event"] == "sample mismatch"]
 
 
