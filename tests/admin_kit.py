@@ -55,6 +55,15 @@ class Evidence:
                 "compared": 15,
                 "replies_compared": 10,
                 "failed": 5,
+                "reasons": [
+                    {
+                        "outcome": "new_error",
+                        "code": "internal",
+                        "count": 5,
+                        "example": "no GPU",
+                        "call": "a1b2-3",
+                    }
+                ],
                 "outcomes": {"match": 9, "mismatch": 1, "new_error": 5},
             }
         }

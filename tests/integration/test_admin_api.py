@@ -234,6 +234,7 @@ async def test_serves_samples_and_migration_summaries() -> None:
             "sampled": 16,
             "compared": 10,
             "failed": 5,
+            "reason": "internal: no GPU",
             "agreement": 0.9,
         }
     ] == found["migrations"]

@@ -140,3 +140,9 @@ def test_tables_broke_names_in_the_middle() -> None:
     template = (folder / "overview" / "page.html").read_text("utf-8")
     for value in ("target.name", "endpoint.address"):
         assert f'<td class="name">{{{{ {value} }}}}</td>' in template
+
+
+async def test_the_list_of_migrations_has_the_reason_of_failures() -> None:
+    """The number of failed calls has the most frequent reason beside it."""
+    reply = await ask(api(Evidence("holds"), Cutover()), "/ui/migrations")
+    assert "<td>internal: no GPU</td>" in reply.body.decode()

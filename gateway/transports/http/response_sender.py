@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from gateway.ir import errors
+from gateway.telemetry.error_texts import error_text
 from gateway.transports.admission import (
     RESPONSE_PATIENCE_S,
     RESPONSE_UNCOUNTED_BYTES,
@@ -47,7 +48,7 @@ def write_continue(transport: asyncio.Transport) -> None:
 def failure(error: BaseException | None) -> HttpResponse:
     """Log an unexpected error, and return the response to it."""
     if isinstance(error, errors.GatewayError):
-        log.warning("stream aborted", code=error.code.value, error=error.message)
+        log.warning("stream aborted", code=error.code.value, error=error_text(error))
         return text_response(500, error.message)
     log.error("internal error", exc_info=error)
     return text_response(500, "internal error of the gateway")
