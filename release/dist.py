@@ -10,9 +10,9 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -41,8 +41,7 @@ def main() -> None:
         work = Path(folder)
         _build(ROOT, work, "--sdist", environment)
         (archive,) = work.glob("*.tar.gz")
-        with tarfile.open(archive) as packed:
-            packed.extractall(work, filter="data")
+        shutil.unpack_archive(archive, work)  # tarfile has no `filter` before Python 3.11.4
         sources = work / archive.name.removesuffix(".tar.gz")
         _build(sources, work, "--wheel", environment)
         _repair(work, environment, epoch)

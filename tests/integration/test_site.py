@@ -67,10 +67,8 @@ def test_a_page_that_is_not_there_fails_the_build(
     )
     load("publisher")  # finds the folder
     # The name is also that of a module of Python.
-    module = SourceFileLoader(
-        "site_of_the_project", str(ROOT / "release" / "site.py")
-    ).load_module()
-    assert 0 != module.build(tmp_path / "mkdocs.yml")
+    build = runpy.run_path(str(ROOT / "release" / "site.py"))["build"]
+    assert 0 != build(tmp_path / "mkdocs.yml")
     shown = capfd.readouterr().err
     assert "gone.md" in shown
     assert "#nowhere" in shown
