@@ -44,7 +44,7 @@ from gateway.policies.access.rules import AccessRule
 from gateway.telemetry import names
 from gateway.telemetry.families import gauge_family
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
-from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.http import ExtendedHeaders, HttpResponse
 from gateway.wire.protobuf import LEN, VARINT, put_bytes, put_text, put_varint, tag, varint
 
 log = structlog.get_logger(__name__)
@@ -315,14 +315,16 @@ def _policy(name: str, amount: float, unit: str, window_s: int) -> str:
 
 
 def _state(state: QuotaState) -> str:
-    note = _note(state)
-    return f'"{state.name}";r={note.left};t={note.reset_s}'
+    return f'"{state.name}";r={_left(state)};t={math.ceil(state.budget.reset_s)}'
 
 
 def _note(state: QuotaState) -> QuotaNote:
     budget, limit = state.budget, state.budget.limit
-    left = 0 if state.is_refused else math.floor(budget.left + 1e-9)
-    return QuotaNote(limit.unit, int(limit.amount), left, math.ceil(budget.reset_s))
+    return QuotaNote(limit.unit, int(limit.amount), _left(state), math.ceil(budget.reset_s))
+
+
+def _left(state: QuotaState) -> int:
+    return 0 if state.is_refused else math.floor(state.budget.left + 1e-9)
 
 
 def _notes() -> QuotaNotes | None:
@@ -352,7 +354,7 @@ def telling_http(
         if headers:
             response = HttpResponse(
                 response.status,
-                Headers((*response.headers.pairs, *headers)),
+                ExtendedHeaders(response.headers, headers),
                 response.body,
                 response.is_compressible,
                 response.request_id,

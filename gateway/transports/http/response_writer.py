@@ -15,7 +15,7 @@ from gateway.accelerator import accelerated
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.http.headers import is_writable, safe_value
 from gateway.transports.http.request_head import Version
-from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
+from gateway.wire.http import Buffer, ExtendedHeaders, Headers, HttpResponse, size_of
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
@@ -153,9 +153,17 @@ def _written(headers: Headers) -> tuple[bytes, bool]:
 
     Codecs use the same few header objects again and again, which cache the result.
     """
+    if isinstance(headers, ExtendedHeaders):
+        lines, is_dated = headers.base.parsed_with(_written)
+        more, dates = _lines(headers.more)
+        return lines + more, is_dated or dates
+    return _lines(headers.pairs)
+
+
+def _lines(pairs: tuple[tuple[str, str], ...]) -> tuple[bytes, bool]:
     text = ""
     dated = False
-    for name, value in headers.pairs:
+    for name, value in pairs:
         line, dates = _field_prefix(name)
         if line:
             # Most values are safe as they are; checking here is cheaper than a call.
