@@ -36,7 +36,6 @@ from gateway.policies.access.quotas.layer import (
     QuotaNotes,
     QuotaRule,
     QuotasOfCalls,
-    QuotaState,
 )
 from gateway.policies.access.quotas.leases import LeasedAccounts, QuotaLeader, Rounds
 from gateway.policies.access.quotas.pools import PoolLeases
@@ -298,33 +297,20 @@ def rate_limit_headers(notes: QuotaNotes) -> tuple[tuple[str, str], ...]:
 
     Source: draft-ietf-httpapi-ratelimit-headers-10.
     """
-    if not notes.states:
+    states = notes.states
+    if not states:
         return ()
-    policies, states = [], []
-    for each in notes.states:
-        limit = each.budget.limit
-        policies.append(_policy(each.name, limit.amount, limit.unit, each.budget.window_s))
-        states.append(_state(each))
-    return (("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states)))
+    policies, left = [], []
+    for name, limit, window_s, rest, reset_s in states:
+        policies.append(_policy(name, limit.amount, limit.unit, window_s))
+        left.append(f'"{name}";r={rest};t={reset_s}')
+    return (("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(left)))
 
 
 @lru_cache(1024)  # it is the same for all calls of a window
 def _policy(name: str, amount: float, unit: str, window_s: int) -> str:
     shown = "" if unit == "calls" else f';qu="{unit}"'
     return f'"{name}";q={amount:.0f}{shown};w={window_s}'
-
-
-def _state(state: QuotaState) -> str:
-    return f'"{state.name}";r={_left(state)};t={math.ceil(state.budget.reset_s)}'
-
-
-def _note(state: QuotaState) -> QuotaNote:
-    budget, limit = state.budget, state.budget.limit
-    return QuotaNote(limit.unit, int(limit.amount), _left(state), math.ceil(budget.reset_s))
-
-
-def _left(state: QuotaState) -> int:
-    return 0 if state.is_refused else math.floor(state.budget.left + 1e-9)
 
 
 def _notes() -> QuotaNotes | None:
@@ -350,7 +336,12 @@ def telling_http(
         notes = _notes()
         headers = () if notes is None else rate_limit_headers(notes)
         if headers and notes is not None and own is not None:
-            headers += own([_note(each) for each in notes.states])
+            headers += own(
+                [
+                    QuotaNote(limit.unit, int(limit.amount), left, reset_s)
+                    for _, limit, _, left, reset_s in notes.states
+                ]
+            )
         if headers:
             response = HttpResponse(
                 response.status,

@@ -15,7 +15,14 @@ from gateway.accelerator import accelerated
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.http.headers import is_writable, safe_value
 from gateway.transports.http.request_head import Version
-from gateway.wire.http import Buffer, ExtendedHeaders, Headers, HttpResponse, size_of
+from gateway.wire.http import (
+    Buffer,
+    ExtendedHeaders,
+    Headers,
+    HttpResponse,
+    is_printable_ascii,
+    size_of,
+)
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
@@ -166,8 +173,7 @@ def _lines(pairs: tuple[tuple[str, str], ...]) -> tuple[bytes, bool]:
     for name, value in pairs:
         line, dates = _field_prefix(name)
         if line:
-            # Most values are safe as they are; checking here is cheaper than a call.
-            safe = value if value.isascii() and value.isprintable() else safe_value(value)
+            safe = value if is_printable_ascii(value) else safe_value(value)
             text = f"{text}{line}{safe}\r\n"
             dated = dated or dates
     return text.encode("ascii"), dated
