@@ -15,7 +15,14 @@ from gateway.accelerator import accelerated
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.http.headers import is_writable, safe_value
 from gateway.transports.http.request_head import Version
-from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
+from gateway.wire.http import (
+    Buffer,
+    ExtendedHeaders,
+    Headers,
+    HttpResponse,
+    is_printable_ascii,
+    size_of,
+)
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
@@ -153,13 +160,20 @@ def _written(headers: Headers) -> tuple[bytes, bool]:
 
     Codecs use the same few header objects again and again, which cache the result.
     """
+    if isinstance(headers, ExtendedHeaders):
+        lines, is_dated = headers.base.parsed_with(_written)
+        more, dates = _lines(headers.more)
+        return lines + more, is_dated or dates
+    return _lines(headers.pairs)
+
+
+def _lines(pairs: tuple[tuple[str, str], ...]) -> tuple[bytes, bool]:
     text = ""
     dated = False
-    for name, value in headers.pairs:
+    for name, value in pairs:
         line, dates = _field_prefix(name)
         if line:
-            # Most values are safe as they are; checking here is cheaper than a call.
-            safe = value if value.isascii() and value.isprintable() else safe_value(value)
+            safe = value if is_printable_ascii(value) else safe_value(value)
             text = f"{text}{line}{safe}\r\n"
             dated = dated or dates
     return text.encode("ascii"), dated
