@@ -9,12 +9,6 @@ from typing import Any
 import structlog
 
 from gateway.ir import errors
-from gateway.transports.admission import (
-    RESPONSE_PATIENCE_S,
-    RESPONSE_UNCOUNTED_BYTES,
-    Reservation,
-    no_memory,
-)
 from gateway.transports.authentication import challenge
 from gateway.transports.contract import HttpFrontend
 from gateway.transports.http.content_coding import ACCEPTED, compress
@@ -29,6 +23,12 @@ from gateway.transports.http.response_writer import (
     write_stream_head,
 )
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
+from gateway.transports.reservation import (
+    RESPONSE_PATIENCE_S,
+    RESPONSE_UNCOUNTED_BYTES,
+    Reservation,
+    no_memory,
+)
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import NO_HEADERS, Headers, HttpResponse, size_of
