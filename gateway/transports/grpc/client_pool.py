@@ -150,8 +150,9 @@ class GrpcClientConnection(_CallStreams):
                 core.writer.end(stream, None)
             else:
                 call.send_rest(rest)
-        if not self.is_flushing:
-            self.flush_soon()
+        if not self.is_flushing:  # as `flush_soon`, without its frame
+            self.is_flushing = True
+            self.loop.call_soon(self.flush)
         return call
 
     def on_cancelled(self) -> None:
