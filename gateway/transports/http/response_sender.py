@@ -10,12 +10,6 @@ import structlog
 
 from gateway.ir import errors
 from gateway.telemetry.error_texts import error_text
-from gateway.transports.admission import (
-    RESPONSE_PATIENCE_S,
-    RESPONSE_UNCOUNTED_BYTES,
-    Reservation,
-    no_memory,
-)
 from gateway.transports.authentication import challenge
 from gateway.transports.contract import HttpFrontend
 from gateway.transports.http.content_coding import ACCEPTED, compress
@@ -30,6 +24,12 @@ from gateway.transports.http.response_writer import (
     write_stream_head,
 )
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
+from gateway.transports.reservation import (
+    RESPONSE_PATIENCE_S,
+    RESPONSE_UNCOUNTED_BYTES,
+    Reservation,
+    no_memory,
+)
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import NO_HEADERS, ExtendedHeaders, Headers, HttpResponse, size_of
