@@ -265,7 +265,8 @@ def _row_clients(case: Case, start: Start, back: str | None) -> tuple[Contender,
 
 def _rows_to_grpc(name: str, case: Case, connections: int) -> Job:
     """Compare rows with the same request of Open Inference as JSON."""
-    start = partial(systems.gateway, models={case.model: {"signature": messages.signature(case)}})
+    models = {case.model: {"signature": messages.signature(case)}}
+    start = partial(systems.gateway, models=models, default_model=case.model)
     base = _json(case)("gateway", start, back="grpc")
     contenders = (base, *_row_clients(case, start, "grpc"))
     return Job(name, case, connections, contenders, {"grpc": messages.grpc_reply(case)})

@@ -223,9 +223,11 @@ def read_http(message: Message) -> Arrays:
 
 
 def read_rows(case: Case, message: Message) -> Arrays:
-    """Return the outputs of a response with one object for each row, or one of columns."""
+    """Return the outputs of a response with columns or rows: objects, or values of one output."""
     found = json.loads(message.body)["predictions"]
-    if isinstance(found, list):
+    if isinstance(found, list) and len(case.outputs) == 1:
+        found = dict.fromkeys(case.outputs, found)
+    elif isinstance(found, list):
         found = {name: [row[name] for row in found] for name in case.outputs}
     return {name: np.array(found[name], array.dtype) for name, array in case.outputs.items()}
 

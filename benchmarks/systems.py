@@ -78,6 +78,7 @@ def gateway(
     *,
     addresses: int = 1,
     anywhere: bool = False,
+    default_model: str | None = None,
 ) -> Iterator[Running]:
     """Run the gateway as a sidecar of the upstream, with everything that is on by default.
 
@@ -89,6 +90,7 @@ def gateway(
         sections: Other sections of the configuration.
         addresses: Loopback addresses of the upstream.
         anywhere: Run on any core, not on that of the systems under test.
+        default_model: The model of requests that name none.
     """
     upstream = {
         "urls": [f"oip+{carrier}://{host}:{upstream_port}" for host in loopback(addresses)],
@@ -96,7 +98,7 @@ def gateway(
         **_made(transport),
     }
     sections = {"upstreams": {"server": upstream}, "models": models or {}, **(sections or {})}
-    with serving(sections, transport, anywhere=anywhere) as running:
+    with serving(sections, transport, anywhere=anywhere, default_model=default_model) as running:
         yield running
 
 
@@ -107,6 +109,7 @@ def serving(
     limits: Mapping[str, object] | None = None,
     *,
     anywhere: bool = False,
+    default_model: str | None = None,
 ) -> Iterator[Running]:
     """Run the gateway with *sections* of its configuration, on free ports.
 
@@ -115,6 +118,7 @@ def serving(
         transport: Implementation of the listener.
         limits: The limits that the listener has.
         anywhere: Run on any core, not on that of the systems under test.
+        default_model: The model of requests that name none.
     """
     http_port, grpc_port, brpc_port = free_port(), free_port(), free_port()
     listener = {
@@ -122,6 +126,7 @@ def serving(
         "grpc": f"127.0.0.1:{grpc_port}",
         "streams": [{"protocol": "grps", "address": f"127.0.0.1:{brpc_port}"}],
         "limits": limits or {},
+        **({} if default_model is None else {"default_model": default_model}),
         **_made(transport),
     }
     config = {

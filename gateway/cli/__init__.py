@@ -15,6 +15,15 @@ def main() -> None:
     """Run the command line and exit with its status."""
     _open_closed_streams()
     _end_at_sigterm()
+    try:
+        _run()
+    except KeyboardInterrupt:  # while modules are imported: commands handle it themselves
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+        sys.exit(128 + signal.SIGINT)  # process 1 survives its own signals
+
+
+def _run() -> None:
     if sys.argv[1:] == ["--version"]:
         from gateway.accelerator import BUILD  # noqa: PLC0415  # loads the extension
 

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, Overloaded
-from gateway.transports.admission import MemoryBudget, Reservation, ResponseReservation
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import Reservation, ResponseReservation
 from tests.fakes import settle
 from tests.simulation.virtual_time import simulate
 
