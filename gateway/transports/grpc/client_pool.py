@@ -160,7 +160,7 @@ class GrpcClientConnection(_CallStreams):
         self.on_unanswered()
 
     def on_unanswered(self, *, is_waiting: bool = False) -> None:
-        """Ask a silent server whether it is there: a call has ended without a response, or waits."""
+        """Ask a silent server whether it is there: a call has ended without reply, or waits."""
         now = monotonic()
         self._note_received(now)
         if self.is_open() and self._silence.should_ping(now, is_waiting=is_waiting):
