@@ -15,6 +15,7 @@ import structlog
 from gateway.ir.calls import InferResponse
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import EndCallback, NotifyingStream
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
@@ -242,7 +243,7 @@ class EndpointShares(Generic[E]):
                 "endpoint refuses calls",
                 upstream=self._upstream,
                 endpoint=endpoint.name,
-                error=str(error),
+                error=error_text(error),
             )
 
     def _refused_elsewhere(self, endpoint: E, turn: int) -> float:

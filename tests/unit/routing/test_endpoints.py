@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import (
@@ -770,6 +771,17 @@ async def test_a_server_that_ends_calls_at_their_deadline_keeps_its_share() -> N
         with contextlib.suppress(GatewayError):
             await endpoints(CALL.with_deadline(clock() + 1))
     assert [10, 10] == counts(services)[1:]
+
+
+async def test_the_log_marks_the_text_of_a_refusing_server() -> None:
+    """Its text may quote what clients sent, so the line does not have all of it."""
+    endpoints, services, _ = several(3, draw=lambda: 0.0)
+    fail(services[0], Overloaded("full: " + "4111 " * 100, origin=SAID))
+    with capture_logs() as lines:
+        await send_calls(endpoints, 30)
+    (line,) = [each for each in lines if each["event"] == "endpoint refuses calls"]
+    assert line["error"].startswith("server said: full: 4111 ")
+    assert line["error"].endswith("... (386 more characters)")
 
 
 async def test_trials_of_a_refusing_server_become_rare() -> None:
