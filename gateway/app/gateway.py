@@ -67,8 +67,8 @@ from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.triton_names import TritonNames
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsFiles
 
 if TYPE_CHECKING:

@@ -49,7 +49,6 @@ from gateway.settings.units import Address, StreamAddress
 from gateway.telemetry import names
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
@@ -62,6 +61,7 @@ from gateway.transports.contract import (
 from gateway.transports.http.cors import KEY_HEADER, CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.http2.frames import may_be_http2
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer

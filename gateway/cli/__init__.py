@@ -51,12 +51,14 @@ def _end_at_sigterm() -> None:
 def _open_closed_streams() -> None:
     """Open the standard streams that are closed on /dev/null, so that no socket gets their place.
 
-    Whatever is then written to standard error, also by libraries, would go to a client.
+    Whatever is then written to standard error, also by libraries, would go to a client. Processes
+    that this one starts get them, too.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+            os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115

@@ -21,9 +21,9 @@ from gateway.app.transports import http_alpn
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig
 from gateway.settings.units import Address, StreamAddress
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpMount, Server, ServerLimits
 from gateway.transports.http1.server import HttpServer
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.net.unix_socket import UnixSocket
 

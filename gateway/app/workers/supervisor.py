@@ -130,6 +130,9 @@ class Supervisor(WorkerReports):
             except StartError as error:
                 if watch.is_killed:  # it hung, and restarts with the new configuration
                     continue
+                if number in self._silent():  # by now
+                    self._restart(worker, "it does not reply")
+                    continue
                 self._loaded, self._drained = old, old_drained
                 serving = [self._workers[each] for each in self._serving]
                 reloaded += [each for each in serving if each not in {*before, *reloaded}]

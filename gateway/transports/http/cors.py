@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from gateway.transports.http.faults import text_response
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpResponse
 
 ANY: Final = "*"
 _METHODS: Final = "GET, HEAD, POST, PUT"
@@ -114,15 +114,15 @@ class CorsRules:
 
     def shared(self, response: HttpResponse, origin: str | None) -> HttpResponse:
         """Return a response that scripts of *origin* may read, if it is allowed."""
-        pairs = [*response.headers.pairs, _VARY]
+        more: tuple[tuple[str, str], ...] = (_VARY,)
         if origin is not None and self.allows(origin):
-            pairs += [
+            more += (
                 ("Access-Control-Allow-Origin", ANY if self._allows_all else origin),
                 ("Access-Control-Expose-Headers", ", ".join(_EXPOSED)),
-            ]
+            )
         return HttpResponse(
             response.status,
-            Headers(pairs),
+            ExtendedHeaders(response.headers, more),
             response.body,
             is_compressible=response.is_compressible,
             request_id=response.request_id,
