@@ -19,14 +19,18 @@ from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
-# Errors that lower the share of an endpoint when its server replies with them: the request does not
-# explain them.
+# Errors that lower the share of an endpoint when its server replies with them, and others do not:
+# a server may lack a model, or refuse the credential of the gateway. A request explains all others.
 _REFUSALS: Final = frozenset(
     {
         ErrorCode.OVERLOADED,
         ErrorCode.UNAVAILABLE,
         ErrorCode.NOT_READY,
         ErrorCode.NOT_FOUND,
+        ErrorCode.UNSUPPORTED,
+        ErrorCode.UNAUTHENTICATED,
+        ErrorCode.FORBIDDEN,
+        ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.UPSTREAM,
         ErrorCode.BAD_UPSTREAM,
         ErrorCode.INTERNAL,

@@ -7,7 +7,6 @@ from typing import ClassVar, Final
 
 from gateway.ir.errors import GatewayError
 
-BRIEF: Final = "brief"
 FULL: Final = "full"
 _SHOWN: Final = 120
 _MARK: Final = "server said: "

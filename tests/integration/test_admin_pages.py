@@ -13,8 +13,9 @@ from gateway.api.admin import Page
 from gateway.app import admin
 from gateway.app.admin import overview
 from gateway.app.admin.html import render
-from tests.admin_kit import Cutover, Evidence, ask
+from tests.admin_kit import ask
 from tests.integration.test_admin_api import api, started
+from tests.unit.migration.admin.kit import Cutover, Evidence
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,10 @@ import typer
 
 from gateway.api.protocol import Codec, ProtocolSpec
 from gateway.app.chains.upstream import ServerTraits
-from gateway.app.signatures import metadata_of
 from gateway.app.upstreams import chain_of_server
 from gateway.cli.output import WRONG_USAGE, fail, print_note, print_text, write_bytes
 from gateway.cli.signatures import load_signatures
 from gateway.cli.tensors import json_of
-from gateway.config.signatures import SignatureConfig
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import GatewayError
@@ -47,9 +45,11 @@ from gateway.migration.replay.wire_messages import (
     read_response,
     write_file,
 )
+from gateway.policies.signatures import metadata_of
 from gateway.registry import protocol, protocol_names
 from gateway.service import Service
 from gateway.settings.private_files import make_directory
+from gateway.settings.signature import SignatureConfig
 
 NPZ, TEXT = "npz", "text"
 _SUFFIXES: Final = {NPZ: ".npz", TEXT: ".txt"}

@@ -22,13 +22,16 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
     ErrorCode,
+    Forbidden,
     GatewayError,
     InternalError,
     InvalidRequest,
     NotFound,
     NotSent,
     Overloaded,
+    Unauthenticated,
     Unavailable,
+    Unsupported,
     UpstreamError,
     UpstreamProtocolError,
 )
@@ -732,7 +735,15 @@ BUSY = Overloaded("full", origin=SAID)
 
 @pytest.mark.parametrize(
     "error",
-    [BUSY, Unavailable("no", origin=SAID), UpstreamError("no", origin=SAID)],
+    [
+        BUSY,
+        Unavailable("no", origin=SAID),
+        UpstreamError("no", origin=SAID),
+        Unsupported("no", origin=SAID),
+        Unauthenticated("no", origin=SAID),
+        Forbidden("no", origin=SAID),
+        DeadlineExceeded("no", origin=SAID),
+    ],
     ids=lambda error: error.code.value,
 )
 async def test_a_server_that_replies_with_errors_is_set_aside(error: GatewayError) -> None:
@@ -745,6 +756,21 @@ async def test_a_server_that_replies_with_errors_is_set_aside(error: GatewayErro
     clock.advance(1)
     await send_calls(endpoints, 30)
     assert 10 < len(services[0].calls)
+
+
+async def test_a_server_that_ends_calls_at_their_deadline_keeps_its_share() -> None:
+    """The time of the caller explains the error, which says nothing about the server."""
+    endpoints, services, clock = several(3)
+
+    async def reply_late(_call: object) -> InferResponse:
+        clock.advance(0.9)
+        raise DeadlineExceeded("late", origin=SAID)
+
+    endpoints.endpoints[0].service = reply_late  # type: ignore[assignment]  # a Service of one type
+    for _ in range(30):
+        with contextlib.suppress(GatewayError):
+            await endpoints(CALL.with_deadline(clock() + 1))
+    assert [10, 10] == counts(services)[1:]
 
 
 async def test_the_log_marks_the_text_of_a_refusing_server() -> None:
