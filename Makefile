@@ -103,6 +103,7 @@ generated: $(VENV)/.installed-dev ## Check that generated files match their sour
 	$(BIN)/python schemas/protection.py --check
 	$(BIN)/python schemas/metrics.py --check
 	$(BIN)/python schemas/admin_api.py --check
+	$(BIN)/python schemas/protocols.py --check
 	$(BIN)/python release/publisher.py --check
 
 .PHONY: regenerate
@@ -112,6 +113,7 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/protection.py
 	$(BIN)/python schemas/metrics.py
 	$(BIN)/python schemas/admin_api.py
+	$(BIN)/python schemas/protocols.py
 	$(BIN)/python release/publisher.py
 
 .PHONY: unit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,13 @@ def test_changes_have_a_kind() -> None:
     names = [path.name for path in (ROOT / "changes").iterdir() if path.name != "README.md"]
     pattern = re.compile(r"[0-9+][\w.-]*\.(added|changed|fixed|removed|security)\.md")
     assert [] == [name for name in names if not pattern.fullmatch(name)]
+
+
+def test_make_run_shows_its_progress() -> None:
+    """The first run installs for minutes: it says so, and pip says what it does meanwhile."""
+    command = ["make", "--dry-run", "--always-make", "run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "once, one to three minutes ..." in done.stdout
+    installs = [line for line in done.stdout.splitlines() if "pip " in line and "install" in line]
+    assert installs
+    assert [] == [line for line in installs if re.search(r" (-q|--quiet|>)", line)]

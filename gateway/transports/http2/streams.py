@@ -142,6 +142,7 @@ class Http2StreamWriter:
         is_paused: The transport is not writable.
         has_shrunk: The peer has reduced its HPACK table, which the next header block must
             acknowledge, although this side never uses the table.
+        next_number: The number of the next stream of a client; there is none above `MAX_WINDOW`.
     """
 
     def __init__(
@@ -161,6 +162,7 @@ class Http2StreamWriter:
         self.frame_bytes = frames.DEFAULT_FRAME
         self.is_paused = False
         self.has_shrunk = False
+        self.next_number = 1
 
     def close(self) -> None:
         """Detach the callback: the connection is lost."""
@@ -170,6 +172,16 @@ class Http2StreamWriter:
     def is_idle(self) -> bool:
         """Whether no data waits."""
         return not self._waiting
+
+    def open(self, owner: Any) -> Http2Stream:
+        """Return a new stream of a client."""
+        number = self.next_number
+        self.next_number = number + 2
+        # The window of this side is `windows.STREAM_WINDOW`.
+        stream = self._streams[number] = Http2Stream(
+            number, self.initial_window, frames.DEFAULT_WINDOW, owner
+        )
+        return stream
 
     def send(
         self,
