@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -17,14 +18,19 @@ from hpack import Encoder
 from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 
 from gateway.access import authenticator
-from gateway.ir.context import ModelRef
+from gateway.concurrency.limiter import Limiter, Share
+from gateway.ir import calls
+from gateway.ir.calls import InferRequest, ModelReadyRequest
+from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies import forward_headers
+from gateway.policies.complete import policy as complete
 from gateway.policies.complete import untyped
+from gateway.policies.limits import policy as limits
 from gateway.protocols.oip.grpc import decode, encode, scan
 from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
@@ -43,13 +49,19 @@ from gateway.transports.grpc import (
     server_call,
     server_connection,
 )
+from gateway.transports.grpc.client_call import ClientCall
+from gateway.transports.grpc.headers import GrpcResponseHead
 from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
 from gateway.transports.http.request_head import Head
 from gateway.transports.http1 import head_reader, head_template, response_reader
 from gateway.transports.http1.head_template import HeaderTemplate
-from gateway.transports.http2 import frame_reader, frames, hpack, receiver, streams
+from gateway.transports.http2 import connection, frames, hpack, receiver, streams
+from gateway.transports.http2.flood_control import FloodBudget
 from gateway.transports.http2.frames import Http2ConnectionError
+from gateway.transports.http2.receiver import Http2Receiver
+from gateway.transports.http2.states import CLOSED, HALF_CLOSED_REMOTE, OPEN
+from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
 from gateway.wire import (
     few_rows,
     http,
@@ -61,6 +73,7 @@ from gateway.wire import (
     rows,
 )
 from gateway.wire import fields as header_fields
+from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import Headers, HttpRequest
 from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.row_templates import RowTemplates
@@ -83,7 +96,7 @@ MODULES: Final = (
     client_call,
     client_pool,
     server_call,
-    frame_reader,
+    connection,
     frames,
     streams,
     http_response_writer,
@@ -108,8 +121,14 @@ MODULES: Final = (
     rows,
     row_templates,
     untyped,
+    calls,
+    complete,
+    limits,
 )
 """All modules that have such functions."""
+
+CLASSES: Final = (Limiter, Http2Receiver, Http2StreamWriter)
+"""All classes that have such methods."""
 
 _INTEGERS: Final = "bBhHiIqQ"
 _WORDS: Final = (
@@ -299,14 +318,97 @@ def layout_finder(random: Random) -> tuple[Any, ...]:
     return cache._layouts, messages
 
 
-def complete_stream(random: Random) -> tuple[bytes, int, int]:
-    """Return the frames of one or two streams, and the position of the first, nearly always."""
-    number = random.choice((1, 2, 5, 0x7FFFFFFF, 0, 0x80000001))
-    before = random.randbytes(random.randrange(12))
-    data = before + _frame(random, 1, 4, number) + _frame(random, 0, random.randrange(2), number)
-    data += _frame(random, 1, 5, number) + _frame(random, 0, 1, 7)
-    at = len(before) if random.random() < 0.95 else random.randrange(len(data))
-    return damaged(random, data, b"\0\1\4\5\x80\xff"), at, random.choice((0, 11, 4096))
+def take_request(random: Random) -> tuple[Any, ...]:
+    """Return frames of one or two calls in pieces, most of them whole."""
+    from tests.unit.transports.http2.test_fast_paths import CALLS  # noqa: PLC0415  # no test of conftest
+
+    return _pieces(random, CALLS), False
+
+
+def take_response(random: Random) -> tuple[Any, ...]:
+    """Return frames of one or two responses in pieces, most of them whole."""
+    from tests.unit.transports.http2.test_fast_paths import ANSWERS  # noqa: PLC0415  # as above
+
+    return _pieces(random, ANSWERS), True
+
+
+def _pieces(random: Random, messages: Mapping[str, bytes]) -> list[bytes]:
+    short = [each for each in messages.values() if len(each) < 4096]
+    pieces = [random.choice(short) for _ in range(random.randrange(1, 3))]
+    if random.random() < 0.5:
+        pieces[-1] = damaged(random, pieces[-1], b"\0\1\4\5\x80\xff")
+    return pieces
+
+
+def new_stream(random: Random) -> tuple[Any, ...]:
+    """Return the number, the windows and the owner of a stream."""
+    return random.choice((1, 2, 0x7FFFFFFF)), 65_535, random.choice((0, -1, 65_535)), None
+
+
+def send_joined(random: Random) -> tuple[Any, ...]:
+    """Return a writer and one of its streams, in any state, and what is written."""
+    found: dict[int, Http2Stream] = {}
+    writer = Http2StreamWriter([], FloodBudget(), found, lambda _stream: None)
+    stream = found[3] = Http2Stream(3, random.choice((0, 5, 65_535)), 65_535, None)
+    stream.state = random.choice((OPEN, HALF_CLOSED_REMOTE))
+    writer._room = random.choice((0, 5, 65_535))
+    writer.is_paused, writer.has_shrunk = random.random() < 0.1, random.random() < 0.1
+    return writer, stream, b"frames", random.choice((0, 5, 6))
+
+
+def answer(random: Random) -> tuple[Any, ...]:
+    """Return a call of a client, and the head, the message and the trailers of its response."""
+    stream = Http2Stream(3, 65_535, 65_535, "the owner")
+    stream.state = random.choice((CLOSED, CLOSED, OPEN))
+    stream.unread = random.choice((0, 0, 4))
+    waiter = random.choice((WatchedWaiter(), WatchedWaiter(), None))
+    view, limit = whole_message(random)
+    call = ClientCall(WatchedCalls(), stream, limit, 0, random.random() < 0.9, waiter)  # type: ignore[arg-type]
+    ok, other = GrpcStatus.OK, GrpcStatus.INTERNAL
+    head = GrpcResponseHead(
+        random.choice((200, 200, 200, 500, None)),
+        random.random() < 0.9,
+        random.choice((None, None, ok)),
+        "",
+        (),
+        "",
+    )
+    status = random.choice((None, None, None, 200))
+    tail = GrpcResponseHead(status, True, random.choice((ok, ok, other)), "", (("a", "1"),), "")
+    return call, head, view, tail
+
+
+class WatchedWaiter:
+    """A future that notes its result."""
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+
+    def done(self) -> bool:
+        return bool(self.results)
+
+    def set_result(self, result: Any) -> None:
+        self.results.append((bytes(result.view), result.metadata))
+
+
+class WatchedCalls:
+    """A connection that notes which of its calls end, and is its own core."""
+
+    name = "server"
+
+    def __init__(self) -> None:
+        self.core = self
+        self.events: list[str] = []
+
+    def cancel(self, stream: Http2Stream) -> None:
+        self.events.append("cancel")
+        stream.state = CLOSED
+
+    def flush(self) -> None:
+        self.events.append("flush")
+
+    def on_cancelled(self) -> None:
+        self.events.append("cancelled")
 
 
 def join_stream(random: Random) -> tuple[int, bytes, list[Any], int, bytes | None]:
@@ -728,6 +830,72 @@ def base64_entries(random: Random) -> tuple[Any, ...]:
     return random.choice((rows, memoryview(rows))), count
 
 
+class WatchedLimiter(Limiter):
+    """A limiter that notes whom it would serve, instead of serving them."""
+
+    def __init__(self, limit: int, share: int | None) -> None:
+        super().__init__(limit, share=share)
+        self.served: list[str] = []
+
+    def _advance(self, _share: Share) -> None:
+        self.served.append("share")
+
+    def _grant(self) -> None:
+        self.served.append("limit")
+
+
+def try_acquire(random: Random) -> tuple[Any, ...]:
+    """Return a limiter in any state, with or without the share of a client."""
+    limiter, share = release(random)[::2]
+    size = random.choice((1, 1, 3, 5, 1 << 70))
+    held, skip_queue = random.choice((0, 0, 2)), random.random() < 0.2
+    return limiter, size, share, held, skip_queue
+
+
+def release(random: Random) -> tuple[Any, ...]:
+    """Return a limiter whose callers wait for it, or for the share of their client, or not."""
+    limiter = WatchedLimiter(random.choice((1, 6, 1 << 62)), random.choice((None, 3)))
+    limiter.used = random.randrange(8)
+    limiter.queued = random.choice((0, 0, 1))
+    share = Share() if random.random() < 0.8 else None
+    if limiter.queued:
+        waiting: Any = limiter.waiting if share is None or random.random() < 0.5 else share.waiting
+        waiting.append("a caller")
+    if share is not None:
+        share.used = random.randrange(5)
+    return limiter, random.choice((1, 2)), share
+
+
+def call_with_deadline(random: Random) -> tuple[Any, ...]:
+    """Return a call, and a deadline or none."""
+    context = Context("oip.http", (("a", "1"),), "id", random.choice((None, 5.0)))
+    kind = random.choice((InferRequest, InferRequest, ModelReadyRequest))
+    call = kind(model=ModelRef("m"), context=context)
+    return call, random.choice((None, 1.5))
+
+
+def call_with_metadata(random: Random) -> tuple[Any, ...]:
+    """Return a call, and other metadata."""
+    call, _ = call_with_deadline(random)
+    return call, random.choice(((), (("traceparent", "1"), ("b", "2"))))
+
+
+def is_incomplete(random: Random) -> tuple[Any, ...]:
+    """Return tensors of which some lack something, and what is needed."""
+    tensors = [
+        Tensor(
+            random.choice(("x", "x", "x", "")),
+            random.choice((Datatype.INT32, Datatype.INT32, None)),
+            random.choice(((1,), (), (2, 3), None)),
+            RawData(memoryview(b"")),
+        )
+        for _ in range(random.randrange(4))
+    ]
+    every = (Need.NAMES, Need.DATATYPES, Need.SHAPES)
+    needs = frozenset(each for each in every if random.random() < 0.7)
+    return random.choice((tuple(tensors), tensors)), needs
+
+
 PARTS: Final[dict[str, Part]] = {
     each.__name__: each
     for each in (
@@ -740,7 +908,11 @@ PARTS: Final[dict[str, Part]] = {
         binary_writer,
         plain_reader,
         layout_finder,
-        complete_stream,
+        take_request,
+        take_response,
+        new_stream,
+        send_joined,
+        answer,
         join_stream,
         join_call,
         whole_message,
@@ -766,6 +938,11 @@ PARTS: Final[dict[str, Part]] = {
         row_writer,
         packed_numbers,
         has_regular_lists,
+        try_acquire,
+        release,
+        call_with_deadline,
+        call_with_metadata,
+        is_incomplete,
     )
 }
 """The inputs of each function, by its name."""
@@ -787,9 +964,9 @@ def flipped(random: Random, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def use_functions(source: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None:
     """Let the gateway use the functions of *source* until *patch* is undone."""
-    for module in MODULES:
-        for name in PARTS.keys() & vars(module).keys():
-            patch.setattr(module, name, source[name])
+    for place in (*MODULES, *CLASSES):
+        for name in PARTS.keys() & vars(place).keys():
+            patch.setattr(place, name, source[name])
     # These have functions of the other build.
     write.few_integers.cache_clear()
     integers = partial(write.few_integers, "output")
@@ -812,12 +989,68 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
         if name in _FACTORIES:
             written = function(*arguments[:-1])
             return [written(*each) for each in arguments[-1]]
+        if name in _CHANGING:
+            return _CHANGING[name](function, *deepcopy(arguments))
         result = function(*arguments)
         if name == "read_call_block":
             return _shown(result[0]), *result[1:]
         return _shown(result)
     except Exception as error:  # noqa: BLE001  # any error is to be the same
         return type(error), str(error)
+
+
+def _limited(function: Callable[..., Any], limiter: WatchedLimiter, *arguments: Any) -> object:
+    """Return the result of a method of a limiter, and what it has changed."""
+    result = function(limiter, *arguments)
+    shares = [each.used for each in arguments if isinstance(each, Share)]
+    return result, limiter.used, shares, limiter.served
+
+
+def _replayed(function: Callable[..., Any], pieces: list[bytes], client: bool) -> object:
+    """Return what a connection makes of *pieces* with another method."""
+    from tests.unit.transports.http2.test_fast_paths import replay_pieces  # noqa: PLC0415  # as above
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Http2Receiver, "take_response" if client else "take_request", function)
+        return replay_pieces(pieces, client=client)
+
+
+def _opened(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the fields of a new stream."""
+    return _fields(function(*arguments))
+
+
+def _sent(function: Callable[..., Any], writer: Http2StreamWriter, *arguments: Any) -> object:
+    """Return the result of a method of a writer, and what it has changed."""
+    result = function(writer, *arguments)
+    left = writer._flood_budget.remaining, list(writer._streams)
+    return result, writer._out, writer._room, left, _fields(arguments[0])
+
+
+def _fields(stream: Http2Stream) -> list[object]:
+    return [getattr(stream, name, None) for name in Http2Stream.__slots__]
+
+
+def _answered(function: Callable[..., Any], call: ClientCall, *arguments: Any) -> object:
+    """Return whether a call was answered, and what was changed."""
+    result = function(call, *arguments)
+    waiter: Any = call.waiter
+    end = None if call._end is None else call._end.metadata
+    connection: Any = call.connection
+    results = None if waiter is None else waiter.results
+    return result, results, end, connection.events, call.stream.owner
+
+
+_CHANGING: Final[dict[str, Callable[..., object]]] = {
+    "try_acquire": _limited,
+    "release": _limited,
+    "take_request": _replayed,
+    "take_response": _replayed,
+    "new_stream": _opened,
+    "send_joined": _sent,
+    "answer": _answered,
+}
+"""What calls a function that changes its arguments, and returns the changes."""
 
 
 def _shown(result: Any) -> object:
@@ -944,14 +1177,6 @@ def _output(random: Random) -> RequestedOutput:
         ),
         (20, 1, 1, 1),
     )[0]
-
-
-def _frame(random: Random, kind: int, flags: int, number: int) -> bytes:
-    """Return a frame as described, nearly always."""
-    payload = random.randbytes(random.choice((0, 1, 11, 300)))
-    if random.random() < 0.1:
-        kind, flags, number = random.choice(((9, 4, number), (kind, 8, number), (kind, flags, 3)))
-    return struct.pack(">BHBBI", 0, len(payload), kind, flags, number) + payload
 
 
 def _list(random: Random, code: str, count: int) -> bytes:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
-
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.concurrency.timeouts import Timeout, TimerWheel, WheelTimeout
@@ -21,6 +19,7 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     StreamInferRequest,
+    call_with_deadline,
     inference_of,
 )
 from gateway.ir.errors import DeadlineExceeded, GatewayError
@@ -216,8 +215,7 @@ class CallLimits:
         is_open_ended = body is not None or type(call) is StreamInferRequest
         upstream_deadline = requested if is_open_ended else deadline
         if upstream_deadline is not requested:
-            # As `with_deadline`, without its frame.
-            call = replace(call, context=replace(context, deadline=upstream_deadline))
+            call = call_with_deadline(call, upstream_deadline)
         if body is None:
             return call, WheelTimeout(self._wheel, deadline), requested, deadline
         remaining = partial(self._remaining, body, now, requested)

@@ -16,7 +16,7 @@ from gateway.transports.http2.frame_reader import FRAME_BYTES
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.http2.hpack import TABLE_BYTES
 from gateway.transports.http2.receiver import CONNECTION_WINDOW, STREAM_WINDOW, Http2Receiver
-from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.http2.streams import Http2Stream, new_stream
 
 _PING_DATA: Final = bytes(8)
 
@@ -73,9 +73,8 @@ class Http2Connection(Http2Receiver):
         self._next = number + 2
         if number >= frames.MAX_WINDOW:
             self.is_exhausted = True
-        stream = self.streams[number] = Http2Stream(
-            number, self.writer.initial_window, STREAM_WINDOW, owner
-        )
+        stream = new_stream(number, self.writer.initial_window, STREAM_WINDOW, owner)
+        self.streams[number] = stream
         return stream
 
     def reset(self, stream: Http2Stream, code: int) -> None:

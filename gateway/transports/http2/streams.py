@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from gateway.accelerator import accelerated
 from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import (
     MESSAGE_REFUND,
@@ -127,6 +128,12 @@ class Http2Stream:
         return now - self._stalled_since, now - self._waits_since
 
 
+@accelerated
+def new_stream(number: int, room: int, window: int, owner: Any) -> Http2Stream:
+    """Return a stream that is open both ways, with the arguments of its class."""
+    return Http2Stream(number, room, window, owner)
+
+
 class Http2StreamWriter:
     """Writes streams within the windows of the peer, and while the transport is writable.
 
@@ -143,6 +150,19 @@ class Http2StreamWriter:
         has_shrunk: The peer has reduced its HPACK table, which the next header block must
             acknowledge, although this side never uses the table.
     """
+
+    __slots__ = (
+        "_flood_budget",
+        "_out",
+        "_room",
+        "_sent",
+        "_streams",
+        "_waiting",
+        "frame_bytes",
+        "has_shrunk",
+        "initial_window",
+        "is_paused",
+    )
 
     def __init__(
         self,
@@ -199,6 +219,7 @@ class Http2StreamWriter:
         self.data(stream, buffers)
         self.end(stream, tail)
 
+    @accelerated
     def send_joined(self, stream: Http2Stream, frames: bytes, size: int) -> bool:
         """Write the frames of a complete stream, which is up to `JOINED_BYTES` long.
 
