@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import struct
@@ -10,6 +11,7 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,18 +20,23 @@ from hpack import Encoder
 from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 
 from gateway.access import authenticator
+from gateway.backends import validation as outputs
 from gateway.concurrency.limiter import Limiter, Share
-from gateway.ir import calls
+from gateway.concurrency.timeouts import TimerWheel
+from gateway.frontend import frontend
+from gateway.ir import calls, validation
 from gateway.ir.calls import InferRequest, ModelReadyRequest
-from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.context import Context, ModelRef, Need, Origin
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies import forward_headers
 from gateway.policies.complete import policy as complete
 from gateway.policies.complete import untyped
+from gateway.policies.limits import deadline as deadlines
 from gateway.policies.limits import policy as limits
 from gateway.protocols.oip.grpc import decode, encode, scan
 from gateway.protocols.oip.http import infer_request, infer_response
@@ -39,7 +46,10 @@ from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.protocols.openai.http import embeddings
 from gateway.protocols.tfs.http.predict import read_tensors, row_rules
 from gateway.protocols.tfs.options import TfsOptions
+from gateway.telemetry import upstream_metrics
 from gateway.transports import authentication, callers
+from gateway.transports.admission import ClientShares, MemoryBudget, Reservation
+from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc import (
     call_responses,
     client_call,
@@ -53,9 +63,14 @@ from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import GrpcResponseHead
 from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
+from gateway.transports.http.exchange import Exchange
+from gateway.transports.http.faults import HttpError
+from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Head
 from gateway.transports.http1 import head_reader, head_template, response_reader
+from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
 from gateway.transports.http1.head_template import HeaderTemplate
+from gateway.transports.http1.request import BufferedRequest
 from gateway.transports.http2 import connection, frames, hpack, receiver, streams
 from gateway.transports.http2.flood_control import FloodBudget
 from gateway.transports.http2.frames import Http2ConnectionError
@@ -73,8 +88,8 @@ from gateway.wire import (
     rows,
 )
 from gateway.wire import fields as header_fields
-from gateway.wire.grpc import GrpcStatus
-from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.rows import read_rows_document
@@ -124,10 +139,15 @@ MODULES: Final = (
     calls,
     complete,
     limits,
+    deadlines,
+    frontend,
+    upstream_metrics,
+    validation,
+    outputs,
 )
 """All modules that have such functions."""
 
-CLASSES: Final = (Limiter, Http2Receiver, Http2StreamWriter)
+CLASSES: Final = (Exchange, Limiter, Http2Receiver, Http2StreamWriter)
 """All classes that have such methods."""
 
 _INTEGERS: Final = "bBhHiIqQ"
@@ -896,6 +916,79 @@ def is_incomplete(random: Random) -> tuple[Any, ...]:
     return random.choice((tuple(tensors), tensors)), needs
 
 
+def start_timeout(random: Random) -> tuple[Any, ...]:
+    """Return a call with a deadline or without, the timeout of a route, and the time."""
+    call, _ = call_with_deadline(random)
+    origin = random.choice((None, Origin("oip.http", None), Origin("oip.http", None, None, True)))
+    own_s, now = random.choice((0.0, 0.5, 60.0)), random.choice((1.0, 1.5, 5.0))
+    return call.with_context(origin=origin), own_s, now
+
+
+def wire_bytes(random: Random) -> tuple[Any, ...]:
+    """Return a message of HTTP or gRPC, in any number of parts."""
+    parts = random.choice((tuple, list))(_buffers(random))
+    wires = (
+        HttpRequest("POST", "/", body=parts),
+        HttpResponse(200, body=parts),
+        GrpcRequest("/a/b", parts),
+        GrpcResponse(parts),
+    )
+    return (random.choice(wires),)
+
+
+def are_declared(random: Random) -> tuple[Any, ...]:
+    """Return tensors, and a declaration that they have, nearly always."""
+    kinds = (Datatype.INT32, Datatype.INT32, None)
+    shapes = ((2, 3), (2, 3), (2,), None)
+    count = random.randrange(3)
+    tensors = [
+        Tensor(
+            random.choice("ab"),
+            random.choice(kinds),
+            random.choice(shapes),
+            RawData(memoryview(b"")),
+        )
+        for _ in range(count)
+    ]
+    declared = [
+        TensorMetadata(random.choice("ab"), random.choice(kinds), random.choice((*shapes, (-1, 3))))
+        for _ in range(count if random.random() < 0.9 else 1)
+    ]
+    return random.choice((tuple, list))(tensors), tuple(declared)
+
+
+def _try_immediate(random: Random) -> tuple[Any, ...]:
+    """Return a request, and what is left of the slots and of the memory of its listener."""
+    length = random.choice((None, 0, 5, 5, 70_000))
+    here = memoryview(bytes(length or 0)) if length is None or random.random() < 0.9 else None
+    head = Head(
+        "POST",
+        random.choice(("/v2", "/v2", "/none")),
+        "",
+        Headers((("user-agent", "a"),)),
+        length,
+        random.random() < 0.1,
+        False,
+        random.random() < 0.1,
+        None,
+        None,
+    )
+    is_known, is_reserved = random.random() < 0.5, random.random() < 0.1
+    return head, here, random.choice((0, 4)), random.choice((0, 300_000)), is_known, is_reserved
+
+
+def plain_outputs(random: Random) -> tuple[Any, ...]:
+    """Return what is expected of outputs, and arrays that a model has returned."""
+    int32 = Datatype.INT32.numpy_dtype
+    arrays = {
+        "a": np.zeros(random.choice(((2, 3), (2,))), random.choice((int32, np.float32))),
+        "b": random.choice((np.zeros((2, 3), int32), [1, 2], np.zeros((2, 3), int32)[:, ::-1])),
+    }
+    shape = random.choice(((2, 3), (-1, 3), (-1,), None))
+    expected = dict.fromkeys(("a", "b", "c"), (Datatype.INT32, int32, shape))
+    return expected, arrays, random.choice((("a",), ("a", "b"), (), ("b", "c"), ("d",)))
+
+
 PARTS: Final[dict[str, Part]] = {
     each.__name__: each
     for each in (
@@ -943,6 +1036,11 @@ PARTS: Final[dict[str, Part]] = {
         call_with_deadline,
         call_with_metadata,
         is_incomplete,
+        start_timeout,
+        wire_bytes,
+        are_declared,
+        plain_outputs,
+        _try_immediate,
     )
 }
 """The inputs of each function, by its name."""
@@ -1041,6 +1139,59 @@ def _answered(function: Callable[..., Any], call: ClientCall, *arguments: Any) -
     return result, results, end, connection.events, call.stream.owner
 
 
+def _begun(  # one argument for each part of the state
+    function: Callable[..., Any],
+    head: Head,
+    here: memoryview | None,
+    slots: int,
+    used: int,
+    is_known: bool,
+    is_reserved: bool,
+) -> object:
+    """Return the request that an exchange begins with, and what it has changed."""
+    limits = ServerLimits(message_bytes=60_000)
+    budget = MemoryBudget(400_000)
+    budget.used = used
+    limiter = Limiter(4)
+    limiter.used = slots
+
+    def handler_of(path: str) -> Any:
+        if path == "/none":
+            raise HttpError(404, "nothing is served")
+        return "a frontend", "its method"
+
+    listener = ListenerState(limits, budget, limiter, handler_of, bool, limiter)  # type: ignore[arg-type]
+    client = ClientShares(Share(), Share(), callers.Caller("127.0.0.1"))
+    if is_known:
+        client.caller.client(head.headers)
+    raw = RequestHead("POST", (1, 1), False, head.length, head.is_chunked, head)
+    request = BufferedRequest(raw, RequestHeadCache(limits), here)
+    if is_reserved:
+        request.reservation = Reservation(budget, None)
+    connection: Any = SimpleNamespace(client=client)
+    exchange = Exchange(listener, connection, request, None)
+    result = function(exchange)
+    kept = exchange._head is head, exchange._body, exchange._held, exchange._deadline
+    left = budget.used, limiter.used, client.slots, client.memory
+    shares = [each.used for each in left[2:] if each is not None]
+    return result, kept, exchange._frontend, exchange._handle, left[:2], shares
+
+
+def _timed(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the deadlines of a call, and the timeout that is started for it."""
+
+    async def run() -> object:
+        found = function(*arguments, TimerWheel(lambda: arguments[-1]))
+        if found is None:
+            return None
+        call, timeout, deadline = found
+        is_task = timeout._task is asyncio.current_task()
+        step = timeout in timeout._step, timeout._step.number
+        return call, call.context.origin, deadline, is_task, timeout._before, step
+
+    return asyncio.run(run())
+
+
 _CHANGING: Final[dict[str, Callable[..., object]]] = {
     "try_acquire": _limited,
     "release": _limited,
@@ -1049,6 +1200,8 @@ _CHANGING: Final[dict[str, Callable[..., object]]] = {
     "new_stream": _opened,
     "send_joined": _sent,
     "answer": _answered,
+    "start_timeout": _timed,
+    "_try_immediate": _begun,
 }
 """What calls a function that changes its arguments, and returns the changes."""
 

@@ -83,17 +83,19 @@ def release(self, size=1, share=None):
 cdef class _InferenceFields:
     """Where an `InferRequest` and its context have the fields that layers change."""
 
-    cdef object _call, _context, _tensor
-    cdef Py_ssize_t _context_at, _deadline, _metadata, _name, _datatype, _shape
+    cdef object _call, _context, _tensor, _origin_class
+    cdef Py_ssize_t _context_at, _deadline, _metadata, _origin, _has_bytes, _name, _datatype, _shape
 
     def __cinit__(self):
         from gateway.ir.calls import InferRequest
-        from gateway.ir.context import Context
+        from gateway.ir.context import Context, Origin
         from gateway.ir.tensor import Tensor
 
         self._call, self._context, self._tensor = InferRequest, Context, Tensor
         self._context_at = _offset(InferRequest, "context")
         self._deadline, self._metadata = _offset(Context, "deadline"), _offset(Context, "metadata")
+        self._origin, self._has_bytes = _offset(Context, "origin"), _offset(Origin, "has_bytes")
+        self._origin_class = Origin
         self._name, self._datatype = _offset(Tensor, "name"), _offset(Tensor, "datatype")
         self._shape = _offset(Tensor, "shape")
         for kind in (InferRequest, Context):

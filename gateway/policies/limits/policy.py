@@ -41,6 +41,7 @@ from gateway.policies.limits.deadline import (
     StreamTimeouts,
     StreamWithTimeouts,
     deadline_error,
+    start_timeout,
     timeout_at,
 )
 from gateway.policies.limits.retry import (
@@ -189,10 +190,19 @@ class CallLimits:
         Returns:
             The call to send, its timeout, the caller's deadline and the earlier of the two.
         """
-        clock, context = self._clock, call.context
-        now = clock()
+        own, now = self._timeout_s, self._clock()
+        if own is not None and not waited_s():
+            started = start_timeout(call, own, now, self._wheel)  # nearly every call
+            if started is not None:
+                return started[0], started[1], call.context.deadline, started[2]
+        return self._set_any_deadline(call, own, now)
+
+    def _set_any_deadline(
+        self, call: Call[R], own: float | None, now: float
+    ) -> tuple[Call[R], Timeout | None, float | None, float | None]:
+        """As `_set_deadline`, with the timeout of the route and the time now."""
+        context = call.context
         deadline = requested = context.deadline
-        own = self._timeout_s
         if own is not None and type(call) not in MODEL_CONTROL_CALLS:
             own += now
             if waited_s():
