@@ -98,9 +98,7 @@ def gateway(
         **_made(transport),
     }
     sections = {"upstreams": {"server": upstream}, "models": models or {}, **(sections or {})}
-    with serving(
-        sections, transport, anywhere=anywhere, default_model=default_model
-    ) as running:
+    with serving(sections, transport, anywhere=anywhere, default_model=default_model) as running:
         yield running
 
 

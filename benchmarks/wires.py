@@ -68,6 +68,14 @@ class Wire(asyncio.Transport):
     def resume_reading(self) -> None:
         """Do nothing."""
 
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Pass bytes to *protocol* from now on, as servers ask for when a connection is idle."""
+        self._owner = protocol
+
+    def deliver(self, data: bytes) -> None:
+        """Pass received bytes to the protocol of this end."""
+        cast("asyncio.Protocol", self._owner).data_received(data)
+
     def is_closing(self) -> bool:
         """Return whether this end is closed."""
         return self._closing
@@ -151,7 +159,7 @@ class MemoryLoop(uvloop.Loop):
         """Connect to the canned server."""
         client, server = make(), self.upstream()
         near, far = Wire(self, client, self._pair[0]), Wire(self, server)
-        near.receive, far.receive = _receiver(server), _receiver(client)
+        near.receive, far.receive = _receiver(far, server), _receiver(near, client)
         server.connection_made(far)
         client.connection_made(near)
         return near, client
@@ -171,13 +179,13 @@ class MemoryLoop(uvloop.Loop):
         wire = Wire(self, protocol)
         wire.receive = received
         protocol.connection_made(wire)
-        return _receiver(protocol)
+        return _receiver(wire, protocol)
 
 
-def _receiver(protocol: asyncio.BaseProtocol) -> Callable[[bytes], object]:
-    """Return a function that passes bytes to *protocol* as a loop does."""
+def _receiver(wire: Wire, protocol: asyncio.BaseProtocol) -> Callable[[bytes], object]:
+    """Return a function that passes bytes to *protocol*, the one of *wire*, as a loop does."""
     if not isinstance(protocol, asyncio.BufferedProtocol):
-        return cast("asyncio.Protocol", protocol).data_received
+        return wire.deliver
 
     def fill(received: bytes) -> None:
         data = memoryview(received)  # a kernel copies each byte once

@@ -48,7 +48,7 @@ from gateway.protocols.tfs.http.predict import read_tensors, row_rules
 from gateway.protocols.tfs.options import TfsOptions
 from gateway.telemetry import upstream_metrics
 from gateway.transports import authentication, callers
-from gateway.transports.admission import ClientShares, MemoryBudget, Reservation
+from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc import (
     call_responses,
@@ -77,6 +77,8 @@ from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.http2.receiver import Http2Receiver
 from gateway.transports.http2.states import CLOSED, HALF_CLOSED_REMOTE, OPEN
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import Reservation
 from gateway.wire import (
     few_rows,
     http,

@@ -36,7 +36,6 @@ from gateway.policies.access.quotas.layer import (
     QuotaNotes,
     QuotaRule,
     QuotasOfCalls,
-    QuotaState,
 )
 from gateway.policies.access.quotas.leases import LeasedAccounts, QuotaLeader, Rounds
 from gateway.policies.access.quotas.pools import PoolLeases
@@ -44,7 +43,7 @@ from gateway.policies.access.rules import AccessRule
 from gateway.telemetry import names
 from gateway.telemetry.families import gauge_family
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
-from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.http import ExtendedHeaders, HttpResponse
 from gateway.wire.protobuf import LEN, VARINT, put_bytes, put_text, put_varint, tag, varint
 
 log = structlog.get_logger(__name__)
@@ -298,31 +297,20 @@ def rate_limit_headers(notes: QuotaNotes) -> tuple[tuple[str, str], ...]:
 
     Source: draft-ietf-httpapi-ratelimit-headers-10.
     """
-    if not notes.states:
+    states = notes.states
+    if not states:
         return ()
-    policies, states = [], []
-    for each in notes.states:
-        limit = each.budget.limit
-        policies.append(_policy(each.name, limit.amount, limit.unit, each.budget.window_s))
-        states.append(_state(each))
-    return (("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states)))
+    policies, left = [], []
+    for name, limit, window_s, rest, reset_s in states:
+        policies.append(_policy(name, limit.amount, limit.unit, window_s))
+        left.append(f'"{name}";r={rest};t={reset_s}')
+    return (("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(left)))
 
 
 @lru_cache(1024)  # it is the same for all calls of a window
 def _policy(name: str, amount: float, unit: str, window_s: int) -> str:
     shown = "" if unit == "calls" else f';qu="{unit}"'
     return f'"{name}";q={amount:.0f}{shown};w={window_s}'
-
-
-def _state(state: QuotaState) -> str:
-    note = _note(state)
-    return f'"{state.name}";r={note.left};t={note.reset_s}'
-
-
-def _note(state: QuotaState) -> QuotaNote:
-    budget, limit = state.budget, state.budget.limit
-    left = 0 if state.is_refused else math.floor(budget.left + 1e-9)
-    return QuotaNote(limit.unit, int(limit.amount), left, math.ceil(budget.reset_s))
 
 
 def _notes() -> QuotaNotes | None:
@@ -348,11 +336,16 @@ def telling_http(
         notes = _notes()
         headers = () if notes is None else rate_limit_headers(notes)
         if headers and notes is not None and own is not None:
-            headers += own([_note(each) for each in notes.states])
+            headers += own(
+                [
+                    QuotaNote(limit.unit, int(limit.amount), left, reset_s)
+                    for _, limit, _, left, reset_s in notes.states
+                ]
+            )
         if headers:
             response = HttpResponse(
                 response.status,
-                Headers((*response.headers.pairs, *headers)),
+                ExtendedHeaders(response.headers, headers),
                 response.body,
                 response.is_compressible,
                 response.request_id,

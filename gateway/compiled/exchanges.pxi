@@ -15,7 +15,7 @@ cdef class _ExchangeFields:
     cdef Py_ssize_t _client_slots, _memory, _caller_at, _fields, _last
 
     def __cinit__(self):
-        from gateway.transports.admission import ClientShares
+        from gateway.transports.client_shares import ClientShares
         from gateway.transports.callers import Caller
         from gateway.transports.http.exchange import Exchange
         from gateway.transports.http.interfaces import ListenerState

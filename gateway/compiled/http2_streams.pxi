@@ -2,8 +2,8 @@
 
 cdef enum:
     _COPIED_BYTES = 4096  # `COPIED_BYTES` of transports/http2/frames.py
-    _WINDOW_BYTES = 65535  # `STREAM_WINDOW` of transports/http2/receiver.py
-    _LEAST_WINDOW = 1 << 19  # `_WIDEN_AT` there
+    _WINDOW_BYTES = 65535  # `STREAM_WINDOW` of transports/http2/windows.py
+    _LEAST_WINDOW = 1 << 19  # `WIDEN_AT` there
     _REFUND = 10  # `RESPONSE_REFUND` of transports/http2/flood_control.py
 
 

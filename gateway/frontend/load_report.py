@@ -18,7 +18,7 @@ from gateway.frontend.carriers import metadata_of
 from gateway.ir.errors import GatewayError
 from gateway.wire.frontend import ServerFrontend, SessionLimits
 from gateway.wire.grpc import GrpcResponse
-from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.http import ExtendedHeaders, HttpResponse
 from gateway.wire.protobuf import I64, LEN, put_bytes, put_double, put_text, tag, varint
 
 Q = TypeVar("Q")
@@ -186,7 +186,7 @@ def with_load(response: Any, load: Callable[[], Load], form: str) -> Any:
     name = METRICS_BIN if form == _BIN else METRICS
     return HttpResponse(
         response.status,
-        Headers((*response.headers.pairs, (name, _FORMS[form](found)))),
+        ExtendedHeaders(response.headers, ((name, _FORMS[form](found)),)),
         response.body,
         response.is_compressible,
         response.request_id,

@@ -138,6 +138,24 @@ class Headers:
 NO_HEADERS = Headers()
 
 
+class ExtendedHeaders(Headers):
+    """Fields that many messages have, and after them those of one message.
+
+    A writer caches its result for the former with them, and makes only the latter anew.
+
+    Attributes:
+        base: The fields that many messages have.
+        more: Those of one message.
+    """
+
+    __slots__ = ("base", "more")
+
+    def __init__(self, base: Headers, more: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(base.pairs + more)
+        self.base = base
+        self.more = more
+
+
 class HttpRequest(Struct, frozen=True):
     """One HTTP request, its content already decoded.
 

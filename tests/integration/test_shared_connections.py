@@ -140,6 +140,22 @@ async def test_deadlines_that_end_together_leave_the_stream_of_a_neighbour() -> 
     assert [grpc.StatusCode.DEADLINE_EXCEEDED] * _CALLS == codes
 
 
+async def test_a_window_update_of_each_call_is_no_attack() -> None:
+    """A client of gRPC sends one when it begins to wait for the response, at 1,500 calls of a channel."""
+    slow = Slow()
+    async with served(slow, h2_streams=2000) as server, peer(server.address) as client:
+        calls = numbers(1500, 1)
+        for number in calls:
+            client.send(complete(number), frames.window_update(number, 5))
+        await slow.reached(len(calls))
+        slow.go.set()
+        for number in calls:
+            await client.until(frames.HEADERS, number, frames.END_STREAM)
+        client.send(PING)
+        await client.until(frames.PING, 0)
+    assert frames.GOAWAY not in [kind for kind, *_ in client.received]
+
+
 async def test_a_flood_of_resets_lets_the_streams_of_others_end() -> None:
     """New streams are refused, a neighbour's goes on, and the connection ends after it."""
     slow = Slow()

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.limiter import WAITED_S, waited_s
@@ -52,11 +52,18 @@ from gateway.policies.limits.retry import (
 )
 from gateway.policies.limits.retry_keys import RETRY, ROUTE_RETRY, retries_at
 from gateway.service import Service
+from gateway.telemetry.call_path import current_path
 from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
 _CLOCK_SLACK_S: Final = 0.05
+
+
+class SingleTarget(NamedTuple):
+    """The target of a route that has no other one, so that no layer chooses it; "" for several."""
+
+    name: str = ""
 
 
 class CallLimits:
@@ -84,10 +91,11 @@ class CallLimits:
         stream_idle_s: Idle timeout of a stream; None for none.
         places: The concurrency limit of inferences; None for no limit.
         retries: The retry budget; None for no retries.
+        target: The only target, which this layer records; "" if another one chooses.
         clock: Monotonic seconds; that of `Context.deadline`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all by name but the first two
         self,
         inner: Service,
         timeout_s: float | None = None,
@@ -96,6 +104,7 @@ class CallLimits:
         stream_idle_s: float | None = None,
         places: ConcurrencyLimit | None = None,
         retries: RetryBudget | None = None,
+        target: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
@@ -106,6 +115,7 @@ class CallLimits:
         self._without = ConcurrencyLimit("", in_flight=sys.maxsize)
         self._places = self._without if places is None else places
         self._retries = RetryBudget(RetryRules(attempts=1)) if retries is None else retries
+        self._target = target
         self._clock = clock
         self._wheel = TimerWheel(clock)
 
@@ -132,6 +142,8 @@ class CallLimits:
         is_first = True
         try:
             call, timeout, requested, deadline = self._set_deadline(call)
+            if self._target and (path := current_path()) is not None:
+                path.target = self._target
             try:
                 reply = await inner(call)
             except GatewayError as error:
@@ -271,6 +283,7 @@ def _build(inner: Entries, at: LayerContext) -> Service:
         stream_idle_s=at.setting(STREAM_IDLE) or None,
         places=at.part(ConcurrencyLimit),
         retries=retries,
+        target=at.part(SingleTarget).name,
     )
 
 

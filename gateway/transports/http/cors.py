@@ -5,29 +5,59 @@ Cookies and other credentials of a browser are never allowed, so a page sends wh
 Source: Fetch, "HTTP CORS protocol".
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from gateway.transports.http.faults import text_response
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpResponse
 
 ANY: Final = "*"
-_METHODS: Final = "GET, HEAD, POST"
+_METHODS: Final = "GET, HEAD, POST, PUT"
+KEY_HEADER: Final = "x-api-key"
+# Besides what the protocols read, there is what the JavaScript client of OpenAI sends.
 _ALLOWED: Final = (
     "authorization",
+    "ce-id",
+    "ce-source",
+    "ce-specversion",
+    "ce-time",
+    "ce-type",
     "content-type",
     "custom-metadata",
+    "endpoint-load-metrics-format",
     "grpc-timeout",
     "inference-header-content-length",
     "nv-inferrequest",
+    "openai-organization",
+    "openai-project",
     "return-ndarray",
+    "seldon-puid",
     "traceparent",
     "tracestate",
-    "x-api-key",
+    "ts_request_sequence_end",
+    "ts_request_sequence_id",
+    "ts_request_sequence_start",
+    "x-amzn-sagemaker-custom-attributes",
+    "x-amzn-sagemaker-inference-id",
     "x-request-id",
     "x-request-timeout",
+    "x-stainless-arch",
+    "x-stainless-helper-method",
+    "x-stainless-lang",
+    "x-stainless-os",
+    "x-stainless-package-version",
+    "x-stainless-retry-count",
+    "x-stainless-runtime",
+    "x-stainless-runtime-version",
+    "x-stainless-timeout",
 )
 _EXPOSED: Final = (
+    "ce-id",
+    "ce-source",
+    "ce-specversion",
+    "ce-time",
+    "ce-type",
+    "endpoint-load-metrics",
     "inference-header-content-length",
     "nv-inferresponse",
     "nv-request-id",
@@ -35,7 +65,10 @@ _EXPOSED: Final = (
     "ratelimit",
     "ratelimit-policy",
     "retry-after",
+    "seldon-puid",
+    "ts_stream_next",
     "www-authenticate",
+    "x-amzn-sagemaker-custom-attributes",
     "x-bd-error-code",
     "x-request-id",
 )
@@ -48,16 +81,19 @@ class CorsRules:
     Args:
         origins: As browsers send them, such as "https://app.example.com", or "*" for all.
         max_age_s: How long browsers remember the answer to a preflight.
+        key_header: Returns the header with an API key, in lower case.
     """
 
-    def __init__(self, origins: Iterable[str], max_age_s: float) -> None:
+    def __init__(
+        self,
+        origins: Iterable[str],
+        max_age_s: float,
+        key_header: Callable[[], str] = lambda: KEY_HEADER,
+    ) -> None:
         self._origins = frozenset(origin.lower() for origin in origins)
         self._allows_all = ANY in self._origins
-        self._permission = (
-            ("Access-Control-Allow-Methods", _METHODS),
-            ("Access-Control-Allow-Headers", ", ".join(_ALLOWED)),
-            ("Access-Control-Max-Age", str(int(max_age_s))),
-        )
+        self._max_age = str(int(max_age_s))
+        self._key_header = key_header
 
     def allows(self, origin: str) -> bool:
         """Return whether pages of *origin* may use the listener."""
@@ -68,19 +104,25 @@ class CorsRules:
         origin = wire.headers.get("origin") or ""
         if not self.allows(origin):
             return text_response(403, f"pages of {origin!r} may not use this address")
-        return HttpResponse(204, Headers(self._permission))
+        allowed = ", ".join(dict.fromkeys((*_ALLOWED, self._key_header())))
+        permission = (
+            ("Access-Control-Allow-Methods", _METHODS),
+            ("Access-Control-Allow-Headers", allowed),
+            ("Access-Control-Max-Age", self._max_age),
+        )
+        return HttpResponse(204, Headers(permission))
 
     def shared(self, response: HttpResponse, origin: str | None) -> HttpResponse:
         """Return a response that scripts of *origin* may read, if it is allowed."""
-        pairs = [*response.headers.pairs, _VARY]
+        more: tuple[tuple[str, str], ...] = (_VARY,)
         if origin is not None and self.allows(origin):
-            pairs += [
+            more += (
                 ("Access-Control-Allow-Origin", ANY if self._allows_all else origin),
                 ("Access-Control-Expose-Headers", ", ".join(_EXPOSED)),
-            ]
+            )
         return HttpResponse(
             response.status,
-            Headers(pairs),
+            ExtendedHeaders(response.headers, more),
             response.body,
             is_compressible=response.is_compressible,
             request_id=response.request_id,

@@ -9,12 +9,7 @@ from typing import Any
 import structlog
 
 from gateway.ir import errors
-from gateway.transports.admission import (
-    RESPONSE_PATIENCE_S,
-    RESPONSE_UNCOUNTED_BYTES,
-    Reservation,
-    no_memory,
-)
+from gateway.telemetry.error_texts import error_text
 from gateway.transports.authentication import challenge
 from gateway.transports.contract import HttpFrontend
 from gateway.transports.http.content_coding import ACCEPTED, compress
@@ -29,9 +24,15 @@ from gateway.transports.http.response_writer import (
     write_stream_head,
 )
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
+from gateway.transports.reservation import (
+    RESPONSE_PATIENCE_S,
+    RESPONSE_UNCOUNTED_BYTES,
+    Reservation,
+    no_memory,
+)
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.errors import HTTP_STATUS
-from gateway.wire.http import NO_HEADERS, Headers, HttpResponse, size_of
+from gateway.wire.http import NO_HEADERS, ExtendedHeaders, Headers, HttpResponse, size_of
 from gateway.wire.request_id import header_request_id
 
 log = structlog.get_logger(__name__)
@@ -47,7 +48,7 @@ def write_continue(transport: asyncio.Transport) -> None:
 def failure(error: BaseException | None) -> HttpResponse:
     """Log an unexpected error, and return the response to it."""
     if isinstance(error, errors.GatewayError):
-        log.warning("stream aborted", code=error.code.value, error=error.message)
+        log.warning("stream aborted", code=error.code.value, error=error_text(error))
         return text_response(500, error.message)
     log.error("internal error", exc_info=error)
     return text_response(500, "internal error of the gateway")
@@ -55,7 +56,7 @@ def failure(error: BaseException | None) -> HttpResponse:
 
 async def _coded(response: HttpResponse, coding: str) -> HttpResponse:
     body = (await compress(coding, response.body),)
-    headers = Headers((*response.headers.pairs, ("Content-Encoding", coding)))
+    headers = ExtendedHeaders(response.headers, (("Content-Encoding", coding),))
     return HttpResponse(response.status, headers, body, request_id=response.request_id)
 
 

@@ -15,7 +15,14 @@ from gateway.accelerator import accelerated
 from gateway.ir.context import REQUEST_ID
 from gateway.transports.http.headers import is_writable, safe_value
 from gateway.transports.http.request_head import Version
-from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
+from gateway.wire.http import (
+    Buffer,
+    ExtendedHeaders,
+    Headers,
+    HttpResponse,
+    is_printable_ascii,
+    size_of,
+)
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _BODILESS = frozenset({204, 304})
@@ -143,7 +150,10 @@ def join_response(
         end: Further lines, and the end of the head.
         body: Empty, or as many bytes as announced.
     """
-    name = f"{_REQUEST_ID}{safe_value(request_id)}\r\n".encode() if request_id else b""
+    name = b""
+    if request_id:
+        is_safe = request_id.isascii() and request_id.isprintable()
+        name = f"{_REQUEST_ID}{request_id if is_safe else safe_value(request_id)}\r\n".encode()
     size = b"Content-Length: %d\r\n" % length if length >= 0 else b""
     return b"".join((first, fields, name, _VARIES if varies else b"", size, end, *body))
 
@@ -153,13 +163,20 @@ def _written(headers: Headers) -> tuple[bytes, bool]:
 
     Codecs use the same few header objects again and again, which cache the result.
     """
+    if isinstance(headers, ExtendedHeaders):
+        lines, is_dated = headers.base.parsed_with(_written)
+        more, dates = _lines(headers.more)
+        return lines + more, is_dated or dates
+    return _lines(headers.pairs)
+
+
+def _lines(pairs: tuple[tuple[str, str], ...]) -> tuple[bytes, bool]:
     text = ""
     dated = False
-    for name, value in headers.pairs:
+    for name, value in pairs:
         line, dates = _field_prefix(name)
         if line:
-            # Most values are safe as they are; checking here is cheaper than a call.
-            safe = value if value.isascii() and value.isprintable() else safe_value(value)
+            safe = value if is_printable_ascii(value) else safe_value(value)
             text = f"{text}{line}{safe}\r\n"
             dated = dated or dates
     return text.encode("ascii"), dated

@@ -5,7 +5,7 @@ from collections import deque
 from time import monotonic
 
 from gateway.ir.errors import MalformedMessage
-from gateway.transports.admission import ClientShares, Reservation
+from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.cut_through import OnBodyError, early_dispatch_bytes
 from gateway.transports.http.faults import HttpError
@@ -20,6 +20,7 @@ from gateway.transports.http.request_head import Head, read_head
 from gateway.transports.http1.chunked import ChunkReader
 from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
 from gateway.transports.http1.streaming_body import BodySource, CutThroughBody
+from gateway.transports.reservation import Reservation
 from gateway.transports.reserved_buffer import ReservedBuffer
 
 

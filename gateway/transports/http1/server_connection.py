@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
-from gateway.transports.admission import client_shares
 from gateway.transports.authentication import peer_of
+from gateway.transports.client_shares import client_shares
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,

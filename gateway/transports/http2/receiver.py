@@ -1,4 +1,4 @@
-"""Http2Receiver: handles what a peer sends on its streams, and the windows of flow control.
+"""Http2Receiver: handles what a peer sends on its streams, within the windows of `windows`.
 
 Most messages are small and arrive in one piece: header fields, one DATA frame and the end of the
 stream.  Such a stream is handled at once.  Any other is handled frame by frame, with the same
@@ -13,12 +13,8 @@ from typing import Any, Final, Protocol
 
 from gateway.accelerator import accelerated
 from gateway.transports.http2 import frames
-from gateway.transports.http2.flood_control import (
-    LATE_STREAM_COST,
-    REFUSAL_COST,
-    SMALL_FRAME_BYTES,
-)
-from gateway.transports.http2.frame_reader import FRAME_BYTES, FrameReader
+from gateway.transports.http2.flood_control import LATE_STREAM_COST, REFUSAL_COST
+from gateway.transports.http2.frame_reader import FRAME_BYTES
 from gateway.transports.http2.frames import (
     FRAME_HEAD,
     Http2ConnectionError,
@@ -37,20 +33,14 @@ from gateway.transports.http2.states import (
     Http2StreamEvent,
 )
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
-from gateway.wire.http import Buffer
+from gateway.transports.http2.windows import STREAM_WINDOW, WIDEN_AT, ReceiveWindows
 from gateway.wire.message_cache import ParseCache
 
 Head = Any
 """A result of `read_head`."""
 
-STREAM_WINDOW: Final = frames.DEFAULT_WINDOW
-"""The initial window of a stream, in bytes."""
-
-CONNECTION_WINDOW: Final = 1 << 20
 _MAX_CACHED: Final = 64
 _MAX_CACHED_BYTES: Final = 1024
-_WIDEN_AT: Final = CONNECTION_WINDOW // 2
-_MIN_UPDATE_BYTES: Final = 16 * 1024
 _EMPTY: Final = memoryview(b"")
 _unpack = FRAME_HEAD.unpack_from
 
@@ -95,7 +85,7 @@ class StreamEvents(Protocol):
         """Handle GOAWAY: the peer accepts no new streams."""
 
 
-class Http2Receiver(FrameReader):
+class Http2Receiver(ReceiveWindows):
     """Handles the frames of streams.
 
     Args:
@@ -109,7 +99,6 @@ class Http2Receiver(FrameReader):
             read the fields of all.
 
     Attributes:
-        out: The output, which the caller writes and empties.
         last: The highest stream number that the peer has used.
         writer: Writes the streams of this side.
     """
@@ -120,15 +109,11 @@ class Http2Receiver(FrameReader):
         "_is_accepting",
         "_is_client",
         "_max_streams",
-        "_next",
         "_read_block",
         "_read_head",
         "_receiver",
         "_table",
-        "_unread",
-        "_window",
         "last",
-        "out",
         "writer",
     )
 
@@ -151,12 +136,8 @@ class Http2Receiver(FrameReader):
         self._max_streams = streams
         self._heads: ParseCache[Head] = ParseCache(_MAX_CACHED, _MAX_CACHED_BYTES)
         self._has_heads = False
-        self._window = CONNECTION_WINDOW
-        self._unread = 0
         self.last = 0
-        self._next = 1
         self._is_accepting = True
-        self.out: list[Buffer] = []
         self.writer = Http2StreamWriter(
             self.out, self.flood_budget, self.streams, receiver.on_writable
         )
@@ -179,57 +160,9 @@ class Http2Receiver(FrameReader):
 
     # -- reading
 
-    def _received_on(self, number: int, length: int) -> Http2Stream | None:
-        """Subtract *length* from the windows; return the stream, or None if it has ended."""
-        self._window -= length
-        if self._window < 0:
-            raise Http2ConnectionError(
-                frames.FLOW_CONTROL_ERROR, "the peer sent more than the connection's window"
-            )
-        stream = self.streams.get(number)
-        if stream is None:
-            self._require_known(number)
-            if length < SMALL_FRAME_BYTES:
-                self.flood_budget.charge(1)
-            self._widen()
-            return None
-        stream.unread += length
-        self._unread += length
-        self._widen()
-        stream.window -= length
-        if stream.window < 0:
-            raise Http2ConnectionError(
-                frames.FLOW_CONTROL_ERROR, "the peer sent more than the stream's window"
-            )
-        if stream.state in REMOTE_ENDED:
-            raise Http2ConnectionError(
-                frames.STREAM_CLOSED, f"data after the end of stream {number}"
-            )
-        return stream
-
-    def consume(self, stream: Http2Stream, size: int) -> bool:
-        """Note that *size* bytes of a stream were consumed; return whether a frame was written.
-
-        Until then, the bytes stay in the connection's window, which limits unread data without a
-        reservation.
-        """
-        size = min(size, stream.unread)
-        stream.unread -= size
-        self._unread -= size
-        return self._window < _WIDEN_AT and self._widen()
-
-    def _widen(self) -> bool:
-        """Open the connection's window for the consumed bytes, if they justify a frame."""
-        size = CONNECTION_WINDOW - self._window - self._unread
-        if self._window >= _WIDEN_AT or size < _MIN_UPDATE_BYTES:
-            return False
-        self.out.append(frames.window_update(0, size))
-        self._window += size
-        return True
-
     def _require_known(self, number: int) -> None:
         """Check that a stream was opened before."""
-        highest = self._next - 2 if self._is_client else self.last
+        highest = self.writer.next_number - 2 if self._is_client else self.last
         if number > highest or not number % 2:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"stream {number} is idle")
 
@@ -247,7 +180,7 @@ class Http2Receiver(FrameReader):
         stream = self.streams.get(number)
         if stream is None or stream.state in REMOTE_ENDED:
             return at
-        most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
+        most = min(stream.window, self._window - WIDEN_AT, FRAME_BYTES)
         if stream.expected_bytes is not None:
             most = min(most, stream.expected_bytes)
         remaining = most
@@ -328,7 +261,7 @@ class Http2Receiver(FrameReader):
         if (
             last is not None
             or length > STREAM_WINDOW
-            or window < _WIDEN_AT
+            or window < WIDEN_AT
             or number <= self.last
             or not number % 2
             or not self._is_accepting
@@ -370,7 +303,7 @@ class Http2Receiver(FrameReader):
             or stream is None
             or (stream.state is not HALF_CLOSED_LOCAL and stream.is_remote_closed)
             or length > stream.window
-            or window < _WIDEN_AT
+            or window < WIDEN_AT
             or stream.expected_bytes is not None
             or not self._has_settings
         ):

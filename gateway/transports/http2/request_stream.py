@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir.context import REQUEST_ID
-from gateway.transports.admission import ClientShares, Reservation
+from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http import states
 from gateway.transports.http.authenticated import AuthenticatedExchange, is_authenticated
@@ -51,8 +51,9 @@ from gateway.transports.http2.states import (
     OPEN,
 )
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.reservation import Reservation
 from gateway.transports.reserved_buffer import ReservedBuffer
-from gateway.wire.http import Buffer, Headers, HttpResponse, size_of
+from gateway.wire.http import Buffer, ExtendedHeaders, Headers, HttpResponse, size_of
 
 _BODILESS: Final = frozenset({204, 304})
 _FIRST_ERROR: Final = 400
@@ -570,8 +571,16 @@ def _status(status: int) -> bytes:
 
 def _fields(headers: Headers) -> tuple[bytes, bool]:
     """Return the block of the fields of a response, and whether a date is among them."""
+    if isinstance(headers, ExtendedHeaders):
+        base, is_dated = headers.base.parsed_with(_fields)
+        more, dates = _literals(headers.more)
+        return base + more, is_dated or dates
+    return _literals(headers.pairs)
+
+
+def _literals(pairs: tuple[tuple[str, str], ...]) -> tuple[bytes, bool]:
     block, dated = b"", False
-    for name, value in headers.pairs:
+    for name, value in pairs:
         if is_writable(name):
             block += literal(name.lower().encode(), safe_value(value).encode())
             dated = dated or name.lower() == "date"

@@ -149,6 +149,7 @@ class Http2StreamWriter:
         is_paused: The transport is not writable.
         has_shrunk: The peer has reduced its HPACK table, which the next header block must
             acknowledge, although this side never uses the table.
+        next_number: The number of the next stream of a client; there is none above `MAX_WINDOW`.
     """
 
     __slots__ = (
@@ -162,6 +163,7 @@ class Http2StreamWriter:
         "has_shrunk",
         "initial_window",
         "is_paused",
+        "next_number",
     )
 
     def __init__(
@@ -181,6 +183,7 @@ class Http2StreamWriter:
         self.frame_bytes = frames.DEFAULT_FRAME
         self.is_paused = False
         self.has_shrunk = False
+        self.next_number = 1
 
     def close(self) -> None:
         """Detach the callback: the connection is lost."""
@@ -190,6 +193,15 @@ class Http2StreamWriter:
     def is_idle(self) -> bool:
         """Whether no data waits."""
         return not self._waiting
+
+    def open(self, owner: Any) -> Http2Stream:
+        """Return a new stream of a client."""
+        number = self.next_number
+        self.next_number = number + 2
+        # The window of this side is `windows.STREAM_WINDOW`.
+        stream = new_stream(number, self.initial_window, frames.DEFAULT_WINDOW, owner)
+        self._streams[number] = stream
+        return stream
 
     def send(
         self,

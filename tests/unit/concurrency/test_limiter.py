@@ -16,7 +16,8 @@ from gateway.concurrency.limiter import LENT_AT_ONCE, ControlledDelay, Limiter, 
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Overloaded
 from gateway.policies.limits.concurrency import ConcurrencyLimit
-from gateway.transports.admission import MemoryBudget, Reservation
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import Reservation
 from gateway.transports.slots import ConcurrencyLimiter
 from tests.fakes import settle
 from tests.simulation.virtual_time import now, simulate

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.wire.http import Headers, view_of
+from gateway.wire.http import ExtendedHeaders, Headers, view_of
 
 
 def test_header_lookup_ignores_case() -> None:
@@ -45,3 +45,11 @@ def test_view_of_one_buffer_is_that_buffer() -> None:
     assert whole is view_of((whole,))
     assert b"ab" == bytes(view_of([b"ab"]))
     assert b"abcd" == bytes(view_of((whole, b"cd")))
+
+
+def test_extended_headers_are_looked_up_as_one() -> None:
+    """The fields of one message follow those that others have, too."""
+    headers = ExtendedHeaders(Headers((("A", "1"),)), (("B", "2"), ("a", "3")))
+    assert (("A", "1"), ("B", "2"), ("a", "3")) == headers.pairs
+    assert ("1", "2") == (headers.get("a"), headers.get("b"))
+    assert headers.repeats("a")

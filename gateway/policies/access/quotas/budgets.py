@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -48,7 +49,7 @@ class Clocks(NamedTuple):
 REAL_CLOCKS: Final = Clocks()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Limit:
     """How much of what a quota allows in which time.
 
@@ -69,12 +70,12 @@ class Limit:
         """Whether it is a rate, and not a calendar window."""
         return self.period in _RATES
 
-    @property
+    @cached_property  # each call reads it
     def rate(self) -> float:
         """Of a rate: the amount of one second."""
         return self.amount / PERIOD_S[self.period]
 
-    @property
+    @cached_property
     def capacity(self) -> float:
         """The most that one call may take."""
         if not self.is_rate:
@@ -147,8 +148,8 @@ class Bucket:
         return max(0.0, (amount - self.room()) / self.limit.rate)
 
     def reset_s(self) -> float:
-        """Return the seconds until the bucket is full."""
-        return self.wait_s(self.limit.capacity)
+        """Return the seconds from the last `room` until the bucket is full."""
+        return max(0.0, (self.limit.capacity - self._tokens) / self.limit.rate)
 
     def used(self) -> float:
         """Return what is taken and not yet available again."""
@@ -264,7 +265,7 @@ class Budget(Protocol):
         ...
 
     def reset_s(self) -> float:
-        """Return the seconds until the budget is whole again."""
+        """Return the seconds from the last `room` until the budget is whole again."""
         ...
 
     def used(self) -> float:

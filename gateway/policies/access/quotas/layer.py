@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ NONE: Final = "none"
 SECONDS: Final = "seconds"
 _MAX_PLANS: Final = 8192
 _LEAST_WAIT_S: Final = 1.0
+_TOLERANCE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +88,22 @@ class Accounts(Protocol):
         ...
 
 
-class QuotaState(Struct, frozen=True):
+class QuotaState(NamedTuple):
     """What the client of a call is told of a quota.
 
     Attributes:
         name: The name of the quota.
-        budget: The state of its budget.
-        is_refused: Whether it refused the call.
+        limit: How much it allows.
+        window_s: The seconds in which it allows that.
+        left: What is left of it; 0 if it has refused the call.
+        reset_s: Seconds until it is whole again.
     """
 
     name: str
-    budget: BudgetState
-    is_refused: bool
+    limit: Limit
+    window_s: int
+    left: int
+    reset_s: int
 
 
 class QuotaNotes(Struct, frozen=True):
@@ -392,17 +398,15 @@ class ApplyQuotas:
         refused: AbstractSet[Key] = frozenset(),
         wait_s: float = 0.0,
     ) -> QuotaNotes:
-        return QuotaNotes(self._states(parts, refused), wait_s)
-
-    def _states(self, parts: Sequence[QuotaPart], refused: AbstractSet[Key]) -> list[QuotaState]:
         states, state_of = [], self._accounts.state
         for quota, keys in parts:
-            left = [state for key in keys if (state := state_of(key)) is not None]
-            if left:
-                state = left[0] if len(left) == 1 else min(left, key=lambda each: each.left)
+            state = state_of(keys[0]) if len(keys) == 1 else _least(map(state_of, keys))
+            if state is not None:
                 is_refused = bool(refused) and not refused.isdisjoint(keys)
-                states.append(QuotaState(quota.name, state, is_refused))
-        return states
+                left = 0 if is_refused else int(state.left + _TOLERANCE)
+                reset_s = math.ceil(state.reset_s)
+                states.append(QuotaState(quota.name, state.limit, state.window_s, left, reset_s))
+        return QuotaNotes(states, wait_s)
 
     def _charge_time(self, parts: Sequence[QuotaPart], path: CallPath | None) -> None:
         """Take the seconds that the target of a call took."""
@@ -413,6 +417,12 @@ class ApplyQuotas:
             if quota.limit.unit == SECONDS:
                 for key in keys:
                     self._accounts.take(key, seconds)
+
+
+def _least(states: Iterable[BudgetState | None]) -> BudgetState | None:
+    """Return the state of the budget with the least left; None for no budget."""
+    found = [state for state in states if state is not None]
+    return min(found, key=lambda each: each.left, default=None)
 
 
 def _reached_no_target(error: BaseException, path: CallPath | None) -> bool:

@@ -4,6 +4,7 @@ Source: Open Inference Protocol, "Inference Request JSON Object"; docs/protocols
 "4. Binary tensors over HTTP" and "8. Inference requests and responses".
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -385,8 +386,17 @@ def _parameters(call: InferRequest, dialect: Dialect, all_binary: bool) -> bytes
     parameters: dict[str, Any] = join_parameters(call)
     if all_binary:
         parameters[BINARY_DATA_OUTPUT] = True
-    _check_parameters(_WHAT, parameters, dialect)
-    return b'"parameters":%b,' % dump_parameters(parameters)
+    _check_parameters(_WHAT, parameters, dialect, words=dialect.reads_words is not None)
+    return b'"parameters":%b,' % dump_parameters(
+        {key: _in_words(value) for key, value in parameters.items()}
+    )
+
+
+def _in_words(value: Parameter) -> Parameter:
+    """Return a parameter as JSON has it, with the words of Python for NaN and infinities."""
+    if type(value) is not float or math.isfinite(value):
+        return value
+    return JsonParameter(json.dumps(value))
 
 
 def _put_input(
@@ -460,9 +470,12 @@ def _check_text(tensor: Tensor, dialect: Dialect) -> None:
             ) from error
 
 
-def _check_parameters(what: str, parameters: Mapping[str, Parameter], dialect: Dialect) -> None:
+def _check_parameters(
+    what: str, parameters: Mapping[str, Parameter], dialect: Dialect, *, words: bool = False
+) -> None:
+    """Refuse what the server would not read; with *words* NaN and infinities are read."""
     for key, value in parameters.items():
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float) and not (words or math.isfinite(value)):
             raise Unsupported(f"parameter {key!r} of {what} is {value}, which is not JSON")
         if type(value) is JsonParameter and not dialect.reads_json_parameters:
             raise Unsupported(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from gateway.app.admin.running import weights_in_force
-from gateway.config.load import load_text
+from gateway.app.admin.running import RunningGateway, weights_in_force
+from gateway.app.reload import Reloader
+from gateway.config.load import LoadedConfig, load_text
+from gateway.config.models import Config
+from tests.admin_kit import Cutover, Evidence, Process, pages
 
 CONFIG = """version: 1
 listeners: [{http: 127.0.0.1:0}]
@@ -35,3 +39,27 @@ def test_moved_calls_reduce_the_weights_of_other_targets(
 ) -> None:
     """The other targets share the remaining percentage by their weights."""
     assert {"fraud": expected} == weights_in_force(load_text(CONFIG).config, moved)
+
+
+class _Served(Process):
+    async def status(self) -> dict[str, Any]:
+        return {"routes": [{"name": "fraud", "weights": FILE}, {"name": "gone", "weights": {}}]}
+
+
+class _Moving(Cutover):
+    def moved(self, _config: Config) -> dict[str, tuple[str, float]]:
+        return {"fraud": ("triton", 20.0)}
+
+
+async def test_the_status_of_commands_has_the_weights_in_force() -> None:
+    """They are those of the pages: a cut-over moves calls although the file says otherwise."""
+    loaded = load_text(CONFIG)
+
+    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
+        return {}
+
+    reloader = Reloader(lambda: loaded, loaded, apply)
+    gateway = RunningGateway(_Served(), reloader, pages(Evidence(), _Moving()))
+    found = {each["name"]: each["weights"] for each in (await gateway.plain_status())["routes"]}
+    assert {"fraud": {"legacy": 60, "legacy/b": 20, "triton": 20}, "gone": {}} == found
+    assert found["fraud"] == (await gateway.status())["weights"]["fraud"]

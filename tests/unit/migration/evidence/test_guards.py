@@ -461,3 +461,27 @@ def test_a_tripped_guard_quotes_the_calls_that_tripped_it() -> None:
         "errors.below": ("trips", "4 of the last 4, limit 1.000%; tripped after call 5008"),
     } == {guard: found[guard] for guard in ("mismatch.below", "errors.below")}
     assert found["errors.above_old"][1].startswith("5 of the last 10 calls failed at new alone")
+
+
+def test_a_tripped_guard_of_times_quotes_the_times_that_tripped_it() -> None:
+    """Thousands of quick calls after them are in no number of the reason."""
+    text = "latency: {p99: 150ms}, errors: off"
+    quick = evidence(times=(0.1, 0.1), at_s=100.0)
+    found = judged(text, [*slow(10.01), *[quick] * 9_500])["latency.p99"]
+    assert found == ("trips", "200 ms in 1001 calls, 200 ms to 200 ms, limit 150 ms")
+
+
+def test_a_restart_invents_no_numbers_that_tripped_a_guard() -> None:
+    """What tripped it is forgotten, and all calls would be other numbers than these."""
+    text = "errors: {above_old: 0.5%}, latency: {p99: 150ms}"
+    guards = Guards(guards_of(text))
+    failed = evidence(Outcome.NEW_ERROR, new=ErrorCode.INTERNAL)
+    for call in (*slow(10.01), *[failed] * 10, *[GOOD] * 2_000):
+        guards.add(call)
+    assert {
+        "errors.above_old": ("trips", "limit 0.500%; tripped after call 1006"),
+        "latency.p99": ("trips", "limit 150 ms; tripped before a restart"),
+    } == {
+        each.guard: (each.standing.value, each.evidence)
+        for each in restarted(guards, text).verdicts()
+    }

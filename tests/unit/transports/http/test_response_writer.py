@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.transports.http.response_writer import write_response
-from gateway.transports.memory import http_memory
-from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Buffer, ExtendedHeaders, Headers, HttpRequest, HttpResponse
+from tests.memory_client import http_memory
 
 pytestmark = pytest.mark.usefixtures("build")
 
@@ -102,3 +102,17 @@ async def test_the_memory_client_has_the_request_id_as_a_header() -> None:
     answer = await http_memory(frontend).send(request, deadline=None)
     assert "r" == answer.headers.get("x-request-id")
     assert b"q" == bytes(answer.view)
+
+
+def test_fields_of_one_response_leave_the_lines_of_the_others_cached() -> None:
+    """They follow those of the codec, which are written once for all responses."""
+    kept = Headers((("Content-Type", "application/json"),))
+    cached = []
+    for left in ("2", "1"):
+        headers = ExtendedHeaders(kept, (("RateLimit", left), ("date", "today")))
+        expected = [b"Content-Type: application/json", b"RateLimit: %b" % left.encode()]
+        found = lines(HttpResponse(200, headers, (b"{}",)))
+        assert [*expected, b"date: today", b"Content-Length: 2"] == found[1:]
+        cached.append(kept._read[1])
+    assert cached[0] == (b"Content-Type: application/json\r\n", False)
+    assert cached[0] is cached[1]
