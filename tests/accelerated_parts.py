@@ -979,6 +979,18 @@ def _try_immediate(random: Random) -> tuple[Any, ...]:
     return head, here, random.choice((0, 4)), random.choice((0, 300_000)), is_known, is_reserved
 
 
+def known_request(random: Random) -> tuple[Any, ...]:
+    """Return one request or more in a buffer, and a cache that knows its head, nearly always."""
+    head = b"POST / HTTP/1.1\r\nHost: a\r\n" + b"x" * random.choice((0, 0, 900, 1100)) + b"\r\n\r\n"
+    length = random.choice((None, 0, 3))
+    data = head + b"abc"[: length or 0] + random.choice((b"", b"", b"more"))
+    buffer = bytearray(2048)
+    buffer[: len(data)] = damaged(random, data, b"\r\n")[: len(data)].ljust(len(data), b"\r")
+    nbytes = random.choice((len(data), len(data), len(data) - 1, 3, 0, 4096))
+    known = RequestHead("POST", (1, 1), random.random() < 0.2, length, random.random() < 0.1)
+    return bytes(buffer), nbytes, {head: known} if random.random() < 0.9 else {}
+
+
 def plain_outputs(random: Random) -> tuple[Any, ...]:
     """Return what is expected of outputs, and arrays that a model has returned."""
     int32 = Datatype.INT32.numpy_dtype
@@ -1043,6 +1055,7 @@ PARTS: Final[dict[str, Part]] = {
         are_declared,
         plain_outputs,
         _try_immediate,
+        known_request,
     )
 }
 """The inputs of each function, by its name."""
@@ -1179,6 +1192,19 @@ def _begun(  # one argument for each part of the state
     return result, kept, exchange._frontend, exchange._handle, left[:2], shares
 
 
+def _known(
+    function: Callable[..., Any], data: bytes, nbytes: int, known: dict[bytes, RequestHead]
+) -> object:
+    """Return the fields of a request whose head is known."""
+    cache = RequestHeadCache(ServerLimits())
+    for key, head in known.items():
+        cache.put(key, head)
+    found = function(memoryview(bytearray(data)), nbytes, cache)
+    if found is None:
+        return None
+    return [getattr(found, name) for name in BufferedRequest.__slots__ if name != "_head_cache"]
+
+
 def _timed(function: Callable[..., Any], *arguments: Any) -> object:
     """Return the deadlines of a call, and the timeout that is started for it."""
 
@@ -1204,6 +1230,7 @@ _CHANGING: Final[dict[str, Callable[..., object]]] = {
     "answer": _answered,
     "start_timeout": _timed,
     "_try_immediate": _begun,
+    "known_request": _known,
 }
 """What calls a function that changes its arguments, and returns the changes."""
 

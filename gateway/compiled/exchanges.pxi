@@ -119,3 +119,87 @@ def _try_immediate(self):
         None,
         of._client_of(_field(client, of._caller_at), headers),
     )
+
+
+cdef enum:
+    _CACHED_HEAD = 1024  # `MAX_CACHED_BYTES` of transports/http1/head_reader.py
+
+
+cdef class _RequestFields:
+    """Where requests of HTTP/1 and their heads have their fields."""
+
+    cdef object _request, _head_class
+    cdef Py_ssize_t _head, _head_cache, _method, _version, _should_close, _body, _is_complete, _reservation
+    cdef Py_ssize_t _of_method, _of_version, _of_should_close, _length, _is_chunked
+
+    def __cinit__(self):
+        from gateway.transports.http1.head_reader import RequestHead
+        from gateway.transports.http1.request import BufferedRequest
+
+        self._request, self._head_class = BufferedRequest, RequestHead
+        self._head, self._head_cache = _offset(BufferedRequest, "_head"), _offset(BufferedRequest, "_head_cache")
+        self._method, self._version = _offset(BufferedRequest, "method"), _offset(BufferedRequest, "version")
+        self._should_close = _offset(BufferedRequest, "should_close")
+        self._body, self._reservation = _offset(BufferedRequest, "buffered_body"), _offset(BufferedRequest, "reservation")
+        self._is_complete = _offset(BufferedRequest, "is_complete")
+        self._of_method, self._of_version = _offset(RequestHead, "method"), _offset(RequestHead, "version")
+        self._of_should_close = _offset(RequestHead, "should_close")
+        self._length, self._is_chunked = _offset(RequestHead, "length"), _offset(RequestHead, "is_chunked")
+
+    cdef object _new(self, head, head_cache, body):
+        """Return a request that is complete; as `BufferedRequest`."""
+        request = PyType_GenericAlloc(<PyTypeObject*><void*>self._request, 0)
+        _set_field(request, self._head, head)
+        _set_field(request, self._head_cache, head_cache)
+        _set_field(request, self._method, _field(head, self._of_method))
+        _set_field(request, self._version, _field(head, self._of_version))
+        _set_field(request, self._should_close, _field(head, self._of_should_close))
+        _set_field(request, self._body, body)
+        _set_field(request, self._is_complete, True)
+        _set_field(request, self._reservation, None)
+        return request
+
+
+cdef _RequestFields _request_fields = None
+
+
+cdef Py_ssize_t _head_end(Text text, Py_ssize_t size) noexcept:
+    """Return where a head ends, after its empty line; 0 without one."""
+    cdef Text at = text
+    cdef Text stop = text + size - 3
+    while at < stop:
+        at = <Text>memchr(at, c"\r", stop - at)
+        if at is NULL:
+            return 0
+        if not memcmp(at, b"\r\n\r\n", 4):
+            return at + 4 - text
+        at += 1
+    return 0
+
+
+def known_request(buffer, Py_ssize_t nbytes, head_cache):
+    """See `gateway.transports.http1.request.known_request`."""
+    global _request_fields
+    cdef Py_buffer raw
+    cdef Text text
+    cdef Py_ssize_t end
+    if _request_fields is None:
+        _request_fields = _RequestFields()
+    cdef _RequestFields of = _request_fields
+    PyObject_GetBuffer(buffer, &raw, PyBUF_SIMPLE)
+    try:
+        if not 0 <= nbytes <= raw.len:
+            return _python_version("known_request")(buffer, nbytes, head_cache)
+        text = <Text>raw.buf
+        end = _head_end(text, nbytes)
+        if not end or end - 4 > _CACHED_HEAD:
+            return None
+        head = head_cache.get(PyBytes_FromStringAndSize(<const char*>text, end))
+        if type(head) is not of._head_class or _field(head, of._is_chunked):
+            return None
+        if end + (_field(head, of._length) or 0) != nbytes:
+            return None
+        body = memoryview(PyBytes_FromStringAndSize(<const char*>text + end, nbytes - end))
+    finally:
+        PyBuffer_Release(&raw)
+    return of._new(head, head_cache, body)
