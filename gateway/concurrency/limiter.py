@@ -13,6 +13,8 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
+from gateway.accelerator import accelerated
+
 _IN_SHARE, _IN_QUEUE, _GRANTED, _GONE = range(4)
 _EXPIRED: Final = object()
 _LATE: Final = object()
@@ -262,6 +264,26 @@ class Limiter:
         waiting: Callers that wait for the limit, and not for their client's share.
     """
 
+    # The compiled methods find these at their offsets; a subclass has a dictionary for its own.
+    __slots__ = (
+        "__weakref__",
+        "_borrowers",
+        "_busy_since",
+        "_delay",
+        "_group",
+        "_is_lending",
+        "_is_strict",
+        "_priority",
+        "_queue",
+        "_share_queue",
+        "_shares",
+        "limit",
+        "queued",
+        "share_limit",
+        "used",
+        "waiting",
+    )
+
     def __init__(
         self,
         limit: int,
@@ -300,6 +322,7 @@ class Limiter:
             found = self._shares[client] = Share()
         return found
 
+    @accelerated
     def try_acquire(
         self, size: int = 1, share: Share | None = None, held: int = 0, skip_queue: bool = False
     ) -> bool:
@@ -374,6 +397,7 @@ class Limiter:
             raise LimiterFull
         return found
 
+    @accelerated
     def release(self, size: int = 1, share: Share | None = None) -> None:
         """Release units, which serves the next callers."""
         self.used -= size

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from gateway.accelerator import accelerated
 from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import (
     FREE_FRAMES,
@@ -21,10 +22,11 @@ from gateway.transports.http2.flood_control import (
 from gateway.transports.http2.frame_reader import FRAME_BYTES
 from gateway.transports.http2.frames import (
     FRAME_HEAD,
-    CompleteStream,
     Http2ConnectionError,
     Http2StreamError,
     MissingPseudoHeaders,
+    complete_stream,
+    content,
 )
 from gateway.transports.http2.hpack import NO_ENTRIES, Field, ReadBlock, decode_block
 from gateway.transports.http2.states import (
@@ -146,7 +148,7 @@ class Http2Receiver(ReceiveWindows):
         self.writer = Http2StreamWriter(
             self.out, self.flood_budget, self.streams, receiver.on_writable
         )
-        self._fast_stream = self._fast_response if client else self._fast_request
+        self._take_stream = self.take_response if client else self.take_request
         self._initialise(header_bytes)
 
     @abstractmethod
@@ -155,7 +157,7 @@ class Http2Receiver(ReceiveWindows):
 
     def close(self) -> None:
         """Detach the receiver, a reference cycle otherwise. Call it once, after the last `feed`."""
-        del self._receiver, self._fast_stream
+        del self._receiver, self._take_stream
         self.flood_budget.on_low = None
         self.writer.close()
 
@@ -265,8 +267,16 @@ class Http2Receiver(ReceiveWindows):
             self._close_remote(stream)
         self._receiver.on_headers(stream, head, end=end)
 
-    def _fast_request(self, whole: CompleteStream, view: memoryview) -> int:
-        """Handle a request that arrived complete: header fields and one DATA frame with the end."""
+    @accelerated
+    def take_request(self, data: bytes, at: int) -> int:
+        """Handle a complete request: header fields, and one DATA frame that ends it.
+
+        Returns:
+            The position after the last frame that was handled; 0 for anything else.
+        """
+        whole = complete_stream(data, at, self._max_block)
+        if whole is None:
+            return 0
         number, block, begin, end, last, _ = whole
         length = end - begin
         window = self._window - length
@@ -293,11 +303,19 @@ class Http2Receiver(ReceiveWindows):
             number, self.writer.initial_window, STREAM_WINDOW - length, None
         )
         stream.state = HALF_CLOSED_REMOTE
-        self._receiver.on_complete_stream(stream, head, view[begin:end], None)
+        self._receiver.on_complete_stream(stream, head, content(data, begin, end), None)
         return end
 
-    def _fast_response(self, whole: CompleteStream, view: memoryview) -> int:
-        """Handle a response that arrived complete: header fields, one DATA frame and trailers."""
+    @accelerated
+    def take_response(self, data: bytes, at: int) -> int:
+        """Handle a complete response: header fields, one DATA frame and trailers.
+
+        Returns:
+            The position after the last frame that was handled; 0 for anything else.
+        """
+        whole = complete_stream(data, at, self._max_block)
+        if whole is None:
+            return 0
         number, block, begin, stop, last, end = whole
         length = stop - begin
         window = self._window - length
@@ -330,7 +348,7 @@ class Http2Receiver(ReceiveWindows):
             del self.streams[number]
         else:
             stream.move(Http2StreamEvent.RECEIVE_END)
-        self._receiver.on_complete_stream(stream, head, view[begin:stop], tail)
+        self._receiver.on_complete_stream(stream, head, content(data, begin, stop), tail)
         return end
 
     def _trailers(self, stream: Http2Stream, head: Head | Http2StreamError, *, end: bool) -> None:
