@@ -122,6 +122,19 @@ class MemoryBudget(Limiter):
         self.used += size
         return True
 
+    def try_acquire_rest(self, size: int, share: Share | None) -> bool:
+        """Acquire *size* bytes beside a message that has arrived, which may exceed the limit.
+
+        Messages that have all memory would wait for each other. Half of what is above the limit is
+        left for responses.
+        """
+        if self.used + size > self.limit + self._margin // 2:
+            return False
+        if share is not None:
+            share.used += size
+        self.used += size
+        return True
+
     async def acquire(
         self,
         size: int = 1,

@@ -87,6 +87,14 @@ class Reservation:
         self.size_bytes += size * found
         return found
 
+    def try_grow_rest(self, size: int) -> bool:
+        """Reserve *size* bytes beside a message that has arrived; return success."""
+        if not self.size_bytes or size > self._budget.call_bytes:
+            return False
+        found = self._budget.try_acquire_rest(size, self.share)
+        self.size_bytes += size * found
+        return found
+
     async def grow(self, size: int) -> None:
         """Reserve *size* bytes more.
 

@@ -122,7 +122,7 @@ class CallAdmission(ConcurrencyLimiter):
             # Memory comes first: who has a slot must not wait for those who wait for slots.
             if held.size_bytes > size:
                 held.release(held.size_bytes - size)
-            elif held.size_bytes < size:
+            elif held.size_bytes < size and not held.try_grow_rest(size - held.size_bytes):
                 await held.grow(size - held.size_bytes)
             await self.wait(self.wait_s, client.slots, deadline=deadline)
             held.detach(size)

@@ -265,7 +265,8 @@ class Exchange(ResponseSender):
                 # The wait counts the body, so that bodies that wait for each other are seen.
                 body = self._reservation if self._arrival is None else None
                 held = body or self._reservation_of_client()
-                await held.grow(budget.call_bytes)
+                if not held.try_grow_rest(budget.call_bytes):
+                    await held.grow(budget.call_bytes)
                 self._held = held.detach(budget.call_bytes)
             await slots.wait(listener.limits.queue_wait_s, client.slots, deadline=self._deadline)
             self._has_slot = True

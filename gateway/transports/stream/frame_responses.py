@@ -141,7 +141,7 @@ class FrameResponses(asyncio.Protocol):
             needed = size_of(frame.payload) + frame.extra_bytes
             more = needed + self._listener.budget.call_bytes - reservation.size_bytes
             # Memory comes first: who has a slot must not wait for those who wait for slots.
-            has_memory = more <= 0 or reservation.try_grow(more)
+            has_memory = more <= 0 or reservation.try_grow(more) or reservation.try_grow_rest(more)
             if not has_memory or not slots.try_acquire(1, client):
                 if is_probe(self._listener.frontend, frame, needed):
                     await self._ask(pending)

@@ -101,6 +101,18 @@ def test_bodies_that_wait_for_each_other_do_not_wait_for_ever() -> None:
     assert ["served"] * 3 + ["refused (in_flight_bytes)"] == simulate(run)
 
 
+async def test_messages_that_have_arrived_do_not_wait_for_each_other() -> None:
+    """What each needs beside its bytes may exceed the limit by an eighth; responses have more."""
+    budget = MemoryBudget(1000, 1000)
+    budget.call_bytes = 25
+    arrived = [Reservation(budget, 0, budget.share("one")) for _ in range(10)]
+    for each in arrived:
+        await each.grow(100)
+    assert [True] * 5 + [False] * 5 == [each.try_grow_rest(25) for each in arrived]
+    assert not Reservation(budget, 0, budget.share("one")).try_grow_rest(25)
+    assert Reservation(budget, 0, budget.share("one")).try_grow_response(50)
+
+
 async def test_bodies_wait_for_calls_that_run() -> None:
     """Memory of a call in progress comes free: a body that waits for it is not refused."""
     budget = MemoryBudget(1000)
