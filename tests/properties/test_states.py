@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.accelerator import PYTHON_VERSIONS
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import GatewayError
 from gateway.transports.connection_count import ConnectionCount
@@ -44,6 +45,7 @@ from gateway.transports.stream import states as stream
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.server_connection import StreamConnection
 from gateway.wire.grpc import MethodKind
+from tests.accelerated_parts import use_functions
 from tests.integration.stream_kit import NumberedFramer, ordered
 from tests.properties.walks import (
     MoodyGrpc,
@@ -185,6 +187,7 @@ _TAIL = literal(b"a", b"b")
 
 def test_a_stream_of_http2_moves_by_the_rows_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ends open, write, end and reset streams; a closed stream is known no more."""
+    use_functions(PYTHON_VERSIONS, monkeypatch)  # compiled ones set the states past the watch
     found = Rows(
         http2.TRANSITIONS, [http2.Http2StreamEvent.SEND_END, http2.Http2StreamEvent.RECEIVE_END]
     )

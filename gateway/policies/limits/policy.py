@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
-
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.concurrency.timeouts import Timeout, TimerWheel, WheelTimeout
@@ -21,6 +19,7 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     StreamInferRequest,
+    call_with_deadline,
     inference_of,
 )
 from gateway.ir.errors import DeadlineExceeded, GatewayError
@@ -42,6 +41,7 @@ from gateway.policies.limits.deadline import (
     StreamTimeouts,
     StreamWithTimeouts,
     deadline_error,
+    start_timeout,
     timeout_at,
 )
 from gateway.policies.limits.retry import (
@@ -202,10 +202,19 @@ class CallLimits:
         Returns:
             The call to send, its timeout, the caller's deadline and the earlier of the two.
         """
-        clock, context = self._clock, call.context
-        now = clock()
+        own, now = self._timeout_s, self._clock()
+        if own is not None and not waited_s():
+            started = start_timeout(call, own, now, self._wheel)  # nearly every call
+            if started is not None:
+                return started[0], started[1], call.context.deadline, started[2]
+        return self._set_any_deadline(call, own, now)
+
+    def _set_any_deadline(
+        self, call: Call[R], own: float | None, now: float
+    ) -> tuple[Call[R], Timeout | None, float | None, float | None]:
+        """As `_set_deadline`, with the timeout of the route and the time now."""
+        context = call.context
         deadline = requested = context.deadline
-        own = self._timeout_s
         if own is not None and type(call) not in MODEL_CONTROL_CALLS:
             own += now
             if waited_s():
@@ -228,8 +237,7 @@ class CallLimits:
         is_open_ended = body is not None or type(call) is StreamInferRequest
         upstream_deadline = requested if is_open_ended else deadline
         if upstream_deadline is not requested:
-            # As `with_deadline`, without its frame.
-            call = replace(call, context=replace(context, deadline=upstream_deadline))
+            call = call_with_deadline(call, upstream_deadline)
         if body is None:
             return call, WheelTimeout(self._wheel, deadline), requested, deadline
         remaining = partial(self._remaining, body, now, requested)

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable
 from functools import partial
 from typing import Any
 
+from gateway.accelerator import accelerated
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.ir import errors
 from gateway.transports.contract import HttpAsk, HttpFrontend, is_probe
@@ -171,6 +172,7 @@ class Exchange(ResponseSender):
         if self._task is not None:
             self._task.cancel()
 
+    @accelerated
     def _try_immediate(self) -> HttpRequest | None:
         """Return a request that has arrived completely, with a slot acquired. The usual case.
 
