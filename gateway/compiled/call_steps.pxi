@@ -42,7 +42,7 @@ cdef _TimeoutFields _timeout_fields = None
 
 
 def start_timeout(call, double own_s, double now, wheel):
-    """See `gateway.policies.limits.deadline.start_timeout`."""
+    """See `gateway.policies.limits.policy.start_timeout`."""
     global _timeout_fields
     cdef _InferenceFields at = _of_inferences()
     if _timeout_fields is None:
@@ -98,7 +98,7 @@ cdef _WireFields _wire_fields = None
 
 
 def wire_bytes(wire):
-    """See `gateway.telemetry.upstream_metrics.wire_bytes`."""
+    """See `gateway.wire.http.wire_bytes`."""
     global _wire_fields
     if _wire_fields is None:
         _wire_fields = _WireFields()
