@@ -246,6 +246,9 @@ class HttpBinding:
             path that another protocol of the listener claims, too. The codec of a listener gets
             those `SHARED` ones that another protocol yields, as the option `shared`.
         quota_headers: Further headers that tell its clients of quotas; None for none.
+        request_headers: Headers that its clients send, in lower case, which web pages of other
+            origins may send, too; besides those of all protocols.
+        response_headers: Headers of its responses, in lower case, which these pages may read.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -257,6 +260,8 @@ class HttpBinding:
     public: tuple[str, ...] = ()
     claims: Callable[[Options], tuple[PathClaim, ...]] = _no_claims
     quota_headers: QuotaHeaders | None = None
+    request_headers: tuple[str, ...] = ()
+    response_headers: tuple[str, ...] = ()
 
     def all_claims(self, options: Options) -> tuple[PathClaim, ...]:
         """Return a row for each path that the protocol claims on a listener with *options*.

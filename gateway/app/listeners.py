@@ -558,7 +558,16 @@ def _metrics_mounts(config: ListenerConfig, shared: SharedResources) -> list[Htt
 
 def _cors_rules(config: ListenerConfig, shared: SharedResources) -> CorsRules | None:
     found = config.cors
-    return None if found is None else CorsRules(found.origins, found.max_age, shared.key_header)
+    if found is None:
+        return None
+    specs = [protocol(name).http for name in config.protocols or protocol_names()]
+    return CorsRules(
+        found.origins,
+        found.max_age,
+        shared.key_header,
+        sent=[name for each in specs if each is not None for name in each.request_headers],
+        read=[name for each in specs if each is not None for name in each.response_headers],
+    )
 
 
 def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources) -> Options:

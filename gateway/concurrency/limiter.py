@@ -521,14 +521,14 @@ class Limiter:
         for _ in range(LENT_AT_ONCE):
             waiter = self._next_borrower()
             if waiter is None:
-                return
+                break
             share = waiter.share
             assert share is not None  # noqa: S101  # it is in the queue of its share
             del self._borrowers[share]
             if len(share.waiting) > 1:
                 self._borrowers[share] = None
             self._serve(waiter)
-        self._lend_soon()
+        self._grant()
 
     def _is_late(self, delay: ControlledDelay, now: float) -> bool:
         return self.queued > 0 and now - self._busy_since >= delay.interval_s
@@ -545,9 +545,12 @@ class Limiter:
                 waiter.future.set_result(_LATE)
 
     def _serve(self, waiter: Waiter, found: object = None) -> None:
-        """Grant a caller its units, or remove one that has left."""
+        """Grant a caller its units, or remove one that has left. The caller goes on with the next.
+
+        Thousands may leave in one moment, so this does not serve the next one itself.
+        """
         if waiter.future.done():
-            self._withdraw(waiter)
+            self._forget(waiter)
             return
         self.used += waiter.size
         if waiter.state == _IN_SHARE and waiter.share is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway import migration
 from gateway.api.admin import Page
 from gateway.app import admin
 from gateway.app.admin import overview
@@ -141,6 +142,9 @@ def test_tables_broke_names_in_the_middle() -> None:
     template = (folder / "overview" / "page.html").read_text("utf-8")
     for value in ("target.name", "endpoint.address"):
         assert f'<td class="name">{{{{ {value} }}}}</td>' in template
+    report = (Path(migration.__file__).parent / "report" / "page.html").read_text("utf-8")
+    assert "anywhere" not in report
+    assert "div{overflow-x:auto}" in report
 
 
 async def test_the_list_of_migrations_has_the_reason_of_failures() -> None:

@@ -52,7 +52,7 @@ class Servers:
 
     def infer(self, _message: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer over gRPC."""
-        return self._response(context).SerializeToString()
+        return bytes(self._response(context).SerializeToString())
 
     def stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer each message of a stream."""

@@ -73,6 +73,20 @@ async def test_a_preflight_of_a_listed_origin_is_allowed(transport: str) -> None
 
 
 @TRANSPORTS
+async def test_a_preflight_has_its_response_for_each_path(transport: str) -> None:
+    """Only then does a page read that its path is wrong; other requests for it get 404."""
+    async with running(config(transport)) as gateway, aiohttp.ClientSession() as session:
+        url = f"http://{gateway.addresses['main.http']}/nothing"
+        for origin, status in ((PAGE, 204), ("https://evil.example", 403)):
+            headers = {**PREFLIGHT, "Origin": origin}
+            for _ in range(2):
+                async with session.options(url, headers=headers) as response:
+                    assert status == response.status
+        async with session.options(url, headers={"Origin": PAGE}) as response:
+            assert 404 == response.status
+
+
+@TRANSPORTS
 async def test_scripts_of_a_listed_origin_read_responses_and_errors(transport: str) -> None:
     """Those of other origins do not, and programs without an origin are served as before."""
     async with running(config(transport)) as gateway, aiohttp.ClientSession() as session:
@@ -84,7 +98,8 @@ async def test_scripts_of_a_listed_origin_read_responses_and_errors(transport: s
                     assert status == response.status
                     assert allowed == response.headers.get("Access-Control-Allow-Origin")
                     exposed = response.headers.get("Access-Control-Expose-Headers", "")
-                    assert (allowed is not None) == ("inference-header-content-length" in exposed)
+                    for name in ("inference-header-content-length", "ts_stream_next"):
+                        assert (allowed is not None) == (name in exposed)
 
 
 @TRANSPORTS
@@ -105,6 +120,7 @@ async def test_http2_has_the_same_rules() -> None:
         h2_client(gateway.addresses["main.http"]) as client,
     ):
         headers = [(name.lower(), value) for name, value in PREFLIGHT.items()]
+        assert 204 == (await client.ask("OPTIONS", "/nothing", fields=headers)).status
         found = await client.ask("OPTIONS", "/v2/health/live", fields=headers)
         assert 204 == found.status
         assert PAGE == dict(found.headers)["access-control-allow-origin"]

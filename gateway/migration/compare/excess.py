@@ -25,6 +25,8 @@ _GROWTH_CALLS: Final = 100
 # the threshold does not grow with the calls from 5 % on, and is the least one from 10 % on.
 _NO_GROWTH_LIMIT: Final = 0.05
 _LEAST_THRESHOLD: Final = 5.0
+# A second rate that is not low is exceeded by chance in more windows.
+_NOISE_GROWTH_CALLS: Final = 20
 _CONTEMPORARY_THRESHOLD: Final = 2.0
 _LEAST_FAILURES: Final = 3
 _ASSUMED_GOOD: Final = 50
@@ -115,6 +117,8 @@ class ExcessDetector:
 
     def _check(self) -> Excess | None:
         threshold = self._threshold + self._growth * math.log1p(self._total / _GROWTH_CALLS)
+        if not self._assumed_good:
+            threshold += math.log1p(self._total / _NOISE_GROWTH_CALLS)
         known = len(self._totals) - 1
         for window in _WINDOWS:
             total = min(window, known)

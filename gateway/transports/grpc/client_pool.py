@@ -161,11 +161,9 @@ class GrpcClientConnection(_CallStreams):
             self._pool.on_call_ended(self)
         self.on_unanswered()
 
-    def on_unanswered(self) -> None:
-        """Ask a silent server whether it is there: a call has ended without a response."""
-        self._ask_if_silent(monotonic(), is_waiting=False)
-
-    def _ask_if_silent(self, now: float, *, is_waiting: bool) -> None:
+    def on_unanswered(self, *, is_waiting: bool = False) -> None:
+        """Ask a silent server whether it is there: a call has ended without reply, or waits."""
+        now = monotonic()
         self._note_received(now)
         if self.is_open() and self._silence.should_ping(now, is_waiting=is_waiting):
             self.core.ping()
@@ -277,7 +275,7 @@ class GrpcClientConnection(_CallStreams):
         self.core.flood_budget.refill()
         if self.core.streams:
             self.idle_since = now
-            self._ask_if_silent(now, is_waiting=True)
+            self.on_unanswered(is_waiting=True)
         elif self._closing_reason is not None or now - self.idle_since > keepalive_s:
             self.retire()
         self._retire_if_gone(now)

@@ -14,49 +14,21 @@ from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpRespons
 ANY: Final = "*"
 _METHODS: Final = "GET, HEAD, POST, PUT"
 KEY_HEADER: Final = "x-api-key"
-# Besides what the protocols read, there is what the JavaScript client of OpenAI sends.
 _ALLOWED: Final = (
     "authorization",
-    "ce-id",
-    "ce-source",
-    "ce-specversion",
-    "ce-time",
-    "ce-type",
     "content-type",
     "custom-metadata",
     "endpoint-load-metrics-format",
     "grpc-timeout",
     "inference-header-content-length",
     "nv-inferrequest",
-    "openai-organization",
-    "openai-project",
     "return-ndarray",
-    "seldon-puid",
     "traceparent",
     "tracestate",
-    "ts_request_sequence_end",
-    "ts_request_sequence_id",
-    "ts_request_sequence_start",
-    "x-amzn-sagemaker-custom-attributes",
-    "x-amzn-sagemaker-inference-id",
     "x-request-id",
     "x-request-timeout",
-    "x-stainless-arch",
-    "x-stainless-helper-method",
-    "x-stainless-lang",
-    "x-stainless-os",
-    "x-stainless-package-version",
-    "x-stainless-retry-count",
-    "x-stainless-runtime",
-    "x-stainless-runtime-version",
-    "x-stainless-timeout",
 )
 _EXPOSED: Final = (
-    "ce-id",
-    "ce-source",
-    "ce-specversion",
-    "ce-time",
-    "ce-type",
     "endpoint-load-metrics",
     "inference-header-content-length",
     "nv-inferresponse",
@@ -65,10 +37,7 @@ _EXPOSED: Final = (
     "ratelimit",
     "ratelimit-policy",
     "retry-after",
-    "seldon-puid",
-    "ts_stream_next",
     "www-authenticate",
-    "x-amzn-sagemaker-custom-attributes",
     "x-bd-error-code",
     "x-request-id",
 )
@@ -82,6 +51,8 @@ class CorsRules:
         origins: As browsers send them, such as "https://app.example.com", or "*" for all.
         max_age_s: How long browsers remember the answer to a preflight.
         key_header: Returns the header with an API key, in lower case.
+        sent: Further headers that pages may send.
+        read: Further headers of responses that pages may read.
     """
 
     def __init__(
@@ -89,11 +60,16 @@ class CorsRules:
         origins: Iterable[str],
         max_age_s: float,
         key_header: Callable[[], str] = lambda: KEY_HEADER,
+        *,
+        sent: Iterable[str] = (),
+        read: Iterable[str] = (),
     ) -> None:
         self._origins = frozenset(origin.lower() for origin in origins)
         self._allows_all = ANY in self._origins
         self._max_age = str(int(max_age_s))
         self._key_header = key_header
+        self._sent = (*_ALLOWED, *sent)
+        self._exposed = ", ".join(dict.fromkeys((*_EXPOSED, *read)))
 
     def allows(self, origin: str) -> bool:
         """Return whether pages of *origin* may use the listener."""
@@ -104,7 +80,7 @@ class CorsRules:
         origin = wire.headers.get("origin") or ""
         if not self.allows(origin):
             return text_response(403, f"pages of {origin!r} may not use this address")
-        allowed = ", ".join(dict.fromkeys((*_ALLOWED, self._key_header())))
+        allowed = ", ".join(dict.fromkeys((*self._sent, self._key_header())))
         permission = (
             ("Access-Control-Allow-Methods", _METHODS),
             ("Access-Control-Allow-Headers", allowed),
@@ -118,7 +94,7 @@ class CorsRules:
         if origin is not None and self.allows(origin):
             more += (
                 ("Access-Control-Allow-Origin", ANY if self._allows_all else origin),
-                ("Access-Control-Expose-Headers", ", ".join(_EXPOSED)),
+                ("Access-Control-Expose-Headers", self._exposed),
             )
         return HttpResponse(
             response.status,

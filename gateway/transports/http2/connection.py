@@ -130,11 +130,9 @@ class Http2Connection(Http2Receiver):
             raise Http2ConnectionError(
                 frames.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes"
             )
+        self._charge_of_call()
         size = int.from_bytes(payload, "big") & frames.MAX_WINDOW
         stream = self.streams.get(number)
-        # The first of a stream is free: gRPC sends one with each call, long before the response.
-        if stream is None or stream.written or stream.room != self.writer.initial_window:
-            self.flood_budget.charge(1)
         if number and stream is None:
             self._require_known(number)
             return
@@ -160,7 +158,7 @@ class Http2Connection(Http2Receiver):
         stream = self.streams.pop(number, None)
         if stream is None:
             self._require_known(number)
-            self.flood_budget.charge(1)
+            self._charge_of_call()
             return
         self.writer.forget(stream)
         was_served = self._receiver.on_reset(stream, int.from_bytes(payload, "big"))

@@ -50,6 +50,10 @@ class ReceiveWindows(FrameReader):
     def _require_known(self, number: int) -> None:
         """Check that a stream was opened before."""
 
+    @abstractmethod
+    def _charge_of_call(self) -> None:
+        """Charge a frame of which each call may have some."""
+
     def _received_on(self, number: int, length: int) -> Http2Stream | None:
         """Subtract *length* from the windows; return the stream, or None if it has ended."""
         self._window -= length
@@ -61,7 +65,7 @@ class ReceiveWindows(FrameReader):
         if stream is None:
             self._require_known(number)
             if length < SMALL_FRAME_BYTES:
-                self.flood_budget.charge(1)
+                self._charge_of_call()
             self._widen()
             return None
         stream.unread += length

@@ -133,14 +133,6 @@ def test_the_same_port_of_another_host_is_no_loop(listener: str, url: str) -> No
     assert [] == check(load_text(text))
 
 
-def test_a_cutover_without_a_guard_of_errors_has_a_warning() -> None:
-    """Without the key, a guard stands by default."""
-    plan = "migrations: {m: {cutover: {guards: {%s}}}}\n"
-    assert [] == warnings(load_text(GOOD + plan % "mismatch: {below: 1%}"))
-    (found,) = warnings(load_text(GOOD + plan % "errors: off"))
-    assert "no guard watches errors" in found.message
-
-
 @pytest.mark.parametrize(
     ("earlier", "later"),
     [

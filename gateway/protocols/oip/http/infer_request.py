@@ -386,17 +386,9 @@ def _parameters(call: InferRequest, dialect: Dialect, all_binary: bool) -> bytes
     parameters: dict[str, Any] = join_parameters(call)
     if all_binary:
         parameters[BINARY_DATA_OUTPUT] = True
-    _check_parameters(_WHAT, parameters, dialect, words=dialect.reads_words is not None)
-    return b'"parameters":%b,' % dump_parameters(
-        {key: _in_words(value) for key, value in parameters.items()}
-    )
-
-
-def _in_words(value: Parameter) -> Parameter:
-    """Return a parameter as JSON has it, with the words of Python for NaN and infinities."""
-    if type(value) is not float or math.isfinite(value):
-        return value
-    return JsonParameter(json.dumps(value))
+    words = None if dialect.reads_words is None else parameters
+    _check_parameters(_WHAT, parameters, dialect, words)
+    return b'"parameters":%b,' % dump_parameters(parameters)
 
 
 def _put_input(
@@ -471,12 +463,24 @@ def _check_text(tensor: Tensor, dialect: Dialect) -> None:
 
 
 def _check_parameters(
-    what: str, parameters: Mapping[str, Parameter], dialect: Dialect, *, words: bool = False
+    what: str,
+    parameters: Mapping[str, Parameter],
+    dialect: Dialect,
+    words: dict[str, Any] | None = None,
 ) -> None:
-    """Refuse what the server would not read; with *words* NaN and infinities are read."""
+    """Refuse what the server would not read.
+
+    Args:
+        what: Names the message or tensor in errors.
+        parameters: Its parameters.
+        dialect: The server's.
+        words: Receives NaN and infinities as the words of JSON in Python; None to refuse them.
+    """
     for key, value in parameters.items():
-        if isinstance(value, float) and not (words or math.isfinite(value)):
-            raise Unsupported(f"parameter {key!r} of {what} is {value}, which is not JSON")
+        if isinstance(value, float) and not math.isfinite(value):
+            if words is None:
+                raise Unsupported(f"parameter {key!r} of {what} is {value}, which is not JSON")
+            words[key] = JsonParameter(json.dumps(value))
         if type(value) is JsonParameter and not dialect.reads_json_parameters:
             raise Unsupported(
                 f"parameter {key!r} of {what} is a list or an object: {dialect.name} expects a "

@@ -168,6 +168,21 @@ def test_parameters_that_are_words_are_words_again(dialect: str) -> None:
     assert -math.inf == found["low"]
 
 
+@pytest.mark.parametrize(
+    ("datatype", "data", "shape"),
+    [("FP32", bytes(24), (2, 3)), ("BYTES", b"\1\0\0\0a\0\0\0\0" * 2, (2, 2))],
+)
+def test_binary_elements_fill_a_dimension(
+    datatype: str, data: bytes, shape: tuple[int, ...]
+) -> None:
+    """Those of BYTES, whose sizes differ, are counted."""
+    size = {"binary_data_size": len(data)}
+    tensor = {"name": "x", "datatype": datatype, "shape": [2, -1], "parameters": size}
+    call = LISTENER.decode_for_server(post({"inputs": [tensor]}, data), "kserve")
+    assert isinstance(call, InferRequest)
+    assert shape == call.inputs[0].shape
+
+
 def test_kserve_gets_other_elements_of_bytes_as_json() -> None:
     """Elements that are no strings have no binary form."""
     assert ["a", None] == sent("text", "kserve")["inputs"][0]["data"]

@@ -1,17 +1,15 @@
-"""The weights that the admin port shows: those of the file, or percentages of moved calls."""
+"""The weights that the status of commands shows while a cut-over moves calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
-from gateway.app.admin.running import RunningGateway, weights_in_force
+from gateway.app.admin.running import RunningGateway
 from gateway.app.reload import Reloader
 from gateway.config.load import LoadedConfig, load_text
 from gateway.config.models import Config
-from tests.admin_kit import Cutover, Evidence, Process, pages
+from tests.admin_kit import Process
+from tests.unit.migration.admin.kit import Cutover, Evidence, pages
 
 CONFIG = """version: 1
 listeners: [{http: 127.0.0.1:0}]
@@ -23,22 +21,6 @@ routes:
     targets: [{upstream: legacy, weight: 3}, {upstream: legacy, model: b}, {upstream: triton, weight: 0}]
 """
 FILE = {"legacy": 3, "legacy/b": 1, "triton": 0}
-
-
-@pytest.mark.parametrize(
-    ("moved", "expected"),
-    [
-        ({}, FILE),
-        ({"fraud": ("triton", 0.0)}, FILE),
-        ({"fraud": ("triton", 20.0)}, {"legacy": 60, "legacy/b": 20, "triton": 20}),
-        ({"fraud": ("triton", 100.0)}, {"legacy": 0, "legacy/b": 0, "triton": 100}),
-    ],
-)
-def test_moved_calls_reduce_the_weights_of_other_targets(
-    moved: Mapping[str, tuple[str, float]], expected: dict[str, float]
-) -> None:
-    """The other targets share the remaining percentage by their weights."""
-    assert {"fraud": expected} == weights_in_force(load_text(CONFIG).config, moved)
 
 
 class _Served(Process):
