@@ -60,8 +60,9 @@ from gateway.transports.grpc import (
     server_call,
     server_connection,
 )
+from gateway.transports.grpc.call_responses import CallResponses
 from gateway.transports.grpc.client_call import ClientCall
-from gateway.transports.grpc.headers import GrpcResponseHead
+from gateway.transports.grpc.headers import GrpcRequestHead, GrpcResponseHead
 from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
 from gateway.transports.http.exchange import Exchange
@@ -367,6 +368,12 @@ def _pieces(random: Random, messages: Mapping[str, bytes]) -> list[bytes]:
 def new_stream(random: Random) -> tuple[Any, ...]:
     """Return the number, the windows and the owner of a stream."""
     return random.choice((1, 2, 0x7FFFFFFF)), 65_535, random.choice((0, -1, 65_535)), None
+
+
+def new_call(random: Random) -> tuple[Any, ...]:
+    """Return the head of a call, with a timeout or without."""
+    timeout_s = random.choice((None, 0.0, 1.5))
+    return "connection", "stream", GrpcRequestHead("/a/b", (), timeout_s, "", 200, 0), "method"
 
 
 def send_joined(random: Random) -> tuple[Any, ...]:
@@ -1049,6 +1056,7 @@ PARTS: Final[dict[str, Part]] = {
         take_request,
         take_response,
         new_stream,
+        new_call,
         send_joined,
         answer,
         join_stream,
@@ -1167,6 +1175,14 @@ def _opened(function: Callable[..., Any], *arguments: Any) -> object:
     return _fields(function(*arguments))
 
 
+def _called(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the fields of a new call, at a time that does not go on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call_responses, "monotonic", lambda: 7.0)
+        call = function(*arguments)
+    return [getattr(call, name) for name in CallResponses.__slots__]
+
+
 def _sent(function: Callable[..., Any], writer: Http2StreamWriter, *arguments: Any) -> object:
     """Return the result of a method of a writer, and what it has changed."""
     result = function(writer, *arguments)
@@ -1273,6 +1289,7 @@ _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
     "take_request": _replayed,
     "take_response": _replayed,
     "new_stream": _opened,
+    "new_call": _called,
     "send_joined": _sent,
     "answer": _answered,
     "start_timeout": _timed,
