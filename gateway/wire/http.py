@@ -145,7 +145,7 @@ class ExtendedHeaders(Headers):
 
     Attributes:
         base: The fields that many messages have.
-        more: Those of one message.
+        more: The fields of one message, which follow them.
     """
 
     __slots__ = ("base", "more")
