@@ -101,7 +101,7 @@ def _counts(arguments: Namespace) -> int:
     print(counts.table(found, recorded))
     if arguments.record:
         counts.record(found)
-    problems = [*counts.grown(found, recorded)]
+    problems = [*counts.grown(found, recorded), *counts.dearer(found, recorded)]
     say("\n".join(problems))
     return int(bool(problems))
 

@@ -9,13 +9,15 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from hpack import Encoder
 from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 
 from benchmarks.messages import Case, Message
+
+T = TypeVar("T")
 
 TRACED: Final = "traced"
 CLIENTS: Final = "clients"
@@ -25,12 +27,20 @@ KINDS: Final = (TRACED, CLIENTS, FORMS, EVERYTHING)
 """Tracing fields of its own in each request; 1,000 clients with long tokens and user agents of
 their own; 64 forms of message over 16 models; all of it, with 14 header fields."""
 
+LONG_HEAD: Final = "long head"
+MANY_FORMS: Final = "4096 forms"
+EXTREMES: Final = (LONG_HEAD, MANY_FORMS)
+"""The same head of 2 KiB in each request; more forms of message than any cache holds."""
+
 REQUESTS: Final = 64
 """The requests of one connection, before they begin again."""
 
 _CLIENTS: Final = 1000
-_FORMS: Final = 64
+_FORMS: Final = {FORMS: 64, EVERYTHING: 64, MANY_FORMS: 4096}
 _MODELS: Final = 16
+_LANES: Final = 32
+"""The connections of a load, each of which begins at another form."""
+_LONG_TOKEN: Final = 1900
 _BYTES: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _RESIZES: Final = b"\x20\x3f\xe1\x1f"
 """Empties the table of the decoder: sizes of 0, then of 4,096 bytes. Source: RFC 7541 6.3."""
@@ -44,12 +54,12 @@ def models(case: Case) -> list[str]:
 
 
 def cases(case: Case, kind: str) -> list[Case]:
-    """Return the inferences of a kind: one, or 64 forms over 16 models."""
-    if kind not in (FORMS, EVERYTHING):
+    """Return the inferences of a kind: one, or many forms over 16 models."""
+    if kind not in _FORMS:
         return [case]
     random_numbers = np.random.default_rng(17)
     found = []
-    for number in range(_FORMS):
+    for number in range(_FORMS[kind]):
         inputs = {
             f"{name}_{number}": random_numbers.integers(
                 -1000, 1000, (1, 1 + number % 31), array.dtype
@@ -59,6 +69,12 @@ def cases(case: Case, kind: str) -> list[Case]:
         model = models(case)[number % _MODELS]
         found.append(replace(case, model=model, inputs=inputs))
     return found
+
+
+def turns(questions: Sequence[T], lane: int) -> Iterator[T]:
+    """Yield *questions* in turn, forever; each connection begins at another one."""
+    first = lane * len(questions) // _LANES
+    return itertools.cycle([*questions[first:], *questions[:first]])
 
 
 def fields(kind: str, lane: int) -> Iterator[Fields]:
@@ -81,6 +97,8 @@ def fields(kind: str, lane: int) -> Iterator[Fields]:
                 ("user-agent", f"client-{client}/1.{client % 7} (linux; x86_64) runtime/2.31"),
                 ("authorization", f"Bearer {_token(client)}"),
             ]
+        if kind == LONG_HEAD:
+            found.append(("authorization", f"Bearer {'t' * _LONG_TOKEN}"))
         if kind in (TRACED, EVERYTHING):
             trace, span = own.getrandbits(128), own.getrandbits(64)
             found += [
@@ -112,8 +130,9 @@ def http_heads(kind: str, lane: int, questions: Sequence[tuple[str, Message]]) -
         questions: Paths and messages, which are sent in turn.
     """
     found = []
-    for number, own in enumerate(itertools.islice(fields(kind, lane), REQUESTS)):
-        path, message = questions[(lane + number) % len(questions)]
+    count = max(REQUESTS, len(questions) // _LANES)
+    own_fields = itertools.islice(fields(kind, lane), count)
+    for own, (path, message) in zip(own_fields, turns(questions, lane), strict=False):
         every = [("host", "127.0.0.1:8000"), *own, *message.fields]
         lines = [f"{name}: {value}" for name, value in every]
         lines.append(f"content-length: {len(message.body)}")

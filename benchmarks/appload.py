@@ -2,16 +2,17 @@
 
     python -m benchmarks.appload QUESTION-AS-JSON
 
-All requests exist before the first is sent. The protocols on uvloop look only for the end of a
-response and for its status, so that the generator keeps up with the systems under test.
+All requests exist before the first is sent. With a rate they are due at their times (open loop).
+The protocols on uvloop look only for the end of a response and for its status, so that the
+generator keeps up with the systems under test.
 """
 
 import asyncio
-import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvloop
@@ -89,6 +90,51 @@ class Lane(asyncio.Protocol):
             self._transport.close()
 
 
+class TimedLane(Lane):
+    """A connection whose requests are due at their times, however late the responses are.
+
+    A request that is due before the response to the one before waits for it, and its latency begins
+    when it is due.
+    """
+
+    def __init__(
+        self,
+        requests: Iterator[bytes],
+        take: Callable[[bytes, Callable[[bytes], None]], tuple[bytes, int, int]],
+        end: float,
+        latencies: list[int],
+    ) -> None:
+        super().__init__(requests, take, end, latencies)
+        self._due: deque[int] = deque()
+        self._is_idle = True
+        self._has_ended = False
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first request to be due."""
+        self._transport = transport
+
+    def on_due(self) -> None:
+        """Send a request now, or after the response to the one before."""
+        self._due.append(time.perf_counter_ns())
+        if self._is_idle:
+            self._send()
+
+    def on_end(self) -> None:
+        """Close the connection after the last response."""
+        self._has_ended = True
+        if self._is_idle:
+            self._send()
+
+    def _send(self) -> None:
+        self._is_idle = not self._due
+        if self._due:
+            self._sent_ns = self._due.popleft()
+            self._transport.write(next(self._requests))
+        elif self._has_ended and not self.over.done():
+            self.over.set_result(None)
+            self._transport.close()
+
+
 def take_http(data: bytes, _write: Callable[[bytes], None]) -> tuple[bytes, int, int]:
     """Take a response with a length, or in chunks; see `Lane`."""
     end = data.find(_HEAD_END)
@@ -147,7 +193,7 @@ def lanes(carrier: str, path: str, kind: str) -> Callable[[int], Iterator[bytes]
         bodies = [messages.grpc_request(case).body for case in cases]
         return lambda lane: grpc_calls(
             applications.header_blocks(kind, lane, path or GRPC_METHOD),
-            itertools.islice(itertools.cycle(bodies), lane, None),
+            applications.turns(bodies, lane),
         )
     if path.startswith("/v2/"):
         questions = [
@@ -158,11 +204,12 @@ def lanes(carrier: str, path: str, kind: str) -> Callable[[int], Iterator[bytes]
     return lambda lane: applications.http_heads(kind, lane, questions)
 
 
-async def _main(question: dict[str, Any]) -> dict[str, float]:
+async def _main(question: dict[str, Any]) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
-    carrier = question["carrier"]
+    carrier, rate = question["carrier"], question["rate"]
     requests = lanes(carrier, question["path"], question["kind"])
     take = take_grpc if carrier == "grpc" else take_http
+    kind = TimedLane if rate else Lane
     latencies: list[int] = []
     prepared = [requests(lane) for lane in range(question["connections"])]
     started_s = time.perf_counter()
@@ -170,21 +217,39 @@ async def _main(question: dict[str, Any]) -> dict[str, float]:
     found: list[Lane] = []
     for each in prepared:
         _, lane = await loop.create_connection(
-            lambda each=each: Lane(each, take, end, latencies),  # type: ignore[misc]  # mypy: lambdas' defaults
+            lambda each=each: kind(each, take, end, latencies),  # type: ignore[misc]  # mypy: lambdas' defaults
             "127.0.0.1",
             question["port"],
         )
         found.append(lane)
+    timed = [lane for lane in found if isinstance(lane, TimedLane)]
+    if timed:
+        await _fall_due(timed, len(timed) / rate, end)
     await asyncio.gather(*(lane.over for lane in found))
     seconds = time.perf_counter() - started_s
+    errors = sum(lane.errors for lane in found)
+    if rate:
+        return {"latencies": latencies, "errors": errors}
     latencies.sort()
     return {
         "requests": len(latencies),
-        "errors": sum(lane.errors for lane in found),
+        "errors": errors,
         "seconds": seconds,
         "p50_us": latencies[len(latencies) // 2] if latencies else 0,
         "p99_us": latencies[len(latencies) * 99 // 100] if latencies else 0,
     }
+
+
+async def _fall_due(lanes: Sequence[TimedLane], period_s: float, end: float) -> None:
+    """Let one request of each connection be due in each period, all at the same moment."""
+    at = time.perf_counter()
+    while at < end:
+        for lane in lanes:
+            lane.on_due()
+        at += period_s
+        await asyncio.sleep(max(0.0, min(at, end) - time.perf_counter()))
+    for lane in lanes:
+        lane.on_end()
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from pathlib import Path
 
 time.monotonic = itertools.count(1e3, 2e-6).__next__  # before the gateway is imported
 
-from benchmarks.counts import LONG, SHORT, CannotCountError, all_ways  # noqa: E402
-from benchmarks.stages import Bench, run  # noqa: E402
+from benchmarks.counts import CannotCountError, all_ways  # noqa: E402
+from benchmarks.stages import START, Bench, run  # noqa: E402
 from benchmarks.wires import MemoryLoop  # noqa: E402
 from gateway.telemetry import logs  # noqa: E402
 
@@ -43,14 +43,16 @@ def main() -> None:
 async def _two_runs(bench: Bench) -> list[str]:
     """Fork a process for each run, and return their ids."""
     send = bench.load()
-    await send(_WARM_UP)
+    if bench.way.moment != START:
+        await send(_WARM_UP)
     loop = asyncio.get_running_loop()
     pids = []
-    for requests in (SHORT, LONG):
+    for requests in bench.way.runs:
         pid = os.fork()
         if not pid:
             asyncio.events._set_running_loop(loop)  # noqa: SLF001  # a fork forgets it
-            await send(requests)
+            if requests:
+                await send(requests)
             os._exit(0)
         pids.append(pid)
     for pid in pids:

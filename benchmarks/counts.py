@@ -20,15 +20,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks import messages
+from benchmarks import applications, messages
 from benchmarks.progress import Say
-from benchmarks.stages import Way, application_ways, row_ways, ways
+from benchmarks.stages import (
+    Way,
+    application_ways,
+    extreme_ways,
+    first_ways,
+    row_ways,
+    ways,
+)
 from gateway.accelerator import BUILD
 
 RECORDED = Path(__file__).parent / "counts.json"
 TOLERANCE = 1.03
-SHORT, LONG = 320, 1280
-"""Requests of the two runs."""
+BOUNDS = {
+    applications.TRACED: 1.16,
+    applications.CLIENTS: 1.15,
+    applications.FORMS: 1.15,
+    applications.EVERYTHING: 1.27,
+    applications.LONG_HEAD: 1.15,
+    applications.MANY_FORMS: 1.90,
+}
+"""The most that a request of a kind costs in the compiled build, in units of the repeated one."""
 
 _CACHES = ("--I1=32768,8,64", "--D1=49152,12,64", "--LL=2097152,16,64")
 _EVENTS = {
@@ -59,10 +73,15 @@ class Count:
 
 
 def all_ways() -> list[Way]:
-    """Return the small ways, rows, 602 KB from HTTP to HTTP, and what applications send."""
+    """Return the ways that are counted.
+
+    The small ways, rows, 602 KB from HTTP to HTTP, what applications send, and those of long heads,
+    many forms and first requests.
+    """
     image = messages.image()
     binary = Way("binary-http 602KB", "http", "http", messages.binary_request(image), image)
-    return [*ways(), *row_ways(), binary, *application_ways()]
+    usual = [*ways(), *row_ways(), binary, *application_ways()]
+    return [*usual, *extreme_ways(), *first_ways()]
 
 
 def measure(only: str, say: Say) -> list[Count]:
@@ -71,7 +90,7 @@ def measure(only: str, say: Say) -> list[Count]:
     Raises:
         CannotCountError: valgrind is missing or has failed, or no name contains *only*.
     """
-    every = [way.name for way in all_ways()]
+    every = {way.name: way for way in all_ways()}
     names = [name for name in every if only in name]
     if not names:
         raise CannotCountError(f"no way has {only!r} in its name: {', '.join(every)}")
@@ -86,18 +105,19 @@ def measure(only: str, say: Say) -> list[Count]:
         done = subprocess.run(words, check=False, env={**os.environ, "PYTHONHASHSEED": "0"})
         if done.returncode:
             raise CannotCountError(f"valgrind ended with exit status {done.returncode}")
-        return [_count(Path(folder), name) for name in names]
+        return [_count(Path(folder), every[name]) for name in names]
 
 
-def _count(folder: Path, name: str) -> Count:
+def _count(folder: Path, way: Way) -> Count:
     """Return the cost of a request: the difference of the two runs of a way."""
-    pids = json.loads((folder / f"{name}.json").read_text())
+    pids = json.loads((folder / f"{way.name}.json").read_text())
     short, long = (events((folder / pid).read_text()) for pid in pids)
+    fewer, more = way.runs
     per_request = {
-        field: round(sum(long[event] - short[event] for event in found) / (LONG - SHORT))
+        field: round(sum(long[event] - short[event] for event in found) / (more - fewer))
         for field, found in _EVENTS.items()
     }
-    return Count(name, **per_request)
+    return Count(way.name, **per_request)
 
 
 def events(text: str) -> Mapping[str, int]:
@@ -133,6 +153,20 @@ def grown(counts: list[Count], recorded: Mapping[str, Count]) -> Iterator[str]:
             )
 
 
+def dearer(counts: list[Count], recorded: Mapping[str, Count]) -> Iterator[str]:
+    """Yield a sentence for each kind of request that costs more than its bound allows."""
+    known = {**recorded, **{count.way: count for count in counts}}
+    for count in counts:
+        way, _, kind = count.way.partition(" ")
+        if BUILD == "compiled" and kind in BOUNDS and way in known:
+            ratio = count.instructions / known[way].instructions
+            if ratio > BOUNDS[kind]:
+                yield (
+                    f"{count.way} takes {ratio:.2f} times the instructions of {way}, "
+                    f"expected at most {BOUNDS[kind]:.2f} times"
+                )
+
+
 def load(path: Path = RECORDED) -> dict[str, Count]:
     """Return the recorded counts of this build by way.
 
@@ -145,7 +179,13 @@ def load(path: Path = RECORDED) -> dict[str, Count]:
             f"{path.name} was recorded with Python {document['python']}, "
             f"this is Python {platform.python_version()}: its figures differ (use --record)"
         )
-    return {count["way"]: Count(**count) for count in document["builds"].get(BUILD, ())}
+    return {count.way: count for count in recorded(BUILD, path)}
+
+
+def recorded(build: str, path: Path = RECORDED) -> list[Count]:
+    """Return the recorded counts of a build, "compiled" or "plain Python", in their order."""
+    builds = json.loads(path.read_text())["builds"]
+    return [Count(**count) for count in builds.get(build, ())]
 
 
 def record(counts: list[Count], path: Path = RECORDED) -> None:

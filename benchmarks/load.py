@@ -13,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -139,7 +140,8 @@ def _run(target: Target, connections: int, seconds: float, core: int) -> Measure
             return _wrk(target, connections, seconds, core, folder)
         if tool == "h2load":
             return _h2load(target, connections, seconds, core, folder)
-        return _python(tool, target, connections, seconds, core, folder)
+        question = _question(target, connections, seconds, folder)
+        return Measured(**_python(tool, question, core, seconds))
 
 
 def open_loop(
@@ -148,8 +150,10 @@ def open_loop(
     """Send *target* over HTTP/1 *rate* times per second, however late the replies are.
 
     Raises:
-        RuntimeError: h2load is missing, has failed, or got no reply.
+        RuntimeError: h2load is missing; or the load generator has failed, or got no reply.
     """
+    if target.kind:
+        return _timed_by_appload(target, connections, rate, seconds, core)
     if shutil.which("h2load") is None:
         raise RuntimeError("h2load is not installed: apt-get install nghttp2-client")
     with tempfile.TemporaryDirectory() as name:
@@ -164,6 +168,18 @@ def open_loop(
     if not replies:
         raise RuntimeError(f"h2load finished no request: {out[-500:]}")
     return replies
+
+
+def _timed_by_appload(
+    target: Target, connections: int, rate: int, seconds: float, core: int
+) -> list[TimedReply]:
+    """Return the replies to requests as applications send them; the errors stand first."""
+    with tempfile.TemporaryDirectory() as name:
+        question = _question(target, connections, seconds, Path(name)) | {"rate": rate}
+        found = _python("appload", question, core, seconds)
+    if not found["latencies"]:
+        raise RuntimeError("appload finished no request")
+    return [TimedReply(us, n >= found["errors"]) for n, us in enumerate(found["latencies"])]
 
 
 def timed_replies(log: str) -> list[TimedReply]:
@@ -244,12 +260,11 @@ def _h2load(target: Target, connections: int, seconds: float, core: int, folder:
     )
 
 
-def _python(  # the arguments of the others, and the program
-    tool: str, target: Target, connections: int, seconds: float, core: int, folder: Path
-) -> Measured:
+def _question(target: Target, connections: int, seconds: float, folder: Path) -> dict[str, Any]:
+    """Return what the load generators in Python are told."""
     body = folder / "body"
     body.write_bytes(target.message.body)
-    question = {
+    return {
         "carrier": target.carrier,
         "port": target.port,
         "path": target.path if target.carrier == "http" else target.method,
@@ -258,9 +273,15 @@ def _python(  # the arguments of the others, and the program
         "fields": dict(target.message.fields),
         "connections": connections,
         "seconds": seconds,
+        "rate": 0,
     }
+
+
+def _python(tool: str, question: dict[str, Any], core: int, seconds: float) -> dict[str, Any]:
+    """Run a load generator in Python, and return its result."""
     words = [sys.executable, "-m", f"benchmarks.{tool}", json.dumps(question)]
-    return Measured(**json.loads(output(words, core, seconds)))
+    found: dict[str, Any] = json.loads(output(words, core, seconds))
+    return found
 
 
 def _url(target: Target) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks import batching, kept, machine, resident, stages, start, tail
+from benchmarks import batching, counts, kept, machine, resident, stages, start, tail
 from benchmarks.codecs import Timing
 from benchmarks.goals import Judged, judged
 from benchmarks.rounds import Row
@@ -22,6 +22,11 @@ _TITLES = {
 _HEAD = (
     "The benchmark runner writes this page from results.json. README.md explains how to read it. "
     "NOTES.md has other measurements."
+)
+_COUNTS = (
+    "`make counts` has counted these, on a simulated processor. *first of a connection* is the "
+    "cost of a connection that carries one request. The first 100 requests of a start arrive on 32 "
+    "connections, and the figure is that of one of them."
 )
 _GOALS = (
     "Each goal has a *required* value, a *stretch* value, or both. The value of a peer is its CPU "
@@ -78,9 +83,10 @@ def codec_table(timings: Sequence[Timing]) -> str:
 
 def tail_table(rows: Sequence[tail.Row]) -> str:
     """Return the table of latencies at a fixed rate."""
-    head = ["system", "req/s due", "requests", "p50 us", "p99 us", "p99.9 us", "errors"]
+    head = ["job", "system", "req/s due", "requests", "p50 us", "p99 us", "p99.9 us", "errors"]
     lines = [
         [
+            row.job,
             row.system,
             f"{row.rate:,}",
             f"{row.requests:,}",
@@ -91,7 +97,7 @@ def tail_table(rows: Sequence[tail.Row]) -> str:
         ]
         for row in rows
     ]
-    return _table(head, lines, left=1)
+    return _table(head, lines, left=2)
 
 
 def batch_table(rows: Sequence[batching.Row]) -> str:
@@ -192,7 +198,7 @@ def _number(value: float | None) -> str:
 
 
 def page(sections: Mapping[str, Any]) -> str:
-    """Return RESULTS.md: the goals, then each section with its command and machine."""
+    """Return RESULTS.md: the goals, each section with its command and machine, and the counts."""
     parts = ["# Results", _HEAD]
     if "jobs" in sections:
         on = f"Measured on {machine.caption(sections['jobs']['about'])}."
@@ -200,6 +206,11 @@ def page(sections: Mapping[str, Any]) -> str:
     for name, section in sections.items():
         about = f"`{section['words']}`\n\n```\n{machine.text(section['about'])}\n```"
         parts += [f"## {_TITLES.get(name, name)}", about, f"```\n{section['table']}\n```"]
+    parts += [
+        "## Instructions of a request",
+        _COUNTS,
+        counts.table(counts.recorded("compiled"), {}),
+    ]
     return "\n\n".join(parts) + "\n"
 
 

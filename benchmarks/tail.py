@@ -1,15 +1,20 @@
 """Tail: latencies of small requests that arrive at a fixed rate, at the gateway and at its peers.
 
-The load is open loop: h2load sends each request at its time, on connections that are mostly idle.
-Systems get load in turn, round after round. The percentiles are those of all rounds together, so
-that a thousandth of them is more than one request.
+The load is open loop: each request is sent at its time, on connections that are mostly idle, by
+h2load where it is repeated, and by appload where it is as applications send it. Systems get load in
+turn, round after round. The percentiles are those of all rounds together, so that a thousandth of
+them is more than one request. The gateway runs with and without Python's garbage collector: the
+difference is the collector's share.
 """
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
-from benchmarks import load
-from benchmarks.jobs import all_jobs
+from benchmarks import load, systems
+from benchmarks.applications import EVERYTHING
+from benchmarks.jobs import Job, all_jobs
 from benchmarks.processes import cores
 from benchmarks.progress import Say
 from benchmarks.rounds import start_systems
@@ -17,8 +22,13 @@ from benchmarks.rounds import start_systems
 RATES = (200, 2000)
 """Requests per second."""
 
-_JOB = "json-grpc small"
-_SYSTEMS = frozenset({"gateway", "envoy transcoder", "envoy proxy (nt)", "direct (nt)"})
+_REPEATED = "json-grpc small"
+_AS_SENT = f"json-grpc {EVERYTHING}"
+_SYSTEMS = {
+    _REPEATED: ("gateway", "envoy transcoder", "envoy proxy (nt)", "direct (nt)"),
+    _AS_SENT: ("gateway", "envoy transcoder"),
+}
+UNCOLLECTED = "gateway, no collector"
 _CONNECTIONS = 20
 _TURN_S = 5.0
 
@@ -33,6 +43,7 @@ class Row:
         errors: How many of them failed.
     """
 
+    job: str
     system: str
     rate: int
     requests: int
@@ -52,23 +63,36 @@ def run(rounds: int, name_parts: frozenset[str], say: Say) -> list[Row]:
     Raises:
         RuntimeError: h2load is missing or has failed.
     """
-    (job,) = (each for each in all_jobs() if each.name == _JOB)
-    job = replace(job, contenders=tuple(each for each in job.contenders if each.name in _SYSTEMS))
+    return [row for job in _jobs() for row in _rows(job, rounds, name_parts, say)]
+
+
+def _jobs() -> Iterator[Job]:
+    """Yield the jobs, each with the systems whose latencies are measured."""
+    for job in all_jobs():
+        if job.name in _SYSTEMS:
+            found = [each for each in job.contenders if each.name in _SYSTEMS[job.name]]
+            if job.name == _AS_SENT:
+                start = partial(systems.gateway, collects=False)
+                found.append(replace(found[0], name=UNCOLLECTED, start=start))
+            yield replace(job, contenders=tuple(found))
+
+
+def _rows(job: Job, rounds: int, name_parts: frozenset[str], say: Say) -> list[Row]:
     with ExitStack() as stack:
-        systems = start_systems(job, name_parts, stack, say)
-        targets = {name: target for name, (_, target) in systems.items()}
+        started = start_systems(job, name_parts, stack, say)
+        targets = {name: target for name, (_, target) in started.items()}
         rows = []
         for rate in RATES:
             replies: dict[str, list[load.TimedReply]] = {name: [] for name in targets}
             for number in range(1, rounds + 1):
-                say(f"  round {number} of {rounds}: {rate} requests per second")
+                say(f"  round {number} of {rounds}: {job.name}, {rate} requests per second")
                 for name, target in targets.items():
                     replies[name] += load.open_loop(target, _CONNECTIONS, rate, _TURN_S, cores()[1])
-            rows += [row_of(name, rate, found) for name, found in replies.items()]
+            rows += [row_of(job.name, name, rate, found) for name, found in replies.items()]
     return rows
 
 
-def row_of(system: str, rate: int, replies: list[load.TimedReply]) -> Row:
+def row_of(job: str, system: str, rate: int, replies: list[load.TimedReply]) -> Row:
     """Return the percentiles of *replies*, of which there is at least one."""
     latencies = sorted(each.us for each in replies)
 
@@ -76,6 +100,7 @@ def row_of(system: str, rate: int, replies: list[load.TimedReply]) -> Row:
         return latencies[int(len(latencies) * share)]
 
     return Row(
+        job,
         system,
         rate,
         len(replies),

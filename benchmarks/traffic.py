@@ -76,6 +76,29 @@ class Load:
         return ask
 
 
+def connects_anew(connect: Connect, disconnect: Callable[[Received], object]) -> Connect:
+    """Return what connects for each message that is sent, so that each request is a first one.
+
+    Args:
+        connect: Connects.
+        disconnect: Closes the connection of what receives its bytes.
+    """
+
+    def connect_lane(received: Received) -> Received:
+        is_open = False
+
+        def send(data: bytes) -> None:
+            nonlocal is_open
+            if is_open:
+                disconnect(received)
+            is_open = True
+            connect(received)(data)
+
+        return send
+
+    return connect_lane
+
+
 def http_requests(message: Message, path: str) -> Iterator[bytes]:
     """Yield the same request forever."""
     fields = (("Host", "127.0.0.1:8000"), ("Content-Length", str(len(message.body))))

@@ -128,6 +128,7 @@ class MemoryLoop(uvloop.Loop):
     def __init__(self) -> None:
         super().__init__()
         self.listening: dict[int, Make] = {}
+        self._clients: dict[Callable[[bytes], object], Wire] = {}
         self._pair = socket.socketpair()
 
     def close(self) -> None:
@@ -176,10 +177,14 @@ class MemoryLoop(uvloop.Loop):
     def join(self, make: Make, received: Callable[[bytes], object]) -> Callable[[bytes], object]:
         """Connect to the protocol that *make* creates, as in `connect`."""
         protocol = make()
-        wire = Wire(self, protocol)
+        wire = self._clients[received] = Wire(self, protocol)
         wire.receive = received
         protocol.connection_made(wire)
         return _receiver(wire, protocol)
+
+    def disconnect(self, received: Callable[[bytes], object]) -> None:
+        """Close the connection whose bytes *received* gets, as its client."""
+        self._clients.pop(received).close()
 
 
 def _receiver(wire: Wire, protocol: asyncio.BaseProtocol) -> Callable[[bytes], object]:

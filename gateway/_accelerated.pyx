@@ -11,6 +11,7 @@ others, and each of those names the modules with its functions in Python.
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject_Size
 from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF

@@ -196,7 +196,7 @@ cdef inline tuple _indexed_field(Py_ssize_t index, tuple static, list entries):
     return <tuple>entries[index] if index >= 0 else None
 
 
-_grpc_request_head = None
+_call_heads = None
 _names = {}  # texts of the names of fields
 
 
@@ -293,6 +293,29 @@ cdef int _call_field(Text name, Py_ssize_t name_size, Text value, Py_ssize_t val
     return _METADATA_FIELD
 
 
+cdef class _CallHeads:
+    """Makes heads of gRPC calls."""
+
+    cdef _Copies _heads
+    cdef Py_ssize_t _path, _metadata, _timeout_s, _coding, _oversized
+
+    def __cinit__(self, kind):
+        self._heads = _Copies(kind("", (), None, "identity", 200, 0))
+        self._path, self._metadata = _offset(kind, "path"), _offset(kind, "metadata")
+        self._timeout_s, self._coding = _offset(kind, "timeout_s"), _offset(kind, "coding")
+        self._oversized = _offset(kind, "oversized")
+
+    cdef object head(self, path, tuple metadata, timeout_s, coding, oversized):
+        """Return the head of a call that has no Content-Length."""
+        head = self._heads._copy()
+        _set_field(head, self._path, path)
+        _set_field(head, self._metadata, metadata)
+        _set_field(head, self._timeout_s, timeout_s)
+        _set_field(head, self._coding, coding)
+        _set_field(head, self._oversized, oversized)
+        return head
+
+
 _NO_FIELDS = []
 
 
@@ -309,7 +332,7 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
 
     One pass reads the fields, checks them, and makes objects of those that are read later.
     """
-    global _grpc_request_head
+    global _call_heads
     cdef Text at = <Text>PyBytes_AS_STRING(block)
     cdef Text end = at + PyBytes_GET_SIZE(block)
     cdef tuple static = _static()
@@ -333,10 +356,10 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
     cdef list metadata = []
     cdef object path = None
     cdef object coding = "identity"
-    if _grpc_request_head is None:
+    if _call_heads is None:
         from gateway.transports.grpc.headers import GrpcRequestHead
 
-        _grpc_request_head = GrpcRequestHead
+        _call_heads = _CallHeads(GrpcRequestHead)
     head.seen, head.is_call, head.timeout_s = 0, False, -1
     while at < end:
         inserts = False
@@ -399,14 +422,12 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
             return None
     if not head.is_call or head.seen & 7 != 7:
         return None
-    found = _grpc_request_head(
+    found = (<_CallHeads>_call_heads).head(
         path,
         tuple(metadata),
         head.timeout_s if head.timeout_s >= 0 else None,
         coding,
-        200,
         limit_bytes if total > limit_bytes else 0,
-        None,
     )
     if changed:
         table = (_joined_entries(entries, added, evicted), size, table_bytes)

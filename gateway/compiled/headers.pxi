@@ -33,6 +33,22 @@ cdef inline bint _is_text_key(key, Text at, Py_ssize_t size) except -1:
     return size > 0 and key not in _RESERVED_KEYS
 
 
+cdef enum:
+    _KNOWN_NAMES = 1024  # clients choose the names
+    _KNOWN_CHARS = 64
+
+
+cdef object _known(dict known, function, name):
+    """Return what *function* returns for the name of a field, from *known* if it was asked before."""
+    cdef PyObject* found = PyDict_GetItem(known, name)
+    if found is not NULL:
+        return <object>found
+    value = function(name)
+    if len(known) < _KNOWN_NAMES and len(name) <= _KNOWN_CHARS:
+        known[name] = value
+    return value
+
+
 cdef struct _Fields:
     Py_ssize_t count
     Text keys[_MAX_FIELDS]
@@ -96,6 +112,7 @@ cpdef bint is_printable_ascii(str text) except -1:
 
 
 _is_key = None
+cdef dict _keys = {}
 
 
 def metadata_with_id(tuple pairs not None, str request_id not None):
@@ -110,7 +127,7 @@ def metadata_with_id(tuple pairs not None, str request_id not None):
         _is_key = is_key
     for each in pairs:
         pair = <tuple?>each
-        if len(pair) != 2 or not _is_key(pair[0]) or not is_printable_ascii(pair[1]):
+        if len(pair) != 2 or not _known(_keys, _is_key, pair[0]) or not is_printable_ascii(pair[1]):
             return _python_version("metadata_with_id")(pairs, request_id)
         metadata.append(pair)
         has_id = has_id or pair[0] == "x-request-id"
@@ -120,6 +137,7 @@ def metadata_with_id(tuple pairs not None, str request_id not None):
 
 
 _is_header = None
+cdef dict _headers = {}
 
 
 def headers_with_id(tuple pairs not None, str request_id not None, str without not None):
@@ -134,7 +152,7 @@ def headers_with_id(tuple pairs not None, str request_id not None, str without n
         _is_header = is_header
     for each in pairs:
         pair = <tuple?>each
-        if _is_header(pair[0]) and is_printable_ascii(pair[1]):
+        if _known(_headers, _is_header, pair[0]) and is_printable_ascii(pair[1]):
             if not without or not pair[0].startswith(without):
                 headers.append(pair)
                 has_id = has_id or pair[0] == "x-request-id"
@@ -144,6 +162,7 @@ def headers_with_id(tuple pairs not None, str request_id not None, str without n
 
 
 _begin_of_line = None
+cdef dict _begins = {}
 
 
 cdef bytes _LINE_END = b"\r\n"
@@ -165,7 +184,7 @@ def field_lines(tuple pairs not None):
         _begin_of_line = begin_of_line
     for each in pairs:
         pair = <tuple?>each
-        begin = _begin_of_line(pair[0])
+        begin = _known(_begins, _begin_of_line, pair[0])
         if begin is None:
             continue
         if not is_printable_ascii(pair[1]) or not PyUnicode_IS_COMPACT_ASCII(begin):

@@ -59,3 +59,18 @@ def test_header_blocks_are_those_of_one_connection(kind: str) -> None:
         read.append(fields)
     assert all((b":path", GRPC_METHOD.encode()) in fields for fields in read)
     assert read[0] == read[applications.REQUESTS]
+
+
+def test_a_long_head_has_two_kibibytes_and_is_repeated() -> None:
+    """No value differs, so that only its length costs."""
+    found = heads(applications.LONG_HEAD, 0) + heads(applications.LONG_HEAD, 1)
+    assert {1} == {len(set(found))}
+    assert 2000 <= len(found[0]) <= 2100
+
+
+def test_connections_send_all_forms_before_one_comes_again() -> None:
+    """Of 4,096 forms each connection of a load has 128 of its own."""
+    questions = range(4096)
+    sent = [[*itertools.islice(applications.turns(questions, lane), 128)] for lane in range(32)]
+    assert [*questions] == [*itertools.chain(*sent)]
+    assert [1, 2, 0, 1] == [*itertools.islice(applications.turns([0, 1, 2], 11), 4)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from benchmarks import applications, appload, jobs
@@ -50,3 +52,39 @@ def test_jobs_compare_the_gateway_with_itself_and_a_peer() -> None:
         kinds = [each.kind for each in job.contenders]
         own = job.name.split()[1]
         assert [own, jobs.REPEATED, own] == kinds
+
+
+class RecordingTransport:
+    """Records what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.written.append(b"end")
+
+
+async def test_a_request_that_is_due_early_waits_for_the_response_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its latency begins when it is due, and the connection closes after the last response."""
+    latencies: list[int] = []
+    clock = iter((1_000, 4_000, 6_000, 90_000)).__next__  # due, due, response, response
+    monkeypatch.setattr(time, "perf_counter_ns", clock)
+    requests = iter([b"1", b"2"])
+    lane = appload.TimedLane(requests, appload.take_http, 0.0, latencies)
+    transport = RecordingTransport()
+    lane.connection_made(transport)
+    lane.on_due()
+    lane.on_due()
+    lane.on_end()
+    assert [b"1"] == transport.written
+    lane.data_received(GOOD)
+    assert [b"1", b"2"] == transport.written
+    lane.data_received(GOOD)
+    assert [b"1", b"2", b"end"] == transport.written
+    assert lane.over.done()
+    assert [5, 86] == latencies

@@ -10,8 +10,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks import counts
-from benchmarks.counts import CannotCountError, Count, all_ways, events, grown, load, measure, table
+from benchmarks.counts import (
+    CannotCountError,
+    Count,
+    all_ways,
+    dearer,
+    events,
+    grown,
+    load,
+    measure,
+    table,
+)
 from benchmarks.counts import record as write
+from benchmarks.stages import START, first_ways
 
 _ROOT = Path(__file__).parents[3]
 
@@ -29,6 +40,18 @@ def test_reports_growth_of_more_than_three_percent(instructions: int, problems: 
     """3 % more than recorded is allowed, and one instruction above it is not."""
     found = [Count("json-grpc", instructions, 0, 0, 0), Count("new", 10**9, 0, 0, 0)]
     assert problems == len([*grown(found, {"json-grpc": COUNT})])
+
+
+@pytest.mark.parametrize(("instructions", "problems"), [(460_000, 0), (460_001, 1)])
+def test_reports_kinds_of_requests_beyond_their_bounds(
+    instructions: int, problems: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 forms may cost 15 % more than one, which was counted now or was recorded."""
+    monkeypatch.setattr(counts, "BUILD", "compiled")
+    forms = Count("json-grpc forms", instructions, 0, 0, 0)
+    assert problems == len([*dearer([forms], {"json-grpc": COUNT})])
+    assert problems == len([*dearer([COUNT, forms], {})])
+    assert [] == [*dearer([forms], {})]
 
 
 def test_shows_the_change_since_the_record() -> None:
@@ -58,6 +81,11 @@ def test_keeps_the_record_of_the_other_build(
     assert load(path)["json-grpc"].instructions == 400_000
     monkeypatch.setattr(counts, "BUILD", "compiled")
     assert load(path)["json-grpc"].instructions == 300_000
+
+
+def test_first_requests_are_counted_without_a_warm_up() -> None:
+    """The 100 requests after a start are compared with none."""
+    assert {(0, 100)} == {way.runs for way in first_ways() if way.moment == START}
 
 
 def test_every_way_is_recorded() -> None:

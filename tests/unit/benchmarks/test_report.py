@@ -128,6 +128,8 @@ def test_the_page_has_command_and_machine() -> None:
     assert text.index("## Goals") < text.index("## Jobs")
     assert {"`python -m benchmarks`", "the table of jobs"} <= set(text.splitlines())
     assert "today; one, 2 cores, Linux 6" in text
+    assert text.index("## Jobs") < text.index("## Instructions of a request")
+    assert "| json-grpc, first of a connection | " in text
 
 
 def test_an_interrupted_run_can_be_resumed(tmp_path: Path) -> None:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 
-from benchmarks.stages import Way, measure, profile, ways
+from benchmarks.stages import (
+    CONNECTION,
+    Bench,
+    Way,
+    first_ways,
+    measure,
+    profile,
+    run,
+    ways,
+)
+from benchmarks.wires import MemoryLoop
 
 _BEYOND_THE_MODEL = {"upstream", "encode_call", "client transport", "canned server", "decode_reply"}
 
@@ -28,3 +41,24 @@ def test_profiles_the_functions_of_a_request() -> None:
     found = profile("json-noop", lambda _text: None, requests=320)
     assert "json-noop, 320 requests" in found
     assert "frontend.py" in found
+
+
+@pytest.mark.parametrize("way", first_ways(), ids=lambda way: way.name)
+def test_first_requests_are_sent_at_their_moment(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a connection of its own, or the requests share connections."""
+    connections = itertools.count()
+    join = MemoryLoop.join
+
+    def counted(*arguments: Any) -> Any:
+        next(connections)
+        return join(*arguments)
+
+    monkeypatch.setattr(MemoryLoop, "join", counted)
+
+    async def send(bench: Bench) -> None:
+        requests = bench.load()
+        await requests(64)
+        await requests(64)
+
+    run(way, send)
+    assert next(connections) == (128 if way.moment == CONNECTION else 32)

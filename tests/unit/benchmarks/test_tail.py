@@ -18,14 +18,15 @@ def test_reads_the_log_of_h2load() -> None:
 def test_percentiles_cover_all_requests() -> None:
     """Of a thousand requests, the slowest is the 99.9th percentile; failed ones are counted."""
     replies = [TimedReply(us, is_ok=us != 5) for us in range(1000, 0, -1)]
-    expected = Row("gateway", 200, 1000, p50_us=501, p99_us=991, p99_9_us=1000, errors=1)
-    assert row_of("gateway", 200, replies) == expected
+    expected = Row("job", "gateway", 200, 1000, p50_us=501, p99_us=991, p99_9_us=1000, errors=1)
+    assert row_of("job", "gateway", 200, replies) == expected
 
 
 def test_the_table_has_a_line_for_each_system_and_rate() -> None:
     """The line has percentiles and errors."""
-    table = tail_table([Row("gateway", 2000, 30_000, 310.0, 702.4, 1500.0, 2)])
+    table = tail_table([Row("json-grpc", "gateway", 2000, 30_000, 310.0, 702.4, 1500.0, 2)])
     assert table.splitlines()[1].split() == [
+        "json-grpc",
         "gateway",
         "2,000",
         "30,000",
