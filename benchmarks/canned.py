@@ -46,25 +46,28 @@ class Http(asyncio.Protocol):
         self._transport.write(self._answer)
 
     def data_received(self, data: bytes) -> None:
-        at = 0
-        while at < len(data):
+        while data:
             if self._remaining:
-                size = min(self._remaining, len(data) - at)
+                size = min(self._remaining, len(data))
                 self._remaining -= size
-                at += size
                 if not self._remaining:
                     self.reply()
-                continue
-            if self._head:
-                data, at, self._head = self._head + data[at:], 0, b""
-            end = data.find(b"\r\n\r\n", at)
+                if size == len(data):
+                    return
+                data = data[size:]
+            data = self._head + data
+            end = data.find(b"\r\n\r\n")
             if end < 0:
-                self._head = data[at:]
+                self._head = data
                 return
-            self._remaining = _content_length(data[at:end])
-            at = end + 4
-            if not self._remaining:
+            self._head = b""
+            length = _content_length(data[:end])
+            self._remaining = max(0, end + 4 + length - len(data))
+            if not length:
                 self._transport.write(self._ready)
+            elif not self._remaining:
+                self.reply()
+            data = data[end + 4 + length :]  # empty, nearly always
 
 
 def _http_answer(body: bytes, fields: dict[str, str]) -> bytes:

@@ -66,7 +66,7 @@ _HOT_MODULES = {
         "router",
         "server_status",
     ),
-    "transports": ("admission",),
+    "transports": ("memory_budget",),
     "transports/grpc": (
         "admission",
         "client_call",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import struct
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -24,7 +25,7 @@ from gateway.backends import validation as outputs
 from gateway.concurrency.limiter import Limiter, Share
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.frontend import frontend
-from gateway.ir import calls, validation
+from gateway.ir import calls, tensor, validation
 from gateway.ir.calls import InferRequest, ModelReadyRequest
 from gateway.ir.context import Context, ModelRef, Need, Origin
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
@@ -59,8 +60,9 @@ from gateway.transports.grpc import (
     server_call,
     server_connection,
 )
+from gateway.transports.grpc.call_responses import CallResponses
 from gateway.transports.grpc.client_call import ClientCall
-from gateway.transports.grpc.headers import GrpcResponseHead
+from gateway.transports.grpc.headers import GrpcRequestHead, GrpcResponseHead
 from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
 from gateway.transports.http.exchange import Exchange
@@ -146,6 +148,7 @@ MODULES: Final = (
     upstream_metrics,
     validation,
     outputs,
+    tensor,
 )
 """All modules that have such functions."""
 
@@ -365,6 +368,12 @@ def _pieces(random: Random, messages: Mapping[str, bytes]) -> list[bytes]:
 def new_stream(random: Random) -> tuple[Any, ...]:
     """Return the number, the windows and the owner of a stream."""
     return random.choice((1, 2, 0x7FFFFFFF)), 65_535, random.choice((0, -1, 65_535)), None
+
+
+def new_call(random: Random) -> tuple[Any, ...]:
+    """Return the head of a call, with a timeout or without."""
+    timeout_s = random.choice((None, 0.0, 1.5))
+    return "connection", "stream", GrpcRequestHead("/a/b", (), timeout_s, "", 200, 0), "method"
 
 
 def send_joined(random: Random) -> tuple[Any, ...]:
@@ -991,6 +1000,35 @@ def known_request(random: Random) -> tuple[Any, ...]:
     return bytes(buffer), nbytes, {head: known} if random.random() < 0.9 else {}
 
 
+def raw_array(random: Random) -> tuple[Any, ...]:
+    """Return a tensor of numbers whose bytes fit its shape, nearly always."""
+    datatype = random.choice((Datatype.INT32, Datatype.FP16, Datatype.BOOL, Datatype.BYTES, None))
+    raw = bytes(random.choice((0, 4, 12, 24, 25)))
+    data = random.choice((RawData(memoryview(raw)), ItemsData([raw])))
+    shape = random.choice(((2, 3), (3,), (), (0,), (1, -1), None))
+    return (Tensor("x", datatype, shape, data),)
+
+
+def response_text(random: Random) -> tuple[Any, ...]:
+    """Return a response, and how its head is written."""
+    fields = [
+        (random.choice(("Content-Type", "X-One", "Date", "Content-Length", "bad name")), "a b")
+        for _ in range(random.randrange(4))
+    ]
+    body = _buffers(random)
+    size = sum(map(len, body))
+    response = HttpResponse(
+        random.choice((200, 200, 503, 599)),
+        Headers(tuple(fields)),
+        body,
+        request_id=random.choice(("", "id-1", "é\r\n")),
+    )
+    framing = random.choice((b"", b"", b"Transfer-Encoding: chunked\r\n"))
+    length, content = random.choice(((size, body), (size, ()), (-1, ())))
+    version = random.choice(((1, 1), (1, 0)))
+    return response, length, random.random() < 0.7, version, random.random() < 0.5, content, framing
+
+
 def plain_outputs(random: Random) -> tuple[Any, ...]:
     """Return what is expected of outputs, and arrays that a model has returned."""
     int32 = Datatype.INT32.numpy_dtype
@@ -1018,6 +1056,7 @@ PARTS: Final[dict[str, Part]] = {
         take_request,
         take_response,
         new_stream,
+        new_call,
         send_joined,
         answer,
         join_stream,
@@ -1056,6 +1095,8 @@ PARTS: Final[dict[str, Part]] = {
         plain_outputs,
         _try_immediate,
         known_request,
+        raw_array,
+        response_text,
     )
 }
 """The inputs of each function, by its name."""
@@ -1102,8 +1143,9 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
         if name in _FACTORIES:
             written = function(*arguments[:-1])
             return [written(*each) for each in arguments[-1]]
-        if name in _CHANGING:
-            return _CHANGING[name](function, *deepcopy(arguments))
+        if name in _CALLED_BY:
+            given = arguments if name in _UNCHANGED else deepcopy(arguments)
+            return _CALLED_BY[name](function, *given)
         result = function(*arguments)
         if name == "read_call_block":
             return _shown(result[0]), *result[1:]
@@ -1131,6 +1173,14 @@ def _replayed(function: Callable[..., Any], pieces: list[bytes], client: bool) -
 def _opened(function: Callable[..., Any], *arguments: Any) -> object:
     """Return the fields of a new stream."""
     return _fields(function(*arguments))
+
+
+def _called(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the fields of a new call, at a time that does not go on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call_responses, "monotonic", lambda: 7.0)
+        call = function(*arguments)
+    return [getattr(call, name) for name in CallResponses.__slots__]
 
 
 def _sent(function: Callable[..., Any], writer: Http2StreamWriter, *arguments: Any) -> object:
@@ -1205,6 +1255,19 @@ def _known(
     return [getattr(found, name) for name in BufferedRequest.__slots__ if name != "_head_cache"]
 
 
+def _viewed(function: Callable[..., Any], tensor: Tensor) -> object:
+    """Return the datatype, the shape and the bytes of an array."""
+    found = function(tensor)
+    return None if found is None else (found.dtype, found.shape, found.tobytes())
+
+
+def _written_at_once(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the text of a response, at a time that does not go on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1.5e9)
+        return function(*arguments)
+
+
 def _timed(function: Callable[..., Any], *arguments: Any) -> object:
     """Return the deadlines of a call, and the timeout that is started for it."""
 
@@ -1220,19 +1283,25 @@ def _timed(function: Callable[..., Any], *arguments: Any) -> object:
     return asyncio.run(run())
 
 
-_CHANGING: Final[dict[str, Callable[..., object]]] = {
+_CALLED_BY: Final[dict[str, Callable[..., object]]] = {
     "try_acquire": _limited,
     "release": _limited,
     "take_request": _replayed,
     "take_response": _replayed,
     "new_stream": _opened,
+    "new_call": _called,
     "send_joined": _sent,
     "answer": _answered,
     "start_timeout": _timed,
     "_try_immediate": _begun,
     "known_request": _known,
+    "raw_array": _viewed,
+    "response_text": _written_at_once,
 }
-"""What calls a function that changes its arguments, and returns the changes."""
+"""What calls a function, and returns its result and what it has changed in a form to compare."""
+
+_UNCHANGED: Final = frozenset({"raw_array", "response_text"})
+"""Those of them whose arguments stay as they are."""
 
 
 def _shown(result: Any) -> object:

@@ -42,7 +42,7 @@ cdef _TimeoutFields _timeout_fields = None
 
 
 def start_timeout(call, double own_s, double now, wheel):
-    """See `gateway.policies.limits.deadline.start_timeout`."""
+    """See `gateway.policies.limits.policy.start_timeout`."""
     global _timeout_fields
     cdef _InferenceFields at = _of_inferences()
     if _timeout_fields is None:
@@ -98,7 +98,7 @@ cdef _WireFields _wire_fields = None
 
 
 def wire_bytes(wire):
-    """See `gateway.telemetry.upstream_metrics.wire_bytes`."""
+    """See `gateway.wire.http.wire_bytes`."""
     global _wire_fields
     if _wire_fields is None:
         _wire_fields = _WireFields()
@@ -111,20 +111,25 @@ def wire_bytes(wire):
 cdef class _ModelFields:
     """Where the tensors of a model and its declarations have their fields."""
 
-    cdef object _tensor, _declared, _array_data, _array, _no_parameters, _matches
-    cdef Py_ssize_t _name, _datatype, _shape, _declared_name, _declared_datatype, _declared_shape
+    cdef object _tensor, _declared, _array_data, _raw_data, _array, _no_parameters, _matches
+    cdef tuple _checked  # datatypes whose bytes must be looked at
+    cdef Py_ssize_t _name, _datatype, _shape, _data, _view
+    cdef Py_ssize_t _declared_name, _declared_datatype, _declared_shape
 
     def __cinit__(self):
         from numpy import ndarray
 
         from gateway.ir.context import NO_PARAMETERS
-        from gateway.ir.data import ArrayData
+        from gateway.ir.data import ArrayData, RawData
+        from gateway.ir.datatypes import Datatype
         from gateway.ir.metadata import TensorMetadata
         from gateway.ir.tensor import Tensor
         from gateway.ir.validation import shape_matches
 
         self._tensor, self._declared, self._array_data = Tensor, TensorMetadata, ArrayData
         self._array, self._no_parameters, self._matches = ndarray, NO_PARAMETERS, shape_matches
+        self._raw_data, self._checked = RawData, (Datatype.BYTES, Datatype.BOOL)
+        self._data, self._view = _offset(Tensor, "data"), _offset(RawData, "view")
         self._name, self._datatype = _offset(Tensor, "name"), _offset(Tensor, "datatype")
         self._shape, self._declared_name = _offset(Tensor, "shape"), _offset(TensorMetadata, "name")
         self._declared_datatype = _offset(TensorMetadata, "datatype")
@@ -178,3 +183,19 @@ def plain_outputs(dict expected not None, arrays, names):
         data = at._array_data(array)
         tensors.append(at._tensor(name, one[0], shape, data, at._no_parameters))
     return tuple(tensors)
+
+
+def raw_array(tensor):
+    """See `gateway.ir.tensor.raw_array`."""
+    cdef _ModelFields at = _of_models()
+    if type(tensor) is not at._tensor:
+        return None
+    datatype, shape, data = _field(tensor, at._datatype), _field(tensor, at._shape), _field(tensor, at._data)
+    if datatype is None or shape is None or datatype in at._checked or type(data) is not at._raw_data:
+        return None
+    view = _field(data, at._view)
+    try:
+        array = at._array(shape, datatype.numpy_dtype, view)
+    except (TypeError, ValueError):
+        return None
+    return array if array.nbytes == PyObject_Size(view) else None

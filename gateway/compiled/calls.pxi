@@ -147,7 +147,7 @@ def call_with_deadline(call, deadline):
 
 
 def call_with_metadata(call, metadata):
-    """See `gateway.ir.calls.call_with_metadata`."""
+    """See `gateway.policies.forward_headers.call_with_metadata`."""
     cdef _InferenceFields at = _of_inferences()
     changed = at._changed(call, at._metadata, metadata)
     return _python_version("call_with_metadata")(call, metadata) if changed is None else changed

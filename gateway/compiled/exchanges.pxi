@@ -203,3 +203,69 @@ def known_request(buffer, Py_ssize_t nbytes, head_cache):
     finally:
         PyBuffer_Release(&raw)
     return of._new(head, head_cache, body)
+
+
+cdef class _ResponseFields:
+    """Where responses of HTTP have their fields, and the lines that the last one had."""
+
+    cdef object _response, _headers_class, _written, _first_line, _date
+    cdef object _status_of_first, _end_of_dated
+    cdef bytes _last, _last_closed, _last_kept, _first, _dated
+    cdef int64_t _second
+    cdef Py_ssize_t _status, _headers, _request_id, _read
+
+    def __cinit__(self):
+        from gateway.transports.http import response_writer as writer
+        from gateway.wire.http import Headers, HttpResponse
+
+        self._response, self._headers_class, self._written = HttpResponse, Headers, writer._written
+        self._first_line, self._date = writer._first_line, writer._date
+        self._last, self._last_closed, self._last_kept = writer._LAST, writer._LAST_CLOSED, writer._LAST_KEPT
+        self._second = -1
+        self._status, self._headers = _offset(HttpResponse, "status"), _offset(HttpResponse, "headers")
+        self._request_id, self._read = _offset(HttpResponse, "request_id"), _offset(Headers, "_read")
+
+    cdef bytes _first_of(self, status):
+        if status is not self._status_of_first:
+            self._status_of_first, self._first = status, self._first_line(status)
+        return self._first
+
+    cdef bytes _dated_end(self, bytes end):
+        cdef double second = _time.time() // 1  # no duration
+        if <int64_t>second != self._second or end is not self._end_of_dated:
+            self._second, self._end_of_dated = <int64_t>second, end
+            self._dated = <bytes>self._date(second) + end
+        return self._dated
+
+    cdef tuple _written_of(self, headers):
+        cdef tuple read
+        if type(headers) is self._headers_class:
+            read = <tuple>_field(headers, self._read)
+            if read[0] is self._written:
+                return <tuple>read[1]
+        return headers.parsed_with(self._written)
+
+
+cdef _ResponseFields _response_fields = None
+
+
+def response_text(response, Py_ssize_t length, keep, version, varies=False, body=(), bytes framing=b""):
+    """See `gateway.transports.http.response_writer.response_text`."""
+    global _response_fields
+    if _response_fields is None:
+        _response_fields = _ResponseFields()
+    cdef _ResponseFields of = _response_fields
+    if type(response) is not of._response:
+        return _python_version("response_text")(response, length, keep, version, varies, body, framing)
+    cdef tuple written = of._written_of(_field(response, of._headers))
+    cdef bytes end = of._last
+    if not keep:
+        end = of._last_closed
+    elif version < (1, 1):
+        end = of._last_kept
+    if not written[1]:
+        end = of._dated_end(end)
+    if framing:
+        end = framing + end
+    first = of._first_of(_field(response, of._status))
+    return join_response(first, written[0], _field(response, of._request_id), varies, length, end, body)

@@ -310,3 +310,50 @@ def answer(call, head, view, tail):
     elif _field(call, of._rest) is None and not _field(stream, streams._unread):
         _set_field(stream, streams._owner, None)  # as `release`, which has nothing else to do
     return True
+
+
+cdef class _ServerCallFields:
+    """Where calls of a server have their fields."""
+
+    cdef object _call, _module, _receiving
+    cdef Py_ssize_t _connection, _stream, _head, _method, _incoming, _started_at, _sent, _final_response
+    cdef Py_ssize_t _state, _step, _deadline, _task
+
+    def __cinit__(self):
+        from gateway.transports.grpc import call_responses
+        from gateway.transports.grpc.server_call import ServerCall
+        from gateway.transports.grpc.states import RECEIVING
+
+        self._call, self._module, self._receiving = ServerCall, call_responses, RECEIVING
+        self._connection, self._stream = _offset(ServerCall, "_connection"), _offset(ServerCall, "_stream")
+        self._head, self._method = _offset(ServerCall, "_head"), _offset(ServerCall, "_method")
+        self._incoming, self._started_at = _offset(ServerCall, "_incoming"), _offset(ServerCall, "_started_at")
+        self._sent, self._final_response = _offset(ServerCall, "_sent"), _offset(ServerCall, "_final_response")
+        self._state, self._step = _offset(ServerCall, "_state"), _offset(ServerCall, "_step")
+        self._deadline, self._task = _offset(ServerCall, "_deadline"), _offset(ServerCall, "task")
+
+
+cdef _ServerCallFields _server_call_fields = None
+
+
+def new_call(connection, stream, head, method):
+    """See `gateway.transports.grpc.server_call.new_call`."""
+    global _server_call_fields
+    if _server_call_fields is None:
+        _server_call_fields = _ServerCallFields()
+    cdef _ServerCallFields of = _server_call_fields
+    started_at, timeout_s = of._module.monotonic(), head.timeout_s
+    call = PyType_GenericAlloc(<PyTypeObject*><void*>of._call, 0)
+    _set_field(call, of._connection, connection)
+    _set_field(call, of._stream, stream)
+    _set_field(call, of._head, head)
+    _set_field(call, of._method, method)
+    _set_field(call, of._incoming, None)
+    _set_field(call, of._started_at, started_at)
+    _set_field(call, of._sent, None)
+    _set_field(call, of._final_response, None)
+    _set_field(call, of._state, of._receiving)
+    _set_field(call, of._step, None)
+    _set_field(call, of._deadline, None if timeout_s is None else started_at + timeout_s)
+    _set_field(call, of._task, None)
+    return call

@@ -46,9 +46,9 @@ from gateway.model_info.known_inputs import KnownInputs
 from gateway.model_info.server_dialects import ServerDialects
 from gateway.service import Service, bound_call
 from gateway.session import Session, SessionCall, SessionReply
-from gateway.telemetry.upstream_metrics import wire_bytes
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.frontend import SessionLimits
+from gateway.wire.http import wire_bytes
 
 Q = TypeVar("Q")
 A = TypeVar("A")

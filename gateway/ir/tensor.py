@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
+from gateway.accelerator import accelerated
 from gateway.ir.context import NO_PARAMETERS, Parameters
 from gateway.ir.data import (
     ArrayData,
@@ -234,6 +235,21 @@ def as_raw(tensor: Tensor, /) -> memoryview:
     raise _unreadable(tensor.name, data)
 
 
+@accelerated
+def raw_array(tensor: Tensor) -> npt.NDArray[Any] | None:
+    """Return raw numbers as a view of their bytes; None for other tensors, and for wrong ones."""
+    datatype, shape, data = tensor.datatype, tensor.shape, tensor.data
+    if datatype is None or shape is None or datatype is _BYTES or datatype is _BOOL:
+        return None
+    if type(data) is not RawData:
+        return None
+    try:  # half the cost of `frombuffer` and `reshape`, but accepts a buffer that is too long
+        array: npt.NDArray[Any] = np.ndarray(shape, datatype.numpy_dtype, data.view)
+    except (TypeError, ValueError):
+        return None
+    return array if array.nbytes == len(data.view) else None
+
+
 def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
     """Return the tensor as an array of its shape.
 
@@ -245,6 +261,9 @@ def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
         InvalidTensor: Datatype or shape is None, or the data does not match them.
         Unsupported: An element of BYTES is no string.
     """
+    plain = raw_array(tensor)
+    if plain is not None:
+        return plain
     datatype, shape = tensor.datatype, tensor.shape
     if datatype is None or shape is None:
         raise InvalidTensor(f"tensor {tensor.name!r} has no datatype or shape yet")
@@ -257,7 +276,7 @@ def as_numpy(tensor: Tensor, /) -> npt.NDArray[Any]:
         return array.reshape(shape)
     if isinstance(data, RawData):
         size = data.view.nbytes
-        try:  # half the cost of `frombuffer` and `reshape`, but accepts a buffer that is too long
+        try:
             array = np.ndarray(shape, datatype.numpy_dtype, data.view)
         except (TypeError, ValueError) as error:
             raise _size_mismatch(tensor.name, datatype, shape, size) from error

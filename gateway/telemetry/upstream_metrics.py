@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest
 from gateway.telemetry import names
 from gateway.telemetry.call_log import OK
@@ -135,13 +134,6 @@ class AttemptMetrics(Collector):
         yield seconds
 
 
-@accelerated
-def wire_bytes(wire: Any) -> int:
-    """Return the bytes of a request or a response on the wire."""
-    size: int = wire.size_bytes
-    return size
-
-
 class ByteCounter:
     """The bytes of the messages of one protocol on one listener.
 
@@ -159,9 +151,9 @@ class ByteCounter:
     def count(self, request: Any = None, response: Any = None) -> None:
         """Count a wire request, or a response, or both."""
         if request is not None:
-            self.received += wire_bytes(request)
+            self.received += request.size_bytes
         if response is not None:
-            self.sent += wire_bytes(response)
+            self.sent += response.size_bytes
 
 
 class ByteMetrics(Collector):

@@ -245,3 +245,10 @@ def view_of(buffers: Sequence[Buffer]) -> memoryview:
 def size_of(buffers: Sequence[Buffer]) -> int:
     """Return the number of bytes in *buffers*, whose items must be of bytes format."""
     return len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+
+
+@accelerated
+def wire_bytes(wire: Any) -> int:
+    """Return the bytes of a request or a response on the wire."""
+    size: int = wire.size_bytes
+    return size

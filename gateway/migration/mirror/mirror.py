@@ -297,7 +297,7 @@ class Mirror:
 
     async def _metadata_differences(self, model: ModelRef) -> list[str]:
         """Return the differences of one model; a target that does not tell has none."""
-        replies = await self._metadata_of(model)
+        replies = await _metadata_of(self._services, model)
         found = [each for each in replies if isinstance(each, ModelMetadata)]
         for side, reply in zip((OLD, NEW), replies, strict=True):
             if isinstance(reply, ModelMetadata):
@@ -307,20 +307,10 @@ class Mirror:
             log.info("metadata not compared", migration=self.name, reason=error_text(reasons[0]))
             return []
         # What identifies a model does not depend on whether its configuration is available.
-        completed = await self._metadata_of(model, frozenset({Need.BATCHING}))
+        completed = await _metadata_of(self._services, model, frozenset({Need.BATCHING}))
         whole = [each for each in completed if isinstance(each, ModelMetadata)]
         found = whole if len(whole) == len(completed) else found
         return [f"model {str(model)!r}: {text}" for text in metadata_differences(*found)]
-
-    async def _metadata_of(
-        self, model: ModelRef, needs: frozenset[Need] = frozenset()
-    ) -> list[ModelMetadata | BaseException]:
-        """Return what the old and the new target say of a model, or their errors."""
-        context = Context(deadline=monotonic() + LONGEST_S, needs=needs)
-        request = ModelMetadataRequest(model=model, context=context)
-        return await asyncio.gather(
-            *(self._services[side](request) for side in (OLD, NEW)), return_exceptions=True
-        )
 
     # -- order of the calls
 
@@ -553,3 +543,14 @@ def _client_result(record: RecordedCall) -> tuple[Result | None, int | None]:
 
 def _now_us() -> int:
     return round(time.time() * 1e6)  # noqa: TID251  # a time that people read
+
+
+async def _metadata_of(
+    services: Mapping[str, Service], model: ModelRef, needs: frozenset[Need] = frozenset()
+) -> list[ModelMetadata | BaseException]:
+    """Return what the old and the new target say of a model, or their errors."""
+    context = Context(deadline=monotonic() + LONGEST_S, needs=needs)
+    request = ModelMetadataRequest(model=model, context=context)
+    return await asyncio.gather(
+        *(services[side](request) for side in (OLD, NEW)), return_exceptions=True
+    )

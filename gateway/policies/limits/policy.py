@@ -11,6 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
+from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
+
+from gateway.accelerator import accelerated
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.concurrency.timeouts import Timeout, TimerWheel, WheelTimeout
@@ -41,7 +44,6 @@ from gateway.policies.limits.deadline import (
     StreamTimeouts,
     StreamWithTimeouts,
     deadline_error,
-    start_timeout,
     timeout_at,
 )
 from gateway.policies.limits.retry import (
@@ -56,6 +58,7 @@ from gateway.telemetry.call_path import current_path
 from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
+C = TypeVar("C", bound=Call[Any])
 
 _CLOCK_SLACK_S: Final = 0.05
 
@@ -268,6 +271,35 @@ class CallLimits:
         if times.first is not None or times.idle_s is not None:
             reply = map_stream(call, reply, lambda items: StreamWithTimeouts(call, items, times))
         return on_stream_end(call, reply, places.on_stream_end)
+
+
+@accelerated
+def start_timeout(
+    call: C, own_s: float, now: float, wheel: TimerWheel
+) -> tuple[C, WheelTimeout, float] | None:
+    """Set the deadline of an inference that has arrived, and start its timeout.
+
+    Args:
+        call: The call.
+        own_s: The timeout of the route.
+        now: The time, on the clock of deadlines.
+        wheel: Where the timeout is scheduled.
+
+    Returns:
+        The call to send, its timeout, and the earlier deadline. None, and nothing is done, for a
+        call that is late, and for one that may be a stream or have a body that still arrives.
+    """
+    origin, deadline = call.context.origin, call.context.deadline
+    if type(call) is not InferRequest or origin is None or not origin.has_bytes:
+        return None
+    is_own = deadline is None or now + own_s < deadline
+    if deadline is None or is_own:
+        deadline = now + own_s
+    if deadline <= now:
+        return None
+    if is_own:  # as `call_with_deadline`
+        call = replace(call, context=replace(call.context, deadline=deadline))
+    return call, WheelTimeout(wheel, deadline), deadline
 
 
 def _build(inner: Entries, at: LayerContext) -> Service:

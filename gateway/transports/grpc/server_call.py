@@ -11,18 +11,22 @@ from contextlib import aclosing
 from time import monotonic
 from typing import Any, Final
 
+from gateway.accelerator import accelerated
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
 from gateway.transports.contract import is_probe
 from gateway.transports.grpc.admission import GrpcSessionLimits, Slot
 from gateway.transports.grpc.call_responses import CallResponses
+from gateway.transports.grpc.headers import GrpcRequestHead
 from gateway.transports.grpc.messages import GrpcMessage, whole_message
-from gateway.transports.grpc.server_messages import RequestMessages
+from gateway.transports.grpc.method import Method
+from gateway.transports.grpc.server_messages import Http2ServerConnection, RequestMessages
 from gateway.transports.grpc.states import (
     RECEIVING,
     RUNNING,
 )
 from gateway.transports.http2.flood_control import EARLY_RESET_S
+from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reservation import RESPONSE_UNCOUNTED_BYTES
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import size_of
@@ -271,3 +275,11 @@ class ServerCall(CallResponses):
         session = self._method.frontend.session(wires, limits)
         async with aclosing(wires), aclosing(session) as responses:
             await self._send_all(responses, None)
+
+
+@accelerated
+def new_call(
+    connection: Http2ServerConnection, stream: Http2Stream, head: GrpcRequestHead, method: Method
+) -> ServerCall:
+    """Return a call, with the arguments of its class."""
+    return ServerCall(connection, stream, head, method)

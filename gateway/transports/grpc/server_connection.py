@@ -25,7 +25,7 @@ from gateway.transports.grpc.headers import (
     trailers_only_block,
 )
 from gateway.transports.grpc.method import Method
-from gateway.transports.grpc.server_call import ServerCall
+from gateway.transports.grpc.server_call import ServerCall, new_call
 from gateway.transports.grpc.states import (
     FINAL,
     GrpcConnectionEvent,
@@ -185,7 +185,7 @@ class GrpcServerConnection(GrpcConnectionLifecycle):
         if method is None or head.oversized or head.http_status != 200:  # noqa: PLR2004  # OK
             self._serve_other(stream, head, EMPTY if end else None)
             return
-        call = stream.owner = ServerCall(self, stream, head, method)
+        call = stream.owner = new_call(self, stream, head, method)
         call.begin()
         if end and stream.owner is not None:
             call.on_data(memoryview(b""), end=True)
@@ -200,7 +200,7 @@ class GrpcServerConnection(GrpcConnectionLifecycle):
         elif head.length is not None and head.length != len(view):
             self.core.refuse(stream, frames.PROTOCOL_ERROR)
         else:
-            call = stream.owner = ServerCall(self, stream, head, method)
+            call = stream.owner = new_call(self, stream, head, method)
             call.on_complete_stream(view)
 
     def on_data(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:

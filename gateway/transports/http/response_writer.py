@@ -57,13 +57,15 @@ def write_response(
     body = response.body
     size = len(body[0]) if len(body) == 1 else size_of(body)
     if response.status in _BODILESS:
-        transport.write(_head(response, _NO_LENGTH, keep, version))
+        transport.write(response_text(response, _NO_LENGTH, keep, version))
     elif head_only:  # the length of the response to GET may be unknown (RFC 9110, 8.6)
-        transport.write(_head(response, size if body else _NO_LENGTH, keep, version, varies))
+        transport.write(
+            response_text(response, size if body else _NO_LENGTH, keep, version, varies)
+        )
     elif size <= _JOINED_BYTES:
-        transport.write(_head(response, size, keep, version, varies, body))
+        transport.write(response_text(response, size, keep, version, varies, body))
     else:
-        transport.writelines([_head(response, size, keep, version, varies), *body])
+        transport.writelines([response_text(response, size, keep, version, varies), *body])
 
 
 def write_stream_head(
@@ -71,7 +73,7 @@ def write_stream_head(
 ) -> None:
     """Write the head of a streamed response; in HTTP/1.0 its end is that of the connection."""
     last = b"Transfer-Encoding: chunked\r\n" if version >= (1, 1) else b""
-    transport.write(_head(response, _NO_LENGTH, keep, version, framing=last))
+    transport.write(response_text(response, _NO_LENGTH, keep, version, framing=last))
 
 
 def write_part(transport: asyncio.Transport, body: Iterable[Buffer], version: Version) -> None:
@@ -107,7 +109,8 @@ def _field_prefix(name: str) -> tuple[str, bool]:
     return f"{name}: " if is_writable(name) else "", name.lower() == "date"
 
 
-def _head(
+@accelerated
+def response_text(
     response: HttpResponse,
     length: int,
     keep: bool,

@@ -111,7 +111,7 @@ class Http1ServerConnection(OrderedResponses):
         pause_until_drained(transport)
         self._head_timer.start()
         if self._input is READING:
-            self._serve_requests()
+            self._task = self._loop.create_task(self._serve())
 
     def connection_lost(self, exc: BaseException | None) -> None:  # noqa: ARG002  # asyncio's
         """Cancel the exchange in progress."""
@@ -210,7 +210,7 @@ class Http1ServerConnection(OrderedResponses):
             first = self._unparsed + data
             if not may_be_http2(first):
                 self._move_input(states.InputEvent.RECEIVE_HTTP1)
-                self._serve_requests()
+                self._task = self._loop.create_task(self._serve())
                 return True
             self._unparsed = first
             if len(first) >= len(PREFACE):
@@ -218,10 +218,6 @@ class Http1ServerConnection(OrderedResponses):
         elif self._input is states.LINGERING:
             self._idle_since = self._loop.time()
         return False
-
-    def _serve_requests(self) -> None:
-        """Begin to handle requests of HTTP/1."""
-        self._task = self._loop.create_task(self._serve())
 
     def _switch(self, successor: asyncio.Protocol) -> None:
         """Pass the connection and all received data to HTTP/2."""
