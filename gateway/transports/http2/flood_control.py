@@ -24,8 +24,9 @@ LATE_STREAM_COST: Final = 2
 SMALL_FRAME_BYTES: Final = 256
 """A smaller DATA frame that ends no message is charged like an empty one."""
 
-FREE_FRAMES: Final = 4
-"""So many updates of windows and late frames for each stream are free."""
+FREE_FRAMES: Final = 2
+"""So many updates of windows and late frames are free for each number up to that of the last
+stream. Every other number is a stream."""
 FREE_FRAMES_KEPT: Final = 4096
 """So many of those that earlier streams did not use are kept."""
 

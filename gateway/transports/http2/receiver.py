@@ -169,11 +169,9 @@ class Http2Receiver(ReceiveWindows):
 
     def _require_known(self, number: int) -> None:
         """Check that a stream was opened before."""
-        if number > self._highest() or not number % 2:
+        highest = self.writer.next_number - 2 if self._is_client else self.last
+        if number > highest or not number % 2:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"stream {number} is idle")
-
-    def _highest(self) -> int:
-        return self.writer.next_number - 2 if self._is_client else self.last
 
     def _charge_of_call(self) -> None:
         """Charge a frame of which each call may have some, such as an update of a window.
@@ -181,10 +179,11 @@ class Http2Receiver(ReceiveWindows):
         A client of gRPC sends one when it begins to wait, and a reset if its deadline passes in the
         same moment. So 1,000 calls at once have 3,000 such frames.
         """
-        most = FREE_FRAMES * (self._highest() + 1) // 2
-        free = max(self._free_frames, most - FREE_FRAMES_KEPT)
-        if free < most:
-            self._free_frames = free + 1
+        most = FREE_FRAMES * (self.last or self.writer.next_number)
+        used = self._free_frames + 1
+        if used <= most:
+            kept = most - used < FREE_FRAMES_KEPT
+            self._free_frames = used if kept else most - FREE_FRAMES_KEPT
         else:
             self.flood_budget.charge(1)
 
