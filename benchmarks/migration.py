@@ -45,8 +45,8 @@ from gateway.migration.compare.rules import OutputRules
 from gateway.migration.mirror.keeper import ShadowKeeper
 from gateway.migration.mirror.outbox import Outbox
 from gateway.migration.options import CAPTURE_CHANNEL
-from gateway.migration.private_files import make_directory
 from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
+from gateway.settings.private_files import make_directory
 from gateway.settings.units import parse_url
 
 _LARGE_CALLS = 1000

@@ -8,12 +8,13 @@ The files of `gateway/compiled` are parts of this one: `bytes.pxi` and `message_
 others, and each of those names the modules with its functions in Python.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject_Size
-from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -52,3 +53,7 @@ include "compiled/headers.pxi"
 include "compiled/http2_frames.pxi"
 include "compiled/header_blocks.pxi"
 include "compiled/protobuf_layouts.pxi"
+include "compiled/calls.pxi"
+include "compiled/call_steps.pxi"
+include "compiled/exchanges.pxi"
+include "compiled/http2_streams.pxi"

@@ -8,13 +8,13 @@ import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from gateway.api.access import Authenticator
 from gateway.api.authoriser import Authoriser
 from gateway.api.comparison import ComparisonRule
 from gateway.api.events import EventSink
-from gateway.api.extension import CompletedExtension, Extension
+from gateway.api.extension import CompletedExtension, ConfigView, Extension, Finding
 from gateway.api.layer import Layer
 from gateway.api.platform import Platform
 from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
@@ -97,8 +97,24 @@ def layers() -> Mapping[str, Layer]:
     return found
 
 
-def own_layers() -> Iterator[Layer]:
-    """Yield the layers of the gateway that have keys of their own."""
+class KeyOwner(Protocol):
+    """A layer, or the end of a chain, with keys of the configuration file."""
+
+    @property
+    def name(self) -> str:
+        """The name of its class."""
+
+    @property
+    def settings(self) -> tuple[Setting[Any], ...]:
+        """Its keys."""
+
+    @property
+    def check(self) -> Callable[[ConfigView], Iterator[Finding]]:
+        """What yields the wrong values of its keys, beyond their types."""
+
+
+def own_layers() -> Iterator[KeyOwner]:
+    """Yield the layers of the gateway and the ends of their chains, which may have keys."""
     yield from load_dotted("gateway.app.layers:own_layers")()
 
 
@@ -134,7 +150,7 @@ def _same_key(key: str, place: str, owner: str, other: str) -> str:
     )
 
 
-def _owner_text(layer: Layer) -> str:
+def _owner_text(layer: KeyOwner) -> str:
     return f"layer {layer.name!r}"
 
 

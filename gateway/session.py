@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from gateway.concurrency.limiter import WAITED_S
+
 A = TypeVar("A")
 
 
@@ -97,6 +99,8 @@ class Session(Generic[A]):
             await self._limit.acquire()
             async for call in calls:
                 self._start(number, call)
+                if not number:  # the stream has waited for its place, and later messages have not
+                    WAITED_S.set(0.0)
                 number += 1
                 await self._limit.acquire()
             while self._running:

@@ -37,6 +37,7 @@ __all__ = [
     "get_requires_for_build_editable",
     "get_requires_for_build_sdist",
     "get_requires_for_build_wheel",
+    "git",
     "normalize_wheel",
     "prepare_metadata_for_build_editable",
     "prepare_metadata_for_build_wheel",
@@ -75,11 +76,17 @@ def source_epoch() -> int:
     if Path("PKG-INFO").exists():  # an unpacked source archive, with the times of its entries
         return int(Path("PKG-INFO").stat().st_mtime)
     if Path(".git").exists():  # a folder, or a file in a worktree
-        command = ["git", "log", "-1", "--format=%ct"]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        if found.returncode == 0 and found.stdout.strip():
-            return int(found.stdout)
+        return int(git("log", "-1", "--format=%ct") or _ZIP_EPOCH)
     return _ZIP_EPOCH
+
+
+def git(*arguments: str) -> str:
+    """Return the output of git; "" outside a checkout, and where git is not installed."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def normalize_wheel(path: Path, epoch: int) -> None:

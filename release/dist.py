@@ -10,16 +10,16 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from backend import normalize_wheel, source_epoch
+from backend import git, normalize_wheel, source_epoch
 from bill_of_materials import ROOT, of_lock
 
 DIST: Final = ROOT / "dist"
@@ -41,8 +41,7 @@ def main() -> None:
         work = Path(folder)
         _build(ROOT, work, "--sdist", environment)
         (archive,) = work.glob("*.tar.gz")
-        with tarfile.open(archive) as packed:
-            packed.extractall(work, filter="data")
+        shutil.unpack_archive(archive, work)  # tarfile has no `filter` before Python 3.11.4
         sources = work / archive.name.removesuffix(".tar.gz")
         _build(sources, work, "--wheel", environment)
         _repair(work, environment, epoch)
@@ -86,7 +85,8 @@ def provenance(artifacts: Sequence[Path], epoch: int) -> dict[str, Any]:
 
     Source: SLSA provenance 1.0, https://slsa.dev/spec/v1.0/provenance.
     """
-    commit = _git("rev-parse", "HEAD")
+    here = ("-C", str(ROOT))
+    commit = git(*here, "rev-parse", "HEAD")
     when = datetime.fromtimestamp(epoch, UTC).isoformat().replace("+00:00", "Z")
     return {
         "_type": "https://in-toto.io/Statement/v1",
@@ -99,7 +99,7 @@ def provenance(artifacts: Sequence[Path], epoch: int) -> dict[str, Any]:
                 "internalParameters": {
                     "python": platform.python_version(),
                     "machine": platform.machine(),
-                    "hasUncommittedChanges": bool(_git("status", "--porcelain")),
+                    "hasUncommittedChanges": bool(git(*here, "status", "--porcelain")),
                 },
                 "resolvedDependencies": [
                     {"name": "source", "digest": {"gitCommit": commit or "unknown"}},
@@ -120,13 +120,6 @@ def provenance(artifacts: Sequence[Path], epoch: int) -> dict[str, Any]:
 def sha256(path: Path) -> str:
     """Return the hash of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _git(*arguments: str) -> str:
-    """Return the output of git; "" outside a checkout."""
-    command = ["git", "-C", str(ROOT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

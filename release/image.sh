@@ -65,8 +65,11 @@ if [ -n "$offline" ]; then
     arguments+=(--build-arg "BASE=$name:bookworm" --build-arg "BUILD_BASE=$name:bookworm-build")
     engine=buildah
 else
-    engine=${ENGINE:-$(for each in docker podman buildah; do command -v $each && break; done || true)}
-    [ -n "$engine" ] || { echo "docker, podman or buildah is required" >&2; exit 1; }
+    # The first one that works: docker may be installed without its daemon.
+    engine=${ENGINE:-$(for each in docker podman buildah; do
+        "$each" info > /dev/null 2>&1 && command -v "$each" && break
+    done || true)}
+    [ -n "$engine" ] || { echo "docker (with its daemon), podman or buildah is required" >&2; exit 1; }
 fi
 # Without this format the health check would be lost.
 case $engine in

@@ -25,17 +25,22 @@ import yaml
 ROOT: Final = Path(__file__).parents[1]
 STAGED: Final = ROOT / "build" / "docs"
 REPOSITORY: Final = publisher.values()["repository"]
-# Pages outside of docs/, and where they are in the site.
+# Pages that are elsewhere in the site, and where.
 OTHERS: Final[Mapping[str, str]] = {
     "ARCHITECTURE.md": "ARCHITECTURE.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "SECURITY.md": "SECURITY.md",
-    "README.md": "README.md",
+    "README.md": "index.md",
     "benchmarks/README.md": "benchmarks/README.md",
     "benchmarks/RESULTS.md": "benchmarks/RESULTS.md",
+    "docs/README.md": "pages.md",
+    # Generated from the code: `make generated` compares them.
+    "docs/admin-api.md": "reference/admin-api.md",
+    "docs/metrics.md": "reference/metrics.md",
 }
 _LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception"})
+_PROGRESS = re.compile(r"^INFO .*\n", re.MULTILINE)
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]*)((?:#[^)\s]*)?\))")
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -64,8 +69,15 @@ def main() -> int:
     text = text.replace("CONFIGURATION", _entries("reference/configuration"))
     text = text.replace("PROTOCOLS", _entries("protocols"))
     built.write_text(text.replace("VERSION", _version()), encoding="utf-8")
-    command = [sys.executable, "-m", "mkdocs", "--quiet", "build", "--strict", "--config-file"]
-    return subprocess.run([*command, str(built)], check=False).returncode
+    return build(built)
+
+
+def build(settings: Path) -> int:
+    """Run mkdocs, and show what it says but progress: with `--quiet` nothing would be strict."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(settings)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    sys.stderr.write(_PROGRESS.sub("", done.stderr))
+    return done.returncode
 
 
 def staged_pages() -> dict[Path, str]:
@@ -73,9 +85,8 @@ def staged_pages() -> dict[Path, str]:
     found = {
         path: str(path.relative_to(ROOT / "docs"))
         for path in sorted((ROOT / "docs").rglob("*"))
-        if path.is_file() and path.name != "README.md"
+        if path.is_file()
     }
-    found[ROOT / "docs" / "README.md"] = "pages.md"
     for path, place in OTHERS.items():
         found[ROOT / path] = place
     for path in (ROOT / "benchmarks").glob("*.svg"):
@@ -112,7 +123,6 @@ def generated_pages() -> dict[str, str]:
     return {
         "index.md": _home(),
         "reference/cli.md": cli_page(),
-        "reference/metrics.md": metrics_page(),
         "reference/log-events.md": events_page(),
         "reference/errors.md": errors_page(),
         **configuration_pages(),
@@ -126,7 +136,7 @@ def _version() -> str:
 
 
 def _home() -> str:
-    text = with_site_links(ROOT / "README.md", {**staged_pages(), ROOT / "README.md": "index.md"})
+    text = with_site_links(ROOT / "README.md", staged_pages())
     return f"{text}\n\n*This site describes version {_version()}.*\n"
 
 
@@ -148,32 +158,6 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     yield name, command
     for each, inner in getattr(command, "commands", {}).items():
         yield from _commands(inner, f"{name} {each}")
-
-
-def metrics_page() -> str:
-    """Return the page of the metrics that a gateway with the demo models publishes."""
-    from gateway.app.gateway import Gateway  # noqa: PLC0415  # slow to import
-    from gateway.cli.demo.config import demo_config  # noqa: PLC0415
-    from gateway.cli.sidecar import load_mapping  # noqa: PLC0415
-
-    addresses = dict.fromkeys(("http", "grpc", "brpc"), "127.0.0.1:0")
-    config = demo_config(**addresses, admin="127.0.0.1:0")
-    gateway = Gateway(load_mapping(config, "demo"))
-    rows = [
-        f"| `{family.name}` | {family.type} | {_labels(family)} | {_cell(family.documentation)} |"
-        for family in sorted(gateway.metrics.registry.collect(), key=lambda each: each.name)
-    ]
-    head = ["| name | type | labels | meaning |", "| --- | --- | --- | --- |"]
-    text = (
-        "Counters end in `_total`, and histograms have `_bucket`, `_sum` and `_count`. "
-        "Labels are shown where a series exists at the start; `compat` adds the names of others."
-    )
-    return "\n".join(["# Metrics", "", text, "", *head, *rows, ""])
-
-
-def _labels(family: Any) -> str:
-    names = {name for sample in family.samples for name in sample.labels} - {"le"}
-    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def events_page() -> str:

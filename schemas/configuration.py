@@ -4,8 +4,8 @@
     python schemas/configuration.py --check    write nothing; exit 1 and name the files that differ
 
 The files are gateway/config/schema.json and docs/configuration.md. Both come from the models in
-gateway/config. Each section of the reference has an example in configuration_examples.yaml, by the
-name of its model.
+gateway/config and in the layers. Each section of the reference has an example: that of its model,
+or one in configuration_examples.yaml by the name of the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Any
 
 import yaml
 
+from gateway.config.extended import config_type
 from gateway.config.schema import json_schema, schema_text
+from gateway.settings.model import Model
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "gateway" / "config" / "schema.json"
@@ -102,6 +104,20 @@ def page_text(schema: Mapping[str, Any], examples: Mapping[str, str]) -> str:
             raise LookupError(f"{EXAMPLES.name} has no example of {section.name}")
         parts.append(_section_text(section, sections, examples[section.name]))
     return "\n".join(parts)
+
+
+def all_examples() -> dict[str, str]:
+    """Return the examples of sections by the names of models: those of the models, and the file."""
+    config_type()  # imports the owners of all models
+    examples = {each.__name__: each.example for each in _models(Model) if each.example}
+    found: dict[str, str] = yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))
+    return {**examples, **found}
+
+
+def _models(base: type[Model]) -> Iterator[type[Model]]:
+    for each in base.__subclasses__():
+        yield each
+        yield from _models(each)
 
 
 def list_sections(schema: Mapping[str, Any]) -> dict[str, Section]:
@@ -209,7 +225,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write the configuration's schema and reference.")
     parser.add_argument("--check", action="store_true", help="compare and change nothing")
     check: bool = parser.parse_args().check
-    examples = yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))
+    examples = all_examples()
     differs = False
     for path, text in ((SCHEMA, schema_text()), (PAGE, page_text(json_schema(), examples))):
         if path.exists() and path.read_text(encoding="utf-8") == text:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,14 +20,24 @@ from hpack import Encoder
 from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 
 from gateway.access import authenticator
-from gateway.ir.context import ModelRef
+from gateway.backends import validation as outputs
+from gateway.concurrency.limiter import Limiter, Share
+from gateway.concurrency.timeouts import TimerWheel
+from gateway.frontend import frontend
+from gateway.ir import calls, validation
+from gateway.ir.calls import InferRequest, ModelReadyRequest
+from gateway.ir.context import Context, ModelRef, Need, Origin
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies import forward_headers
+from gateway.policies.complete import policy as complete
 from gateway.policies.complete import untyped
+from gateway.policies.limits import deadline as deadlines
+from gateway.policies.limits import policy as limits
 from gateway.protocols.oip.grpc import decode, encode, scan
 from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
@@ -33,7 +46,10 @@ from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.protocols.openai.http import embeddings
 from gateway.protocols.tfs.http.predict import read_tensors, row_rules
 from gateway.protocols.tfs.options import TfsOptions
+from gateway.telemetry import upstream_metrics
 from gateway.transports import authentication, callers
+from gateway.transports.client_shares import ClientShares
+from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc import (
     call_responses,
     client_call,
@@ -43,13 +59,26 @@ from gateway.transports.grpc import (
     server_call,
     server_connection,
 )
+from gateway.transports.grpc.client_call import ClientCall
+from gateway.transports.grpc.headers import GrpcResponseHead
 from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
+from gateway.transports.http.exchange import Exchange
+from gateway.transports.http.faults import HttpError
+from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Head
 from gateway.transports.http1 import head_reader, head_template, response_reader
+from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
 from gateway.transports.http1.head_template import HeaderTemplate
-from gateway.transports.http2 import frame_reader, frames, hpack, receiver, streams
+from gateway.transports.http1.request import BufferedRequest
+from gateway.transports.http2 import connection, frames, hpack, receiver, streams
+from gateway.transports.http2.flood_control import FloodBudget
 from gateway.transports.http2.frames import Http2ConnectionError
+from gateway.transports.http2.receiver import Http2Receiver
+from gateway.transports.http2.states import CLOSED, HALF_CLOSED_REMOTE, OPEN
+from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import Reservation
 from gateway.wire import (
     few_rows,
     http,
@@ -61,7 +90,8 @@ from gateway.wire import (
     rows,
 )
 from gateway.wire import fields as header_fields
-from gateway.wire.http import Headers, HttpRequest
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.rows import read_rows_document
@@ -83,7 +113,7 @@ MODULES: Final = (
     client_call,
     client_pool,
     server_call,
-    frame_reader,
+    connection,
     frames,
     streams,
     http_response_writer,
@@ -108,8 +138,19 @@ MODULES: Final = (
     rows,
     row_templates,
     untyped,
+    calls,
+    complete,
+    limits,
+    deadlines,
+    frontend,
+    upstream_metrics,
+    validation,
+    outputs,
 )
 """All modules that have such functions."""
+
+CLASSES: Final = (Exchange, Limiter, Http2Receiver, Http2StreamWriter)
+"""All classes that have such methods."""
 
 _INTEGERS: Final = "bBhHiIqQ"
 _WORDS: Final = (
@@ -299,14 +340,97 @@ def layout_finder(random: Random) -> tuple[Any, ...]:
     return cache._layouts, messages
 
 
-def complete_stream(random: Random) -> tuple[bytes, int, int]:
-    """Return the frames of one or two streams, and the position of the first, nearly always."""
-    number = random.choice((1, 2, 5, 0x7FFFFFFF, 0, 0x80000001))
-    before = random.randbytes(random.randrange(12))
-    data = before + _frame(random, 1, 4, number) + _frame(random, 0, random.randrange(2), number)
-    data += _frame(random, 1, 5, number) + _frame(random, 0, 1, 7)
-    at = len(before) if random.random() < 0.95 else random.randrange(len(data))
-    return damaged(random, data, b"\0\1\4\5\x80\xff"), at, random.choice((0, 11, 4096))
+def take_request(random: Random) -> tuple[Any, ...]:
+    """Return frames of one or two calls in pieces, most of them whole."""
+    from tests.unit.transports.http2.test_fast_paths import CALLS  # noqa: PLC0415  # no test of conftest
+
+    return _pieces(random, CALLS), False
+
+
+def take_response(random: Random) -> tuple[Any, ...]:
+    """Return frames of one or two responses in pieces, most of them whole."""
+    from tests.unit.transports.http2.test_fast_paths import ANSWERS  # noqa: PLC0415  # as above
+
+    return _pieces(random, ANSWERS), True
+
+
+def _pieces(random: Random, messages: Mapping[str, bytes]) -> list[bytes]:
+    short = [each for each in messages.values() if len(each) < 4096]
+    pieces = [random.choice(short) for _ in range(random.randrange(1, 3))]
+    if random.random() < 0.5:
+        pieces[-1] = damaged(random, pieces[-1], b"\0\1\4\5\x80\xff")
+    return pieces
+
+
+def new_stream(random: Random) -> tuple[Any, ...]:
+    """Return the number, the windows and the owner of a stream."""
+    return random.choice((1, 2, 0x7FFFFFFF)), 65_535, random.choice((0, -1, 65_535)), None
+
+
+def send_joined(random: Random) -> tuple[Any, ...]:
+    """Return a writer and one of its streams, in any state, and what is written."""
+    found: dict[int, Http2Stream] = {}
+    writer = Http2StreamWriter([], FloodBudget(), found, lambda _stream: None)
+    stream = found[3] = Http2Stream(3, random.choice((0, 5, 65_535)), 65_535, None)
+    stream.state = random.choice((OPEN, HALF_CLOSED_REMOTE))
+    writer._room = random.choice((0, 5, 65_535))
+    writer.is_paused, writer.has_shrunk = random.random() < 0.1, random.random() < 0.1
+    return writer, stream, b"frames", random.choice((0, 5, 6))
+
+
+def answer(random: Random) -> tuple[Any, ...]:
+    """Return a call of a client, and the head, the message and the trailers of its response."""
+    stream = Http2Stream(3, 65_535, 65_535, "the owner")
+    stream.state = random.choice((CLOSED, CLOSED, OPEN))
+    stream.unread = random.choice((0, 0, 4))
+    waiter = random.choice((WatchedWaiter(), WatchedWaiter(), None))
+    view, limit = whole_message(random)
+    call = ClientCall(WatchedCalls(), stream, limit, 0, random.random() < 0.9, waiter)  # type: ignore[arg-type]
+    ok, other = GrpcStatus.OK, GrpcStatus.INTERNAL
+    head = GrpcResponseHead(
+        random.choice((200, 200, 200, 500, None)),
+        random.random() < 0.9,
+        random.choice((None, None, ok)),
+        "",
+        (),
+        "",
+    )
+    status = random.choice((None, None, None, 200))
+    tail = GrpcResponseHead(status, True, random.choice((ok, ok, other)), "", (("a", "1"),), "")
+    return call, head, view, tail
+
+
+class WatchedWaiter:
+    """A future that notes its result."""
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+
+    def done(self) -> bool:
+        return bool(self.results)
+
+    def set_result(self, result: Any) -> None:
+        self.results.append((bytes(result.view), result.metadata))
+
+
+class WatchedCalls:
+    """A connection that notes which of its calls end, and is its own core."""
+
+    name = "server"
+
+    def __init__(self) -> None:
+        self.core = self
+        self.events: list[str] = []
+
+    def cancel(self, stream: Http2Stream) -> None:
+        self.events.append("cancel")
+        stream.state = CLOSED
+
+    def flush(self) -> None:
+        self.events.append("flush")
+
+    def on_cancelled(self) -> None:
+        self.events.append("cancelled")
 
 
 def join_stream(random: Random) -> tuple[int, bytes, list[Any], int, bytes | None]:
@@ -728,6 +852,157 @@ def base64_entries(random: Random) -> tuple[Any, ...]:
     return random.choice((rows, memoryview(rows))), count
 
 
+class WatchedLimiter(Limiter):
+    """A limiter that notes whom it would serve, instead of serving them."""
+
+    def __init__(self, limit: int, share: int | None) -> None:
+        super().__init__(limit, share=share)
+        self.served: list[str] = []
+
+    def _advance(self, _share: Share) -> None:
+        self.served.append("share")
+
+    def _grant(self) -> None:
+        self.served.append("limit")
+
+
+def try_acquire(random: Random) -> tuple[Any, ...]:
+    """Return a limiter in any state, with or without the share of a client."""
+    limiter, share = release(random)[::2]
+    size = random.choice((1, 1, 3, 5, 1 << 70))
+    held, skip_queue = random.choice((0, 0, 2)), random.random() < 0.2
+    return limiter, size, share, held, skip_queue
+
+
+def release(random: Random) -> tuple[Any, ...]:
+    """Return a limiter whose callers wait for it, or for the share of their client, or not."""
+    limiter = WatchedLimiter(random.choice((1, 6, 1 << 62)), random.choice((None, 3)))
+    limiter.used = random.randrange(8)
+    limiter.queued = random.choice((0, 0, 1))
+    share = Share() if random.random() < 0.8 else None
+    if limiter.queued:
+        waiting: Any = limiter.waiting if share is None or random.random() < 0.5 else share.waiting
+        waiting.append("a caller")
+    if share is not None:
+        share.used = random.randrange(5)
+    return limiter, random.choice((1, 2)), share
+
+
+def call_with_deadline(random: Random) -> tuple[Any, ...]:
+    """Return a call, and a deadline or none."""
+    context = Context("oip.http", (("a", "1"),), "id", random.choice((None, 5.0)))
+    kind = random.choice((InferRequest, InferRequest, ModelReadyRequest))
+    call = kind(model=ModelRef("m"), context=context)
+    return call, random.choice((None, 1.5))
+
+
+def call_with_metadata(random: Random) -> tuple[Any, ...]:
+    """Return a call, and other metadata."""
+    call, _ = call_with_deadline(random)
+    return call, random.choice(((), (("traceparent", "1"), ("b", "2"))))
+
+
+def is_incomplete(random: Random) -> tuple[Any, ...]:
+    """Return tensors of which some lack something, and what is needed."""
+    tensors = [
+        Tensor(
+            random.choice(("x", "x", "x", "")),
+            random.choice((Datatype.INT32, Datatype.INT32, None)),
+            random.choice(((1,), (), (2, 3), None)),
+            RawData(memoryview(b"")),
+        )
+        for _ in range(random.randrange(4))
+    ]
+    every = (Need.NAMES, Need.DATATYPES, Need.SHAPES)
+    needs = frozenset(each for each in every if random.random() < 0.7)
+    return random.choice((tuple(tensors), tensors)), needs
+
+
+def start_timeout(random: Random) -> tuple[Any, ...]:
+    """Return a call with a deadline or without, the timeout of a route, and the time."""
+    call, _ = call_with_deadline(random)
+    origin = random.choice((None, Origin("oip.http", None), Origin("oip.http", None, None, True)))
+    own_s, now = random.choice((0.0, 0.5, 60.0)), random.choice((1.0, 1.5, 5.0))
+    return call.with_context(origin=origin), own_s, now
+
+
+def wire_bytes(random: Random) -> tuple[Any, ...]:
+    """Return a message of HTTP or gRPC, in any number of parts."""
+    parts = random.choice((tuple, list))(_buffers(random))
+    wires = (
+        HttpRequest("POST", "/", body=parts),
+        HttpResponse(200, body=parts),
+        GrpcRequest("/a/b", parts),
+        GrpcResponse(parts),
+    )
+    return (random.choice(wires),)
+
+
+def are_declared(random: Random) -> tuple[Any, ...]:
+    """Return tensors, and a declaration that they have, nearly always."""
+    kinds = (Datatype.INT32, Datatype.INT32, None)
+    shapes = ((2, 3), (2, 3), (2,), None)
+    count = random.randrange(3)
+    tensors = [
+        Tensor(
+            random.choice("ab"),
+            random.choice(kinds),
+            random.choice(shapes),
+            RawData(memoryview(b"")),
+        )
+        for _ in range(count)
+    ]
+    declared = [
+        TensorMetadata(random.choice("ab"), random.choice(kinds), random.choice((*shapes, (-1, 3))))
+        for _ in range(count if random.random() < 0.9 else 1)
+    ]
+    return random.choice((tuple, list))(tensors), tuple(declared)
+
+
+def _try_immediate(random: Random) -> tuple[Any, ...]:
+    """Return a request, and what is left of the slots and of the memory of its listener."""
+    length = random.choice((None, 0, 5, 5, 70_000))
+    here = memoryview(bytes(length or 0)) if length is None or random.random() < 0.9 else None
+    head = Head(
+        "POST",
+        random.choice(("/v2", "/v2", "/none")),
+        "",
+        Headers((("user-agent", "a"),)),
+        length,
+        random.random() < 0.1,
+        False,
+        random.random() < 0.1,
+        None,
+        None,
+    )
+    is_known, is_reserved = random.random() < 0.5, random.random() < 0.1
+    return head, here, random.choice((0, 4)), random.choice((0, 300_000)), is_known, is_reserved
+
+
+def known_request(random: Random) -> tuple[Any, ...]:
+    """Return one request or more in a buffer, and a cache that knows its head, nearly always."""
+    head = b"POST / HTTP/1.1\r\nHost: a\r\n" + b"x" * random.choice((0, 0, 900, 1100)) + b"\r\n\r\n"
+    length = random.choice((None, 0, 3))
+    data = head + b"abc"[: length or 0] + random.choice((b"", b"", b"more"))
+    buffer = bytearray(2048)
+    buffer[: len(data)] = damaged(random, data, b"\r\n")[: len(data)].ljust(len(data), b"\r")
+    nbytes = random.choice((len(data), len(data), len(data) - 1, 3, 0, 4096))
+    known = RequestHead("POST", (1, 1), random.random() < 0.2, length, random.random() < 0.1)
+    return bytes(buffer), nbytes, {head: known} if random.random() < 0.9 else {}
+
+
+def plain_outputs(random: Random) -> tuple[Any, ...]:
+    """Return what is expected of outputs, and arrays that a model has returned."""
+    int32 = Datatype.INT32.numpy_dtype
+    arrays = {
+        "a": np.zeros(random.choice(((2, 3), (2,))), random.choice((int32, np.float32))),
+        "b": random.choice((np.zeros((2, 3), int32), [1, 2], np.zeros((2, 3), int32)[:, ::-1])),
+    }
+    shape = random.choice(((2, 3), (-1, 3), (-1,), None))
+    expected = dict.fromkeys(("a", "b", "c"), (Datatype.INT32, int32, shape))
+    return expected, arrays, random.choice((("a",), ("a", "b"), (), ("b", "c"), ("d",)))
+
+
 PARTS: Final[dict[str, Part]] = {
     each.__name__: each
     for each in (
@@ -740,7 +1015,11 @@ PARTS: Final[dict[str, Part]] = {
         binary_writer,
         plain_reader,
         layout_finder,
-        complete_stream,
+        take_request,
+        take_response,
+        new_stream,
+        send_joined,
+        answer,
         join_stream,
         join_call,
         whole_message,
@@ -766,6 +1045,17 @@ PARTS: Final[dict[str, Part]] = {
         row_writer,
         packed_numbers,
         has_regular_lists,
+        try_acquire,
+        release,
+        call_with_deadline,
+        call_with_metadata,
+        is_incomplete,
+        start_timeout,
+        wire_bytes,
+        are_declared,
+        plain_outputs,
+        _try_immediate,
+        known_request,
     )
 }
 """The inputs of each function, by its name."""
@@ -787,9 +1077,9 @@ def flipped(random: Random, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def use_functions(source: Mapping[str, Any], patch: pytest.MonkeyPatch) -> None:
     """Let the gateway use the functions of *source* until *patch* is undone."""
-    for module in MODULES:
-        for name in PARTS.keys() & vars(module).keys():
-            patch.setattr(module, name, source[name])
+    for place in (*MODULES, *CLASSES):
+        for name in PARTS.keys() & vars(place).keys():
+            patch.setattr(place, name, source[name])
     # These have functions of the other build.
     write.few_integers.cache_clear()
     integers = partial(write.few_integers, "output")
@@ -812,12 +1102,137 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
         if name in _FACTORIES:
             written = function(*arguments[:-1])
             return [written(*each) for each in arguments[-1]]
+        if name in _CHANGING:
+            return _CHANGING[name](function, *deepcopy(arguments))
         result = function(*arguments)
         if name == "read_call_block":
             return _shown(result[0]), *result[1:]
         return _shown(result)
     except Exception as error:  # noqa: BLE001  # any error is to be the same
         return type(error), str(error)
+
+
+def _limited(function: Callable[..., Any], limiter: WatchedLimiter, *arguments: Any) -> object:
+    """Return the result of a method of a limiter, and what it has changed."""
+    result = function(limiter, *arguments)
+    shares = [each.used for each in arguments if isinstance(each, Share)]
+    return result, limiter.used, shares, limiter.served
+
+
+def _replayed(function: Callable[..., Any], pieces: list[bytes], client: bool) -> object:
+    """Return what a connection makes of *pieces* with another method."""
+    from tests.unit.transports.http2.test_fast_paths import replay_pieces  # noqa: PLC0415  # as above
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Http2Receiver, "take_response" if client else "take_request", function)
+        return replay_pieces(pieces, client=client)
+
+
+def _opened(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the fields of a new stream."""
+    return _fields(function(*arguments))
+
+
+def _sent(function: Callable[..., Any], writer: Http2StreamWriter, *arguments: Any) -> object:
+    """Return the result of a method of a writer, and what it has changed."""
+    result = function(writer, *arguments)
+    left = writer._flood_budget.remaining, list(writer._streams)
+    return result, writer._out, writer._room, left, _fields(arguments[0])
+
+
+def _fields(stream: Http2Stream) -> list[object]:
+    return [getattr(stream, name, None) for name in Http2Stream.__slots__]
+
+
+def _answered(function: Callable[..., Any], call: ClientCall, *arguments: Any) -> object:
+    """Return whether a call was answered, and what was changed."""
+    result = function(call, *arguments)
+    waiter: Any = call.waiter
+    end = None if call._end is None else call._end.metadata
+    connection: Any = call.connection
+    results = None if waiter is None else waiter.results
+    return result, results, end, connection.events, call.stream.owner
+
+
+def _begun(  # one argument for each part of the state
+    function: Callable[..., Any],
+    head: Head,
+    here: memoryview | None,
+    slots: int,
+    used: int,
+    is_known: bool,
+    is_reserved: bool,
+) -> object:
+    """Return the request that an exchange begins with, and what it has changed."""
+    limits = ServerLimits(message_bytes=60_000)
+    budget = MemoryBudget(400_000)
+    budget.used = used
+    limiter = Limiter(4)
+    limiter.used = slots
+
+    def handler_of(path: str) -> Any:
+        if path == "/none":
+            raise HttpError(404, "nothing is served")
+        return "a frontend", "its method"
+
+    listener = ListenerState(limits, budget, limiter, handler_of, bool, limiter)  # type: ignore[arg-type]
+    client = ClientShares(Share(), Share(), callers.Caller("127.0.0.1"))
+    if is_known:
+        client.caller.client(head.headers)
+    raw = RequestHead("POST", (1, 1), False, head.length, head.is_chunked, head)
+    request = BufferedRequest(raw, RequestHeadCache(limits), here)
+    if is_reserved:
+        request.reservation = Reservation(budget, None)
+    connection: Any = SimpleNamespace(client=client)
+    exchange = Exchange(listener, connection, request, None)
+    result = function(exchange)
+    kept = exchange._head is head, exchange._body, exchange._held, exchange._deadline
+    left = budget.used, limiter.used, client.slots, client.memory
+    shares = [each.used for each in left[2:] if each is not None]
+    return result, kept, exchange._frontend, exchange._handle, left[:2], shares
+
+
+def _known(
+    function: Callable[..., Any], data: bytes, nbytes: int, known: dict[bytes, RequestHead]
+) -> object:
+    """Return the fields of a request whose head is known."""
+    cache = RequestHeadCache(ServerLimits())
+    for key, head in known.items():
+        cache.put(key, head)
+    found = function(memoryview(bytearray(data)), nbytes, cache)
+    if found is None:
+        return None
+    return [getattr(found, name) for name in BufferedRequest.__slots__ if name != "_head_cache"]
+
+
+def _timed(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the deadlines of a call, and the timeout that is started for it."""
+
+    async def run() -> object:
+        found = function(*arguments, TimerWheel(lambda: arguments[-1]))
+        if found is None:
+            return None
+        call, timeout, deadline = found
+        is_task = timeout._task is asyncio.current_task()
+        step = timeout in timeout._step, timeout._step.number
+        return call, call.context.origin, deadline, is_task, timeout._before, step
+
+    return asyncio.run(run())
+
+
+_CHANGING: Final[dict[str, Callable[..., object]]] = {
+    "try_acquire": _limited,
+    "release": _limited,
+    "take_request": _replayed,
+    "take_response": _replayed,
+    "new_stream": _opened,
+    "send_joined": _sent,
+    "answer": _answered,
+    "start_timeout": _timed,
+    "_try_immediate": _begun,
+    "known_request": _known,
+}
+"""What calls a function that changes its arguments, and returns the changes."""
 
 
 def _shown(result: Any) -> object:
@@ -944,14 +1359,6 @@ def _output(random: Random) -> RequestedOutput:
         ),
         (20, 1, 1, 1),
     )[0]
-
-
-def _frame(random: Random, kind: int, flags: int, number: int) -> bytes:
-    """Return a frame as described, nearly always."""
-    payload = random.randbytes(random.choice((0, 1, 11, 300)))
-    if random.random() < 0.1:
-        kind, flags, number = random.choice(((9, 4, number), (kind, 8, number), (kind, flags, 3)))
-    return struct.pack(">BHBBI", 0, len(payload), kind, flags, number) + payload
 
 
 def _list(random: Random, code: str, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The routes of an admin port without a socket, and doubles of what migrations show."""
+"""The routes of an admin port without a socket."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from gateway.api.admin import AdminNeed, AdminRequest, AdminRoute, Json
+from gateway.api.extension import LeadingPart
 from gateway.app.admin.router import AdminRouter
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import admin_routers
@@ -16,10 +18,7 @@ from gateway.app.parts import LeadingParts
 from gateway.app.reload import Reloader
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig, load_text
-from gateway.config.models import Config
 from gateway.ir.context import Client
-from gateway.migration.admin import MigrationPages
-from gateway.migration.admin.migrations.documents import CutoverSource, EvidenceSource
 from gateway.wire.http import Headers, HttpRequest
 
 
@@ -27,8 +26,8 @@ class Process:
     """A process without traffic."""
 
     async def status(self) -> dict[str, Any]:
-        """Return no status."""
-        return {}
+        """Return a status without routes."""
+        return {"routes": []}
 
     async def ready(self) -> bool:
         """Return that it is ready."""
@@ -43,60 +42,31 @@ class Process:
         return ()
 
 
-class Evidence:
-    """The evidence of one migration, whose kept sample is `s`."""
-
-    def __init__(self, *verdicts: str) -> None:
-        guards = [{"guard": name, "verdict": name, "evidence": ""} for name in verdicts]
-        self.evidence: Mapping[str, dict[str, Any]] = {
-            "fraud": {
-                "guards": guards,
-                "sampled": 16,
-                "compared": 15,
-                "replies_compared": 10,
-                "failed": 5,
-                "outcomes": {"match": 9, "mismatch": 1, "new_error": 5},
-            }
-        }
-
-    async def sample(self, migration: str, sample: str) -> dict[str, Any] | None:
-        """Return the sample `s`."""
-        return {"id": sample} if (migration, sample) == ("fraud", "s") else None
+async def _named(request: AdminRequest) -> Json:
+    return Json({"name": request.names["name"]})
 
 
-class Cutover:
-    """Accepts `pause` alone, and remembers it."""
+class NeedsMigrate(LeadingPart):
+    """A part with routes that need `migrate`, and one that everybody may ask."""
 
-    def __init__(self) -> None:
-        self.commands: list[tuple[str, str, int | None]] = []
-
-    def document(self, _migration: str) -> dict[str, Any] | None:
-        """Return where it stands."""
-        return {"state": "baking", "weight": 5}
-
-    def moved(self, _config: Config) -> dict[str, tuple[str, float]]:
-        """Return that no call moves."""
-        return {}
-
-    def verdict(self, _migration: str) -> None:
-        """Return none."""
-        return
-
-    async def command(
-        self, migration: str, command: str, at_step: int | None = None
-    ) -> dict[str, Any] | None:
-        """Remember a command."""
-        if command != "pause":
-            raise ValueError(f"{command} is not possible: the cut-over is baking; expected pause")
-        self.commands.append((migration, command, at_step))
-        return self.document(migration)
-
-
-def pages(
-    evidence: EvidenceSource | None = None, cutover: CutoverSource | None = None
-) -> LeadingParts:
-    """Return the leading parts of a gateway with these migrations."""
-    return LeadingParts({"migration": MigrationPages(evidence, cutover)})
+    routes = (
+        AdminRoute(
+            path="/api/v1/migrations/{name}/verdict", handle=_named, summary="V.", open="verdict"
+        ),
+        AdminRoute(
+            path="/api/v1/migrations/{name}/samples/{sample}",
+            handle=_named,
+            summary="A payload.",
+            need=AdminNeed.MIGRATE,
+        ),
+        AdminRoute(
+            path="/api/v1/migrations/{name}/pause",
+            handle=_named,
+            summary="A change.",
+            method="POST",
+            need=AdminNeed.MIGRATE,
+        ),
+    )
 
 
 def router_of(
@@ -111,7 +81,7 @@ def router_of(
         return {}
 
     known = reloader or Reloader(lambda: found, found, apply, clock=lambda: 5.0)
-    gateway = RunningGateway(Process(), known, pages() if leading is None else leading)
+    gateway = RunningGateway(Process(), known, leading or LeadingParts({}))
     return admin_routers(found.config.admin or AdminConfig(), gateway)["admin"]
 
 

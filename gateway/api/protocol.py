@@ -100,25 +100,30 @@ class Codec(abc.ABC, Generic[Q, A]):
 class StreamCodec(Codec[Q, A]):
     """A codec whose streams end in a form of their own.
 
-    Its `encode_item` also writes items that are errors, see `InferResponse`.
+    Its `encode_item` also writes items that are errors, see `InferResponse`. By default, a first
+    error is an ordinary response, and the end of the body ends the stream, after an error too.
     """
 
-    @abc.abstractmethod
-    def is_terminal(self, call: StreamInferRequest, error: GatewayError, /) -> bool:
-        """Return whether no item can follow *error*, which is the first item of a stream."""
+    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
+        """Return whether no item can follow an error that is the first item of a stream."""
+        return True
 
-    @abc.abstractmethod
-    def encode_end(self, call: StreamInferRequest, last: InferResponse | None, /) -> A | None:
+    def encode_end(self, _call: StreamInferRequest, _last: InferResponse | None, /) -> A | None:
         """Write the end of a stream without an error; None for nothing.
 
         Args:
-            call: The request of the stream.
-            last: The last item; None where there was none.
+            _call: The request of the stream.
+            _last: The last item; None where there was none.
         """
+        return None
 
-    @abc.abstractmethod
-    def encode_late_error(self, call: StreamInferRequest, error: GatewayError, /) -> A:
-        """Write an error that follows an item; `encode_error` writes one before the first."""
+    def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> A:
+        """Write an error that follows an item; `encode_error` writes one before the first.
+
+        Raises:
+            GatewayError: The items have no form for an error, so the body ends early.
+        """
+        raise error
 
 
 class ResponseSplitter(Protocol[A]):
@@ -241,6 +246,9 @@ class HttpBinding:
             path that another protocol of the listener claims, too. The codec of a listener gets
             those `SHARED` ones that another protocol yields, as the option `shared`.
         quota_headers: Further headers that tell its clients of quotas; None for none.
+        request_headers: Headers that its clients send, in lower case, which web pages of other
+            origins may send, too; besides those of all protocols.
+        response_headers: Headers of its responses, in lower case, which these pages may read.
     """
 
     codec: Callable[[MessageLimits, Options], Codec[HttpRequest, HttpResponse]]
@@ -252,6 +260,8 @@ class HttpBinding:
     public: tuple[str, ...] = ()
     claims: Callable[[Options], tuple[PathClaim, ...]] = _no_claims
     quota_headers: QuotaHeaders | None = None
+    request_headers: tuple[str, ...] = ()
+    response_headers: tuple[str, ...] = ()
 
     def all_claims(self, options: Options) -> tuple[PathClaim, ...]:
         """Return a row for each path that the protocol claims on a listener with *options*.

@@ -80,6 +80,10 @@ class AccessControl(Collector):
         found = self._listeners.get(listener)
         return found is not None and found.mode == "required"
 
+    def key_header(self) -> str:
+        """Return the header with an API key, in lower case."""
+        return self._rules.key_header
+
     def prepare(self, loaded: LoadedConfig) -> Callable[[], dict[str, ListenerAuthenticator]]:
         """Read the files of another configuration; return what puts it in force.
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from socket import gethostname
+from ipaddress import ip_address
+from socket import AF_INET, AF_INET6, SOCK_DGRAM, gethostname, socket
 from typing import Any, Final
 
 from gateway.app.access_checks import check_access
@@ -14,18 +15,17 @@ from gateway.app.permissions import check_rules
 from gateway.app.pipeline_graphs import check_graphs
 from gateway.app.quota_store import client_of
 from gateway.app.route_rules import required_routes, ruled_routes
-from gateway.app.signatures import metadata_of
 from gateway.app.strict_checks import strict_findings
 from gateway.app.tls_checks import check_tls
 from gateway.app.worker_limits import check_workers
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.routes import RouteConfig
-from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem, path_text
 from gateway.policies.batch.layers import BATCHING, BatchingConfig
 from gateway.policies.limits.hedge import HEDGE
 from gateway.policies.limits.retry_keys import ROUTE_RETRY, retries_of
+from gateway.policies.signatures import SIGNATURE
 from gateway.policies.transform_tensors import TRANSFORM
 from gateway.registry import (
     backend,
@@ -37,6 +37,7 @@ from gateway.registry import (
     protocol_names,
     transform,
 )
+from gateway.settings.signature import SignatureConfig
 from gateway.settings.units import UNIX, Address, StreamAddress, Url
 
 _NOT_ON_ONE_PORT: Final = (
@@ -78,11 +79,9 @@ def _findings(config: Config) -> Iterator[Finding]:
         at = ("models", name)
         if model.backend is not None:
             yield from _raised((*at, "backend"), backend, model.backend)
-        if model.signature is not None:
-            yield from _raised((*at, "signature"), metadata_of, name, model.signature)
-        batching = BATCHING.of(model)
-        if batching is not None and model.signature is not None:
-            yield from _raised((*at, "batching"), _check_batching, batching, model.signature)
+        batching, signature = BATCHING.of(model), SIGNATURE.of(model)
+        if batching is not None and signature is not None:
+            yield from _raised((*at, "batching"), _check_batching, batching, signature)
     yield from _raised(("lifecycle", "ready"), _check_required_routes, config)
     yield from _check_repeated_calls(config)
     yield from _check_requirements(config)
@@ -208,8 +207,8 @@ def _check_repeated_calls(config: Config) -> Iterator[Finding]:
         is_own = ROUTE_RETRY.of(route) is not None
         where: KeyPath = ("routes", index, "retry") if is_own else ("policies", "retry")
         for name in _models_of(route):
-            model = config.models.get(name)
-            if model is not None and model.signature is not None and model.signature.stateful:
+            signature = SIGNATURE.of(config.models.get(name))
+            if signature is not None and signature.stateful:
                 own = route.name or f"route-{index + 1}"
                 message = f"route {own!r} leads to model {name!r}, which holds sequences"
                 if repeats:
@@ -263,13 +262,27 @@ def _is_reached(address: Address | StreamAddress, url: Url) -> bool:
     if not own.port or own.port != url.port:
         return False
     # A connection to 0.0.0.0 goes to this machine.
-    is_here = url.is_loopback or url.host in _EVERY_ADDRESS or url.host == gethostname()
+    every = url.host in _EVERY_ADDRESS
     if own.host in _EVERY_ADDRESS:
-        return is_here
+        return url.is_loopback or every or url.host == gethostname() or _is_of_machine(url.host)
     names = {"127.0.0.1", "::1", "localhost"}
     return own.host == url.host or (
-        {own.host, url.host} <= names and "localhost" in {own.host, url.host}
+        own.host in names and (every or (url.host in names and "localhost" in {own.host, url.host}))
     )
+
+
+def _is_of_machine(host: str) -> bool:
+    """Return whether *host* is an IP address of this machine."""
+    try:
+        version = ip_address(host).version
+    except ValueError:
+        return False
+    try:
+        with socket(AF_INET if version == 4 else AF_INET6, SOCK_DGRAM) as sock:  # noqa: PLR2004
+            sock.bind((host, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _addresses(config: Config) -> Iterator[tuple[KeyPath, Address]]:

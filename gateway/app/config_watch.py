@@ -9,6 +9,8 @@ from typing import Final
 
 import structlog
 
+from gateway.concurrency.own_thread import on_own_thread
+
 log = structlog.get_logger(__name__)
 
 # A file that changes without a pause is read after so many times the pause.
@@ -70,13 +72,13 @@ class _KnownText:
 
     async def look(self, pause_s: float = 0.0) -> None:
         """Read the file, and again until it rests for *pause_s*; report another text."""
-        found = await asyncio.to_thread(_hash, self._path)
+        found = await on_own_thread(_hash, self._path)
         for _ in range(_MAX_PAUSES if pause_s else 0):
             if found in {None, self._sha256}:
                 break
             before = found
             await asyncio.sleep(pause_s)
-            found = await asyncio.to_thread(_hash, self._path)
+            found = await on_own_thread(_hash, self._path)
             if found == before:
                 break
         if found is not None and found != self._sha256:

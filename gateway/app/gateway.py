@@ -21,7 +21,7 @@ from gateway import __version__
 from gateway.api.access import Authenticator
 from gateway.app.access import AccessControl
 from gateway.app.admin.running import RunningGateway
-from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
+from gateway.app.admin.server import PAGE_DRAIN_S, PagesServer, start_pages
 from gateway.app.admin.status.document import Document, gauge_entries
 from gateway.app.announce import (
     log_addresses,
@@ -67,8 +67,8 @@ from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.triton_names import TritonNames
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import Server
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsFiles
 
 if TYPE_CHECKING:
@@ -210,6 +210,7 @@ class Gateway:
             tracing=self._process.tracing,
             authenticator=self._access.authenticator,
             needs_client=self._access.needs_client,
+            key_header=self._access.key_header,
             page=self._page,
             load=process_usage(self._slot, self.metrics) if config.telemetry.metrics.orca else None,
         )
@@ -225,7 +226,7 @@ class Gateway:
         self._data_servers: dict[str, Server] = {}
         for built in self._listeners:
             self._data_servers |= built.servers
-        self._admin_servers: dict[str, Server] = {}
+        self._admin_servers: dict[str, PagesServer] = {}
 
     def _tls_files(self) -> list[TlsFiles]:
         """Return the TLS files of the listeners and of the upstreams in force."""
@@ -349,8 +350,10 @@ class Gateway:
             log.info("started", version=__version__, **self.addresses)
 
     def reopen_logs(self) -> None:
-        """Open the file of the access log again, as after logrotate."""
+        """Open the files of the access log and the audit log again, as after logrotate."""
         self._call_log.reopen()
+        for page in self._admin_servers.values():
+            page.reopen_logs()
         if self._slot.is_single:
             log.info("log files reopened")
 

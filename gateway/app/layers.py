@@ -19,6 +19,7 @@ from gateway.policies import (
     prioritize,
     reject_sequences,
     rename,
+    signatures,
     tap,
     transform_tensors,
 )
@@ -27,6 +28,8 @@ from gateway.policies.limits import fair_share, hedge, policy, sequences, shed_l
 from gateway.policies.limits.adaptive.layer import ADAPTIVE_LAYER
 from gateway.policies.shared_memory.layer import SHARED_MEMORY_LAYER
 from gateway.registry import layers
+from gateway.routing.balance import READINESS, STICKY_BY
+from gateway.routing.endpoint_keys import ENDPOINT_KEYS, check_hash_keys
 from gateway.routing.residency.layers import LOCAL_RESIDENCY_LAYER, RESIDENCY_LAYER
 from gateway.routing.rolling.layers import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
 from gateway.service import Service, bound_call, bound_inference
@@ -65,7 +68,9 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             policy.ATTEMPT_LAYER,
             hedge.LAYER,
             End(
-                "Balance", "chooses a target by weight (Discover: the upstream that has the model)"
+                "Balance",
+                "chooses one of several targets by weight (Discover: the upstream of the model)",
+                settings=(READINESS, STICKY_BY),
             ),
         ),
         "target": (
@@ -89,7 +94,12 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             RESIDENCY_LAYER,
             ADAPTIVE_LAYER,
             PACKAGES,
-            End("Endpoints", "the chain 'endpoint' of the endpoint that balancing chooses"),
+            End(
+                "Endpoints",
+                "the chain 'endpoint' of the endpoint that balancing chooses",
+                settings=ENDPOINT_KEYS,
+                check=check_hash_keys,
+            ),
         ),
         "endpoint": (
             MODEL_CALLS_LAYER,
@@ -97,7 +107,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             upstream.CLASSIFY,
             upstream.COMPLETE,
             upstream.MODEL_CONFIGURATION,
-            upstream.SIGNATURES,
+            signatures.LAYER,
             upstream.CONFIRM_UNLOAD,
             PACKAGES,
             upstream.TRACE_ATTEMPT,
@@ -115,7 +125,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             cache.LAYER,
             BATCH,
             model.MODEL_CONFIGURATION,
-            model.SIGNATURES,
+            signatures.LOCAL_LAYER,
             model.TRACE_INSIDE,
             End("ReloadableModel", "runs the model"),
         ),
@@ -165,7 +175,7 @@ def layers_of(chain: str) -> Iterator[Layer]:
             yield from (guarded(name, each) for name, each in layers().items() if each.chain == of)
 
 
-def own_layers() -> Iterator[Layer]:
-    """Yield the layers of the gateway itself."""
+def own_layers() -> Iterator[Layer | End]:
+    """Yield the layers of the gateway itself, and the ends of their chains."""
     for rows in LAYERS.values():
-        yield from (row for row in rows if isinstance(row, Layer))
+        yield from (row for row in rows if not isinstance(row, str))

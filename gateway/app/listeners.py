@@ -49,7 +49,6 @@ from gateway.settings.units import Address, StreamAddress
 from gateway.telemetry import names
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
@@ -59,9 +58,10 @@ from gateway.transports.contract import (
     Server,
     ServerLimits,
 )
-from gateway.transports.http.cors import CorsRules
+from gateway.transports.http.cors import KEY_HEADER, CorsRules
 from gateway.transports.http.passthrough import PassthroughClient
 from gateway.transports.http2.frames import may_be_http2
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsContext, TlsFiles
 from gateway.transports.stream.protocol_sniffing import SharedPortProtocols, may_be_http
 from gateway.transports.stream.server import StreamServer
@@ -304,6 +304,7 @@ class SharedResources:
         tracing: Makes spans; None for no spans.
         authenticator: Returns what names the clients of a listener; None if nobody asks.
         needs_client: Returns whether each request of a listener needs a credential.
+        key_header: Returns the header with an API key, in lower case.
         load: Returns the load that responses tell; None where they tell none.
         page: Returns the metrics page.
     """
@@ -323,6 +324,7 @@ class SharedResources:
     tracing: Tracing | None = None
     authenticator: Callable[[ListenerConfig], Authenticator | None] = lambda _listener: None
     needs_client: Callable[[str], bool] = lambda _listener: False
+    key_header: Callable[[], str] = lambda: KEY_HEADER
     load: Callable[[], Load] | None = None
     page: metrics_page.Page | None = None
 
@@ -385,7 +387,7 @@ def build_listener(
             budget=shared.budget,
             fallback=built.fallback(messages),
             tls=None if tls is None else tls.context(*http_alpn(config.transport)),
-            cors=_cors_rules(config),
+            cors=_cors_rules(config, shared),
             on_reject=partial(built.rejections.rejected, "http"),
             count=_connection_count(name, limits, shared),
             reuse_port=shared.reuse_port,
@@ -523,7 +525,7 @@ def _shared_port(  # one caller
         budget=shared.budget,
         on_reject=partial(built.rejections.rejected, "http"),
         listens=False,
-        cors=_cors_rules(config),
+        cors=_cors_rules(config, shared),
         count=count,
         grpc=grpc,
         grpc_on_reject=partial(built.rejections.rejected, "grpc"),
@@ -554,8 +556,18 @@ def _metrics_mounts(config: ListenerConfig, shared: SharedResources) -> list[Htt
     return [HttpMount((metrics_page.PATH,), metrics_page.MetricsPage(shared.page))]
 
 
-def _cors_rules(config: ListenerConfig) -> CorsRules | None:
-    return None if config.cors is None else CorsRules(config.cors.origins, config.cors.max_age)
+def _cors_rules(config: ListenerConfig, shared: SharedResources) -> CorsRules | None:
+    found = config.cors
+    if found is None:
+        return None
+    specs = [protocol(name).http for name in config.protocols or protocol_names()]
+    return CorsRules(
+        found.origins,
+        found.max_age,
+        shared.key_header,
+        sent=[name for each in specs if each is not None for name in each.request_headers],
+        read=[name for each in specs if each is not None for name in each.response_headers],
+    )
 
 
 def _options(spec: ProtocolSpec, config: ListenerConfig, shared: SharedResources) -> Options:

@@ -17,7 +17,6 @@ from gateway.app.declarations import Declarations
 from gateway.app.kept_parts import KeptParts
 from gateway.app.layers import build_chain
 from gateway.app.routes import Ready, RouteTarget
-from gateway.app.signatures import DescribedModels, metadata_of
 from gateway.app.worker_limits import STATELESS
 from gateway.backends.hosted import versions_of
 from gateway.backends.model_spec import ModelSpec
@@ -28,6 +27,7 @@ from gateway.ir.errors import Unsupported
 from gateway.ir.metadata import RepositoryEntry
 from gateway.policies.limits.sequences import SEQUENCE_IDLE
 from gateway.policies.reject_sequences import ModelProcesses
+from gateway.policies.signatures import SIGNATURE, DescribedModels, metadata_of
 from gateway.registry import backend
 from gateway.routing.residency.settings import LOCAL_RESIDENCY
 
@@ -113,8 +113,8 @@ def build_models(  # by name but the first three
         if model.backend is not None:
             spec = _model_spec(name, model, directory)
             find = partial(versions_of, backend(model.backend), spec)
-            # What a declaration changes needs no other model.
-            source = model.model_copy(update={"protocols": {}})
+            # What a declaration changes needs no other model; other files do.
+            source = (model.model_copy(update={"protocols": {}}), spec.file_states())
             loaded = parts.get("model", name, source, partial(ReloadableModel, find))
             loadable[name] = loaded
             declared = {name: declarations[name]} if name in declarations else {}
@@ -153,9 +153,10 @@ def _target(  # one caller
     at: ChainContext,
 ) -> RouteTarget:
     signatures = {}
-    if config.signature is not None:
+    signature = SIGNATURE.of(config)
+    if signature is not None:
         # Labels and batch size come from the configuration; the ModelSpec has the tensors.
-        signatures[name] = config.signature.model_copy(update={"inputs": None, "outputs": None})
+        signatures[name] = signature.model_copy(update={"inputs": None, "outputs": None})
     at = at.with_parts(
         batch_queues(name, config, at.part(Spans).tracing), DescribedModels(signatures, declared)
     )
@@ -163,7 +164,7 @@ def _target(  # one caller
 
 
 def _model_spec(name: str, model: ModelConfig, directory: Path) -> ModelSpec:
-    signature = model.signature
+    signature = SIGNATURE.of(model)
     if signature is not None and (signature.inputs is None) != (signature.outputs is None):
         key = "inputs" if signature.outputs is None else "outputs"
         raise ValueError(

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.app.route_rules import RuledRoute, model_of, ruled_routes
-from gateway.app.signatures import metadata_of
 from gateway.config.models import Config
 from gateway.config.pipelines import PipelineConfig, StepConfig
 from gateway.config.yaml_tree import Finding, KeyPath
 from gateway.ir.context import ModelRef
 from gateway.pipelines.graph import Graph, Source, Step, cycles, graph_errors, parse_source
+from gateway.policies.signatures import metadata_of
 from gateway.routing.match import Matcher
 
 _MAX_DEPTH = 16

@@ -15,7 +15,6 @@ from gateway.app.chains.tracing import Tracing
 from gateway.app.layers import build_chain
 from gateway.app.pipeline_graphs import graph_of
 from gateway.app.routes import BuiltRoute, Ready, RouteTarget
-from gateway.app.signatures import metadata_of
 from gateway.config.models import Config
 from gateway.ir.calls import Call, InferRequest, RepositoryIndexRequest
 from gateway.ir.context import ModelRef, Need
@@ -25,6 +24,7 @@ from gateway.model_info.metadata_cache import MetadataCache
 from gateway.pipelines.graph import Graph, Step
 from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature_cache import SignatureCache
+from gateway.policies.signatures import metadata_of
 from gateway.routing.match import Matcher
 from gateway.routing.router import Router
 from gateway.routing.server_info import ServerInfo

@@ -2,7 +2,7 @@
 
 By default glibc maps and unmaps every buffer above 128 KiB, and the kernel zeroes each page: 147
 page faults for a tensor of 602,112 bytes, which cost more time than its translation.
-The memory budget of requests is in `transports.admission`.
+The memory budget of requests is in `transports.memory_budget`.
 
 Source: mallopt(3).
 """

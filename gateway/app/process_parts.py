@@ -17,7 +17,7 @@ from gateway.routing.sequence_affinity import IDLE_S
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.admission import MemoryBudget
+from gateway.transports.memory_budget import MemoryBudget
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,12 +11,12 @@ from gateway.app.errors import reason_of
 from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.policies.access.quotas.budgets import Budgets
+from gateway.settings.private_files import replace_private
 
 log = structlog.get_logger(__name__)
 
 _FILE: Final = "quotas.json"
 _EVERY_S: Final = 1.0
-_MODE: Final = 0o600
 
 
 class QuotaCounts:
@@ -66,12 +65,8 @@ class QuotaCounts:
         saved = self._budgets.saved()
         if saved == self._written:
             return
-        beside = path.with_suffix(".new")
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            beside.touch(_MODE)
-            beside.write_text(json.dumps(saved))
-            os.replace(beside, path)  # noqa: PTH105  # it replaces on every system
+            replace_private(path, json.dumps(saved).encode())
         except OSError as error:
             log.warning("counts of quotas not written", reason=reason_of(error))
         else:

@@ -18,6 +18,7 @@ from gateway.policies.access.quotas.budgets import Key
 from gateway.policies.access.quotas.pools import LeaseReply, LeaseRequest, PoolLeases
 from gateway.telemetry import names
 from gateway.telemetry.families import gauge_family
+from gateway.transports.net.look_up import look_up
 
 log = structlog.get_logger(__name__)
 
@@ -321,10 +322,39 @@ def client_of(config: QuotaStoreConfig) -> Any:
     import redis.asyncio  # noqa: PLC0415  # an extra
 
     timeout_s = max(_FIRST_S, config.timeout)  # the store has timeouts of its own
-    return redis.asyncio.Redis.from_url(
+    client = redis.asyncio.Redis.from_url(
         config.url,
         decode_responses=True,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
         retry=None,
     )
+    pool = client.connection_pool
+    if issubclass(pool.connection_class, redis.asyncio.Connection):  # over TCP
+        pool.connection_class = _by_address(pool.connection_class)
+    return client
+
+
+def _by_address(base: Any) -> Any:
+    """Return connections of the class *base* whose host is looked up as those of upstreams are.
+
+    The loop's own look-up would keep one of its threads while the name server is silent.
+    """
+
+    class ByAddress(base):  # type: ignore[misc]  # a class of a package without types
+        address = ""
+
+        def _connection_arguments(self) -> dict[str, Any]:
+            found = {**super()._connection_arguments(), "host": self.address}
+            return {**found, "server_hostname": self.host} if "ssl" in found else found
+
+        async def _connect(self) -> None:
+            *others, last = await look_up(self.host)
+            for self.address in others:
+                with contextlib.suppress(OSError):
+                    await super()._connect()
+                    return
+            self.address = last
+            await super()._connect()
+
+    return ByAddress

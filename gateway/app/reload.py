@@ -25,6 +25,7 @@ from gateway.app.path_ownership import ProtocolPaths, owned_paths
 from gateway.app.runtime_changes import RuntimeChanges, differences
 from gateway.app.service_manager import ServiceManager
 from gateway.concurrency.background import start_background
+from gateway.concurrency.own_thread import on_own_thread
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath, Problem
@@ -266,7 +267,7 @@ class Reloader:
         return ReloadResult(APPLIED, loaded.source, loaded.sha256, changes, runtime=held)
 
     async def _read(self, timeout_s: float) -> LoadedConfig:
-        """Read the file on a thread, which a file system that hangs may keep.
+        """Read the file on a thread of its own, which a file system that hangs may keep.
 
         Raises:
             ConfigError: It has errors.
@@ -275,7 +276,7 @@ class Reloader:
         limit = asyncio.timeout(timeout_s)
         try:
             async with limit:
-                return await asyncio.to_thread(self._load)
+                return await on_own_thread(self._load)
         except TimeoutError as error:
             if limit.expired():
                 raise StartError(f"reading the file: {RELOAD_LATE}") from error

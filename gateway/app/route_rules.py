@@ -14,6 +14,8 @@ from gateway.policies.cache import CACHE
 from gateway.policies.limits.deadline import ROUTE_TIMEOUT, TIMEOUT
 from gateway.policies.limits.hedge import HEDGE
 from gateway.policies.limits.retry_keys import retries_of
+from gateway.policies.signatures import SIGNATURE
+from gateway.routing.balance import STICKY_BY
 from gateway.routing.match import Matcher, Rule
 
 
@@ -155,7 +157,8 @@ def _targets(config: Config, route: RuledRoute, model: str) -> Iterator[str]:
         return
     targets = route.config.targets
     first = min(target.priority for target in targets if target.weight)
-    by = "" if route.config.sticky_by is None else f" of the keys of {route.config.sticky_by}"
+    key = STICKY_BY.of(route.config)
+    by = "" if key is None else f" of the keys of {key}"
     for target in targets:
         total = sum(other.weight for other in targets if other.priority == target.priority)
         share = f"{100 * target.weight / (total or 1):.4g}%{by}"
@@ -189,8 +192,8 @@ def _retries(config: Config, route: RuledRoute, model: str) -> Iterator[str]:
     else:
         yield f"at {', '.join(places) or 'the same model'}"
     yield f"at most {retry.budget:.0%} of the calls, but {retry.min_retries} in any case"
-    entry = config.models.get(model)
-    if entry is not None and entry.signature is not None and entry.signature.stateful:
+    signature = SIGNATURE.of(config.models.get(model))
+    if signature is not None and signature.stateful:
         yield "calls of sequences never"
 
 

@@ -34,12 +34,13 @@ from gateway.policies.limits.concurrency import (
     ConcurrencyLimit,
 )
 from gateway.policies.limits.deadline import ROUTE_TIMEOUT, TIMEOUT, route_timeout
+from gateway.policies.limits.policy import SingleTarget
 from gateway.policies.limits.retry_keys import retries_of
 from gateway.policies.limits.sequences import SEQUENCE_IDLE
 from gateway.policies.rename import TargetModel
 from gateway.policies.tap import RouteTaps
 from gateway.policies.transform_tensors import TRANSFORM, TargetTransform
-from gateway.routing.balance import Balance, Readiness, Target
+from gateway.routing.balance import READINESS, STICKY_BY, Balance, Readiness, Target
 from gateway.routing.model_discovery import Discover
 from gateway.routing.router import Route
 from gateway.routing.sequence_affinity import SequenceAffinity
@@ -143,8 +144,8 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
             _target(each, _resolve_target(each, upstreams, models), at)
             for each in ruled.config.targets
         ]
-        readiness = Readiness(ruled.config.readiness)
-        sticky_by = ruled.config.sticky_by
+        readiness = Readiness(READINESS.of(ruled.config))
+        sticky_by = STICKY_BY.of(ruled.config)
         balance = Balance(
             ruled.name,
             targets if shift is None else _watched(targets, shift, _timeout_s(ruled, config)),
@@ -155,15 +156,24 @@ def build_route(  # noqa: PLR0913  # the last two by keyword
         )
         inner: Service = balance
         ready: Ready = balance.ready
+        only = balance.only
     elif ruled.model:
         model = models[ruled.model]
-        balance = Balance(ruled.name, [Target(f"local/{ruled.model}", model.service)])
-        inner, ready = balance, model.ready
+        inner, ready = model.service, model.ready
+        only = Target(f"local/{ruled.model}", model.service)
     else:
         inner = Discover({name: upstream.service for name, upstream in upstreams.items()})
         ready = partial(_any_ready, tuple(upstreams.values()))
+        only = None
+        if len(upstreams) == 1:
+            only = next(Target(name, each.service) for name, each in upstreams.items())
     _watch_places(state.limit, ruled.name, metrics)
-    service = build_chain("route", inner, at.with_parts(state.limit, RouteTaps(taps)))
+    single = SingleTarget() if only is None else SingleTarget(only.name)
+    service = build_chain(
+        "route",
+        inner if only is None else only.service,
+        at.with_parts(state.limit, RouteTaps(taps), single),
+    )
     return BuiltRoute(ruled, service, ready)
 
 

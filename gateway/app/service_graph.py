@@ -16,6 +16,7 @@ import structlog
 
 from gateway import __version__
 from gateway.api.extension import TrafficShift
+from gateway.api.layer import Layer
 from gateway.app.admin.status.document import route_entries, upstream_entries
 from gateway.app.batching import share_upstream_calls
 from gateway.app.chain_context import ChainContext, Keep, Sections, keep_nothing
@@ -63,6 +64,7 @@ from gateway.policies.shared_memory.policy import (
     SharedMemoryMode,
     SharedMemoryOff,
 )
+from gateway.policies.signatures import SIGNATURE
 from gateway.registry import layers, own_layers, recorded_calls
 from gateway.routing.balance import Readiness
 from gateway.routing.match import Matcher, matched_name
@@ -75,7 +77,7 @@ from gateway.routing.upstream_queries import UpstreamQuestions
 from gateway.service import Service
 from gateway.telemetry import logs
 from gateway.telemetry.log_settings import LogSettings
-from gateway.transports.admission import MemoryBudget
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsFiles
 
 log = structlog.get_logger(__name__)
@@ -323,9 +325,9 @@ class ServiceGraph:
     def _build_upstreams(self) -> dict[str, BuiltUpstream]:
         config, process = self.config, self._process
         signatures = {
-            name: model.signature
+            name: signature
             for name, model in config.models.items()
-            if model.backend is None and model.signature is not None
+            if model.backend is None and (signature := SIGNATURE.of(model)) is not None
         }
 
         declarations = {
@@ -487,8 +489,13 @@ class ServiceGraph:
     def _shared_settings(self, *chains: str) -> tuple[object, ...]:
         """Return the values of `policies` and the file itself that layers of some chains read."""
         at = self._context("", {}, keep_nothing)
-        found = [each for each in (*own_layers(), *layers().values()) if each.chain in chains]
-        return tuple(at.setting(setting) for layer in found for setting in layer.settings)
+        found = [each for each in (*own_layers(), *layers().values()) if isinstance(each, Layer)]
+        return tuple(
+            at.setting(setting)
+            for layer in found
+            if layer.chain in chains
+            for setting in layer.settings
+        )
 
     def _context(self, name: str, sections: Sections, keep: Keep) -> ChainContext:
         """Return what the layers of a chain may use."""

@@ -10,7 +10,6 @@ from typing import Final, Literal
 
 from gateway.ir.errors import GatewayError
 from gateway.transports import contract
-from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
@@ -25,6 +24,7 @@ from gateway.transports.grpc.withheld import WithheldCalls
 from gateway.transports.http.listener import HttpListener
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.http1.server import HttpServer
+from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
 from gateway.transports.net.tls_files import TlsFiles
 
 TransportImplementation = Literal["reference", "native"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from gateway.api.protocol import (
     Codec,
@@ -27,39 +27,33 @@ from gateway.app.declarations import Declarations
 from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.app.layers import build_chain
 from gateway.app.server_identity import ServerIdentity
-from gateway.app.signatures import DescribedModels
 from gateway.app.transports import TransportImplementation, grpc_client, http_client
 from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig
-from gateway.config.models import (
-    OutlierDetectionConfig,
-    UpstreamConfig,
-)
-from gateway.config.signatures import SignatureConfig
+from gateway.config.models import UpstreamConfig
 from gateway.config.tls import TlsConfig
-from gateway.ir.call_keys import key_of
 from gateway.ir.context import Need
-from gateway.ir.errors import ErrorCode
 from gateway.ir.limits import MessageLimits
 from gateway.model_info.sequence_ids import SequenceIdTypes
 from gateway.policies.divide_rows import DivideRows
 from gateway.policies.forward_headers import AddedHeaders, QuestionHeaders
 from gateway.policies.known_models import KnownModels
+from gateway.policies.signatures import DescribedModels
 from gateway.registry import carrier_of, protocol
+from gateway.routing.endpoint_keys import SLOW_START, balancer_of, outlier_detection_of
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.health_probe import Prober
-from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
-from gateway.routing.outlier_detection import OFF, OutlierDetection
 from gateway.routing.sequence_affinity import IDLE_S
 from gateway.service import Service
+from gateway.settings.signature import SignatureConfig
 from gateway.settings.units import UNIX, Address, Url
 from gateway.telemetry import names
 from gateway.telemetry.call_path import current_route
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.model_calls import ModelCalls
 from gateway.telemetry.upstream_metrics import EndpointAttempts
-from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits, GrpcClient, HttpClient
 from gateway.transports.grpc.withheld import WithheldCalls
+from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
 from gateway.transports.net.host_addresses import HAS_DNS, is_service, look_up_all
 from gateway.transports.net.look_up import is_looked_up
 from gateway.transports.net.tls_files import TlsFiles
@@ -488,9 +482,9 @@ def build_upstream(  # noqa: PLR0913  # by name but the first five
     balanced = Endpoints(
         name,
         [member.endpoint for member in members],
-        balancer=_balancer(config),
-        slow_start_s=config.slow_start or 0.0,
-        outliers=_outlier_detection(config.outlier_detection),
+        balancer=balancer_of(config),
+        slow_start_s=SLOW_START.of(config) or 0.0,
+        outliers=outlier_detection_of(config),
         on_ejected=partial(metrics.endpoint_ejected, name),
         sequence_idle_s=sequence_idle_s,
         sequence_ids=sequence_ids,
@@ -529,29 +523,6 @@ def _discovery(build: _EndpointBuilder, endpoints: Endpoints) -> EndpointDiscove
         leave_s=build.longest_call_s,
         on_removed=partial(build.metrics.forget_endpoint, name),
         look_up=look_up_all,
-    )
-
-
-def _balancer(config: UpstreamConfig) -> LoadBalancer:
-    name = "least_request" if config.balance == "least_pending" else config.balance
-    policy = BalancingPolicy(name)
-    return LoadBalancer(policy, key_of(config.hash_by) if policy is BalancingPolicy.HASH else None)
-
-
-def _outlier_detection(config: OutlierDetectionConfig | Literal[False]) -> OutlierDetection:
-    if config is False:
-        return OFF
-    timeouts = config.consecutive_timeouts
-    return OutlierDetection(
-        consecutive_failures=config.consecutive_failures,
-        consecutive_timeouts=config.consecutive_failures if timeouts is None else timeouts,
-        base_ejection_s=config.base_ejection_time,
-        max_ejection_s=config.max_ejection_time,
-        max_ejection_percent=config.max_ejection_percent,
-        failure_codes=frozenset(map(ErrorCode, config.failure_codes)),
-        slow_factor=config.slow_factor or 0.0,
-        min_requests=config.min_requests,
-        interval_s=config.interval,
     )
 
 

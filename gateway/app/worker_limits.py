@@ -12,6 +12,7 @@ from gateway.config.models import Config, ListenerConfig
 from gateway.config.yaml_tree import Finding, KeyPath
 from gateway.policies.cache import CACHE
 from gateway.policies.shared_memory.layer import SHARED_MEMORY
+from gateway.policies.signatures import SIGNATURE
 from gateway.registry import protocol
 from gateway.routing.rolling.settings import ROLLING_LOAD
 from gateway.settings.units import AUTO
@@ -38,7 +39,8 @@ def _findings(config: Config) -> Iterator[Finding]:
         if ROLLING_LOAD.of(upstream) is not None:
             yield ("upstreams", name, "rolling_load"), "would reach one worker only"
     for name, model in config.models.items():
-        if model.backend is not None and model.signature is not None and model.signature.stateful:
+        signature = SIGNATURE.of(model)
+        if model.backend is not None and signature is not None and signature.stateful:
             path: KeyPath = ("models", name, "signature", "stateful")
             yield path, "would send parts of a sequence to different workers"
 

@@ -105,6 +105,20 @@ class ModelSpec:
         folder = path if path.is_dir() else path.parent
         return {name: folder / str(file) for name, file in self.mapping(key).items()}
 
+    def file_states(self) -> dict[str, tuple[int, int, int]]:
+        """Return time, size and inode of each file of the model, by its path.
+
+        These are the file of `path`, or those in its folder and in the folders of versions, and
+        class labels. Two equal results mean that no file was written or switched in between.
+        """
+        if self.path is None:
+            return {}
+        found = [self.path, *self.path.glob("*"), *self.path.glob("*/*")]
+        labels = self.options.get("labels")
+        if isinstance(labels, Mapping):
+            found += self.files("labels").values()
+        return {str(file): _state_of(file) for file in found if file.is_file()}
+
     def only(self, *names: str) -> None:
         """Reject unknown options.
 
@@ -117,3 +131,8 @@ class ModelSpec:
                     f"model {self.name!r} has an unknown option {key!r}; "
                     f"expected one of {', '.join(names)}"
                 )
+
+
+def _state_of(file: Path) -> tuple[int, int, int]:
+    state = file.stat()
+    return state.st_mtime_ns, state.st_size, state.st_ino

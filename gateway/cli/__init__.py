@@ -15,6 +15,15 @@ def main() -> None:
     """Run the command line and exit with its status."""
     _open_closed_streams()
     _end_at_sigterm()
+    try:
+        _run()
+    except KeyboardInterrupt:  # while modules are imported: commands handle it themselves
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+        sys.exit(128 + signal.SIGINT)  # process 1 survives its own signals
+
+
+def _run() -> None:
     if sys.argv[1:] == ["--version"]:
         from gateway.accelerator import BUILD  # noqa: PLC0415  # loads the extension
 
@@ -42,12 +51,14 @@ def _end_at_sigterm() -> None:
 def _open_closed_streams() -> None:
     """Open the standard streams that are closed on /dev/null, so that no socket gets their place.
 
-    Whatever is then written to standard error, also by libraries, would go to a client.
+    Whatever is then written to standard error, also by libraries, would go to a client. Processes
+    that this one starts get them, too.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
+            os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115

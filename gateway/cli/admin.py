@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn, Self, TypeVar
 import typer
 
 from gateway.cli.flag_groups import flag, with_flags
-from gateway.cli.liveness import DEFAULT_ADMIN, UNIX, unix_connection
+from gateway.cli.liveness import DEFAULT_ADMIN, HTTPS, UNIX, unix_connection
 from gateway.cli.output import WRONG_USAGE, fail, print_json, print_note
 from gateway.transports.net.tls import ClientTls, client_context
 
@@ -29,7 +29,6 @@ _OK = 200
 _NOT_FOUND = 404
 
 _ADDRESS = re.compile(r"unix:/.+|(?:https?://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")
-_HTTPS = "https://"
 
 
 class AdminAddress(str):
@@ -209,6 +208,11 @@ def get_metrics(admin: str) -> str:
     return _get_page(admin, "/metrics").decode(errors="replace")
 
 
+def is_live(admin: str, timeout_s: float) -> bool:
+    """Return whether the process at the admin port is alive; fail if it cannot be reached."""
+    return _request(admin, "GET", "/livez", timeout_s=timeout_s)[0] == _OK
+
+
 def _get_page(admin: str, path: str) -> bytes:
     status, body = _request(admin, "GET", path, timeout_s=_PAGE_TIMEOUT_S)
     if status != _OK:
@@ -252,8 +256,8 @@ def _connection(admin: str, timeout_s: float) -> HTTPConnection:
     """Return a connection to an address, which may stand there as in a browser."""
     if admin.startswith(UNIX):
         return _UnixConnection(admin.removeprefix(UNIX), timeout_s)
-    address = admin.removeprefix("http://").removeprefix(_HTTPS).rstrip("/")
-    if not admin.startswith(_HTTPS):
+    address = admin.removeprefix("http://").removeprefix(HTTPS).rstrip("/")
+    if not admin.startswith(HTTPS):
         return HTTPConnection(address, timeout=timeout_s)
     trusted = client_context(ClientTls(ca=getattr(admin, "tls_ca", None)))
     return HTTPSConnection(address, timeout=timeout_s, context=trusted)

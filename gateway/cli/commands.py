@@ -1,9 +1,13 @@
-"""The commands and their functions; only the module of the requested command is imported."""
+"""The commands and their functions; only the module of the requested command is imported.
+
+The list of all commands imports none of them, so their summaries stand here, too.
+"""
 
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Annotated, Final
 
@@ -34,6 +38,43 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The functions of the gateway's own commands."""
 
+SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "serve": "Serve: `serve CONFIG.yaml`, `serve --upstream URL`, or `serve --demo`.",
+        "demo": "Recognise a handwritten digit over every protocol, compare the results, and keep "
+        "serving.",
+        "init": "Write a configuration with comments, for servers, model files, or both.",
+        "validate": "Check a configuration file: print `ok`, or every error and warning with its "
+        "line and column.",
+        "explain": "Print which route a call would take and why, and whether a client may make it.",
+        "schema": "Print the JSON Schema of the configuration file, for editors.",
+        "infer": "Run one inference and print its outputs.",
+        "models": "List a server's models with their versions and states, or load one.",
+        "health": "Check whether a server, or one of its models, is ready, or a gateway alive.",
+        "status": "Show listeners, routes, upstreams and warnings of a running gateway.",
+        "top": "Show rates, failures and latencies of routes, targets, models and upstreams, until "
+        "Ctrl-C.",
+        "reload": "Make a running gateway read its configuration file again.",
+        "upstream": "Stop new calls to an upstream or one of its endpoints, or allow them again.",
+        "route": "Change the weights of a route's targets, or reset them to those of the file.",
+        "residency": "Show which models are loaded, or pin, unpin or evict one.",
+        "keys": "Add, list, revoke and rotate the API keys of clients, in a file of hashed keys.",
+        "capture": "Start and stop recording; show, check, export and redact what is recorded.",
+        "stock": "Show who still calls what: clients, protocols, models, inputs, rates and errors.",
+        "advise": "Say what each client of a model should change, and print the same call as code.",
+        "import": "Write a configuration that replaces a server, or stands before one.",
+        "convert": "Translate a message, or every call of a capture, to another protocol without a "
+        "server.",
+        "replay": "Send the calls of a capture to a server of any protocol, and compare the "
+        "replies.",
+        "diff": "Compare the replies of two captures, call by call, by their request ids.",
+        "report": "Write a report on the replies of two servers to the same calls.",
+        "cutover": "Show or control the cut-over of a migration to its new target.",
+        "kserve": "Serve as a runtime of KServe: one port for HTTP, HTTP/2, gRPC and /metrics.",
+    }
+)
+"""What the commands do, those of the gateway's own extensions too, in the order of the list."""
+
 
 def all_commands() -> Mapping[str, str]:
     """Return the functions of all commands, those of extensions too, by name."""
@@ -48,26 +89,49 @@ def all_commands() -> Mapping[str, str]:
 def run(arguments: Sequence[str]) -> int:
     """Run the command that *arguments* name and return the exit status."""
     # The shell asks for completions without arguments, and has the words in a variable.
-    words = arguments or os.environ.get("COMP_WORDS", "").split()[1:]
-    requested = [word for word in words[:1] if word in COMMANDS or word in all_commands()]
+    words = list(arguments or os.environ.get("COMP_WORDS", "").split()[1:])
+    if words[:1] == ["--"]:
+        del words[0]
+    requested = [word for word in words[:1] if _is_command(word)]
+    app = command_line(requested) if requested else overview()
     try:
-        command_line(requested)(list(arguments), prog_name="gateway")
+        app(list(arguments), prog_name="gateway")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     return 0
 
 
+def _is_command(word: str) -> bool:
+    # Extensions are imported only for a command that is not the gateway's own.
+    return not word.startswith("-") and (word in COMMANDS or word in all_commands())
+
+
+def overview() -> typer.Typer:
+    """Return the command line without commands to run: it lists them, and reports unknown ones."""
+    app = _empty()
+    for name, summary in _summaries().items():
+        app.command(name, help=summary)(_not_run)
+    return app
+
+
+def _summaries() -> Mapping[str, str]:
+    """Return the summaries of all commands that are shown; packages must be imported for theirs."""
+    if not entry_points(group="gateway.extensions"):
+        return SUMMARIES
+    names = [name for name in all_commands() if name not in SUMMARIES]
+    group = typer.main.get_group(command_line(names))
+    shown = {name: each.help or "" for name, each in group.commands.items() if not each.hidden}
+    return {**SUMMARIES, **shown}
+
+
+def _not_run() -> None:
+    """Do nothing: `run` makes a command line with the command that it runs."""
+
+
 def command_line(names: Sequence[str] = ()) -> typer.Typer:
     """Return the command line with the commands *names*, or with all for none."""
-    # Extensions are imported only for a command that is not the gateway's own.
     commands = COMMANDS if names and set(names) <= COMMANDS.keys() else all_commands()
-    app = typer.Typer(
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_gateway)
+    app = _empty()
     for name in names or commands:
         module, _, attribute = commands[name].partition(":")
         command = getattr(importlib.import_module(module), attribute)
@@ -79,6 +143,17 @@ def command_line(names: Sequence[str] = ()) -> typer.Typer:
                 hidden=getattr(command, "is_hidden", False),
                 context_settings=_UNKNOWN if hasattr(command, "passes_unknown") else None,
             )(command)
+    return app
+
+
+def _empty() -> typer.Typer:
+    app = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_gateway)
     return app
 
 

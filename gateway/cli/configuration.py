@@ -12,6 +12,7 @@ from gateway.app import check, explain_call
 from gateway.app.config_warnings import warnings
 from gateway.app.permissions import ExampleCall, ExplainedAccess, explain_access
 from gateway.app.route_rules import Explanation
+from gateway.cli.config_flags import ConfigArgument, ConfigOption, config_path
 from gateway.cli.layer_table import describe_layers
 from gateway.cli.output import (
     FAILED,
@@ -32,14 +33,6 @@ from gateway.config.yaml_tree import Problem
 from gateway.policies.access.operations import INFERENCE, OPERATIONS
 from gateway.policies.access.rules import Size
 from gateway.settings.units import parse_size
-
-ConfigArgument = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG.yaml", exists=True, dir_okay=False)
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", exists=True, dir_okay=False, help="The same as CONFIG.yaml."),
-]
 
 
 def load_checked(path: Path, *, workers: int | None = None) -> LoadedConfig:
@@ -71,13 +64,6 @@ def _check(loaded: LoadedConfig, workers: int | None) -> LoadedConfig:
     if problems:
         raise ConfigError(loaded.source, problems)
     return loaded
-
-
-def config_path(argument: Path | None, option: Path | None) -> Path | None:
-    """Return the configuration file of the argument or the option; fail if both are present."""
-    if argument is not None and option is not None:
-        fail("two configuration files; expected either CONFIG.yaml or --config", WRONG_USAGE)
-    return option if argument is None else argument
 
 
 def validate(

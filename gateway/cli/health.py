@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.cli.liveness import DEFAULT_ADMIN, run_live
+from gateway.cli.liveness import DEFAULT_ADMIN, HTTPS, print_live, run_live
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -34,7 +34,7 @@ VersionOption = Annotated[str, typer.Option(help="Version of the model; any by d
 
 
 @server_flags
-def health(
+def health(  # noqa: PLR0913, PLR0917  # one for each flag
     url: UrlArgument = DEFAULT_URL,
     model: Annotated[str | None, typer.Option(help="Check this model instead.")] = None,
     version: VersionOption = "",
@@ -43,9 +43,13 @@ def health(
         typer.Option(
             "--live",
             help="Check instead that a gateway is alive, whatever its servers do: the URL is then "
-            f"HOST:PORT of its `admin`, by default {DEFAULT_ADMIN}.",
+            f"address of its `admin`, by default {DEFAULT_ADMIN}.",
         ),
     ] = False,
+    admin: Annotated[
+        str | None,
+        typer.Option("--admin", metavar="ADDR", help="With --live: the address, instead of URL."),
+    ] = None,
     timeout: TimeoutOption = "5s",
     server: ServerFlags = NO_FLAGS,
     output: OutputOption = OutputFormat.TEXT,
@@ -56,8 +60,13 @@ def health(
 
     Example: gateway health oip+grpc://127.0.0.1:8001 --model fraud
     """
+    if admin is not None and not live:
+        fail("--admin is only for --live; expected the URL of a server", WRONG_USAGE)
     if live:
-        _check_live(DEFAULT_ADMIN if url == DEFAULT_URL else url, model, timeout, output)
+        if admin is not None and url not in {DEFAULT_URL, admin}:
+            fail(f"two admin addresses: {url} and {admin}; expected one", WRONG_USAGE)
+        default = DEFAULT_ADMIN if url == DEFAULT_URL else url
+        _check_live(admin or default, model, timeout, server, output)
         return
     name = "server" if model is None else f"model {model}"
     try:
@@ -79,8 +88,10 @@ def health(
         raise typer.Exit(FAILED)
 
 
-def _check_live(address: str, model: str | None, timeout: str, output: OutputFormat) -> None:
-    """Ask as `liveness` does, for the flags that it does not read."""
+def _check_live(
+    address: str, model: str | None, timeout: str, server: ServerFlags, output: OutputFormat
+) -> None:
+    """Ask as `liveness` does, for the flags that it does not read, and over TLS."""
     if model is not None or output is OutputFormat.JSON:
         flag = "--output json" if model is None else "--model"
         fail(f"{flag} is not allowed with --live", WRONG_USAGE)
@@ -88,6 +99,11 @@ def _check_live(address: str, model: str | None, timeout: str, output: OutputFor
         timeout_s = parse_duration(timeout)
     except ValueError as error:
         fail(str(error), WRONG_USAGE)
+    if address.startswith(HTTPS):
+        from gateway.cli.admin import AdminAddress, is_live  # noqa: PLC0415  # rarely
+
+        ca = None if server.tls is None else server.tls.ca
+        raise typer.Exit(print_live(is_live(AdminAddress(address, ca), timeout_s)))
     raise typer.Exit(run_live(address, timeout_s))
 
 

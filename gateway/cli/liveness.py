@@ -1,4 +1,4 @@
-"""Asks the admin port of a gateway whether it is alive: `gateway health --live [HOST:PORT]`.
+"""Asks the admin port of a gateway whether it is alive: `gateway health --live [[--admin] ADDR]`.
 
 A container asks every few seconds, so it imports neither typer nor another module of the gateway.
 A dead model server does not matter: /livez is about the process of the gateway alone.
@@ -14,6 +14,9 @@ TIMEOUT_S: Final = 5.0
 UNIX: Final = "unix:"
 """The prefix of the address of a unix socket; its path follows."""
 
+HTTPS: Final = "https://"
+"""The prefix of the address of an admin port with TLS."""
+
 _SCHEME: Final = "http://"
 _OK: Final = b" 200 "
 _STATUS_BYTES: Final = 13  # "HTTP/1.1 200 "
@@ -22,11 +25,13 @@ _LAST_PORT: Final = 65_535
 
 
 def live_address(arguments: Sequence[str]) -> str | None:
-    """Return the address that `health --live [HOST:PORT]` asks; None for other arguments."""
-    if arguments[:2] != ["health", "--live"] or len(arguments) > 3:  # noqa: PLR2004  # and the address
+    """Return the address that `health --live [[--admin] ADDR]` asks; None for other arguments."""
+    if arguments[:2] != ["health", "--live"]:
         return None
-    address = arguments[2] if arguments[2:] else DEFAULT_ADMIN
-    return None if address.startswith("-") else address
+    given = arguments[3:] if arguments[2:3] == ["--admin"] and arguments[3:] else arguments[2:]
+    address = given[0] if given else DEFAULT_ADMIN
+    # TLS, and all other flags, are left to the command line.
+    return None if len(given) > 1 or address.startswith(("-", HTTPS)) else address
 
 
 def run_live(address: str, timeout_s: float = TIMEOUT_S) -> int:
@@ -46,6 +51,11 @@ def run_live(address: str, timeout_s: float = TIMEOUT_S) -> int:
         reason = error.strerror or str(error)
         sys.stderr.write(f"gateway: no admin port of a gateway at {address}: {reason}\n")
         return 1
+    return print_live(is_live)
+
+
+def print_live(is_live: bool) -> int:
+    """Print the result, and return the exit status."""
     sys.stdout.write("live\n" if is_live else "not live\n")
     return 0 if is_live else 1
 

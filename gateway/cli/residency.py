@@ -1,11 +1,11 @@
 """The command `residency`: which models servers hold, and what operators change about it."""
 
-import enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from gateway.cli.admin import asks_admin, get_document, post_change
+from gateway.cli.admin import asks_admin, get_document, post_change, split_address
+from gateway.cli.liveness import DEFAULT_ADMIN
 from gateway.cli.output import (
     WRONG_USAGE,
     OutputFormat,
@@ -16,22 +16,19 @@ from gateway.cli.output import (
     print_text,
 )
 
-
-class ResidencyAction(enum.Enum):
-    """What happens to a model."""
-
-    PIN = "pin"
-    UNPIN = "unpin"
-    EVICT = "evict"
+_ACTIONS: Final = ("pin", "unpin", "evict")
 
 
 @asks_admin(metavar=None)
 def residency(
-    admin: str,
-    action: Annotated[
-        ResidencyAction | None, typer.Argument(help="Keep a model, or unload it; else a table.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar=f"[{'|'.join(_ACTIONS)} NAME] [ADDR]",
+            help="Keep a model, or unload it; else a table.",
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of the model.")] = None,
+    admin: str = DEFAULT_ADMIN,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Show which models are loaded, or pin, unpin or evict one.
@@ -42,10 +39,12 @@ def residency(
 
     Example: gateway residency pin fraud
     """
-    if action is not None:
-        if name is None:
-            fail(f"'{action.value}' needs the name of a model", WRONG_USAGE)
-        post_change(admin, f"/residency/{action.value}", {"name": name})
+    words, admin = split_address(words or (), admin)
+    if words:
+        if words[0] not in _ACTIONS or len(words) != 2:  # noqa: PLR2004  # action and name
+            expected = f"nothing, or one of {', '.join(_ACTIONS)} and the name of a model"
+            fail(f"the arguments are {' '.join(words)!r}; expected {expected}", WRONG_USAGE)
+        post_change(admin, f"/residency/{words[0]}", {"name": words[1]})
         return
     document = get_document(admin, "/api/v1/residency")
     if output is OutputFormat.JSON:

@@ -1,4 +1,7 @@
-"""The command `serve`: serves a configuration file, a sidecar, or the demo models."""
+"""The command `serve`: serves a configuration file, a sidecar, or the demo models.
+
+What serves is imported when it is needed, so that `--help` is cheap.
+"""
 
 import os
 from collections.abc import Mapping
@@ -7,12 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.configuration import ConfigArgument, ConfigOption, config_path, load_checked
-from gateway.cli.container import found_config
-from gateway.cli.demo.config import demo_config
+from gateway.cli.config_flags import ConfigArgument, ConfigOption, config_path
 from gateway.cli.output import WRONG_USAGE, fail
-from gateway.cli.run import run_loaded, run_mapping
-from gateway.cli.sidecar import sidecar_config
 from gateway.cli.tls_flags import TlsFlags, tls_flags
 from gateway.settings.units import parse_workers
 
@@ -176,6 +175,12 @@ def serve(  # noqa: PLR0913  # one for each flag
 
     Example: gateway serve --upstream oip+grpc://127.0.0.1:9001
     """
+    from gateway.cli.configuration import load_checked  # noqa: PLC0415  # slow to import
+    from gateway.cli.container import found_config  # noqa: PLC0415
+    from gateway.cli.demo.config import demo_config  # noqa: PLC0415
+    from gateway.cli.run import run_loaded, run_mapping  # noqa: PLC0415
+    from gateway.cli.sidecar import sidecar_config  # noqa: PLC0415
+
     path = config_path(config, config_option)
     if path is None and not upstream and not demo:
         path = found_config(os.environ)

@@ -5,8 +5,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gateway.cli.output import WRONG_USAGE, fail
-from gateway.config.signatures import SignatureConfig
 from gateway.config.yaml_tree import read_tree
+from gateway.settings.signature import SignatureConfig
 
 
 def load_signatures(path: Path) -> dict[str, SignatureConfig]:

@@ -104,7 +104,7 @@ def _targets(route: dict[str, Any]) -> str:
     weights = route.get("weights", {})
     if len(weights) < 2:  # noqa: PLR2004  # one target gets all calls
         return ", ".join(route["targets"])
-    return ", ".join(f"{name}={weight}" for name, weight in weights.items())
+    return ", ".join(f"{name}={weight:g}" for name, weight in weights.items())
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:

@@ -48,7 +48,7 @@ def call_unary(
     core = Http2Connection(
         events, read_response_head, client=True, streams=0, header_bytes=_MESSAGE_BYTES
     )
-    stream = core.open(events)
+    stream = core.writer.open(events)
     scheme = "http" if type(sock) is socket.socket else "https"
     block = request_block(path, authority, scheme, metadata, end - monotonic())
     framed = _PREFIX.pack(0, len(message)) + message

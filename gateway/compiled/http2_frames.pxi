@@ -20,35 +20,6 @@ cdef inline Py_ssize_t _frame(Text at, Py_ssize_t size, int kind, uint64_t* numb
     return length if length <= size - _HEAD_BYTES else -1
 
 
-def complete_stream(bytes data not None, Py_ssize_t at, Py_ssize_t max_block):
-    """See `gateway.transports.http2.frames.complete_stream`."""
-    cdef Text start = <Text>PyBytes_AS_STRING(data)
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-    cdef Py_ssize_t begin, stop, end, length, head
-    cdef uint64_t number = 0, same = 0
-    cdef int flags = 0
-    cdef bytes block
-    head = _frame(start + at, size - at, _HEADERS, &number, &flags)
-    if not 0 < head <= max_block or flags != _END_HEADERS or not 0 < number <= _MAX_STREAM:
-        return None
-    begin = at + _HEAD_BYTES + head
-    length = _frame(start + begin, size - begin, _DATA, &same, &flags)
-    if length <= 0 or same != number:
-        return None
-    begin += _HEAD_BYTES
-    stop = begin + length
-    block = PyBytes_FromStringAndSize(<const char*>start + at + _HEAD_BYTES, head)
-    if flags == _END_STREAM:
-        return number, block, begin, stop, None, stop
-    if flags:
-        return None
-    length = _frame(start + stop, size - stop, _HEADERS, &same, &flags)
-    if not 0 <= length <= max_block or flags != (_END_HEADERS | _END_STREAM) or same != number:
-        return None
-    end = stop + _HEAD_BYTES + length
-    return number, block, begin, stop, PyBytes_FromStringAndSize(<const char*>start + end - length, length), end
-
-
 cdef inline char* _put_head(char* out, Py_ssize_t size, int kind, int flags, uint64_t number) noexcept:
     out[0], out[1], out[2] = <char>(size >> 16), <char>(size >> 8), <char>size
     out[3], out[4] = <char>kind, <char>flags

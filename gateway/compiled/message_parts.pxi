@@ -31,8 +31,10 @@ cdef inline object _field(instance, Py_ssize_t offset):
 
 
 cdef extern from "Python.h":
-    ctypedef struct PyTypeObject
+    ctypedef struct PyTypeObject:
+        Py_ssize_t tp_basicsize
     object PyType_GenericAlloc(PyTypeObject* kind, Py_ssize_t items)
+    PyTypeObject* Py_TYPE(object instance)
 
 
 cdef inline void _set_field(instance, Py_ssize_t offset, value) noexcept:

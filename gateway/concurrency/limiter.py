@@ -13,6 +13,8 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
+from gateway.accelerator import accelerated
+
 _IN_SHARE, _IN_QUEUE, _GRANTED, _GONE = range(4)
 _EXPIRED: Final = object()
 _LATE: Final = object()
@@ -262,6 +264,26 @@ class Limiter:
         waiting: Callers that wait for the limit, and not for their client's share.
     """
 
+    # The compiled methods find these at their offsets; a subclass has a dictionary for its own.
+    __slots__ = (
+        "__weakref__",
+        "_borrowers",
+        "_busy_since",
+        "_delay",
+        "_group",
+        "_is_lending",
+        "_is_strict",
+        "_priority",
+        "_queue",
+        "_share_queue",
+        "_shares",
+        "limit",
+        "queued",
+        "share_limit",
+        "used",
+        "waiting",
+    )
+
     def __init__(
         self,
         limit: int,
@@ -300,6 +322,7 @@ class Limiter:
             found = self._shares[client] = Share()
         return found
 
+    @accelerated
     def try_acquire(
         self, size: int = 1, share: Share | None = None, held: int = 0, skip_queue: bool = False
     ) -> bool:
@@ -374,6 +397,7 @@ class Limiter:
             raise LimiterFull
         return found
 
+    @accelerated
     def release(self, size: int = 1, share: Share | None = None) -> None:
         """Release units, which serves the next callers."""
         self.used -= size
@@ -497,14 +521,14 @@ class Limiter:
         for _ in range(LENT_AT_ONCE):
             waiter = self._next_borrower()
             if waiter is None:
-                return
+                break
             share = waiter.share
             assert share is not None  # noqa: S101  # it is in the queue of its share
             del self._borrowers[share]
             if len(share.waiting) > 1:
                 self._borrowers[share] = None
             self._serve(waiter)
-        self._lend_soon()
+        self._grant()
 
     def _is_late(self, delay: ControlledDelay, now: float) -> bool:
         return self.queued > 0 and now - self._busy_since >= delay.interval_s
@@ -521,9 +545,12 @@ class Limiter:
                 waiter.future.set_result(_LATE)
 
     def _serve(self, waiter: Waiter, found: object = None) -> None:
-        """Grant a caller its units, or remove one that has left."""
+        """Grant a caller its units, or remove one that has left. The caller goes on with the next.
+
+        Thousands may leave in one moment, so this does not serve the next one itself.
+        """
         if waiter.future.done():
-            self._withdraw(waiter)
+            self._forget(waiter)
             return
         self.used += waiter.size
         if waiter.state == _IN_SHARE and waiter.share is not None:

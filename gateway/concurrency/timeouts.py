@@ -157,6 +157,18 @@ class TimerWheel:
         loop: The loop of the last deadline; None before the first.
     """
 
+    __slots__ = (
+        "_clock",
+        "_end",
+        "_latest",
+        "_next",
+        "_start",
+        "_steps",
+        "_sweep_at",
+        "_timer",
+        "loop",
+    )
+
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -176,7 +188,7 @@ class TimerWheel:
             faster: the wheel drops a step that has become empty a little later.
         """
         if not self._start <= when < self._end:
-            self._turn_to(int(when / STEP_S) + 1)
+            self.turn_to(when)
         step = self._latest
         step.add(item)
         return step
@@ -188,8 +200,9 @@ class TimerWheel:
         if not step and step is not self._latest:
             self._drop(step)
 
-    def _turn_to(self, number: int) -> None:
-        """Let further deadlines belong to another step."""
+    def turn_to(self, when: float) -> None:
+        """Let further deadlines belong to the step of *when*."""
+        number = int(when / STEP_S) + 1
         if not self._latest:
             self._drop(self._latest)
         self._latest = self._steps.get(number) or self._begin(number)

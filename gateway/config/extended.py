@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from pydantic import Field, create_model
+from pydantic import Field, PydanticUserError, TypeAdapter, create_model
 from pydantic.fields import FieldInfo
 
 from gateway import registry
@@ -49,11 +49,8 @@ def __getattr__(name: str) -> type[Model]:
 def _extended(name: str) -> type[Model]:
     """Return the model *name* with the keys that belong to its place, or as it is without any."""
     base: type[Model] = getattr(routes, name, None) or getattr(models, name)
-    fields = {
-        setting.key: (setting.type, _field(setting))
-        for setting in registry.settings()
-        if _PLACES[name] in setting.places
-    }
+    own = [each for each in registry.settings() if _PLACES[name] in each.places]
+    fields = {setting.key: (setting.type, _field(setting)) for setting in own}
     for key in fields.keys() & base.model_fields.keys():
         raise LookupError(
             f"an installed package has the key {key!r} of {_PLACES[name]!r}, which the gateway "
@@ -62,9 +59,30 @@ def _extended(name: str) -> type[Model]:
     fields |= _sections(name, base)
     if not fields:
         return base
-    return create_model(  # type: ignore[call-overload,no-any-return]  # its fields are known here
-        name, __base__=base, __module__=__name__, __doc__=base.__doc__, **fields
-    )
+    try:
+        return create_model(  # type: ignore[call-overload,no-any-return]  # its fields are known here
+            name, __base__=base, __module__=__name__, __doc__=base.__doc__, **fields
+        )
+    except PydanticUserError:
+        for setting in own:
+            _check_type(setting)
+        raise
+
+
+def _check_type(setting: Setting[Any]) -> None:
+    """Check that pydantic validates the type of a key.
+
+    Raises:
+        LookupError: It does not.
+    """
+    try:
+        TypeAdapter(setting.type)
+    except PydanticUserError as error:
+        reason = error.message.partition("\n")[0]
+        raise LookupError(
+            f"the key {setting.key!r} of an installed package has a wrong type: {reason}; expected "
+            "one that pydantic validates"
+        ) from error
 
 
 def _field(setting: Setting[Any]) -> FieldInfo:

@@ -20,17 +20,14 @@ from gateway.config.limits import ClientLimitsConfig, MessageLimitsConfig, Serve
 from gateway.config.permissions import QuotaConfig, QuotaStoreConfig
 from gateway.config.pipelines import PipelineConfig
 from gateway.config.routes import PoliciesConfig, RouteConfig
-from gateway.config.signatures import SignatureConfig
 from gateway.config.telemetry import TelemetryConfig
 from gateway.config.tls import TlsConfig
 from gateway.settings.fields import (
-    CallKey,
     Duration,
     FileMode,
     ListenAddress,
     Name,
     Names,
-    Off,
     OrText,
     Scalar,
     Size,
@@ -170,47 +167,6 @@ class ProbeConfig(Model):
     the key. Default: no headers."""
 
 
-class OutlierDetectionConfig(Model):
-    """When an address of an upstream is ejected, which means that it gets no calls for a while.
-
-    One trial call ends the ejection or prolongs it. It is sent when the time is over, or after a
-    successful probe, but not within half of `base_ejection_time` after a trial that failed. While
-    no other address is available no address is ejected. A server that replies to inferences with
-    refusals or errors is not ejected, but gets a smaller share of them until it serves again.
-    """
-
-    consecutive_failures: Annotated[int, Field(ge=0)] = 5
-    """Failures in a row that eject an address: failed connections, resets, responses that cannot
-    be decoded, and replies that it is unavailable while it has no other calls. As many timeouts in
-    a row eject it, too. A timeout counts if the call had five times the usual latency of the
-    address, or 1 s. `0` ejects no address for either. Default: `5`."""
-    base_ejection_time: Duration = Field(5.0, gt=0)
-    """Length of the first ejection. Each ejection that follows is longer by as much, up to 60 s. At
-    most half of the addresses are ejected at a time. Default: `5s`."""
-    failure_codes: tuple[Literal["internal", "upstream", "not_ready", "not_found"], ...] = ()
-    """Codes of further errors of the server that count as failures, as they stand in the log and in
-    the metrics. Default: `[]`."""
-    slow_factor: Annotated[float, Field(gt=1)] | None = None
-    """Multiple of the median latency of the other addresses above which an address is ejected.
-    Latencies of addresses with 20 calls are compared every 10 s. The latency of a trial decides
-    whether that ends. Default: no such rule."""
-    # Retired keys, see retired.py.
-    consecutive_timeouts: Annotated[int, Field(ge=0)] | None = None
-    max_ejection_time: Duration = 60.0
-    max_ejection_percent: Annotated[int, Field(ge=0, le=100)] = 50
-    min_requests: Annotated[int, Field(ge=1)] = 20
-    interval: Duration = Field(10.0, gt=0)
-
-    @model_validator(mode="after")
-    def _check_times(self) -> OutlierDetectionConfig:
-        if self.base_ejection_time > self.max_ejection_time:
-            raise ValueError(
-                f"base_ejection_time is {self.base_ejection_time:g}s: expected at most "
-                f"max_ejection_time, which is {self.max_ejection_time:g}s"
-            )
-        return self
-
-
 class UpstreamConfig(Model):
     """A model server with one address, or with several equivalent ones.
 
@@ -240,20 +196,6 @@ class UpstreamConfig(Model):
     is every `resolve_floor`. With the extra, a name that begins with `_` names a service (SRV). Its
     records have ports, weights and priorities. Servers of a later priority get calls only while
     none of an earlier one is available. `all` requires `transport: native`. Default: `first`."""
-    balance: Literal[
-        "least_request", "least_pending", "peak_ewma", "round_robin", "random", "hash"
-    ] = "least_request"
-    """How one of several addresses is chosen for a call. `least_request` draws two addresses, and
-    takes the one with fewer calls in flight, or else with the lower latency. `least_pending` is
-    another name for it. `peak_ewma` multiplies both. `hash` sends calls with the same key to the
-    same address. Each worker counts for itself. Default: `least_request`."""
-    hash_by: CallKey = "model"
-    """Key for `balance: hash`: `model`, `client` for the name of the client, `address` for its IP
-    address, or `header:NAME` for the value of a header. Calls without the header are balanced as
-    with `least_request`. Default: `model`."""
-    slow_start: Duration | None = None
-    """Time in which the share of an address that became available again grows from 10 % to its
-    whole share. Default: no slow start."""
     errors: Literal["full", "brief"] = "full"
     """What clients read of the errors of the server. `brief` keeps failures of models and names of
     classes to the log, which show how the server is built. Default: `full`."""
@@ -270,9 +212,6 @@ class UpstreamConfig(Model):
     the metrics of `telemetry.metrics.compat` why requests failed and how many wait. It is read when
     the metrics page of the gateway is read. With `resolve: all` the page of each address is read.
     Default: `[]`."""
-    outlier_detection: OutlierDetectionConfig | Off = OutlierDetectionConfig()
-    """When an address whose calls fail gets no calls for a while. It concerns upstreams with
-    several addresses. `false` switches it off. Default: the values of its keys."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None
@@ -287,8 +226,6 @@ class UpstreamConfig(Model):
     def _check_urls(self) -> UpstreamConfig:
         if self.resolve == "all" and self.transport != "native":
             raise ValueError("'resolve: all' needs 'transport: native'")
-        if "hash_by" in self.model_fields_set and self.balance != "hash":
-            raise ValueError("'hash_by' needs 'balance: hash'")
         if (self.url is None) == (not self.urls):
             raise ValueError("an upstream needs exactly one of 'url' and 'urls'")
         carrier = self.all_urls[0].carrier
@@ -336,12 +273,11 @@ class ModelConfig(Model):
     your own backend. Default: none, so the key names a model of an upstream."""
     path: Text | None = None
     """Model file, or folder with one subfolder for each version. It is relative to the
-    configuration file. Default: no file, which suits `python`."""
+    configuration file. A reload loads the model again if its files have changed. Default: no file,
+    which suits `python`."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the backend, such as `device: auto`. Default: none, so each option has its own
     default."""
-    signature: SignatureConfig | None = None
-    """Inputs, outputs and other metadata. Default: the metadata of the model itself."""
     protocols: Mapping[str, Mapping[str, Any]] = Field(default_factory=dict)
     """What protocols without tensors must know about the model, by the name of the protocol. The
     page of the protocol has the keys. Default: none, so the metadata of the model decide."""

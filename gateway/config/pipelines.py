@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from gateway.config.signatures import SignatureConfig
 from gateway.settings.fields import Name, Scalar, Text
 from gateway.settings.model import Model
+from gateway.settings.signature import SignatureConfig
 
 
 class StepConfig(Model):

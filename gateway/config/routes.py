@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from gateway.settings.fields import CallKey, Name, Names, Scalar
+from gateway.settings.fields import Name, Names, Scalar
 from gateway.settings.model import Model
 
 
@@ -77,14 +77,6 @@ class RouteConfig(Model):
     targets: tuple[TargetConfig, ...] = Field(min_length=1)
     """Destinations. Each call goes to one of them, by weight. At least one weight must be above
     0."""
-    readiness: Literal["any", "all"] = "any"
-    """Number of targets that must be ready for the route to be ready: one or all.
-    Default: `any`."""
-    sticky_by: CallKey | None = None
-    """Key whose calls always go to the same target, such as `header:x-user` for a canary: the
-    weights then decide about keys. `client` for the name of the client, `address` for its IP
-    address, `model`, or `header:NAME`; calls without the header go by weight. Default: each call
-    goes by weight."""
     sequence_ids: Literal["checked", "text"] = "checked"
     """What happens to a sequence id that is a string, if the upstream does not show the
     configuration of the model. `checked` refuses it. `text` forwards it: a client can then end a

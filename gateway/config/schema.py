@@ -8,6 +8,7 @@ import ast
 import inspect
 import json
 from itertools import pairwise
+from textwrap import dedent
 from typing import Any
 
 from pydantic import BaseModel
@@ -75,7 +76,11 @@ def _attribute_docstrings(cls: type[BaseModel]) -> dict[str, str]:
             continue
         if each.__module__ == extended.__name__:  # its keys have descriptions, and no source
             continue
-        (node,) = ast.parse(inspect.getsource(each)).body
+        try:
+            source = dedent(inspect.getsource(each))
+        except OSError:  # an installed package without its sources
+            continue
+        (node,) = ast.parse(source).body
         assert isinstance(node, ast.ClassDef)  # noqa: S101  # models are classes of modules
         for attribute, text in pairwise(node.body):
             match attribute, text:

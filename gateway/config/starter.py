@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.registry import settings
 
 _HEAD = """\
 # Configuration of Tensor Gateway, written by `gateway init`.
@@ -98,7 +99,8 @@ def starter_text(config: Mapping[str, Any], servers: Mapping[str, FoundServer]) 
     if untold and "models" not in config:
         parts.append(_EXAMPLE_SIGNATURE.format(model=_scalar(untold[0])))
     parts += [_EXAMPLE_ROUTES.format(**_route_of(config, servers)), _EXAMPLE_LIMITS]
-    parts.append(_EXAMPLE_MIGRATION)
+    if {"stock", "capture"} <= {setting.key for setting in settings()}:
+        parts.append(_EXAMPLE_MIGRATION)
     return "\n".join(filter(None, parts))
 
 

@@ -46,6 +46,7 @@ from gateway.model_info.known_inputs import KnownInputs
 from gateway.model_info.server_dialects import ServerDialects
 from gateway.service import Service, bound_call
 from gateway.session import Session, SessionCall, SessionReply
+from gateway.telemetry.upstream_metrics import wire_bytes
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.frontend import SessionLimits
 
@@ -132,8 +133,8 @@ class Frontend(FrontendReplies[Q, A]):
         except Exception as error:  # noqa: BLE001
             response = self._failed(call, error)
         if self._bytes is not None:
-            self._bytes.received += wire.size_bytes  # type: ignore[attr-defined]  # of every message
-            self._bytes.sent += response.size_bytes  # type: ignore[attr-defined]
+            self._bytes.received += wire_bytes(wire)
+            self._bytes.sent += wire_bytes(response)
         return attach_request_id(response, found or request_id)
 
     async def _as_stream(self, call: InferRequest, codec: StreamsDecoupled) -> Call[Any]:

@@ -12,6 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gateway.accelerator import accelerated
 from gateway.ir.context import (
     NO_CONTEXT,
     CallSequence,
@@ -74,15 +75,30 @@ class Call(Struct, Generic[R], frozen=True, kw_only=True):
         """
         return replace(self, context=replace(self.context, **fields))
 
-    # Every call uses these two: they take half the time of `with_context`.
-
     def with_deadline(self, deadline: float | None) -> Self:
         """Return a copy with another deadline; keeps the origin."""
-        return replace(self, context=replace(self.context, deadline=deadline))
+        return call_with_deadline(self, deadline)
 
     def with_metadata(self, metadata: Metadata) -> Self:
         """Return a copy with other metadata; keeps the origin."""
-        return replace(self, context=replace(self.context, metadata=metadata))
+        return call_with_metadata(self, metadata)
+
+
+C = TypeVar("C", bound=Call[Any])
+
+# Every call uses these two.
+
+
+@accelerated
+def call_with_deadline(call: C, deadline: float | None) -> C:
+    """Return a copy of *call* with another deadline; keeps the origin."""
+    return replace(call, context=replace(call.context, deadline=deadline))
+
+
+@accelerated
+def call_with_metadata(call: C, metadata: Metadata) -> C:
+    """Return a copy of *call* with other metadata; keeps the origin."""
+    return replace(call, context=replace(call.context, metadata=metadata))
 
 
 class ServerLiveRequest(Call[bool], frozen=True, kw_only=True):

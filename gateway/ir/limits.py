@@ -79,7 +79,8 @@ def check_name(kind: str, name: str, limit_bytes: int, limit: str) -> None:
             )
         size = len(name.encode())
     if size > limit_bytes:
-        raise TooLarge(f"{kind} has {size} bytes, at most {limit_bytes} are allowed", limit=limit)
+        text = f"{kind} has {size} bytes, at most {limit_bytes} are allowed ({limit})"
+        raise TooLarge(text, limit=limit)
     if name in DOT_SEGMENTS and kind.startswith(_IN_PATHS):
         raise InvalidRequest(
             f"{kind} is {name!r}, which is a dot segment of a path; expected another name"
@@ -208,4 +209,4 @@ def check_count(kind: str, found: int, maximum: int, limit: str) -> None:
         TooLarge: *found* exceeds *maximum*.
     """
     if found > maximum:
-        raise TooLarge(f"{found} {kind}, at most {maximum} are allowed", limit=limit)
+        raise TooLarge(f"{found} {kind}, at most {maximum} are allowed ({limit})", limit=limit)

@@ -10,7 +10,7 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -35,8 +35,6 @@ from gateway.ir.number_lists import CODES, narrowed, nested_shape, packer, unnes
 from gateway.ir.plain_numbers import plain_numbers
 from gateway.ir.tensor import Shape, Tensor
 from gateway.ir.work import JSON_NUMBER, LIST, charge
-
-Failure = Callable[[str], Exception]
 
 _FIRST_LINE: Final = 2
 """Of the rows of a CSV text: the first one has the names."""

@@ -3,13 +3,28 @@
 It copies no data. Every mismatch is an error of the caller.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, Unsupported
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Shape, Tensor
+
+
+@accelerated
+def are_declared(tensors: Sequence[Tensor], declared: Sequence[TensorMetadata]) -> bool:
+    """Return whether *tensors* have the declared names, datatypes and shapes, in their order."""
+    if len(tensors) != len(declared):
+        return False
+    for tensor, one in zip(tensors, declared):  # noqa: B905  # as `shape_matches`
+        if tensor.name != one.name or tensor.datatype is not one.datatype:
+            return False
+        shape = tensor.shape
+        if shape is None or (shape != one.shape and not shape_matches(shape, one.shape)):
+            return False
+    return True
 
 
 class RequestValidator:
@@ -30,18 +45,8 @@ class RequestValidator:
                 datatype or shape.
         """
         inputs = call.inputs
-        if len(inputs) != len(self._in_order):
-            return self._sorted(call)
-        # Nearly all requests are valid and in the model's order: one loop checks that.
-        for tensor, declared in zip(inputs, self._in_order):  # noqa: B905  # as `shape_matches`
-            if tensor.name != declared.name or tensor.datatype is not declared.datatype:
-                return self._sorted(call)
-            shape = tensor.shape
-            if shape is None or (
-                shape != declared.shape and not shape_matches(shape, declared.shape)
-            ):
-                return self._sorted(call)
-        return inputs
+        # Nearly all requests are valid and in the model's order.
+        return inputs if are_declared(inputs, self._in_order) else self._sorted(call)
 
     def _sorted(self, call: InferRequest) -> tuple[Tensor, ...]:
         found: dict[str, Tensor] = {}

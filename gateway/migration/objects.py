@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from gateway.migration.private_files import make_directory, private_opener
+from gateway.settings.private_files import make_directory, private_opener
 
 SCHEMES: Final = ("file", "s3", "gs", "az")
 """Those of URLs of objects."""

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
-
 from gateway.accelerator import accelerated
 from gateway.api.extension import ConfigView, Finding
 from gateway.api.layer import Entries, Layer, LayerContext
@@ -22,6 +20,7 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
+    call_with_metadata,
 )
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, TRACING, TRITON_PREFIX, Metadata
 from gateway.service import ReplyCoroutine, Service
@@ -131,8 +130,7 @@ class ForwardHeaders:
             origin = context.origin
             has_bytes = origin is not None and origin.has_bytes
             inner = self._plain if has_bytes and not call.outputs else self._inference
-        # As `with_metadata`, without its frame.
-        return inner(replace(call, context=replace(context, metadata=forwarded)))
+        return inner(call_with_metadata(call, forwarded))
 
 
 @accelerated
@@ -211,7 +209,7 @@ class NamedForwardHeaders(ForwardHeaders):
             origin = context.origin
             has_bytes = origin is not None and origin.has_bytes
             inner = self._plain if has_bytes and not call.outputs else self._inference
-        return inner(replace(call, context=replace(context, metadata=forwarded)))
+        return inner(call_with_metadata(call, forwarded))
 
 
 def forwarding(

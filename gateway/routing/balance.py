@@ -4,7 +4,7 @@ import asyncio
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 import structlog
 
@@ -15,14 +15,35 @@ from gateway.ir.calls import Call, ModelReadyRequest, sequence_of
 from gateway.ir.errors import GatewayError
 from gateway.routing.broadcast import BROADCAST_CALLS, broadcast
 from gateway.routing.sequence_affinity import SequenceAffinity, rendezvous
-from gateway.service import ReplyCoroutine, Service, bound_call
-from gateway.telemetry.call_path import current_path, record_target
+from gateway.service import ReplyCoroutine, Service
+from gateway.settings.fields import CallKey
+from gateway.settings.setting import Setting
+from gateway.telemetry.call_path import record_target
 
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
 _NO_WEIGHT: Final = 1e-9
+
+READINESS: Final = Setting[Literal["any", "all"]](
+    key="readiness",
+    type=Literal["any", "all"],
+    default="any",
+    help="Number of targets that must be ready for the route to be ready: one or all. "
+    "Default: `any`.",
+    places=("route",),
+)
+STICKY_BY: Final = Setting[str | None](
+    key="sticky_by",
+    type=CallKey | None,
+    default=None,
+    help="Key whose calls always go to the same target, such as `header:x-user` for a canary: the "
+    "weights then decide about keys. `client` for the name of the client, `address` for its IP "
+    "address, `model`, or `header:NAME`; calls without the header go by weight. Default: each call "
+    "goes by weight.",
+    places=("route",),
+)
 
 
 class Readiness(enum.Enum):
@@ -117,6 +138,9 @@ class Balance:
         affinity: The targets of sequences; none yet by default.
         shift: The share of one of *targets*, which has weight 0, while a cut-over moves calls to
             it; the others share the rest. None for fixed weights.
+
+    Attributes:
+        only: The target of all calls, which then need not pass this service; None for a choice.
     """
 
     def __init__(
@@ -141,8 +165,7 @@ class Balance:
             None,
         )
         is_fixed = self._new is None and len(self._weighted) == 1
-        self._only = self._weighted[0] if is_fixed else None
-        self._only_entry = bound_call(self._weighted[0].service)
+        self.only = self._weighted[0] if is_fixed else None
         self.name = name
         self.targets = tuple(targets)
         self._readiness = readiness
@@ -154,11 +177,6 @@ class Balance:
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call one target; send model readiness and broadcast calls to all targets."""
-        if self._only is not None:
-            entry, path = self._only_entry, current_path()
-            if path is not None:
-                path.target = self._only.name
-            return entry(call)
         if isinstance(call, ModelReadyRequest):
             # The R of a ModelReadyRequest is bool.
             return cast("ReplyCoroutine[R]", self._model_ready(call))

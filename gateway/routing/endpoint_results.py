@@ -123,7 +123,11 @@ class EndpointResults:
             return
         if error is None:
             self._shares.served(endpoint, started)
-        elif isinstance(error, GatewayError) and self._outliers.lowers_shares:
+        elif (
+            isinstance(error, GatewayError)
+            and self._outliers.lowers_shares
+            and not (error.code is ErrorCode.DEADLINE_EXCEEDED and _is_late(call, started, now))
+        ):
             self._shares.refused(endpoint, error, started, now, self._balancer.turn)
         self._on_share()
 
@@ -194,3 +198,9 @@ class EndpointResults:
             seconds=length_s,
             error=error_text(error),
         )
+
+
+def _is_late(call: Call[Any], started: float, now: float) -> bool:
+    """Return whether the deadline of a caller may explain that a server had no time left."""
+    deadline = call.context.deadline
+    return deadline is not None and deadline - now < now - started

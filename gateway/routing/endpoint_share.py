@@ -15,17 +15,22 @@ import structlog
 from gateway.ir.calls import InferResponse
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import EndCallback, NotifyingStream
+from gateway.telemetry.error_texts import error_text
 
 log = structlog.get_logger(__name__)
 
-# Errors that lower the share of an endpoint when its server replies with them: the request does not
-# explain them.
+# Errors that lower the share of an endpoint when its server replies with them, and others do not:
+# a server may lack a model, or refuse the credential of the gateway. A request explains all others.
 _REFUSALS: Final = frozenset(
     {
         ErrorCode.OVERLOADED,
         ErrorCode.UNAVAILABLE,
         ErrorCode.NOT_READY,
         ErrorCode.NOT_FOUND,
+        ErrorCode.UNSUPPORTED,
+        ErrorCode.UNAUTHENTICATED,
+        ErrorCode.FORBIDDEN,
+        ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.UPSTREAM,
         ErrorCode.BAD_UPSTREAM,
         ErrorCode.INTERNAL,
@@ -238,7 +243,7 @@ class EndpointShares(Generic[E]):
                 "endpoint refuses calls",
                 upstream=self._upstream,
                 endpoint=endpoint.name,
-                error=str(error),
+                error=error_text(error),
             )
 
     def _refused_elsewhere(self, endpoint: E, turn: int) -> float:

@@ -13,8 +13,8 @@ from gateway.concurrency.ttl_lookup import TtlLookup
 from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, ModelReadyRequest, RepositoryIndexRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, ModelNotFound, Unavailable, Unsupported
-from gateway.service import ReplyCoroutine, Service, bound_call
-from gateway.telemetry.call_path import current_path, record_target, without_recording
+from gateway.service import Service
+from gateway.telemetry.call_path import record_target, without_recording
 
 R = TypeVar("R")
 
@@ -34,30 +34,16 @@ class Discover:
         self, upstreams: Mapping[str, Service], *, ttl_s: float = 10.0, ask_timeout_s: float = 2.0
     ) -> None:
         self._upstreams = dict(upstreams)
-        self._only: tuple[str, Service] | None = None
-        if len(upstreams) == 1:
-            name, only = next(iter(upstreams.items()))
-            self._only = name, bound_call(only)
         self._ask_timeout_s = ask_timeout_s
         self._owners: TtlLookup[str, str] = TtlLookup(self._look_up, ttl_s, ttl_s, _MAX_CACHED)
 
-    def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
+    async def __call__(self, call: Call[R], /) -> R:
         """Send *call* to the model's upstream.
 
         Raises:
             ModelNotFound: No upstream serves it.
             Unavailable: No upstream confirmed the model, and some could not be reached.
         """
-        if self._only is None or call.model is None:
-            return self._discover(call)
-        # With one upstream there is nothing to discover.
-        name, only = self._only
-        path = current_path()
-        if path is not None:
-            path.target = name
-        return only(call)
-
-    async def _discover(self, call: Call[R]) -> R:
         if call.model is None:
             raise InvalidRequest("the call names no model")
         if type(call) in MODEL_CONTROL_CALLS:

@@ -117,7 +117,7 @@ class UnknownModels:
             await self._inner(ModelMetadataRequest(model=call.model, context=context))
         except NotFound as error:
             if call.model is not None and not await self._is_listed(call.model, context):
-                raise UnknownToServer(error.message, model=call.model) from None
+                raise UnknownToServer(error.message, model=call.model) from error
         except GatewayError:
             pass  # it may exist
         return False

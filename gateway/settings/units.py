@@ -234,13 +234,17 @@ _WITHOUT_TLS = {name: carrier for carrier, name in _TLS_NAMES.items()}
 def parse_url(text: str) -> Url:
     """Return an upstream's URL; `http`, `https`, `grpc` and `grpcs` alone mean Open Inference.
 
+    The scheme may have capitals.
+
     Raises:
         ValueError: The text is not such a URL, or has no port although its carrier has no default.
     """
-    unix = _UNIX_URL.fullmatch(text)
+    scheme, separator, rest = text.partition("://")
+    lowered = f"{scheme.lower()}{separator}{rest}"
+    unix = _UNIX_URL.fullmatch(lowered)
     if unix is not None:
         return Url(unix[1], UNIX, "", 0, parse_stream_address(f"{UNIX}:{unix[2]}").path)
-    found = _URL.fullmatch(text)
+    found = _URL.fullmatch(lowered)
     if found is None:
         raise ValueError(
             f"{text!r} is not an upstream URL: expected PROTOCOL+CARRIER://HOST:PORT, "
@@ -254,6 +258,11 @@ def parse_url(text: str) -> Url:
                 f"{text!r} names no carrier: expected PROTOCOL+CARRIER://, as in {example}"
             )
         protocol, name = _DEFAULT_PROTOCOL, protocol
+    elif _WITHOUT_TLS.get(protocol, protocol) in _TLS_NAMES:
+        raise ValueError(
+            f"{text!r} begins with a carrier: expected PROTOCOL+CARRIER://, as in "
+            f"{_DEFAULT_PROTOCOL}+{protocol}://"
+        )
     carrier = _WITHOUT_TLS.get(name, name)
     has_tls = carrier != name
     default = _DEFAULT_PORTS.get(carrier)

@@ -165,7 +165,11 @@ class CallMetrics(Collector):
         if len(uncounted) >= _UNCOUNTED:
             cells.count()
         if kind in INFERENCES:
-            self._trends.add(seconds, record.ended, code != OK)
+            trends = self._trends
+            if record.ended >= trends.until_s:
+                trends.end_second(int(record.ended))
+            trends.latencies.append(seconds)
+            trends.failed += code != OK
         if record.limit is not None:
             self._on_limit(protocol, record.limit)
 

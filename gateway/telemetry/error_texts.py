@@ -7,7 +7,6 @@ from typing import ClassVar, Final
 
 from gateway.ir.errors import GatewayError
 
-BRIEF: Final = "brief"
 FULL: Final = "full"
 _SHOWN: Final = 120
 _MARK: Final = "server said: "
@@ -25,14 +24,14 @@ def configure(setting: str) -> None:
 
 
 def brief_text(text: str, *, is_own: bool = False) -> str:
-    """Return the first 120 characters of a text; "" stays as it is.
+    """Return the first 120 characters of a text, or what the setting shows; "" stays as it is.
 
     Args:
         text: The text of an error.
         is_own: Whether the gateway wrote it; those of a server are marked.
     """
-    if not text:
-        return ""
+    if not text or _Setting.is_full:
+        return text
     rest = len(text) - _SHOWN
     cut = f"{text[:_SHOWN]}... ({rest} more characters)" if rest > 0 else text
     return cut if is_own else f"{_MARK}{cut}"
@@ -42,8 +41,6 @@ def error_text(error: BaseException | str) -> str:
     """Return the text of an error for people, with the part that a server wrote cut and marked."""
     if not isinstance(error, GatewayError):
         return str(error)
-    if _Setting.is_full:
-        return error.message
     found: BaseException | None = error
     while isinstance(found, GatewayError):
         if found.origin is not None:

@@ -174,8 +174,8 @@ UPSTREAM_ATTEMPTS: Final = Metric(
 UPSTREAM_ATTEMPT_SECONDS: Final = Metric(
     "gateway_upstream_attempt_seconds_total",
     "counter",
-    "Time between the requests to an endpoint and their responses.",
-    ("upstream", "endpoint"),
+    "Time between the requests to an endpoint and their responses, by the kind of call.",
+    ("upstream", "endpoint", "kind"),
 )
 ENDPOINT_EJECTIONS: Final = Metric(
     "gateway_endpoint_ejections_total",

@@ -70,6 +70,12 @@ class RollingStats:
 
     Args:
         clock: Monotonic seconds.
+
+    Attributes:
+        latencies: Seconds of the inferences of the current second. Whoever counts an inference
+            adds to them, after `end_second` if it ended later.
+        failed: How many of them failed.
+        until_s: The end of the current second on the clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,39 +84,30 @@ class RollingStats:
         for length_s, count in reversed(_PERIODS):
             longer = self._rings[0] if self._rings else None
             self._rings.insert(0, _PeriodRing(length_s, count, longer))
-        # End of the current second.
-        self._until_s = 0.0
+        self.until_s = 0.0
         self._second = _PeriodStats()
-        # Of the current second: they are added up when it ends, not for each inference.
-        self._latencies: list[float] = []
-        self._failed = 0
+        # They are added up when the second ends, not for each inference.
+        self.latencies: list[float] = []
+        self.failed = 0
         self._past_latencies: deque[float] = deque(maxlen=_LATENCIES)
 
-    def add(self, seconds: float, at: float, failed: bool) -> None:
-        """Count one inference that ended *at* this time on the clock."""
-        if at >= self._until_s:
-            self._end_second(int(at))
-        self._latencies.append(seconds)
-        if failed:
-            self._failed += 1
-
-    def _end_second(self, now_s: int) -> None:
+    def end_second(self, now_s: int) -> None:
         """Add the inferences of the current second to its statistics, and begin another one."""
-        latencies = self._latencies
+        latencies = self.latencies
         if latencies:
             self._second.merge(
-                _PeriodStats(len(latencies), self._failed, sum(latencies), max(latencies))
+                _PeriodStats(len(latencies), self.failed, sum(latencies), max(latencies))
             )
             self._past_latencies.extend(latencies)
             latencies.clear()
-            self._failed = 0
-        self._until_s = now_s + 1.0
+            self.failed = 0
+        self.until_s = now_s + 1.0
         self._second = self._rings[0].at(now_s)
 
     def read(self) -> dict[str, Trend]:
         """Return every trend by its name: the oldest day first, the latest second last."""
         now_s = int(self._clock())
-        self._end_second(now_s)
+        self.end_second(now_s)
         for ring in self._rings:
             ring.at(now_s)
         periods = [(ring.length_s, sums) for ring in reversed(self._rings) for sums in ring.past]

@@ -11,10 +11,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest
 from gateway.telemetry import names
 from gateway.telemetry.call_log import OK
-from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.call_path import INFERENCES, CallPath
 from gateway.telemetry.families import counter_family
 
 BOUNDS_S: Final = (
@@ -46,14 +47,15 @@ class EndpointAttempts:
 
     Attributes:
         inferred: Inferences that succeeded, nearly all of the attempts.
-        seconds: Time of all attempts.
+        seconds: Time of the attempts of inferences that are no streams.
     """
 
-    __slots__ = ("_others", "endpoint", "inferred", "seconds")
+    __slots__ = ("_others", "_seconds", "endpoint", "inferred", "seconds")
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self._others: defaultdict[tuple[type, str], int] = defaultdict(int)
+        self._seconds: defaultdict[type, float] = defaultdict(float)
         self.inferred = 0
         self.seconds = 0.0
 
@@ -66,10 +68,21 @@ class EndpointAttempts:
         return found
 
     @property
+    def times_s(self) -> dict[type, float]:
+        """The time of attempts by the type of the call, in seconds; of those that occurred."""
+        found = dict(self._seconds)
+        if self.seconds:
+            found[InferRequest] = self.seconds
+        return found
+
+    @property
     def mean_s(self) -> float:
-        """Mean time of an attempt, in seconds; 0 before the first."""
-        count = sum(self.counts.values())
-        return self.seconds / count if count else 0.0
+        """Mean time of an inference, in seconds; 0 before the first. Probes are quicker."""
+        count = sum(
+            found for (kind, _), found in self.counts.items() if kind.__name__ in INFERENCES
+        )
+        times = (each for kind, each in self.times_s.items() if kind.__name__ in INFERENCES)
+        return sum(times) / count if count else 0.0
 
     def record(self, kind: type, path: CallPath | None, seconds: float, code: str) -> None:
         """Count an attempt.
@@ -81,7 +94,10 @@ class EndpointAttempts:
             code: "ok", or the value of the error's code.
         """
         self._others[kind, code] += 1
-        self.seconds += seconds
+        if kind is InferRequest:
+            self.seconds += seconds
+        else:
+            self._seconds[kind] += seconds
         if path is not None:
             path.endpoint = self.endpoint
             path.sent(kind)
@@ -113,9 +129,17 @@ class AttemptMetrics(Collector):
         for key, found in self.endpoints.items():
             for (kind, code), count in found.counts.items():
                 attempts.add_metric((*key, kind.__name__, code), count)
-            seconds.add_metric(key, found.seconds)
+            for kind, spent_s in found.times_s.items():
+                seconds.add_metric((*key, kind.__name__), spent_s)
         yield attempts
         yield seconds
+
+
+@accelerated
+def wire_bytes(wire: Any) -> int:
+    """Return the bytes of a request or a response on the wire."""
+    size: int = wire.size_bytes
+    return size
 
 
 class ByteCounter:
@@ -135,9 +159,9 @@ class ByteCounter:
     def count(self, request: Any = None, response: Any = None) -> None:
         """Count a wire request, or a response, or both."""
         if request is not None:
-            self.received += request.size_bytes
+            self.received += wire_bytes(request)
         if response is not None:
-            self.sent += response.size_bytes
+            self.sent += wire_bytes(response)
 
 
 class ByteMetrics(Collector):

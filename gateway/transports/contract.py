@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import Any, Literal, Protocol, TypeVar
 
-from gateway.transports.admission import MemoryBudget as MemoryBudget  # noqa: PLC0414  # part of the contract
+from gateway.transports.memory_budget import MemoryBudget as MemoryBudget  # noqa: PLC0414  # part of the contract
 from gateway.transports.net.sockets import max_descriptors
 from gateway.wire.frontend import ServerFrontend as ServerFrontend  # noqa: PLC0414  # part of the contract
 from gateway.wire.frontend import SessionLimits as SessionLimits  # noqa: PLC0414  # part of the contract

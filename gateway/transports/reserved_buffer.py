@@ -10,7 +10,7 @@ from weakref import finalize
 
 import numpy as np
 
-from gateway.transports.admission import Reservation
+from gateway.transports.reservation import Reservation
 from gateway.wire.http import Buffer
 
 

@@ -16,8 +16,8 @@ from gateway.ir.errors import DeadlineExceeded, Overloaded
 from gateway.telemetry.call_path import queue_priority, queue_turn
 
 if TYPE_CHECKING:
-    from gateway.transports.admission import MemoryBudget
     from gateway.transports.contract import ClientLimits, ServerLimits
+    from gateway.transports.memory_budget import MemoryBudget
 
 
 _SHARES: Final = 4

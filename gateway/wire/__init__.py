@@ -1,4 +1,5 @@
-"""Messages as values, and the interface of codecs and frontends; no I/O and no protocol.
+"""Messages as values, the interface of frontends, and what several protocols share; no I/O.
 
-Read `codec.py` first, then `http.py`, `grpc.py` and `stream.py` for the three kinds of messages.
+Read `http.py`, `grpc.py` and `stream.py` first, for the three kinds of messages. `api/protocol.py`
+has the interface of codecs.
 """

@@ -145,7 +145,7 @@ class ExtendedHeaders(Headers):
 
     Attributes:
         base: The fields that many messages have.
-        more: The fields of one message, which follow them.
+        more: Fields of one message alone.
     """
 
     __slots__ = ("base", "more")

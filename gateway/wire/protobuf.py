@@ -52,7 +52,9 @@ _MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1
 _COPIED_BYTES = 4096
 _BYTE = tuple(bytes((value,)) for value in range(_MORE))
-_FLOAT = struct.Struct("<f")
+_ENTRY_KEY, _ENTRY_VALUE = 1 << 3 | LEN, 2 << 3 | LEN
+_MAX_ENTRY_FIELDS = 64
+_EMPTY = memoryview(b"")
 _DOUBLE = struct.Struct("<d")
 
 
@@ -134,32 +136,6 @@ def fields(
     return found
 
 
-def lift(view: memoryview, key: int, limit: int = MAX_FIELDS) -> tuple[bytes, list[memoryview]]:
-    """Take the LEN fields with tag *key* out of a message, before a parser that copies reads it.
-
-    Returns:
-        The other fields, copied in their order, and the contents of the lifted ones as views.
-
-    Raises:
-        WireError: As `fields`.
-    """
-    rest = bytearray()
-    lifted = []
-    for found, value in fields(view, limit):
-        if found == key:
-            lifted.append(value)
-            continue
-        rest += varint(found)
-        kind = found & _KIND
-        if kind in (VARINT, LEN):
-            rest += varint(value if kind == VARINT else len(value))
-        if kind != VARINT:
-            rest += value
-        if kind == SGROUP:
-            rest += varint(found - SGROUP + EGROUP)
-    return bytes(rest), lifted
-
-
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """Read the varint at byte *at*; give its value, cut to 64 bits, and the place after it."""
     try:
@@ -176,6 +152,20 @@ def text(view: memoryview, what: str) -> str:
         raise WireError(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
+def map_entry(view: memoryview, what: str) -> tuple[str, memoryview]:
+    """Return key and value of an entry of a map of messages; *what* names the key in errors.
+
+    Either may be missing.
+    """
+    name, message = "", _EMPTY
+    for key, value in fields(view, _MAX_ENTRY_FIELDS):
+        if key == _ENTRY_KEY:
+            name = text(value, what)
+        elif key == _ENTRY_VALUE:
+            message = value
+    return name, message
+
+
 def int64(value: int) -> int:
     """Read a varint as int64 (or what `fixed` gives as sfixed64)."""
     return value if value < _INT64_END else value - (1 << 64)
@@ -190,21 +180,6 @@ def int32(value: int) -> int:
     """Read a varint as int32 or an enum: the low half, whatever stands above."""
     value &= _MASK32
     return value if value < _INT32_END else value - (1 << 32)
-
-
-def zigzag(value: int) -> int:
-    """Read a varint as sint64; sint32 takes ``zigzag(uint32(value))``."""
-    return value >> 1 ^ -(value & 1)
-
-
-def fixed(view: memoryview) -> int:
-    """Read an I32 or I64 value as fixed32 or fixed64."""
-    return int.from_bytes(view, "little")
-
-
-def float32(view: memoryview) -> float:
-    """Read an I32 value of `fields` as float."""
-    return float(_FLOAT.unpack(view)[0])
 
 
 def float64(view: memoryview) -> float:

@@ -10,6 +10,10 @@ from gateway.wire.request_id import valid_request_id
 
 _ATTRIBUTES: Final = "x-amzn-sagemaker-custom-attributes"
 _INFERENCE_ID: Final = "x-amzn-sagemaker-inference-id"
+REQUEST_HEADERS: Final = (_ATTRIBUTES, _INFERENCE_ID)
+"""What callers send."""
+RESPONSE_HEADERS: Final = (_ATTRIBUTES,)
+"""What responses have."""
 _MOST_ATTRIBUTES: Final = 1024
 _MOST_ID: Final = 64
 

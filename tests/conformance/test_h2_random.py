@@ -25,8 +25,8 @@ from gateway.transports.http2 import frames
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import MissingPseudoHeaders
 from gateway.transports.http2.hpack import Field, literal
-from gateway.transports.http2.receiver import STREAM_WINDOW
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.http2.windows import STREAM_WINDOW
 from tests.fakes import FrameByFrame
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a"), (":authority", "h")]
@@ -257,7 +257,7 @@ def test_our_client_calls_the_library(steps: list[Step], together: bool) -> None
     streams: dict[int, Http2Stream] = {}
     for step in steps:
         if step.kind == "open":
-            stream = pair.ours.core.open(None)
+            stream = pair.ours.core.writer.open(None)
             streams[stream.number] = stream
             pair.expected_bodies[stream.number] = body_of(step)
             pair.ours.core.writer.send(stream, REQUEST, [body_of(step)], None)

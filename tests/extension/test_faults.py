@@ -58,6 +58,8 @@ def build(inner, at):
 LAYER = Layer(name="Failing", purpose="fails", chain="route", build=build, settings=(FAULT,))
 TIMEOUT = Setting(key="timeout", type=str, default="", places=("route",), help="A fault.")
 TAKEN = Layer(name="Taken", purpose="fails", chain="route", build=build, settings=(TIMEOUT,))
+KIND = Setting(key="kind", type=Failing, default=None, places=("route",), help="A fault.")
+TYPED = Layer(name="Typed", purpose="fails", chain="route", build=build, settings=(KIND,))
 """
 GROUPS = {
     "gateway.layers": {"failing": "gateway_faulty:LAYER"},
@@ -124,6 +126,7 @@ def test_a_part_that_raises_costs_its_own_call(running: Serving, model: str, par
         ("failing = NOTHING", CONFIG, "module 'gateway_faulty' has no 'NOTHING'"),
         ("failing = Rule", CONFIG, "layer 'failing' is a type; expected a gateway.api.Layer"),
         ("taken = TAKEN", CONFIG.replace(", fault: call", ""), "the key 'timeout' of 'route'"),
+        ("typed = TYPED", CONFIG.replace(", fault: call", ""), "the key 'kind' of an installed"),
     ],
 )
 def test_a_package_that_cannot_be_used_is_named(

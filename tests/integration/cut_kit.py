@@ -16,7 +16,6 @@ from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.schema import open_inference_pb2 as pb
 from gateway.service import Service
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import (
     ClientLimits,
     GrpcFrontend,
@@ -27,6 +26,7 @@ from gateway.transports.contract import (
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.http1.server import HttpServer
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsContext
 from gateway.upstream import Upstream
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind

@@ -116,6 +116,18 @@ class Container:
         }
 
 
+def listening(process: subprocess.Popen[str]) -> dict[str, str]:
+    """Return the addresses in the log of a gateway that starts, by server."""
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if '"started"' in line:
+            found: dict[str, str] = json.loads(line)
+            return found
+    raise AssertionError("".join(lines))
+
+
 class Started:
     """A container that runs.
 

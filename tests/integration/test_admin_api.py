@@ -23,12 +23,13 @@ from gateway.app.reload import Reloader
 from gateway.app.transports import TransportImplementation, http_server_class
 from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpMount, ServerLimits
+from gateway.transports.memory_budget import MemoryBudget
 from tests import admin_kit
-from tests.admin_kit import Cutover, Evidence, Process, pages, router_of
+from tests.admin_kit import Process, router_of
 from tests.integration.cli_kit import gateway as command
 from tests.integration.cli_kit import get, serving
+from tests.unit.migration.admin.kit import Cutover, Evidence, pages
 
 CONFIG = """
 version: 1
@@ -234,6 +235,7 @@ async def test_serves_samples_and_migration_summaries() -> None:
             "sampled": 16,
             "compared": 10,
             "failed": 5,
+            "reason": "internal: no GPU",
             "agreement": 0.9,
         }
     ] == found["migrations"]

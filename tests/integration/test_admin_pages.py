@@ -9,12 +9,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway import migration
 from gateway.api.admin import Page
 from gateway.app import admin
 from gateway.app.admin import overview
 from gateway.app.admin.html import render
-from tests.admin_kit import Cutover, Evidence, ask
+from tests.admin_kit import ask
 from tests.integration.test_admin_api import api, started
+from tests.unit.migration.admin.kit import Cutover, Evidence
 
 
 @pytest.mark.parametrize(
@@ -140,3 +142,12 @@ def test_tables_broke_names_in_the_middle() -> None:
     template = (folder / "overview" / "page.html").read_text("utf-8")
     for value in ("target.name", "endpoint.address"):
         assert f'<td class="name">{{{{ {value} }}}}</td>' in template
+    report = (Path(migration.__file__).parent / "report" / "page.html").read_text("utf-8")
+    assert "anywhere" not in report
+    assert "div{overflow-x:auto}" in report
+
+
+async def test_the_list_of_migrations_has_the_reason_of_failures() -> None:
+    """The number of failed calls has the most frequent reason beside it."""
+    reply = await ask(api(Evidence("holds"), Cutover()), "/ui/migrations")
+    assert "<td>internal: no GPU</td>" in reply.body.decode()

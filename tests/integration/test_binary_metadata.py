@@ -52,10 +52,19 @@ class Servers:
 
     def infer(self, _message: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer over gRPC."""
+        return bytes(self._response(context).SerializeToString())
+
+    def stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Answer each message of a stream."""
+        for _ in messages:
+            reply = pb.ModelStreamInferResponse(infer_response=self._response(context))
+            yield reply.SerializeToString()
+
+    def _response(self, context: grpc.ServicerContext) -> Any:
         self.seen = [each for each in context.invocation_metadata() if each[0].startswith("x-")]
         reply = pb.ModelInferResponse(model_name="g", raw_output_contents=[b"\1\0\0\0"])
         reply.outputs.add(name="y", datatype="INT32", shape=[1])
-        return reply.SerializeToString()
+        return reply
 
     def http_handler(self) -> type[BaseHTTPRequestHandler]:
         """Return what answers over HTTP."""
@@ -86,9 +95,11 @@ class Servers:
 @contextmanager
 def _running(servers: Servers) -> Iterator[tuple[str, str]]:
     """Run both servers; yield their addresses."""
-    handler = grpc.method_handlers_generic_handler(
-        SERVICE, {"ModelInfer": grpc.unary_unary_rpc_method_handler(servers.infer)}
-    )
+    methods = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(servers.infer),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(servers.stream),
+    }
+    handler = grpc.method_handlers_generic_handler(SERVICE, methods)
     server = grpc.server(ThreadPoolExecutor(2), handlers=[handler])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -117,15 +128,16 @@ def gateway(
             yield running, servers
 
 
-def _call_grpc(running: Running, model: str) -> None:
+def _call_grpc(running: Running, model: str, *, streams: bool = False) -> None:
     message = pb.ModelInferRequest(model_name=model, raw_input_contents=[b"\1\0\0\0"])
     message.inputs.add(name="x", datatype="INT32", shape=[1])
+    data, metadata = message.SerializeToString(), (("x-key-bin", SECRET), ("x-other-bin", b"no"))
     with grpc.insecure_channel(running.addresses["main.grpc"]) as channel:
-        channel.unary_unary(INFER)(
-            message.SerializeToString(),
-            metadata=(("x-key-bin", SECRET), ("x-other-bin", b"unlisted")),
-            timeout=10,
-        )
+        if streams:
+            call = channel.stream_stream(INFER.replace("ModelInfer", "ModelStreamInfer"))
+            assert 1 == len(list(call(iter([data]), metadata=metadata, timeout=10)))
+        else:
+            channel.unary_unary(INFER)(data, metadata=metadata, timeout=10)
 
 
 def _call_http(running: Running, model: str, value: str = BASE64) -> None:
@@ -137,10 +149,11 @@ def _call_http(running: Running, model: str, value: str = BASE64) -> None:
         assert 200 == connection.getresponse().status
 
 
-def test_bytes_over_grpc_arrive_as_bytes(gateway: tuple[Running, Servers]) -> None:
-    """Only listed keys are forwarded."""
+@pytest.mark.parametrize("streams", [False, True])
+def test_bytes_over_grpc_arrive_as_bytes(gateway: tuple[Running, Servers], streams: bool) -> None:
+    """Only listed keys are forwarded, of calls and of streams."""
     running, servers = gateway
-    _call_grpc(running, "g")
+    _call_grpc(running, "g", streams=streams)
     assert [("x-key-bin", SECRET)] == [each for each in servers.seen if each[0] != "x-request-id"]
 
 

@@ -235,14 +235,26 @@ async def test_a_session_is_not_resumed_after_the_authority_changed(tmp_path: Pa
     assert not is_resumed
 
 
-@TRANSPORTS
-async def test_a_failed_handshake_is_one_line_in_the_log(transport: str, tmp_path: Path) -> None:
+# The core of gRPC, which the reference implementation uses, tells nobody.
+@pytest.mark.parametrize(
+    ("transport", "name"),
+    [
+        ("native", "main.http"),
+        ("native", "main.grpc"),
+        ("native", "main.graphpipe.tcp"),
+        ("native", "main.grps.brpc"),
+        ("reference", "main.http"),
+    ],
+)
+async def test_a_failed_handshake_is_one_line_in_the_log(
+    transport: str, name: str, tmp_path: Path
+) -> None:
     """Many within a second are one line, which names the reason."""
     authority = trustme.CA()
     write_pair(tmp_path, authority)
     with structlog.testing.capture_logs() as lines:
         async with running(listener(transport), tmp_path) as gateway:
-            host, _, port = gateway.addresses["main.http"].rpartition(":")
+            host, _, port = gateway.addresses[name].rpartition(":")
             for _ in range(5):
                 reader, writer = await asyncio.open_connection(host, int(port))
                 writer.write(b"GET / HTTP/1.1\r\n\r\n")

@@ -28,6 +28,25 @@ PREFLIGHT = {
     "Access-Control-Request-Headers": "content-type, inference-header-content-length",
 }
 
+PROTOCOL_HEADERS = {
+    "ce-id",
+    "content-type",
+    "inference-header-content-length",
+    "nv-inferrequest",
+    "return-ndarray",
+    "seldon-puid",
+    "ts_request_sequence_id",
+    "x-amzn-sagemaker-custom-attributes",
+    "x-api-key",
+    "x-stainless-lang",
+}
+"""Headers of requests, of which each belongs to another protocol or is a credential."""
+KEY_FILE = """
+version: 1
+salt: 9f86d081884c7d659a2feaa0c55ad015
+keys: []
+"""
+
 
 def config(transport: str, origins: str = f'"{PAGE}"') -> str:
     return CONFIG.format(transport=transport, origins=origins)
@@ -46,11 +65,25 @@ async def test_a_preflight_of_a_listed_origin_is_allowed(transport: str) -> None
             assert 403 == response.status
             assert "Access-Control-Allow-Origin" not in response.headers
     assert PAGE == found["Access-Control-Allow-Origin"]
-    assert "GET, HEAD, POST" == found["Access-Control-Allow-Methods"]
-    assert "inference-header-content-length" in found["Access-Control-Allow-Headers"]
+    assert "GET, HEAD, POST, PUT" == found["Access-Control-Allow-Methods"]
+    assert PROTOCOL_HEADERS <= set(found["Access-Control-Allow-Headers"].split(", "))
     assert "120" == found["Access-Control-Max-Age"]
     assert "Origin" in found["Vary"]
     assert "Access-Control-Allow-Credentials" not in found
+
+
+@TRANSPORTS
+async def test_a_preflight_has_its_response_for_each_path(transport: str) -> None:
+    """Only then does a page read that its path is wrong; other requests for it get 404."""
+    async with running(config(transport)) as gateway, aiohttp.ClientSession() as session:
+        url = f"http://{gateway.addresses['main.http']}/nothing"
+        for origin, status in ((PAGE, 204), ("https://evil.example", 403)):
+            headers = {**PREFLIGHT, "Origin": origin}
+            for _ in range(2):
+                async with session.options(url, headers=headers) as response:
+                    assert status == response.status
+        async with session.options(url, headers={"Origin": PAGE}) as response:
+            assert 404 == response.status
 
 
 @TRANSPORTS
@@ -65,7 +98,8 @@ async def test_scripts_of_a_listed_origin_read_responses_and_errors(transport: s
                     assert status == response.status
                     assert allowed == response.headers.get("Access-Control-Allow-Origin")
                     exposed = response.headers.get("Access-Control-Expose-Headers", "")
-                    assert (allowed is not None) == ("inference-header-content-length" in exposed)
+                    for name in ("inference-header-content-length", "ts_stream_next"):
+                        assert (allowed is not None) == (name in exposed)
 
 
 @TRANSPORTS
@@ -86,11 +120,29 @@ async def test_http2_has_the_same_rules() -> None:
         h2_client(gateway.addresses["main.http"]) as client,
     ):
         headers = [(name.lower(), value) for name, value in PREFLIGHT.items()]
+        assert 204 == (await client.ask("OPTIONS", "/nothing", fields=headers)).status
         found = await client.ask("OPTIONS", "/v2/health/live", fields=headers)
         assert 204 == found.status
         assert PAGE == dict(found.headers)["access-control-allow-origin"]
         found = await client.ask("GET", "/v2/health/live", fields=[("origin", PAGE)])
         assert PAGE == dict(found.headers)["access-control-allow-origin"]
+
+
+@TRANSPORTS
+async def test_a_preflight_needs_no_credential(transport: str, tmp_path: Path) -> None:
+    """Pages may send the header that the configuration names for keys, and read refusals."""
+    (tmp_path / "keys.yaml").write_text(KEY_FILE)
+    text = config(transport) + "security: {keys: {file: keys.yaml, header: x-shop-key}}\n"
+    async with running(text, tmp_path) as gateway, aiohttp.ClientSession() as session:
+        url = f"http://{gateway.addresses['main.http']}/v2/models/simple/infer"
+        async with session.options(url, headers=PREFLIGHT) as response:
+            assert 204 == response.status
+            allowed = response.headers["Access-Control-Allow-Headers"].split(", ")
+        async with session.post(url, headers={"Origin": PAGE}) as response:
+            assert 401 == response.status
+            assert PAGE == response.headers["Access-Control-Allow-Origin"]
+            assert "www-authenticate" in response.headers["Access-Control-Expose-Headers"]
+    assert (1, 0) == (allowed.count("x-shop-key"), allowed.count("x-api-key"))
 
 
 @TRANSPORTS

@@ -154,16 +154,22 @@ def test_unread_access_log_delays_no_call(tmp_path: Path) -> None:
         os.close(reader)
 
 
-def test_closed_standard_error_is_no_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_closed_standard_error_is_no_log(tmp_path: Path, workers: int) -> None:
     """A gateway without standard error serves; no connection gets its place and what is printed."""
     http, admin = ports(2)
     path = tmp_path / "gateway.yaml"
-    path.write_text(CONFIG.format(workers=1, http=http, admin=admin, access="a.log"))
-    command = f"exec {sys.executable} -m gateway serve {path} 2>&-"
+    path.write_text(CONFIG.format(workers=workers, http=http, admin=admin, access="a.log"))
+    command = f"exec {sys.executable} -m gateway serve {path} >&- 2>&-"
     with subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.DEVNULL) as process:
         try:
             kit.eventually(lambda: process.poll() is not None or answers(f"127.0.0.1:{admin}"))
-            assert "/dev/null" == str(Path(f"/proc/{process.pid}/fd/2").readlink())
+            of_process = Path(f"/proc/{process.pid}")
+            children = (of_process / f"task/{process.pid}/children").read_text().split()
+            folders = [of_process / "fd", *(Path(f"/proc/{each}/fd") for each in children)]
+            assert (1 if workers == 1 else 1 + workers) == len(folders)
+            for number in ("1", "2"):
+                assert {"/dev/null"} == {str((each / number).readlink()) for each in folders}
             process.terminate()
             assert 0 == process.wait(kit.PATIENCE_S)
         finally:

@@ -30,6 +30,7 @@ from tests.integration.reload_kit import (
     until,
     upstream_routes,
 )
+from tests.unit.backends.onnx_models import ELEMENT_TYPES, model
 
 # Three processes and the commands take their time where others are busy too.
 pytestmark = pytest.mark.timeout(120)
@@ -159,6 +160,51 @@ async def test_unchanged_model_is_not_loaded_again(tmp_path: Path, workers: int)
         )
         assert instances(gateway, "kept") == unchanged
         assert not instances(gateway, "changed") & changed
+
+
+ONNX = """
+models:
+  kept: {backend: onnx, path: kept.onnx, options: {device: cpu}}
+  trained: {backend: onnx, path: trained, options: {device: cpu}}
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_model_whose_files_changed_is_loaded_again(tmp_path: Path, workers: int) -> None:
+    """A reload said `applied`, and the model of the old file served."""
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "trained" / "1").mkdir(parents=True)
+    trained = tmp_path / "trained" / "1" / "model.onnx"
+    for path in (tmp_path / "kept.onnx", trained):
+        path.write_bytes(one_operator("Abs"))
+    text = HEAD.format(workers=workers) + ONNX
+    with reloadable(tmp_path / "gateway.yaml", text) as gateway:
+        assert {2.0} == results(gateway, "trained")
+        trained.with_suffix(".new").write_bytes(one_operator("Neg"))
+        trained.with_suffix(".new").rename(trained)
+        status, document = await gateway.reload(text)
+        replaced = ["model trained", "route trained"]
+        assert (200, replaced) == (status, document["changes"]["replaced"])
+        assert {-2.0} == results(gateway, "trained")
+        assert {2.0} == results(gateway, "kept")
+        trained.write_bytes(b"half of a mod")
+        status, document = await gateway.reload(text)
+        assert (422, True) == (status, str(trained) in document["error"])
+        assert {-2.0} == results(gateway, "trained")
+
+
+def one_operator(operator: str) -> bytes:
+    """Return a model with one operator."""
+    kind = ELEMENT_TYPES["FP32"]
+    return model([(operator, ["X"], ["Y"])], [("X", kind, ["n"])], [("Y", kind, ["n"])])
+
+
+def results(gateway: Reloaded, name: str) -> set[float]:
+    """Return the outputs of a model for 2, of all workers."""
+    tensor = {"name": "X", "datatype": "FP32", "shape": [1], "data": [2]}
+    url = gateway.running.url(f"/v2/models/{name}/infer")
+    replies = [get(url, {"inputs": [tensor]})[1] for _ in range(20)]
+    return {reply["outputs"][0]["data"][0] for reply in replies}
 
 
 def instances(gateway: Reloaded, model: str) -> set[int]:

@@ -140,6 +140,22 @@ async def test_deadlines_that_end_together_leave_the_stream_of_a_neighbour() -> 
     assert [grpc.StatusCode.DEADLINE_EXCEEDED] * _CALLS == codes
 
 
+async def test_small_frames_of_each_call_are_no_attack() -> None:
+    """A client of gRPC updates windows when it begins to wait, and may reset a call that has ended."""
+    slow = Slow()
+    async with served(slow, h2_streams=2000) as server, peer(server.address) as client:
+        calls = numbers(1500, 1)
+        for number in calls:
+            client.send(complete(number), *(frames.window_update(each, 5) for each in (0, number)))
+        await slow.reached(len(calls))
+        slow.go.set()
+        for number in calls:
+            await client.until(frames.HEADERS, number, frames.END_STREAM)
+        client.send(*map(reset, calls), PING)
+        await client.until(frames.PING, 0)
+    assert frames.GOAWAY not in [kind for kind, *_ in client.received]
+
+
 async def test_a_flood_of_resets_lets_the_streams_of_others_end() -> None:
     """New streams are refused, a neighbour's goes on, and the connection ends after it."""
     slow = Slow()

@@ -22,7 +22,7 @@ CONFIG = """
 version: 1
 workers: {workers}
 listeners: [{{http: "127.0.0.1:0"}}]
-admin: {{address: "127.0.0.1:{admin}", metrics: null}}
+admin: {{address: "127.0.0.1:{admin}", metrics: null, audit: audit.log}}
 models:
   simple: {{backend: python, options: {{callable: "gateway.backends.examples:simple"}}}}
 telemetry: {{log: {{access: {{path: calls.log}}}}}}
@@ -50,15 +50,30 @@ def test_interrupt_skips_pre_stop(tmp_path: Path, workers: int) -> None:
         assert "Traceback" not in "".join(running.log)
 
 
+def test_interrupt_during_the_start_skips_pre_stop(tmp_path: Path) -> None:
+    """Workers that serve already have no more calls from a load balancer than the others."""
+    path = config(tmp_path, 2, pre_stop=f"{_LONG_S}s")
+    command = [sys.executable, "-m", "gateway", "serve", str(path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        try:
+            assert any(b"worker started" in line for line in process.stderr)
+            process.send_signal(signal.SIGINT)
+            assert 0 == process.wait(_LONG_S / 2)
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_log_files_are_reopened(tmp_path: Path, workers: int) -> None:
     """SIGUSR1 makes a new file where one was moved away, without a call; SIGUSR2 does nothing."""
-    path, calls = config(tmp_path, workers), tmp_path / "calls.log"
-    with serving(str(path), patience_s=kit.PATIENCE_S) as running:
-        calls.rename(tmp_path / "calls.log.1")
+    files = [tmp_path / "calls.log", tmp_path / "audit.log"]
+    with serving(str(config(tmp_path, workers)), patience_s=kit.PATIENCE_S) as running:
+        for each in files:
+            each.rename(each.with_suffix(".1"))
         running.process.send_signal(signal.SIGUSR2)
         running.process.send_signal(signal.SIGUSR1)
-        kit.eventually(calls.exists)
+        kit.eventually(lambda: all(each.exists() for each in files))
         assert (200, {"ready": True}) == get(running.url("/readyz", "admin"))
         kit.eventually(lambda: len(kit.events(running, "log files reopened")) == 1)
         assert 0 == running.stop()

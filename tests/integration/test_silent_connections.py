@@ -134,6 +134,31 @@ async def test_cancelled_calls_show_a_forgotten_connection() -> None:
         assert not await times_out(client, 5)
 
 
+async def test_a_call_without_a_deadline_shows_a_forgotten_connection() -> None:
+    """It ends late or never, so the server is asked while it waits."""
+    if MAKES.client == "reference":
+        pytest.skip("grpcio has no PING to send, so only calls that end show it")
+    async with (
+        serving(Answers(echo)) as server,
+        behind_nat(server.address) as (nat, address),
+        calling(address) as client,
+    ):
+        await client.send(ask(), deadline=None)
+        nat.forget()
+        waiting = asyncio.ensure_future(client.send(ask(), deadline=None))
+        async with asyncio.timeout(10):
+            # None of these ends, so none of them asks.
+            pending = {waiting}
+            while nat.connections < 2:
+                pending.add(asyncio.ensure_future(client.send(ask(), deadline=None)))
+                await asyncio.sleep(0.05)
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        assert not waiting.done()
+        for each in pending:
+            each.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
 async def test_calls_of_a_replaced_connection_go_on() -> None:
     """A server that acknowledges no PING may still reply."""
     slow = Slow()

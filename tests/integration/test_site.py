@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from gateway import __version__
 from gateway.cli.commands import COMMANDS
 from gateway.ir.errors import ErrorCode
+from gateway.telemetry.names import METRICS
+from tests.unit.release.loading import load
 
 ROOT = Path(__file__).parents[2]
 ASSET = re.compile(
@@ -49,6 +53,42 @@ def test_no_page_loads_from_another_host(site: Path) -> None:
     assert not any(re.search(r"url\(['\"]?(https?:)?//", style) for style in styles)
 
 
+def test_a_page_that_is_not_there_fails_the_build(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong entry of the navigation and a wrong anchor are warnings, and warnings are failures."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# Home\n\n[a section](#nowhere)\n")
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8").partition("nav:\n  - Home")[0]
+    settings = settings.replace("build/docs", str(tmp_path / "docs"))
+    settings = settings.replace("site_dir: site", f"site_dir: {tmp_path / 'site'}")
+    (tmp_path / "mkdocs.yml").write_text(
+        f"{settings}nav: [{{Home: index.md}}, {{Gone: gone.md}}]\n"
+    )
+    load("publisher")  # finds the folder
+    # The name is also that of a module of Python.
+    build = runpy.run_path(str(ROOT / "release" / "site.py"))["build"]
+    assert 0 != build(tmp_path / "mkdocs.yml")
+    shown = capfd.readouterr().err
+    assert "gone.md" in shown
+    assert "#nowhere" in shown
+
+
+def test_every_entry_of_the_navigation_is_a_page(site: Path) -> None:
+    """No entry leads to a source, and each local link leads to a file of the site."""
+    wrong = []
+    for page in site.rglob("*.html"):
+        if page.name == "404.html":  # its links begin at the root of the host
+            continue
+        links = re.findall(r"<a[^>]*\shref=\"([^\"#?]+)", page.read_text("utf-8"))
+        wrong += [
+            f"{page.relative_to(site)}: {link}"
+            for link in links
+            if not re.match(r"\w+:", link) and not (page.parent / unquote(link)).is_file()
+        ]
+    assert [] == wrong
+
+
 def test_generated_pages_describe_this_version(site: Path) -> None:
     """Commands, errors, metrics and log events come from the code."""
     assert f"version {__version__}" in text_of(site / "index.html")
@@ -57,5 +97,7 @@ def test_generated_pages_describe_this_version(site: Path) -> None:
     errors = text_of(site / "reference" / "errors.html")
     assert {code.value for code in ErrorCode if code.value not in errors} == set()
     assert {"UNAUTHENTICATED", "RESOURCE_DOES_NOT_EXIST", "model_not_found"} <= set(errors.split())
-    assert "gateway_route_in_flight" in text_of(site / "reference" / "metrics.html")
+    metrics = text_of(site / "reference" / "metrics.html")
+    assert {each.name for each in METRICS if each.name not in metrics} == set()
+    assert {each.name for each in METRICS if ", ".join(each.labels) not in metrics} == set()
     assert "configuration reloaded" in text_of(site / "reference" / "log-events.html")

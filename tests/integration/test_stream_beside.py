@@ -16,7 +16,6 @@ import trustme
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.grps.brpc.framing import looks_like, server_framer
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import (
     ClientLimits,
@@ -28,6 +27,7 @@ from gateway.transports.contract import (
 )
 from gateway.transports.grpc.client import GrpcClient
 from gateway.transports.http2.frames import PREFACE, may_be_http2, settings
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.reference.http_server import HttpServer
 from gateway.transports.stream.protocol_sniffing import (

@@ -145,6 +145,10 @@ def test_flags_of_tls_are_refused_beside_a_file(folder: Path) -> None:
         ["reload", "--admin", "ADDR"],
         ["top", "ADDR", "--count", "1", "--interval", "0.1"],
         ["top", "--admin", "ADDR", "--count", "1", "--interval", "0.1"],
+        ["residency", "ADDR"],
+        ["residency", "--admin", "ADDR"],
+        ["health", "--live", "ADDR"],
+        ["health", "--live", "--admin", "ADDR"],
     ],
 )
 def test_admin_address_with_tls(words: list[str], server: Running, folder: Path) -> None:
@@ -154,14 +158,22 @@ def test_admin_address_with_tls(words: list[str], server: Running, folder: Path)
     done = gateway(*words, "--tls-ca", str(folder / "authority.pem"))
     assert 0 == done.returncode, done.stderr
     assert 1 == gateway(*words).returncode
-    host = server.addresses["admin"]
-    assert 1 == gateway(words[0], host).returncode  # without TLS
+    plain = [server.addresses["admin"] if word == address else word for word in words]
+    assert 1 == gateway(*plain).returncode  # without TLS
 
 
-def test_two_admin_addresses_are_refused() -> None:
+@pytest.mark.parametrize("words", [["status"], ["residency", "pin", "m"], ["health", "--live"]])
+def test_two_admin_addresses_are_refused(words: list[str]) -> None:
     """One of them must be wrong."""
-    done = gateway("status", "127.0.0.1:1", "--admin", "127.0.0.1:2")
+    done = gateway(*words, "127.0.0.1:1", "--admin", "127.0.0.1:2")
     assert (2, True) == (done.returncode, "two admin addresses" in done.stderr)
+
+
+@pytest.mark.parametrize("words", [["pin"], ["pim", "m"], ["m"], ["pin", "m", "n"]])
+def test_residency_names_what_it_expects(words: list[str]) -> None:
+    """Nothing is sent."""
+    done = gateway("residency", *words, "127.0.0.1:1")
+    assert (2, True) == (done.returncode, "one of pin, unpin, evict and the name" in done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +182,12 @@ def test_two_admin_addresses_are_refused() -> None:
         ["route", "weights", "r", "a=1", "127.0.0.1:1"],
         ["route", "reset", "r", "127.0.0.1:1"],
         ["upstream", "drain", "u", "127.0.0.1:1"],
+        ["residency", "127.0.0.1:1"],
+        ["residency", "pin", "m", "127.0.0.1:1"],
+        ["health", "--live", "127.0.0.1:1"],
+        ["status", "127.0.0.1:1"],
+        ["reload", "127.0.0.1:1"],
+        ["top", "127.0.0.1:1"],
         ["capture", "start", "m", "127.0.0.1:1"],
         ["capture", "stop", "127.0.0.1:1"],
         ["capture", "status", "127.0.0.1:1"],

@@ -63,8 +63,11 @@ async def listening(serve: Serve) -> AsyncIterator[str]:
     async with server:
         host, port = server.sockets[0].getsockname()
         yield f"{host}:{port}"
+        # A client may just have connected again. The loop would forget a connection between its
+        # acceptance and its first callback if the server closed there.
+        asyncio.get_running_loop().remove_reader(server.sockets[0].fileno())
+        await settle()
         server.close()
-        await settle()  # a client may just have connected again
         await asyncio.gather(*tasks)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import grpc
 
@@ -74,7 +74,7 @@ def ask(connection: HTTPConnection, model: str = "simple", body: str = BODY) -> 
     return response.status
 
 
-def connect(running: Running) -> HTTPConnection:
+def connect(running: Addressed) -> HTTPConnection:
     """Return a connection to whichever worker the kernel chooses."""
     return HTTPConnection(running.addresses["main.http"], timeout=PATIENCE_S)
 
@@ -164,6 +164,12 @@ def end(pid: int, number: signal.Signals) -> None:
     os.kill(pid, number)
 
 
+class Addressed(Protocol):
+    """What has addresses of servers by name: a gateway, or a balancer before several."""
+
+    addresses: dict[str, str]
+
+
 class Load:
     """Clients that send one inference after another, each on a thread.
 
@@ -175,7 +181,7 @@ class Load:
     """
 
     def __init__(
-        self, running: Running, clients: int = 4, *, keep: bool = True, grpc: bool = False
+        self, running: Addressed, clients: int = 4, *, keep: bool = True, grpc: bool = False
     ) -> None:
         self._running = running
         self._keep = keep

@@ -24,8 +24,8 @@ from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
 from gateway.config.models import Config
 from gateway.settings.units import Address, StreamAddress
-from tests.admin_kit import pages as pages_of
 from tests.interop.browser import opened
+from tests.unit.migration.admin.kit import pages as pages_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 

@@ -18,9 +18,9 @@ from gateway.ir.metadata import ModelMetadata
 from gateway.policies.buffer_body import BufferBody
 from gateway.policies.complete.policy import Complete
 from gateway.policies.forward_headers import ForwardHeaders
-from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
 from tests.matrix.clients import WHOLE, Client
+from tests.memory_client import grpc_memory, http_memory, stream_memory
 from tests.properties.carries import Carries
 from tests.properties.chains import Told
 from tests.properties.registered import REGISTERED, Registered

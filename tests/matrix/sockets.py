@@ -16,8 +16,8 @@ from gateway.app.transports import (
 )
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import ClientLimits, GrpcMount, HttpMount, Server, ServerLimits
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.stream.client import StreamClient
 from gateway.transports.stream.server import StreamServer
 from tests.properties.registered import Registered

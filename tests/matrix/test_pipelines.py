@@ -24,9 +24,9 @@ from gateway.pipelines.pipeline import Pipeline
 from gateway.pipelines.signature_cache import SignatureCache
 from gateway.policies.complete.policy import Complete
 from gateway.policies.forward_headers import ForwardHeaders
-from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
 from tests.matrix.clients import CLIENTS, WHOLE, Array, Client, OipGrpc
+from tests.memory_client import grpc_memory, http_memory, stream_memory
 from tests.properties.carries import WAYS, Carries
 from tests.properties.chains import Told
 from tests.properties.registered import REGISTERED

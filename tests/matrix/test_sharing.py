@@ -12,7 +12,6 @@ import pytest
 
 from gateway.app.batching import batch_queues
 from gateway.app.layers import build_chain
-from gateway.app.signatures import DescribedModels
 from gateway.backends.examples import simple
 from gateway.backends.python import PythonBackend
 from gateway.backends.versions import Versions
@@ -23,10 +22,11 @@ from gateway.ir.datatypes import Datatype
 from gateway.policies.complete.policy import Complete
 from gateway.policies.forward_headers import ForwardHeaders
 from gateway.policies.reject_sequences import ModelProcesses
+from gateway.policies.signatures import DescribedModels
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.upstream import Upstream
 from tests.matrix.clients import CLIENTS, WHOLE, Array, Client
+from tests.memory_client import grpc_memory, http_memory, stream_memory
 from tests.properties.carries import WAYS, Carries
 from tests.properties.chains import Told
 from tests.properties.registered import REGISTERED

@@ -6,18 +6,13 @@ import asyncio
 import random
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from gateway.accelerator import PYTHON_VERSIONS
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import GatewayError
-from gateway.migration.cutover import steps
-from gateway.migration.cutover.states import ADVANCING, TRANSITIONS, Event, Phase
-from gateway.migration.cutover.steps import CutoverEvidence, CutoverPlan, CutoverState
-from gateway.migration.evidence.verdicts import GuardVerdict, Standing
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import HttpMount, ServerLimits
 from gateway.transports.grpc import connection_lifecycle
@@ -40,6 +35,7 @@ from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.frames import MissingPseudoHeaders
 from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.reference import http_connection as reference_connection
 from gateway.transports.reference.http_connection import ReferenceHttpConnection
 from gateway.transports.reference.http_server import HttpServer as ReferenceServer
@@ -49,6 +45,7 @@ from gateway.transports.stream import states as stream
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.server_connection import StreamConnection
 from gateway.wire.grpc import MethodKind
+from tests.accelerated_parts import use_functions
 from tests.integration.stream_kit import NumberedFramer, ordered
 from tests.properties.walks import (
     MoodyGrpc,
@@ -67,63 +64,6 @@ LIMITS = ServerLimits(
 PAUSES_S = (0.0, 0.0, 0.0, 0.0, 0.001, 2.0, 11.0, 100.0)
 QUIET_S = 2000.0
 """Longer than all time limits of a connection together."""
-
-
-@pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
-    found = Rows(TRANSITIONS)
-    monkeypatch.setattr(steps, "TRANSITIONS", found)
-    return found
-
-
-def _evidence(drawn: random.Random) -> CutoverEvidence:
-    standing = drawn.choices(list(Standing), [8, 3, 0.5])[0]
-    return CutoverEvidence(
-        calls=drawn.choice((0, 1, 50)),
-        compared=drawn.choice((0, 50)),
-        guards=(GuardVerdict("mismatch.below", standing, "drawn"),),
-        models=drawn.choices(("", '{"old": {"m": "1"}}', '{"old": {"m": "2"}}'), [9, 1, 1])[0],
-        is_applied=drawn.random() < 0.5,
-    )
-
-
-def test_a_cutover_moves_by_the_rows_of_its_table(rows: Rows) -> None:
-    """Each decision and each accepted command is a row or keeps the phase; all rows occur."""
-    drawn = random.Random(7)  # noqa: S311  # not a secret
-    for seed in range(400):
-        plan = CutoverPlan(
-            "fraud",
-            "triton",
-            (1.0, 50.0, 100.0),
-            bake_s=2,
-            min_calls=10,
-            max_wait_s=drawn.choice((4, 1000)),
-            approve=drawn.choice(((), (1.0, 50.0))),
-            pauses_on_trip=seed % 2 == 0,
-            guards=("mismatch.below",),
-        )
-        state, now = CutoverState(), 1000.0
-        for _ in range(80):
-            now += 1
-            before, rows.last = state, None
-            if drawn.random() < 0.3:
-                verb = drawn.choice(list(steps.COMMANDS))
-                at_step = drawn.choice((None, 0, 2)) if verb == "resume" else None
-                with suppress(steps.CommandRefused):
-                    state = steps.command(plan, state, verb, now, at_step=at_step).state
-            else:
-                state = steps.decide(plan, state, _evidence(drawn), now).state
-            assert 0 == state.weight or state.phase not in {Phase.READY, Phase.ROLLED_BACK}
-            assert state.phase in {before.phase, rows.last}
-            assert state.epoch > before.epoch or state.weight == before.weight
-    assert set(TRANSITIONS) == rows.used
-
-
-def test_phases_that_advance_can_be_left_by_an_operator() -> None:
-    """Each phase in which calls move can be paused and rolled back."""
-    for phase in ADVANCING:
-        assert (phase, Event.PAUSE) in TRANSITIONS
-        assert (phase, Event.ROLL_BACK) in TRANSITIONS
 
 
 def _draw(seed: int) -> random.Random:
@@ -214,7 +154,7 @@ class _Side:
         """Take one step on one of the streams."""
         core, drawn = self.core, self.drawn
         if self.is_client and drawn.random() < 0.3:  # of two kinds
-            stream = core.open(None)
+            stream = core.writer.open(None)
             self.known.append(stream)
             if drawn.random() < 0.3:
                 core.writer.send(stream, _HEAD, (b"x" * 20,), None)
@@ -247,6 +187,7 @@ _TAIL = literal(b"a", b"b")
 
 def test_a_stream_of_http2_moves_by_the_rows_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ends open, write, end and reset streams; a closed stream is known no more."""
+    use_functions(PYTHON_VERSIONS, monkeypatch)  # compiled ones set the states past the watch
     found = Rows(
         http2.TRANSITIONS, [http2.Http2StreamEvent.SEND_END, http2.Http2StreamEvent.RECEIVE_END]
     )

@@ -20,8 +20,8 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import GrpcFrontend, HttpFrontend, StreamFrontend
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.stream import Frame

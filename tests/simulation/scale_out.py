@@ -159,6 +159,7 @@ def row(size: int) -> str:
     cells = (
         f"{size:,}",
         f"{100 * moved_share(size, size + 1):.1f} %",
+        f"{100 * moved_share(size, size - 1):.1f} %" if size > 1 else "all",
         f"{100 * moved_models(size, size + 1):.1f} %",
         f"{100 * rejected_share(size):.1f} %",
         f"{1000 * p99_s(size):.0f} ms",

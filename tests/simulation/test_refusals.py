@@ -12,7 +12,7 @@ import pytest
 
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.context import Origin
-from gateway.ir.errors import GatewayError, Overloaded, Unavailable, UpstreamError
+from gateway.ir.errors import Forbidden, GatewayError, Overloaded, Unavailable, UpstreamError
 from gateway.policies.limits.policy import CallLimits
 from gateway.policies.limits.retry import RetryBudget, RetryRules
 from gateway.routing.endpoints import Endpoint, Endpoints
@@ -33,7 +33,8 @@ Fault = Callable[[str], GatewayError]
 refuse: Fault = partial(Overloaded, origin=SAID)
 fail: Fault = partial(UpstreamError, origin=SAID)
 be_unavailable: Fault = partial(Unavailable, origin=SAID)
-FAULTS = {"refuse": refuse, "fail": fail, "unavailable": be_unavailable}
+deny: Fault = partial(Forbidden, origin=SAID)
+FAULTS = {"refuse": refuse, "fail": fail, "unavailable": be_unavailable, "deny": deny}
 
 
 class Replicas:

@@ -45,6 +45,12 @@ CODE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) |\||#)")
 CELL = re.compile(r"(?<!\\)\|")
 FLAG = re.compile(r"--[a-z-]+")
+FOLDERS = "benchmarks|changes|config|demo|deploy|docs|gateway|release|requirements|schemas|tests"
+REPOSITORY_PATH = re.compile(rf"`((?:{FOLDERS})/[^`\s:#]*)")
+PLACEHOLDER = re.compile(r"<[^>]*>|\b[A-Z]{3,}\b")
+# It names what is no more; and pages of protocols cite those of other projects.
+PAST = ROOT / "docs" / "history.md"
+OF_OTHERS = re.compile(r"docs/(?!protocols/)")
 
 
 def name_of(path: Path) -> str:
@@ -134,6 +140,29 @@ def test_links_lead_to_existing_files_and_headings(path: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             wrong.append(f"{file}#{anchor}")
     assert [] == wrong
+
+
+def wrong_paths(text: str) -> Iterator[str]:
+    """Yield each path of the repository in the prose of a page that does not exist."""
+    for path in REPOSITORY_PATH.findall(CODE.sub("", text)):
+        start, _, rest = PLACEHOLDER.sub("*", path).rstrip("/").partition("{")
+        choices, _, end = rest.partition("}")
+        if not all(any(ROOT.glob(start + each + end)) for each in choices.split(",")):
+            yield path
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if page != PAST], ids=name_of)
+def test_paths_of_the_repository_exist(path: Path) -> None:
+    """A file or a folder that a page names in its prose is there; `*`, `{a,b}` and `<name>` are patterns."""
+    is_protocol = path.parent.name == "protocols"
+    found = wrong_paths(path.read_text("utf-8"))
+    assert [] == [each for each in found if not (is_protocol and OF_OTHERS.match(each))]
+
+
+def test_wrong_paths_are_found() -> None:
+    """Each choice of braces must exist, and code blocks do not count."""
+    text = "`docs/{usage,nowhere}.md` and `gateway/protocols/<name>`, `tests/unit/`\n```\n`docs/x`\n```\n"
+    assert ["docs/{usage,nowhere}.md"] == list(wrong_paths(text))
 
 
 def test_wrong_citations_are_found() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.session import Session, SessionCall, SessionReply
 from tests.fakes import settle
 
@@ -74,6 +75,22 @@ class OpenSession:
     async def _listen(self) -> None:
         async for reply in self._replies:
             self.replies.append(reply)
+
+
+async def test_only_the_first_message_has_waited_with_its_stream() -> None:
+    """The time in the queue of the stream shortens the timeout of no later message."""
+    found: list[float] = []
+
+    async def reply() -> AsyncGenerator[SessionReply[str], None]:
+        found.append(waited_s())
+        yield SessionReply("", is_only=True)
+
+    WAITED_S.set(5.0)
+    opened = OpenSession()
+    for _ in range(3):
+        await opened.add(SessionCall(reply))
+    await opened.close_half()
+    assert [5.0, 0.0, 0.0] == found
 
 
 async def test_single_replies_are_sent_in_the_order_of_their_calls() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,32 @@ def test_a_change_is_checked_in_parallel_jobs() -> None:
     assert not any("needs" in job for job in found.values())
 
 
+def test_a_release_publishes_all_of_its_files() -> None:
+    """The files that docs/release.md lists leave the build, and the page of the release has them."""
+    found = jobs(ROOT / ".github" / "workflows" / "release.yml")
+    listed = re.findall(r"^\| `([^`]+)`", (ROOT / "docs" / "release.md").read_text(), re.MULTILINE)
+    assert {"sbom.cdx.json", "provenance.json", "SHA256SUMS"} <= set(listed)
+    (upload,) = (step["with"] for step in found["build"]["steps"] if "upload" in str(step))
+    patterns = [Path(pattern).name for pattern in upload["path"].split()]
+    assert [] == [
+        name for name in listed if not any(Path(name).match(pattern) for pattern in patterns)
+    ]
+    commands = " ".join(
+        step.get("run", "") for name in ("image", "publish") for step in found[name]["steps"]
+    )
+    for command in ("gh release create", "docker push", "helm push"):
+        assert command in commands
+    assert {"id-token": "write", "contents": "write"} == found["publish"]["permissions"]
+    assert any("pypi-publish" in step.get("uses", "") for step in found["publish"]["steps"])
+
+
+def test_every_night_runs_the_long_suites() -> None:
+    """Slow and hostile tests, faults, memory, PyTorch and the image."""
+    (job,) = jobs(ROOT / ".github" / "workflows" / "nightly.yml").values()
+    targets = {command.split()[1] for command in job["strategy"]["matrix"]["command"]}
+    assert {"slow", "hostile", "chaos", "soak", "torch", "image-offline"} == targets
+
+
 def test_every_owned_path_exists() -> None:
     """CODEOWNERS names paths that there are."""
     lines = (ROOT / ".github" / "CODEOWNERS").read_text().splitlines()
@@ -69,3 +96,13 @@ def test_changes_have_a_kind() -> None:
     names = [path.name for path in (ROOT / "changes").iterdir() if path.name != "README.md"]
     pattern = re.compile(r"[0-9+][\w.-]*\.(added|changed|fixed|removed|security)\.md")
     assert [] == [name for name in names if not pattern.fullmatch(name)]
+
+
+def test_make_run_shows_its_progress() -> None:
+    """The first run installs for minutes: it says so, and pip says what it does meanwhile."""
+    command = ["make", "--dry-run", "--always-make", "run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "once, one to three minutes ..." in done.stdout
+    installs = [line for line in done.stdout.splitlines() if "pip " in line and "install" in line]
+    assert installs
+    assert [] == [line for line in installs if re.search(r" (-q|--quiet|>)", line)]

@@ -73,6 +73,10 @@ class AuditLog:
         }
         self._writer.put(orjson.dumps(cut_values(None, "", entry)) + b"\n")
 
+    def reopen(self) -> None:
+        """Open the file again."""
+        self._writer.reopen()
+
     def close(self) -> None:
         """Write the lines that wait, then close the file; does not wait for that. Idempotent."""
         self._writer.close()

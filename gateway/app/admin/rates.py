@@ -98,14 +98,13 @@ class TrafficWindow:
 
 
 class _Traffic:
-    """The calls of a route, target, model or endpoint within the window, and its probes."""
+    """The calls of a route, target, model or endpoint within the window, without probes."""
 
-    __slots__ = ("buckets", "calls", "failed", "means", "probes", "rejected", "seconds")
+    __slots__ = ("buckets", "calls", "failed", "means", "rejected", "seconds")
 
     def __init__(self) -> None:
         self.calls = 0.0
         self.failed = 0.0
-        self.probes = 0.0
         self.rejected = 0.0
         self.seconds = 0.0
         self.buckets: dict[float, float] = {}
@@ -119,8 +118,8 @@ class _Traffic:
                 self.buckets[bound_s] = self.buckets.get(bound_s, 0.0) + value
             case "seconds":
                 self.seconds += value
-            case "probes":
-                self.probes += value
+            case "probes":  # they only name the endpoint
+                pass
             case "rejected":
                 self.rejected += value
             case "calls" | "failed":
@@ -138,8 +137,8 @@ class _Traffic:
             "error_share": round(self.failed / self.calls, 4) if self.calls else 0.0,
         }
         found["mean_ms"] = None
-        if self.seconds:  # which is measured with the probes
-            found["mean_ms"] = round(self.seconds / (self.calls + self.probes) * 1e3, 3)
+        if self.seconds and self.calls:
+            found["mean_ms"] = round(self.seconds / self.calls * 1e3, 3)
         for name, share in _QUANTILES:
             value = _quantile(self.buckets, share)
             found[name] = None if value is None else round(value * 1e3, 3)
@@ -250,7 +249,8 @@ def _attempt_keys(_name: str, labels: Mapping[str, str]) -> Iterable[Key]:
 
 
 def _seconds_keys(_name: str, labels: Mapping[str, str]) -> Iterable[Key]:
-    yield "endpoint.seconds", (labels["upstream"], labels["endpoint"]), ""
+    if labels["kind"] in TRAFFIC_KINDS:
+        yield "endpoint.seconds", (labels["upstream"], labels["endpoint"]), ""
 
 
 _READERS: Final[Mapping[str, Callable[[str, Mapping[str, str]], Iterable[Key]]]] = {

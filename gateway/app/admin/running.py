@@ -106,20 +106,31 @@ class RunningGateway:
     async def plain_status(self) -> Document:
         """Return the status of `/status`, which commands and probes read."""
         document = await self.process.status()
-        return document | {"runtime": self.runtime()} if self.is_complete else document
+        if not self.is_complete:
+            return document
+        weights = self._weights()
+        routes = [
+            {**each, "weights": weights.get(each["name"], each["weights"])}
+            for each in document["routes"]
+        ]
+        return {**document, "routes": routes, "runtime": self.runtime()}
 
     async def status(self) -> Document:
         """Return the status with the traffic of the last minute and the weights of targets."""
         status = await self.process.status()
         self._window.update(await self.process.families())
-        config = self.config()
-        moved = {} if self._leading is None else self._leading.moved(config)
         return {
             **status,
             "traffic": self._window.document(),
-            "weights": weights_in_force(config.config, moved),
+            "weights": self._weights(),
             "runtime": self.runtime(),
         }
+
+    def _weights(self) -> dict[str, dict[str, float]]:
+        """Return the weights in force, with what extensions move, by route and target."""
+        config = self.config()
+        moved = {} if self._leading is None else self._leading.moved(config)
+        return weights_in_force(config.config, moved)
 
     async def change(self, key: str, values: Mapping[str, Any], /) -> Json:
         """Change an extension at run time; return the response."""

@@ -1,5 +1,7 @@
 """The servers of the admin port, and of the port that has the metrics alone."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Mapping
 from functools import partial
@@ -19,9 +21,9 @@ from gateway.app.transports import http_alpn
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig
 from gateway.settings.units import Address, StreamAddress
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.contract import HttpMount, Server, ServerLimits
 from gateway.transports.http1.server import HttpServer
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.tls_files import TlsFiles
 from gateway.transports.net.unix_socket import UnixSocket
 
@@ -80,7 +82,7 @@ async def start_pages(
     directory: Path = Path(),
     tls: TlsFiles | None = None,
     reuse_port: bool = False,
-) -> dict[str, Server]:
+) -> dict[str, PagesServer]:
     """Start the admin port and return its servers by name: "admin", "metrics".
 
     Args:
@@ -101,7 +103,7 @@ async def start_pages(
     addresses = {"admin": config.address, "metrics": config.metrics}
     configured = set() if admin is None else admin.model_fields_set
     audit = open_audit(admin, directory)
-    started: dict[str, Server] = {}
+    started: dict[str, PagesServer] = {}
     for name, router in admin_routers(config, gateway, directory, audit).items():
         address = addresses[name]
         if address is None:
@@ -131,7 +133,7 @@ def _log_unstarted(
     log.warning("admin page not started", page=name, address=str(address), reason=str(error))
 
 
-class _PagesServer(HttpServer):
+class PagesServer(HttpServer):
     """A server of the admin port, which closes the audit log when it stops.
 
     Args:
@@ -166,6 +168,11 @@ class _PagesServer(HttpServer):
             self._sock = self._file.bind(replaces=self._replaces)
         await super().start()
 
+    def reopen_logs(self) -> None:
+        """Open the file of the audit log again, as after logrotate."""
+        if self._audit is not None:
+            self._audit.reopen()
+
     async def stop(self) -> None:
         """Stop; idempotent."""
         await super().stop()
@@ -182,8 +189,8 @@ def _server(
     audit: AuditLog | None,
     *,
     reuse_port: bool,
-) -> Server:
-    return _PagesServer(
+) -> PagesServer:
+    return PagesServer(
         audit,
         address,
         reuse_port=reuse_port,

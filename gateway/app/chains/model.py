@@ -6,7 +6,6 @@ from typing import Final
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.app.chains.rows import always, for_questions, with_part
 from gateway.app.chains.tracing import Spans
-from gateway.app.signatures import DescribedModels, Signatures
 from gateway.ir.context import Need
 from gateway.policies.buffer_body import BufferBody
 from gateway.policies.classify import Classify
@@ -19,12 +18,6 @@ _TENSORS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 
 def _complete(inner: Entries, _at: LayerContext) -> Service:
     return Complete(inner.questions, _TENSORS, inference=inner.inference)
-
-
-def _describe(inner: Entries, models: DescribedModels) -> Service | None:
-    if not (models.signatures or models.declarations):
-        return None
-    return Signatures(inner.questions, models.signatures, models.declarations)
 
 
 def _trace(inner: Entries, spans: Spans) -> Service | None:
@@ -43,13 +36,6 @@ MODEL_CONFIGURATION: Final = Layer(
     "derives configurations from metadata, and batch sizes",
     "model",
     for_questions(ModelConfigurationLayer),
-    Calls.QUESTIONS,
-)
-SIGNATURES: Final = Layer(
-    "Signatures",
-    "adds labels and batch sizes from the configuration",
-    "model",
-    with_part(DescribedModels, _describe),
     Calls.QUESTIONS,
 )
 TRACE_INSIDE: Final = Layer(

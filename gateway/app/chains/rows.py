@@ -1,10 +1,12 @@
 """Rows of the table of layers that are no layers, and builders that need one part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from gateway.api.layer import Entries, Layer, LayerContext
+from gateway.api.extension import ConfigView, Finding
+from gateway.api.layer import Entries, Layer, LayerContext, no_findings
 from gateway.service import Service
+from gateway.settings.setting import Setting
 
 P = TypeVar("P")
 
@@ -20,10 +22,14 @@ class End(NamedTuple):
     Attributes:
         name: The name of the class.
         purpose: A description for `gateway explain --layers`.
+        settings: Its keys in the configuration file.
+        check: Yields what is wrong with its keys, beyond their types.
     """
 
     name: str
     purpose: str
+    settings: tuple[Setting[Any], ...] = ()
+    check: Callable[[ConfigView], Iterator[Finding]] = no_findings
 
 
 Row = Layer | End | Literal["packages"]

@@ -7,7 +7,6 @@ from typing import Final
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.app.chains.rows import for_questions, with_part
 from gateway.app.chains.tracing import Spans
-from gateway.app.signatures import DescribedModels, Signatures
 from gateway.ir.context import Need
 from gateway.policies.classify import Classify
 from gateway.policies.complete.policy import Complete
@@ -49,10 +48,6 @@ def _complete(inner: Entries, server: ServerTraits) -> Service:
     return Complete(inner.questions, server.needs, inference=inner.inference)
 
 
-def _describe(inner: Entries, models: DescribedModels) -> Service:
-    return Signatures(inner.questions, models.signatures, models.declarations)
-
-
 def _trace(inner: Entries, at: LayerContext) -> Service | None:
     server, tracing = at.part(ServerTraits), at.part(Spans).tracing
     if server.url is None or tracing is None:
@@ -77,13 +72,6 @@ MODEL_CONFIGURATION: Final = Layer(
     "derives configurations from metadata, and batch sizes",
     "endpoint",
     for_questions(ModelConfigurationLayer),
-    Calls.QUESTIONS,
-)
-SIGNATURES: Final = Layer(
-    "Signatures",
-    "replies to metadata calls from the configuration's signatures",
-    "endpoint",
-    with_part(DescribedModels, _describe),
     Calls.QUESTIONS,
 )
 CONFIRM_UNLOAD: Final = Layer(

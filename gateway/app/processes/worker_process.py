@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
-from gateway.app.errors import StartError
+from gateway.app.errors import RELOAD_LATE, StartError
 from gateway.app.processes.channel import (
     Message,
     WorkerChannel,
@@ -27,6 +27,9 @@ from gateway.telemetry.aggregation import Snapshot
 
 WORKER: Final = "gateway.app.workers.worker"
 """The main module of a serving process."""
+
+# A worker replies so long after the limit of a reload, if it replies at all.
+_LATE_REPLY_S: Final = 10.0
 
 
 async def launch(setup: WorkerSetup, module: str = WORKER) -> WorkerProcess:
@@ -130,12 +133,15 @@ class WorkerProcess:
             drained: Endpoints that get no new calls, as "UPSTREAM/ENDPOINT".
 
         Raises:
-            StartError: The worker cannot, and uses the old one; or it has exited.
+            StartError: The worker cannot, and uses the old one; it has exited, or it hangs.
         """
         content = {"loaded": encode_loaded(loaded), "drained": sorted(drained)}
-        reply = await self._request("reload", timeout_s=None, **content)
+        # The worker has the same limit, but for what a hanging one does no more.
+        timeout_s = loaded.config.lifecycle.reload.timeout + _LATE_REPLY_S
+        reply = await self._request("reload", timeout_s=timeout_s, **content)
         if "changes" not in reply:
-            raise StartError(reply.get("error", f"worker process {self.pid} exited meanwhile"))
+            exited = f"worker process {self.pid} exited meanwhile"
+            raise StartError(reply.get("error", exited if self._has_exited else RELOAD_LATE))
         changes: dict[str, list[str]] = reply["changes"]
         return changes
 
@@ -154,9 +160,7 @@ class WorkerProcess:
         await self._channel.close()
         return status
 
-    async def _request(
-        self, name: str, *, timeout_s: float | None = REPLY_S, **content: Any
-    ) -> Message:
+    async def _request(self, name: str, *, timeout_s: float = REPLY_S, **content: Any) -> Message:
         """Send a request and return the reply; an empty one on timeout or exit."""
         if self._has_exited:
             return {}

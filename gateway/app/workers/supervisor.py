@@ -5,6 +5,7 @@ import contextlib
 import signal
 from collections.abc import Coroutine, Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -12,7 +13,7 @@ import structlog
 from gateway import __version__
 from gateway.app.activation import activated_sockets
 from gateway.app.admin.running import RunningGateway
-from gateway.app.admin.server import PAGE_DRAIN_S, start_pages
+from gateway.app.admin.server import PAGE_DRAIN_S, PagesServer, start_pages
 from gateway.app.announce import log_addresses, log_default_timeout, log_extensions, log_platforms
 from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.check import check
@@ -32,7 +33,6 @@ from gateway.app.workers.worker_reports import WorkerReports
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.telemetry import logs
-from gateway.transports.contract import Server
 
 log = structlog.get_logger(__name__)
 
@@ -129,6 +129,9 @@ class Supervisor(WorkerReports):
                 changes = await worker.reload(new, drained)
             except StartError as error:
                 if watch.is_killed:  # it hung, and restarts with the new configuration
+                    continue
+                if number in self._silent():  # by now
+                    self._restart(worker, "it does not reply")
                     continue
                 self._loaded, self._drained = old, old_drained
                 serving = [self._workers[each] for each in self._serving]
@@ -371,13 +374,14 @@ async def _run(
 
     reloader = Reloader(load, loaded, apply, leading=leading, manager=manager)
     reloader.handle_signal()
-    on_reopen(supervisor.reopen_logs)
+    pages: dict[str, PagesServer] = {}
+    on_reopen(partial(_reopen_logs, supervisor, pages))
     supervisor.publish(reloader.metrics.collect)
     try:
         export = open_export(loaded.config.telemetry.otlp, traces=False)
         if export is not None:
             export.start_metrics(supervisor.families)
-        pages = await start_pages(
+        pages |= await start_pages(
             loaded.config.admin,
             RunningGateway(supervisor, reloader, leading),
             directory=loaded.directory,
@@ -401,11 +405,18 @@ async def _run(
         reaping.cancel()
 
 
+def _reopen_logs(supervisor: Supervisor, pages: Mapping[str, PagesServer]) -> None:
+    """Open the files of logs of all processes again."""
+    supervisor.reopen_logs()
+    for page in pages.values():
+        page.reopen_logs()
+
+
 async def _serve(
     supervisor: Supervisor,
     sockets: SharedSockets,
     stop: StopSignal,
-    pages: dict[str, Server],
+    pages: dict[str, PagesServer],
     manager: ServiceManager,
 ) -> int:
     start = asyncio.create_task(supervisor.start())
@@ -414,7 +425,7 @@ async def _serve(
         log.info("not ready", reason="stopping")
         start.cancel()
         await asyncio.wait({start})
-        return await supervisor.stop()
+        return await supervisor.stop(interrupts=stop.is_interrupt)
     addresses = {**start.result(), **{name: page.address for name, page in pages.items()}}
     log_extensions(sockets.loaded.config.listeners)
     log_platforms(sockets.loaded.config)

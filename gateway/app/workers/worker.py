@@ -99,10 +99,11 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     freeze_startup_objects()
     logs.set_level(setup.loaded.config.telemetry.log.level)
     channel.send({"started": gateway.addresses})
+    is_early = stop.is_set()  # no load balancer has sent it anything
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({stopping, requests}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():
-        await gateway.stop(pre_stop_s=0 if stop.is_interrupt else None)
+        await gateway.stop(pre_stop_s=0 if stop.is_interrupt or is_early else None)
     else:
         log.error("supervisor exited")
         await gateway.stop(pre_stop_s=0)

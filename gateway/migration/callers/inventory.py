@@ -22,7 +22,7 @@ import structlog
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import InferRequest
 from gateway.ir.identity import ANONYMOUS
-from gateway.migration.private_files import make_directory, write_private
+from gateway.settings.private_files import replace_private
 
 log = structlog.get_logger(__name__)
 
@@ -242,11 +242,8 @@ class Stock:
             }
             for row in self.rows()
         ]
-        aside = self._path.with_suffix(".tmp")
         try:
-            make_directory(self._path.parent)
-            write_private(aside, json.dumps({"version": _VERSION, "rows": entries}).encode())
-            aside.replace(self._path)
+            replace_private(self._path, json.dumps({"version": _VERSION, "rows": entries}).encode())
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:

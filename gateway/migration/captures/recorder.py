@@ -29,7 +29,7 @@ from gateway.migration.captures.sampling import CALL_BYTES, CaptureOptions
 from gateway.migration.captures.segment_writer import SegmentWriter, recover
 from gateway.migration.captures.transfer import Confirmation, SampleMessage
 from gateway.migration.captures.uploader import CaptureUploader
-from gateway.migration.private_files import make_directory
+from gateway.settings.private_files import make_directory
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from gateway.migration.captures.privacy import Hasher, Payload, least_payload
 from gateway.migration.captures.records import SLICED, UNTYPED, RecordedCall, TensorRow
 from gateway.migration.captures.segment_writer import SegmentWriter
 from gateway.migration.captures.untyped import untyped_payload
-from gateway.migration.private_files import make_directory
+from gateway.settings.private_files import make_directory
 
 _SEGMENT_BYTES = 256 << 20
 _BATCH = 64

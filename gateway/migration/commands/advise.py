@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.app.signatures import metadata_of
 from gateway.cli.admin import asks_admin
 from gateway.cli.client import run_client
 from gateway.cli.output import (
@@ -25,6 +24,7 @@ from gateway.ir.metadata import ModelMetadata
 from gateway.migration.callers import advice
 from gateway.migration.callers.advice import Advice, snippets
 from gateway.migration.commands.stock import stock_rows
+from gateway.policies.signatures import metadata_of
 from gateway.service import Service
 from gateway.settings.units import Url, parse_url
 

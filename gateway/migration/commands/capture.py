@@ -4,7 +4,7 @@ import enum
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -31,6 +31,7 @@ from gateway.cli.output import (
     print_text,
 )
 from gateway.ir.errors import GatewayError
+from gateway.ir.texts import printable
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.location import open_captures
 from gateway.migration.captures.privacy import Payload
@@ -75,6 +76,14 @@ def open_capture(*locations: str) -> Capture:
         return open_captures(locations)
     except (UnreadableSegment, ValueError) as error:
         fail(str(error), WRONG_USAGE)
+
+
+def print_problems(problems: Sequence[str]) -> None:
+    """Print what could not be read, the first ten and the number of the others."""
+    for problem in problems[:10]:
+        print_note(printable(f"gateway: skipped: {problem}"))
+    if len(problems) > 10:  # noqa: PLR2004
+        print_note(f"gateway: skipped: {len(problems) - 10} more")
 
 
 @capture.command()
@@ -196,7 +205,7 @@ def list_segments(directory: CaptureArgument, output: OutputOption = OutputForma
             for each in summaries
         ]
         print_text(format_table(head, rows, right=(1, 2, 6, 7)))
-    _report(found.problems)
+    print_problems(found.problems)
 
 
 @capture.command()
@@ -217,7 +226,7 @@ def show(
     except UnreadableSegment as error:
         fail(str(error))
     if call is None:
-        _report(found.problems)
+        print_problems(found.problems)
         fail(f"no call {call_id!r} in {directory}")
     try:
         document = call_document(call)
@@ -229,7 +238,7 @@ def show(
     keys = ("id", "at", "took_us", "request_id", "client_id", "agent", "protocol", "model", "code")
     for key in (*keys, "error"):
         if document[key] not in {"", None}:
-            print_text(f"{key:<11} {document[key]}")
+            print_text(printable(f"{key:<11} {document[key]}"))
     rows = [
         (
             row.side,
@@ -310,8 +319,8 @@ def export(
         fail(f"{directory}: a call is malformed: {error}")
     print_text(f"{count} calls written to {out}")
     for reason, number in omissions.items():
-        print_note(f"gateway: {number} calls left out: {reason}")
-    _report(found.problems)
+        print_note(printable(f"gateway: {number} calls left out: {reason}"))
+    print_problems(found.problems)
     if omissions and not count:
         raise typer.Exit(FAILED)
 
@@ -356,7 +365,7 @@ def redact_command(  # one for each flag
     except (OSError, sqlite3.Error) as error:
         fail(f"cannot write {out}: {error}")
     print_text(f"{count} calls written to {out}")
-    _report(found.problems)
+    print_problems(found.problems)
 
 
 def _choice(text: str) -> tuple[str, Payload]:
@@ -373,14 +382,6 @@ def _payload_of(value: str, flag: str) -> Payload:
     if value not in _PAYLOADS:
         fail(f"{flag} is {value!r}; expected none, hash or full", WRONG_USAGE)
     return _PAYLOADS[value]
-
-
-def _report(problems: list[str]) -> None:
-    """Print what could not be read, the first ten and the number of the others."""
-    for problem in problems[:10]:
-        print_note(f"gateway: skipped: {problem}")
-    if len(problems) > 10:  # noqa: PLR2004
-        print_note(f"gateway: skipped: {len(problems) - 10} more")
 
 
 def _time(at_us: int) -> str:

@@ -14,23 +14,21 @@ import typer
 
 from gateway.api.protocol import Codec, ProtocolSpec
 from gateway.app.chains.upstream import ServerTraits
-from gateway.app.signatures import metadata_of
 from gateway.app.upstreams import chain_of_server
 from gateway.cli.output import WRONG_USAGE, fail, print_note, print_text, write_bytes
 from gateway.cli.signatures import load_signatures
 from gateway.cli.tensors import json_of
-from gateway.config.signatures import SignatureConfig
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.tensor import Tensor
+from gateway.ir.texts import printable
 from gateway.migration.captures.records import RecordedCall, outputs_of
-from gateway.migration.commands.capture import open_capture
+from gateway.migration.commands.capture import open_capture, print_problems
 from gateway.migration.commands.export import array_of
 from gateway.migration.objects import is_object_url
-from gateway.migration.private_files import make_directory
 from gateway.migration.replay.convert import (
     TENSORS,
     Converter,
@@ -47,8 +45,11 @@ from gateway.migration.replay.wire_messages import (
     read_response,
     write_file,
 )
+from gateway.policies.signatures import metadata_of
 from gateway.registry import protocol, protocol_names
 from gateway.service import Service
+from gateway.settings.private_files import make_directory
+from gateway.settings.signature import SignatureConfig
 
 NPZ, TEXT = "npz", "text"
 _SUFFIXES: Final = {NPZ: ".npz", TEXT: ".txt"}
@@ -272,9 +273,8 @@ def _convert_capture(
         fail(f"cannot write {out}: {error.strerror}")
     print_text(f"{count} calls written to {out}")
     for reason, number in omissions.items():
-        print_note(f"gateway: {number} calls left out: {reason}")
-    for problem in capture.problems[:10]:
-        print_note(f"gateway: skipped: {problem}")
+        print_note(printable(f"gateway: {number} calls left out: {reason}"))
+    print_problems(capture.problems)
     if omissions or (not count and Path(source).is_file()):
         hint = "" if count or omissions else "; expected a capture, or --from FORM for a message"
         fail(f"{source}: not all calls are converted{hint}")

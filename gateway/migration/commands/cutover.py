@@ -20,6 +20,7 @@ from gateway.cli.output import (
     print_text,
 )
 from gateway.ir.texts import printable
+from gateway.migration.compare.reasons import reason_line
 from gateway.migration.cutover.steps import format_duration
 from gateway.settings.units import parse_duration
 
@@ -117,10 +118,7 @@ def cutover_lines(document: Mapping[str, Any]) -> Iterator[str]:
     guards = [(each["guard"], each["verdict"], each["evidence"]) for each in document["guards"]]
     if guards:
         yield from format_table(guards[0], guards[1:]).splitlines()
-    for each in document.get("reasons", ()):
-        code = f" {each['code']}" if each["code"] else ""
-        line = f"{each['count']} {each['outcome']}{code}: {each['example']} (call {each['call']})"
-        yield printable(line)
+    yield from map(reason_line, document.get("reasons", ()))
     if document["next"]:
         yield f"next: {document['next']}"
 

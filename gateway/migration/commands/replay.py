@@ -31,11 +31,12 @@ from gateway.cli.output import (
 )
 from gateway.cli.server_flags import ServerFlags, server_flags
 from gateway.ir.limits import MessageLimits
+from gateway.ir.texts import printable
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.records import OK, RecordedCall
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.captures.segment_writer import SegmentWriter
-from gateway.migration.commands.capture import CaptureArgument, open_capture
+from gateway.migration.commands.capture import CaptureArgument, open_capture, print_problems
 from gateway.migration.commands.comparison import (
     CompareOption,
     FailIfOption,
@@ -51,12 +52,12 @@ from gateway.migration.commands.comparison import (
 from gateway.migration.commands.report import write_report
 from gateway.migration.commands.results import open_results, parse_shard_here, results_folder
 from gateway.migration.compare.output_rules import rules_of
+from gateway.migration.compare.reasons import reason_line
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.summary import Summary
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import GuardVerdict
 from gateway.migration.package_rules import named_rule
-from gateway.migration.private_files import make_directory
 from gateway.migration.replay.differences import ComparedCall, compare_captures
 from gateway.migration.replay.mismatch_list import MismatchList
 from gateway.migration.replay.replay import (
@@ -73,6 +74,7 @@ from gateway.migration.replay.times import PERCENT, REPLAYED, description, repla
 from gateway.migration.replay.wire_replay import RecordedRequests
 from gateway.migration.settings import MigrationConfig
 from gateway.registry import protocol
+from gateway.settings.private_files import make_directory
 from gateway.settings.units import Url, parse_duration, parse_url
 
 FormatOption = Annotated[OutputFormat, typer.Option("--output", help="Format of the data.")]
@@ -181,8 +183,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
         print_json(_document(report, mode, verdict, judgement))
     else:
         _print_report(report, mode, verdict, judgement.guards)
-    for problem in found.problems[:10]:
-        print_note(f"gateway: skipped: {problem}")
+    print_problems(found.problems)
     is_empty = not report.sent and part is None
     if judgement.is_failure or report.failed or report.stopped or is_empty:
         raise typer.Exit(FAILED)
@@ -251,9 +252,8 @@ def diff(
     if summary.times_problem:
         print_note(f"gateway: times are not judged: {summary.times_problem}")
     for reason, count in skipped.items():
-        print_note(f"gateway: {count} calls not compared: {reason}")
-    for problem in [*a.problems, *b.problems][:10]:
-        print_note(f"gateway: skipped: {problem}")
+        print_note(printable(f"gateway: {count} calls not compared: {reason}"))
+    print_problems([*a.problems, *b.problems])
     if judgement.is_failure or not summary.calls:
         raise typer.Exit(FAILED)
 
@@ -389,6 +389,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
             lag_s=running.report.lag_p99_s,
             recorded_percent=recorded_percent,
             is_selection=selection != Selection() or part is not None,
+            left_out=running.report.left_out.total(),
         )
         if writer is not None:
             writer.close(description(options, problem))
@@ -473,11 +474,11 @@ def _print_report(
         f"{_failed_text(report.summary)}, {left_out} left out"
     )
     for reason, count in report.left_out.items():
-        print_text(f"left out: {count} calls: {reason}")
+        print_text(printable(f"left out: {count} calls: {reason}"))
     if report.uncompared:
         print_text(f"not compared: {report.uncompared} calls without recorded outputs")
     for reason, count in report.unreadable.items():
-        print_text(f"not compared: {count} calls: {reason}")
+        print_text(printable(f"not compared: {count} calls: {reason}"))
     if report.summary.times_problem:
         print_note(f"gateway: times are not judged: {report.summary.times_problem}")
     elif report.lag_p99_s > LATE_S:
@@ -496,7 +497,7 @@ def _print_summary(summary: Summary, verdicts: Sequence[GuardVerdict]) -> None:
         head = ("output", "compared", "mismatched", "rate", "95% interval", "max abs", "worst call")
         print_text(format_table(head, rows, right=(1, 2, 3, 4, 5)))
     for reason in summary.reasons:
-        print_text(reason.line)
+        print_text(reason_line(reason.document()))
     if verdicts:
         found = [(each.guard, each.standing.value, each.evidence) for each in verdicts]
         print_text(format_table(("guard", "verdict", "evidence"), found))

@@ -21,8 +21,12 @@ _WINDOWS: Final = (10, 20, 50, 100, 200, 500, WINDOW)
 _THRESHOLD: Final = 7.4
 _GROWTH: Final = 0.5
 _GROWTH_CALLS: Final = 100
-# A failed call says less against a larger limit, and a larger one is exceeded by chance less often.
+# A failed call says less against a larger limit, and a larger one is exceeded by chance less often:
+# the threshold does not grow with the calls from 5 % on, and is the least one from 10 % on.
 _NO_GROWTH_LIMIT: Final = 0.05
+_LEAST_THRESHOLD: Final = 5.0
+# A second rate that is not low is exceeded by chance in more windows.
+_NOISE_GROWTH_CALLS: Final = 20
 _CONTEMPORARY_THRESHOLD: Final = 2.0
 _LEAST_FAILURES: Final = 3
 _ASSUMED_GOOD: Final = 50
@@ -82,6 +86,8 @@ class ExcessDetector:
     def __init__(self, limit: float, *, calls: int = 0, assumes_good: bool = True) -> None:
         self._limit = limit
         self._growth = _GROWTH * max(0.0, 1 - limit / _NO_GROWTH_LIMIT)
+        part = min(max(0.0, limit / _NO_GROWTH_LIMIT - 1), 1.0)
+        self._threshold = _THRESHOLD - part * (_THRESHOLD - _LEAST_THRESHOLD)
         self._assumed_good = _ASSUMED_GOOD if assumes_good else 0
         # After each call of the first rate: calls and bad ones of the second, bad ones of the
         # first.
@@ -110,7 +116,9 @@ class ExcessDetector:
         self._last_2.append(is_bad)
 
     def _check(self) -> Excess | None:
-        threshold = _THRESHOLD + self._growth * math.log1p(self._total / _GROWTH_CALLS)
+        threshold = self._threshold + self._growth * math.log1p(self._total / _GROWTH_CALLS)
+        if not self._assumed_good:
+            threshold += math.log1p(self._total / _NOISE_GROWTH_CALLS)
         known = len(self._totals) - 1
         for window in _WINDOWS:
             total = min(window, known)

@@ -16,8 +16,12 @@ def metadata_differences(old: ModelMetadata, new: ModelMetadata) -> Iterator[str
         old: The metadata of the old server.
         new: The metadata of the new server.
     """
-    if _takes_batch(old) is True and _takes_batch(new) is False:
-        yield "the old model takes batches, and the new one takes none: a call with a batch fails"
+    if _takes_batch(old) is True:
+        takes_none = "the old model takes batches, and the new one takes none"
+        if _takes_batch(new) is False:
+            yield f"{takes_none}: a call with a batch fails"
+        elif new.max_batch_size == 0:  # its shapes begin with an axis of any size
+            yield f"{takes_none} (max_batch_size 0): a call of TensorRT v1 fails"
     yield from _tensor_differences("input", old.inputs, new.inputs)
     yield from _tensor_differences("output", old.outputs, new.outputs)
     if None not in {old.max_batch_size, new.max_batch_size} and (
@@ -34,7 +38,7 @@ def _takes_batch(model: ModelMetadata) -> bool | None:
     """Return whether the first axis of all inputs is a batch of any size; None if it is unknown."""
     if model.max_batch_size:
         return True
-    # Servers without such a limit, such as MLServer, report 0, too.
+    # With 0 the first axis belongs to the item; whoever sends it as a batch notices no difference.
     shapes = [each.shape for each in model.inputs]
     if not shapes or None in shapes:
         return None

@@ -1,7 +1,7 @@
 """Why calls have no agreeing replies: reasons that are alike, with a count and one example each."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -38,13 +38,6 @@ class Reason(Struct):
     call: str
 
     @property
-    def line(self) -> str:
-        """What a person reads: count, outcome, code and the example."""
-        code = f" {self.code}" if self.code else ""
-        text = f": {self.example}" if self.example else ""
-        return printable(f"{self.count} {self.name}{code}{text} (call {self.call})")
-
-    @property
     def name(self) -> str:
         """The outcome; two equal errors, which are a match, have another name."""
         return ALIKE if self.outcome is Outcome.MATCH else self.outcome.value
@@ -58,6 +51,15 @@ class Reason(Struct):
             "example": self.example,
             "call": self.call,
         }
+
+
+def reason_line(document: Mapping[str, Any]) -> str:
+    """Return what a person reads of `Reason.document`: count, outcome, code and the example."""
+    code = f" {document['code']}" if document["code"] else ""
+    text = f": {document['example']}" if document["example"] else ""
+    return printable(
+        f"{document['count']} {document['outcome']}{code}{text} (call {document['call']})"
+    )
 
 
 class Reasons:

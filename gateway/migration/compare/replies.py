@@ -72,6 +72,16 @@ class Comparison(Struct, frozen=True):
         """Whether two replies differ, in values or structure."""
         return self.outcome in {Outcome.MISMATCH, Outcome.STRUCTURE}
 
+    @property
+    def different_outputs(self) -> list[str]:
+        """The names of the outputs that do not agree."""
+        return [name for name, it in self.outputs.items() if it.outcome is not Outcome.MATCH]
+
+    @property
+    def largest_error(self) -> float | None:
+        """The largest absolute error of any output; None where there are no numbers."""
+        return max((it.errors.max_abs for it in self.outputs.values() if it.errors), default=None)
+
 
 def compare_results(
     old: Result,

@@ -190,16 +190,16 @@ def _output_document(output: OutputSummary) -> dict[str, Any]:
     errors = output.errors
     if errors is not None:
         document |= {
-            "max_abs": _finite(errors.max_abs),
-            "mean_abs": _finite(errors.mean_abs),
-            "max_rel": _finite(errors.max_rel),
-            "mean_rel": _finite(errors.sum_rel / errors.relative if errors.relative else 0.0),
+            "max_abs": finite(errors.max_abs),
+            "mean_abs": finite(errors.mean_abs),
+            "max_rel": finite(errors.max_rel),
+            "mean_rel": finite(errors.sum_rel / errors.relative if errors.relative else 0.0),
             "max_ulp": errors.max_ulp,
             "histogram_log10_abs": errors.histogram,
         }
     return document
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """Return *value*; None for the infinity of an overflow, which JSON cannot represent."""
     return value if math.isfinite(value) else None

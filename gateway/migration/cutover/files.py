@@ -18,7 +18,7 @@ import msgspec
 import orjson
 
 from gateway.migration.cutover.steps import CutoverEvent, CutoverState
-from gateway.migration.private_files import FILE_MODE, make_directory, private_opener
+from gateway.settings.private_files import FILE_MODE, make_directory, private_opener
 
 _FORMAT: Final = 1
 _TAIL_BYTES: Final = 1 << 18

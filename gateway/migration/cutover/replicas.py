@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import orjson
 
-from gateway.migration.private_files import make_directory, write_private
+from gateway.settings.private_files import make_directory, replace_private
 
 # A gateway that has written nothing for this time is gone.
 _GONE_S: Final = 15.0
@@ -54,9 +54,7 @@ class Replicas:
             OSError: It cannot be written.
         """
         make_directory(self._directory)
-        aside = self._path.with_suffix(".new")
-        write_private(aside, orjson.dumps({**document, "at_s": self._clock()}))
-        aside.replace(self._path)
+        replace_private(self._path, orjson.dumps({**document, "at_s": self._clock()}))
 
     def others(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield name and document of each other gateway that has written lately."""

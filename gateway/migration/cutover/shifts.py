@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -18,8 +18,6 @@ log = structlog.get_logger(__name__)
 
 ShiftWeights = Mapping[str, tuple[float, int, int]]
 """Percentage, epoch and attempt of each migration, by name; lists where JSON carried them."""
-
-NO_WEIGHTS: Final[ShiftWeights] = {}
 
 
 class ServingShift(CutoverShift):

@@ -13,7 +13,7 @@ import msgspec
 from gateway.migration.compare.reasons import Reasons
 from gateway.migration.compare.replies import Comparison
 from gateway.migration.compare.statistics import ratio_bounds
-from gateway.migration.compare.summary import OutputSummary, percentile
+from gateway.migration.compare.summary import OutputSummary, finite, percentile
 from gateway.migration.compare.tensors import Outcome
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import Evidence
@@ -261,7 +261,7 @@ def _latency(times: deque[tuple[float, float]]) -> dict[str, Any]:
     if times:
         low, high = ratio_bounds(new, old, _SHARES["p99"])
         value = found["new"]["p99"] / found["old"]["p99"] if found["old"]["p99"] > 0 else None
-        found["p99_ratio"] = [low, value, high if math.isfinite(high) else None]
+        found["p99_ratio"] = [low, value, finite(high)]
         differences = sorted(new - old for old, new in times)
         found["median_difference"] = percentile(differences, _SHARES["p50"])
     return found
@@ -274,15 +274,10 @@ def _output_document(name: str, output: OutputSummary) -> dict[str, Any]:
         "compared": output.compared,
         "mismatched": output.mismatched,
         "interval": list(output.interval),
-        "max_abs": None if errors is None else _finite(errors.max_abs),
-        "max_rel": None if errors is None else _finite(errors.max_rel),
-        "mean_abs": None if errors is None else _finite(errors.mean_abs),
+        "max_abs": None if errors is None else finite(errors.max_abs),
+        "max_rel": None if errors is None else finite(errors.max_rel),
+        "mean_abs": None if errors is None else finite(errors.mean_abs),
         "max_ulp": None if errors is None else errors.max_ulp,
         "histogram": [] if errors is None else errors.histogram,
         "worst": output.worst or None,
     }
-
-
-def _finite(value: float) -> float | None:
-    """Return *value*; None for the infinity of an overflow, which JSON cannot represent."""
-    return value if math.isfinite(value) else None

@@ -109,7 +109,8 @@ class ErrorExcessGuard:
                     f"{found.bad} of the last {found.total} calls failed at new alone, and "
                     f"{found.bad_2} of {found.total_2} at old alone, {limit}"
                 )
-            text += f"; tripped after call {self._tripped_after}"
+            # All calls are not those by which it tripped, which a restart may have forgotten.
+            text = f"{limit if found is None else text}; tripped after call {self._tripped_after}"
             return GuardVerdict(self.key, Standing.TRIPS, text)
         if high < self._limit:
             return GuardVerdict(self.key, Standing.HOLDS, text)
@@ -196,7 +197,8 @@ class NoiseGuard:
                     f"{found.bad} of the last {found.total} differ, and {found.bad_2} of "
                     f"{found.total_2} of the old server with itself, {limit}"
                 )
-            text += f"; tripped after call {self._tripped_after}"
+            # All calls are not those by which it tripped, which a restart may have forgotten.
+            text = f"{limit if found is None else text}; tripped after call {self._tripped_after}"
             return GuardVerdict(self._name, Standing.TRIPS, text)
         standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
         return GuardVerdict(self._name, standing, text)

@@ -223,6 +223,8 @@ class _LatencyGuard:
         self._next_look_s = -math.inf
         self._was_above = False
         self._has_tripped = False
+        # What tripped it; a restart forgets it.
+        self._tripped_by = ""
         self.problem = ""
 
     def add(self, evidence: Evidence) -> None:
@@ -231,8 +233,10 @@ class _LatencyGuard:
         self._times.append(evidence.times_s)
         if evidence.at_s >= self._next_look_s:
             self._next_look_s = evidence.at_s + _LATENCY_INTERVAL_S
-            is_above = self._quantity.bounds(*self._sorted())[0] > self._limit
-            self._has_tripped |= is_above and self._was_above
+            low, _, text = self._look()
+            is_above = low > self._limit
+            if is_above and self._was_above and not self._has_tripped:
+                self._has_tripped, self._tripped_by = True, text
             self._was_above = is_above
 
     def counts(self) -> list[float]:
@@ -258,16 +262,23 @@ class _LatencyGuard:
     def verdict(self) -> GuardVerdict:
         if self.problem:
             return GuardVerdict(self.key, Standing.UNDECIDED, f"not judged: {self.problem}")
+        limit = f"limit {self._quantity.text(self._limit)}"
+        if self._has_tripped:
+            found = self._tripped_by or f"{limit}; tripped before a restart"
+            return GuardVerdict(self.key, Standing.TRIPS, found)
+        if not self._times:
+            return GuardVerdict(self.key, Standing.UNDECIDED, f"no call, {limit}")
+        _, high, found = self._look()
+        standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
+        return GuardVerdict(self.key, standing, found)
+
+    def _look(self) -> tuple[float, float, str]:
+        """Return the bounds of the quantity in the calls so far, and a text with all of it."""
         old, new = self._sorted()
         text = self._quantity.text
-        if not new:
-            return GuardVerdict(self.key, Standing.UNDECIDED, f"no call, limit {text(self._limit)}")
         low, high = self._quantity.bounds(old, new)
         found = (
             f"{text(self._quantity.value(old, new))} in {len(new)} calls, "
             f"{text(low)} to {text(high)}, limit {text(self._limit)}"
         )
-        if self._has_tripped:
-            return GuardVerdict(self.key, Standing.TRIPS, found)
-        standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
-        return GuardVerdict(self.key, standing, found)
+        return low, high, found

@@ -1,12 +1,12 @@
 """Compared calls that are kept to look at: the worst ones and random ones."""
 
 import base64
+import dataclasses
 import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
@@ -45,7 +45,20 @@ _SEVERITY: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+class ErrorTexts(NamedTuple):
+    """The texts of the errors of a call; "" for none.
+
+    Attributes:
+        old: Of the old target, as far as payloads are kept; the same for *new*.
+        shown: Of the error that ended the call, as the log may show it.
+    """
+
+    old: str = ""
+    new: str = ""
+    shown: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class KeptSample:
     """One compared call.
 
@@ -56,7 +69,6 @@ class KeptSample:
         codes: Of the old and of the new target.
         times_s: Seconds at the old and at the new target.
         comparison: The comparison of both results.
-        errors: Texts of the errors of both, as they may be shown; "" for none.
     """
 
     id: str
@@ -65,7 +77,7 @@ class KeptSample:
     codes: tuple[str, str]
     times_s: tuple[float, float]
     comparison: Comparison
-    errors: tuple[str, str] = ("", "")
+    errors: ErrorTexts
 
     @property
     def badness(self) -> tuple[int, float]:
@@ -80,8 +92,7 @@ class KeptSample:
 
 def badness_of(comparison: Comparison) -> tuple[int, float]:
     """Return how bad a comparison is: by its outcome, then by the largest absolute error."""
-    errors = [each.errors.max_abs for each in comparison.outputs.values() if each.errors]
-    return _SEVERITY[comparison.outcome], max(errors, default=0.0)
+    return _SEVERITY[comparison.outcome], comparison.largest_error or 0.0
 
 
 def kept_sample(  # all that is known of one call
@@ -91,7 +102,7 @@ def kept_sample(  # all that is known of one call
     other: Result,
     comparison: Comparison,
     seconds: tuple[float, float],
-    errors: tuple[str, str] = ("", ""),
+    errors: ErrorTexts = ErrorTexts(),  # noqa: B008  # frozen
 ) -> KeptSample:
     """Return a compared call.
 
@@ -102,7 +113,7 @@ def kept_sample(  # all that is known of one call
         other: Result of the other target.
         comparison: The comparison of both results.
         seconds: Time at the target that replied to the client, and at the other one.
-        errors: Texts of the errors of the old and of the new target.
+        errors: The texts of its errors.
     """
     other_side = NEW if side == OLD else OLD
     rows = [replace(each, side=side) if each.side == OLD else each for each in record.tensors]
@@ -202,7 +213,7 @@ def _line(sample: KeptSample, *, worst: bool) -> dict[str, Any]:
         "id": sample.id,
         "at_us": sample.record.call.at_us,
         "outcome": sample.comparison.outcome.value,
-        "reason": sample.errors[1] or sample.errors[0] or sample.comparison.reason,
+        "reason": sample.errors.shown or sample.comparison.reason,
         "worst": worst,
     }
 
@@ -211,9 +222,7 @@ def _without_elements(sample: KeptSample) -> KeptSample:
     """Return a sample with names, datatypes and shapes only."""
     record = sample.record
     rows = [replace(each, data=None) for each in record.tensors]
-    small = RecordedCall(record.call, rows, record.items)
-    known = sample.codes, sample.times_s, sample.comparison, sample.errors
-    return KeptSample(sample.id, small, sample.side, *known)
+    return dataclasses.replace(sample, record=RecordedCall(record.call, rows, record.items))
 
 
 def _document(sample: KeptSample, privacy: Privacy, *, worst: bool) -> dict[str, Any]:
@@ -227,7 +236,7 @@ def _document(sample: KeptSample, privacy: Privacy, *, worst: bool) -> dict[str,
         "version": call.version,
         "served_by": sample.side,
         "codes": dict(zip((OLD, NEW), sample.codes, strict=True)),
-        "errors": dict(zip((OLD, NEW), sample.errors, strict=True)),
+        "errors": {OLD: sample.errors.old, NEW: sample.errors.new},
         "took_s": dict(zip((OLD, NEW), sample.times_s, strict=True)),
         "inputs": _tensors(sample.record, INPUT, privacy)[0],
         "old": _tensors(sample.record, OLD, privacy),

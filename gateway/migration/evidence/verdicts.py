@@ -127,7 +127,7 @@ def integers(counts: Sequence[float], largest_count: int) -> list[int]:
 
 
 def unjudged_calls(
-    summary: Summary, conditions: Sequence[Condition], guards: Sequence[GuardVerdict]
+    summary: Summary, conditions: Sequence[Condition], guards: Sequence[GuardVerdict] = ()
 ) -> list[str]:
     """Return what went wrong with calls that no condition and no guard judges.
 

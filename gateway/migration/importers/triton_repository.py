@@ -33,7 +33,8 @@ _DEVICES: Final[Mapping[str, str]] = {
 }
 # What the model file itself says, or the key of another row says already.
 _IMPLIED: Final = frozenset({"name", "backend", "platform", "max_batch_size"})
-_OF_TENSORS: Final = frozenset({"name", "data_type", "dims", "label_filename"})
+_OF_TENSORS: Final = frozenset({"name", "data_type", "dims"})
+_LABELS: Final = "label_filename"
 # What a key says that is written out, and that it would say without being written.
 _DEFAULTS: Final = frozenset({"false", "FORMAT_NONE"})
 
@@ -213,18 +214,18 @@ class _ModelImport:
     def _policy(self, _setting: TextField) -> None:
         """Do nothing: `_select_versions` reads the policy, also where it is absent."""
 
-    def _tensor(self, setting: TextField) -> None:
+    def _tensor(self, setting: TextField, known: frozenset[str] = _OF_TENSORS) -> None:
         """Name the keys of an input or output that change what a client may send or gets."""
         for each in setting.fields:
-            if each.name not in _OF_TENSORS and each.value not in _DEFAULTS:
+            if each.name not in known and each.value not in _DEFAULTS:
                 name = setting.text("name")
                 self._leave(
                     each.line, f"'{setting.name}.{each.name}' of {name!r} has no equivalent"
                 )
 
     def _output(self, setting: TextField) -> None:
-        self._tensor(setting)
-        labels = setting.text("label_filename")
+        self._tensor(setting, _OF_TENSORS | {_LABELS})
+        labels = setting.text(_LABELS)
         if labels:
             self._options.setdefault("labels", {})[setting.text("name")] = labels
 

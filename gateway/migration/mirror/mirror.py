@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import InferRequest, ModelMetadataRequest
-from gateway.ir.context import Context, ModelRef
+from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.metadata import ModelMetadata
 from gateway.migration.captures.privacy import Privacy
@@ -29,7 +29,7 @@ from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.compare.replies import Comparison, Result, compare_results
 from gateway.migration.compare.tensors import Outcome
 from gateway.migration.evidence.counts import MigrationEvidence, ShadowedCall
-from gateway.migration.evidence.kept_samples import KeptSamples, kept_sample
+from gateway.migration.evidence.kept_samples import ErrorTexts, KeptSamples, kept_sample
 from gateway.migration.evidence.verdicts import evidence_of
 from gateway.migration.mirror.targets import LONGEST_S, NEW, OLD, shadow_route
 from gateway.migration.package_rules import named_rule
@@ -297,11 +297,7 @@ class Mirror:
 
     async def _metadata_differences(self, model: ModelRef) -> list[str]:
         """Return the differences of one model; a target that does not tell has none."""
-        context = Context(deadline=monotonic() + LONGEST_S)
-        request = ModelMetadataRequest(model=model, context=context)
-        replies = await asyncio.gather(
-            *(self._services[side](request) for side in (OLD, NEW)), return_exceptions=True
-        )
+        replies = await _metadata_of(self._services, model)
         found = [each for each in replies if isinstance(each, ModelMetadata)]
         for side, reply in zip((OLD, NEW), replies, strict=True):
             if isinstance(reply, ModelMetadata):
@@ -310,6 +306,10 @@ class Mirror:
             reasons = [each for each in replies if isinstance(each, BaseException)]
             log.info("metadata not compared", migration=self.name, reason=error_text(reasons[0]))
             return []
+        # What identifies a model does not depend on whether its configuration is available.
+        completed = await _metadata_of(self._services, model, frozenset({Need.BATCHING}))
+        whole = [each for each in completed if isinstance(each, ModelMetadata)]
+        found = whole if len(whole) == len(completed) else found
         return [f"model {str(model)!r}: {text}" for text in metadata_differences(*found)]
 
     # -- order of the calls
@@ -423,25 +423,28 @@ class Mirror:
         # A kept reply, a stream or a repeated call has no time.
         times_s = seconds if min(seconds) > 0 else None
         found = evidence_of(old, new, comparison, times_s, monotonic())
-        shown = texts[1] or texts[0]
-        self.evidence.add(ShadowedCall(sample_id, at_us, found, comparison, shown))
+        self.evidence.add(ShadowedCall(sample_id, at_us, found, comparison, texts.shown))
         if is_readable and self.samples.wants(comparison):
             kept = kept_sample(
                 sample_id, entry.record, entry.side, other.result, comparison, call_s, texts
             )
             self.samples.add(kept)
         if comparison.outcome is not Outcome.MATCH:
-            self._report(sample_id, entry, comparison, shown)
+            self._report(sample_id, entry, comparison, texts.shown)
         return _CallResult(outcome=comparison.outcome.value), old if most_items is None else None
 
-    def _error_texts(self, entry: _ArrivedCall, other: ReplayOutcome) -> tuple[str, str]:
-        """Return the texts of the errors of the old and of the new target, as they may be shown."""
+    def _error_texts(self, entry: _ArrivedCall, other: ReplayOutcome) -> ErrorTexts:
+        """Return the texts of the errors of both targets.
+
+        A sample is recorded payload; all else is read where the log is.
+        """
         client = entry.record.call
-        texts = client.error, other.error
-        if self._privacy.payload != "full":
-            own = client.code in _OWN_ERRORS
-            texts = brief_text(client.error, is_own=own), other.shown_error
-        return texts if entry.side == OLD else (texts[1], texts[0])
+        own = client.code in _OWN_ERRORS
+        shown = brief_text(client.error, is_own=own), other.shown_error
+        kept = (client.error, other.error) if self._privacy.payload == "full" else shown
+        if entry.side == NEW:
+            kept, shown = kept[::-1], shown[::-1]
+        return ErrorTexts(*kept, shown[1] or shown[0])
 
     async def _ask(
         self, side: str, entry: _ArrivedCall, most_items: int | None
@@ -490,11 +493,7 @@ class Mirror:
             request_id=entry.record.call.request_id,
             outcome=comparison.outcome.value,
             reason=error or comparison.reason,
-            outputs=[
-                name
-                for name, found in comparison.outputs.items()
-                if found.outcome is not Outcome.MATCH
-            ][:8],
+            outputs=comparison.different_outputs[:8],
         )
 
     # -- results
@@ -544,3 +543,14 @@ def _client_result(record: RecordedCall) -> tuple[Result | None, int | None]:
 
 def _now_us() -> int:
     return round(time.time() * 1e6)  # noqa: TID251  # a time that people read
+
+
+async def _metadata_of(
+    services: Mapping[str, Service], model: ModelRef, needs: frozenset[Need] = frozenset()
+) -> list[ModelMetadata | BaseException]:
+    """Return what the old and the new target say of a model, or their errors."""
+    context = Context(deadline=monotonic() + LONGEST_S, needs=needs)
+    request = ModelMetadataRequest(model=model, context=context)
+    return await asyncio.gather(
+        *(services[side](request) for side in (OLD, NEW)), return_exceptions=True
+    )

@@ -28,7 +28,7 @@ from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
-from gateway.transports.admission import MemoryBudget
+from gateway.transports.memory_budget import MemoryBudget
 
 log = structlog.get_logger(__name__)
 

@@ -13,6 +13,7 @@ from gateway.migration.targets import LiveMigration, live_migrations
 from gateway.policies.limits.concurrency import ROUTE_IN_FLIGHT
 from gateway.policies.limits.deadline import ROUTE_TIMEOUT
 from gateway.policies.limits.retry_keys import ROUTE_RETRY, RetryConfig
+from gateway.policies.signatures import SIGNATURE
 
 OLD: Final = "old"
 NEW: Final = "new"
@@ -70,7 +71,7 @@ def _is_pipeline(target: TargetConfig, config: Config) -> bool:
 
 
 def _is_used(model: ModelConfig) -> bool:
-    return model.backend is not None or model.signature is not None or bool(model.protocols)
+    return model.backend is not None or SIGNATURE.of(model) is not None or bool(model.protocols)
 
 
 def _route(

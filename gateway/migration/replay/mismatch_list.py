@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.ir.texts import json_without_hidden, without_hidden
 from gateway.migration.captures.records import OK, RecordedCall
 from gateway.migration.compare.replies import Comparison
+from gateway.migration.compare.summary import finite
 from gateway.migration.compare.tensors import Outcome
 
 _COLUMNS: Final = (
@@ -77,11 +79,7 @@ class MismatchList:
         """
         if comparison.outcome is Outcome.MATCH and not comparison.has_failed:
             return
-        call = old.call
-        different = [
-            name for name, each in comparison.outputs.items() if each.outcome is not Outcome.MATCH
-        ]
-        errors = [each.errors.max_abs for each in comparison.outputs.values() if each.errors]
+        call, error = old.call, comparison.largest_error
         self._write(
             {
                 "id": old.id,
@@ -95,8 +93,8 @@ class MismatchList:
                 "version": call.version,
                 "outcome": comparison.outcome.value,
                 "reason": comparison.reason,
-                "outputs": different,
-                "max_abs": max(errors, default=None),
+                "outputs": comparison.different_outputs,
+                "max_abs": None if error is None else finite(error),
                 "old_code": call.code or OK,
                 "new_code": new_code,
                 "error": new_error or call.error,
@@ -105,7 +103,9 @@ class MismatchList:
         self._count += 1
 
     def _write_json(self, row: dict[str, Any]) -> None:
-        text = json.dumps(row, ensure_ascii=False, default=str)
+        text = json_without_hidden(
+            json.dumps(row, ensure_ascii=False, allow_nan=False, default=str)
+        )
         self._file.write(f"{',' if self._count else ''}\n{text}")
 
     def close(self) -> None:
@@ -123,5 +123,5 @@ def _cell(value: Any) -> str:
     """Return a value of a row for CSV, on one line, and as no formula."""
     if value is None:
         return ""
-    text = " ".join(value) if isinstance(value, list) else str(value)
+    text = without_hidden(" ".join(value) if isinstance(value, list) else str(value))
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -32,7 +32,12 @@ def load_of(options: ReplayOptions) -> str:
 
 
 def replay_problem(
-    options: ReplayOptions, *, lag_s: float, recorded_percent: float, is_selection: bool
+    options: ReplayOptions,
+    *,
+    lag_s: float,
+    recorded_percent: float,
+    is_selection: bool,
+    left_out: int = 0,
 ) -> str:
     """Return why the times of a replay are not those of the recorded load; "" if they are.
 
@@ -40,12 +45,15 @@ def replay_problem(
         options: How it sent the calls.
         lag_s: How late the calls were.
         recorded_percent: Share of the calls of clients that were recorded.
-        is_selection: Whether only some of the recorded calls were sent.
+        is_selection: Whether only some of the recorded calls were to be sent.
+        left_out: Number of calls that could not be sent.
     """
     if options.speed != 1 or options.rate is not None or options.concurrency is not None:
         return f"the calls were sent {load_of(options)}; {_EXPECTED}"
     if is_selection:
         return f"only some of the recorded calls were sent; {_EXPECTED}"
+    if left_out:
+        return f"{left_out} recorded calls were not sent, so the new server had less load"
     if recorded_percent < _ALL:
         return f"{recorded_percent:g}% of the calls were recorded, so the new server had less load"
     if lag_s > LATE_S:

@@ -14,6 +14,7 @@ from gateway.migration.captures.records import RecordedCall
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.compare.conditions import Condition, parse_fail_if
 from gateway.migration.compare.output_rules import rules_of
+from gateway.migration.evidence.verdicts import unjudged_calls
 from gateway.migration.package_rules import named_rule
 from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayOutcome
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
@@ -61,6 +62,8 @@ async def try_recorded_calls(
         return TrialResult(0, () if not skipped else (f"no call can be sent: {skipped[0]}",))
     failures = [_failure(condition, replay) for condition in conditions]
     found = [text for text in failures if text]
+    if conditions:  # without any, the calls only warm the model up
+        found += unjudged_calls(report.summary, conditions)
     if found and errors:
         found.append(f"the first error is: {errors[0]}")
     return TrialResult(report.sent, tuple(found))

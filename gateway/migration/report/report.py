@@ -80,11 +80,8 @@ class ReportEvidence:
             self.times_us.append(call.old.call.at_us)
             self.agrees.append(outcome is Outcome.MATCH)
         self._count_caller(call)
-        error = max(
-            (each.errors.max_abs for each in call.comparison.outputs.values() if each.errors),
-            default=0.0,
-        )
         if outcome is not Outcome.MATCH:
+            error = call.comparison.largest_error or 0.0
             _keep(self._worst, (-_RANKS[outcome], -error, call.old.id), call)
         _keep(self._random, blake2b(call.old.id.encode(), digest_size=8).digest(), call)
 

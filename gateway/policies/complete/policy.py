@@ -10,6 +10,7 @@ from typing import Final, TypeVar, cast
 
 import structlog
 
+from gateway.accelerator import accelerated
 from gateway.concurrency.offload import run_bounded
 from gateway.ir import errors
 from gateway.ir.calls import (
@@ -83,6 +84,7 @@ _TENSORS_UNKNOWN: Final = "the request has texts, without the names of tensors"
 _ORDER_UNKNOWN: Final = "outputs without names depend on their order"
 
 
+@accelerated
 def is_incomplete(tensors: Sequence[Tensor], needs: frozenset[Need]) -> bool:
     """Return whether some tensor lacks something that is in *needs*."""
     for tensor in tensors:

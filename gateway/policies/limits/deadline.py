@@ -6,16 +6,25 @@
 import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from gateway.accelerator import accelerated
 from gateway.api.layer import LayerContext
 from gateway.concurrency.limiter import WAITED_S, waited_s
-from gateway.concurrency.timeouts import Timeout
-from gateway.ir.calls import MODEL_CONTROL_CALLS, Call, InferResponse
+from gateway.concurrency.timeouts import Timeout, TimerWheel, WheelTimeout
+from gateway.ir.calls import (
+    MODEL_CONTROL_CALLS,
+    Call,
+    InferRequest,
+    InferResponse,
+    call_with_deadline,
+)
 from gateway.ir.errors import DeadlineExceeded
 from gateway.ir.streams import close_stream
 from gateway.settings.fields import Duration
 from gateway.settings.setting import Setting
+
+C = TypeVar("C", bound=Call[Any])
 
 TIMEOUT: Final = Setting[float](
     key="timeout",
@@ -95,6 +104,34 @@ def route_timeout(route: str, own: float | None, default: float) -> RouteTimeout
     if own is None:
         return RouteTimeout(default or None, "policies.timeout")
     return RouteTimeout(own or None, f"timeout of route {route!r}")
+
+
+@accelerated
+def start_timeout(
+    call: C, own_s: float, now: float, wheel: TimerWheel
+) -> tuple[C, WheelTimeout, float] | None:
+    """Set the deadline of an inference that has arrived, and start its timeout.
+
+    Args:
+        call: The call.
+        own_s: The timeout of the route.
+        now: The time, on the clock of deadlines.
+        wheel: Where the timeout is scheduled.
+
+    Returns:
+        The call to send, its timeout, and the earlier deadline. None, and nothing is done, for a
+        call that is late, and for one that may be a stream or have a body that still arrives.
+    """
+    origin, deadline = call.context.origin, call.context.deadline
+    if type(call) is not InferRequest or origin is None or not origin.has_bytes:
+        return None
+    is_own = deadline is None or now + own_s < deadline
+    if deadline is None or is_own:
+        deadline = now + own_s
+    if deadline <= now:
+        return None
+    timeout = WheelTimeout(wheel, deadline)
+    return (call_with_deadline(call, deadline) if is_own else call), timeout, deadline
 
 
 def timeout_at(at: LayerContext) -> RouteTimeout:

@@ -9,9 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
-
-from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.concurrency.limiter import WAITED_S, waited_s
@@ -21,6 +19,7 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     StreamInferRequest,
+    call_with_deadline,
     inference_of,
 )
 from gateway.ir.errors import DeadlineExceeded, GatewayError
@@ -42,6 +41,7 @@ from gateway.policies.limits.deadline import (
     StreamTimeouts,
     StreamWithTimeouts,
     deadline_error,
+    start_timeout,
     timeout_at,
 )
 from gateway.policies.limits.retry import (
@@ -52,11 +52,18 @@ from gateway.policies.limits.retry import (
 )
 from gateway.policies.limits.retry_keys import RETRY, ROUTE_RETRY, retries_at
 from gateway.service import Service
+from gateway.telemetry.call_path import current_path
 from gateway.telemetry.metrics import Metrics
 
 R = TypeVar("R")
 
 _CLOCK_SLACK_S: Final = 0.05
+
+
+class SingleTarget(NamedTuple):
+    """The target of a route that has no other one, so that no layer chooses it; "" for several."""
+
+    name: str = ""
 
 
 class CallLimits:
@@ -84,10 +91,11 @@ class CallLimits:
         stream_idle_s: Idle timeout of a stream; None for none.
         places: The concurrency limit of inferences; None for no limit.
         retries: The retry budget; None for no retries.
+        target: The only target, which this layer records; "" if another one chooses.
         clock: Monotonic seconds; that of `Context.deadline`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all by name but the first two
         self,
         inner: Service,
         timeout_s: float | None = None,
@@ -96,6 +104,7 @@ class CallLimits:
         stream_idle_s: float | None = None,
         places: ConcurrencyLimit | None = None,
         retries: RetryBudget | None = None,
+        target: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner = inner
@@ -106,6 +115,7 @@ class CallLimits:
         self._without = ConcurrencyLimit("", in_flight=sys.maxsize)
         self._places = self._without if places is None else places
         self._retries = RetryBudget(RetryRules(attempts=1)) if retries is None else retries
+        self._target = target
         self._clock = clock
         self._wheel = TimerWheel(clock)
 
@@ -132,6 +142,8 @@ class CallLimits:
         is_first = True
         try:
             call, timeout, requested, deadline = self._set_deadline(call)
+            if self._target and (path := current_path()) is not None:
+                path.target = self._target
             try:
                 reply = await inner(call)
             except GatewayError as error:
@@ -190,10 +202,19 @@ class CallLimits:
         Returns:
             The call to send, its timeout, the caller's deadline and the earlier of the two.
         """
-        clock, context = self._clock, call.context
-        now = clock()
+        own, now = self._timeout_s, self._clock()
+        if own is not None and not waited_s():
+            started = start_timeout(call, own, now, self._wheel)  # nearly every call
+            if started is not None:
+                return started[0], started[1], call.context.deadline, started[2]
+        return self._set_any_deadline(call, own, now)
+
+    def _set_any_deadline(
+        self, call: Call[R], own: float | None, now: float
+    ) -> tuple[Call[R], Timeout | None, float | None, float | None]:
+        """As `_set_deadline`, with the timeout of the route and the time now."""
+        context = call.context
         deadline = requested = context.deadline
-        own = self._timeout_s
         if own is not None and type(call) not in MODEL_CONTROL_CALLS:
             own += now
             if waited_s():
@@ -216,8 +237,7 @@ class CallLimits:
         is_open_ended = body is not None or type(call) is StreamInferRequest
         upstream_deadline = requested if is_open_ended else deadline
         if upstream_deadline is not requested:
-            # As `with_deadline`, without its frame.
-            call = replace(call, context=replace(context, deadline=upstream_deadline))
+            call = call_with_deadline(call, upstream_deadline)
         if body is None:
             return call, WheelTimeout(self._wheel, deadline), requested, deadline
         remaining = partial(self._remaining, body, now, requested)
@@ -263,6 +283,7 @@ def _build(inner: Entries, at: LayerContext) -> Service:
         stream_idle_s=at.setting(STREAM_IDLE) or None,
         places=at.part(ConcurrencyLimit),
         retries=retries,
+        target=at.part(SingleTarget).name,
     )
 
 

@@ -22,7 +22,6 @@ from gateway.protocols.graphpipe.flatbuffer_writer import MAX_MESSAGE_BYTES
 
 _WORD: Final = Struct("<I").unpack_from
 _SIGNED: Final = Struct("<i").unpack_from
-_HALVES: Final = Struct("<2H").unpack_from
 _SHAPES: Final = tuple(Struct(f"<{rank}q").unpack_from for rank in range(33))
 
 _VISITS: Final = 10_000

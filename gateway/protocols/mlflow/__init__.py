@@ -10,12 +10,18 @@ from gateway.protocols.mlflow.http.codec import HttpCodec
 from gateway.protocols.mlflow.options import check_options
 from gateway.protocols.mlflow.paths import claims
 from gateway.protocols.mlflow.platform import PLATFORM
+from gateway.wire.sagemaker import REQUEST_HEADERS, RESPONSE_HEADERS
 
 SPEC = ProtocolSpec(
     name="mlflow",
     title="MLflow scoring and SageMaker containers",
     page="mlflow.md",
-    http=HttpBinding(codec=HttpCodec, claims=claims),
+    http=HttpBinding(
+        codec=HttpCodec,
+        claims=claims,
+        request_headers=REQUEST_HEADERS,
+        response_headers=RESPONSE_HEADERS,
+    ),
     options=check_options,
     default_model="default_model",
     declaration=read_declaration,

@@ -9,7 +9,22 @@ from gateway.protocols.openai.declarations import read_declaration
 from gateway.protocols.openai.http.codec import HttpCodec
 from gateway.protocols.openai.options import check_options, process_options
 from gateway.protocols.openai.paths import claims
-from gateway.protocols.openai.quotas import quota_headers
+from gateway.protocols.openai.quotas import QUOTA_HEADERS, quota_headers
+
+_CLIENT_HEADERS = (
+    "openai-organization",
+    "openai-project",
+    "x-stainless-arch",
+    "x-stainless-helper-method",
+    "x-stainless-lang",
+    "x-stainless-os",
+    "x-stainless-package-version",
+    "x-stainless-retry-count",
+    "x-stainless-runtime",
+    "x-stainless-runtime-version",
+    "x-stainless-timeout",
+)
+"""What OpenAI's own client for JavaScript sends, from web pages too."""
 
 SPEC = ProtocolSpec(
     name="openai",
@@ -21,6 +36,8 @@ SPEC = ProtocolSpec(
         path_option="base",
         sets_root_path=True,
         quota_headers=quota_headers,
+        request_headers=_CLIENT_HEADERS,
+        response_headers=QUOTA_HEADERS,
     ),
     options=check_options,
     process_options=process_options,

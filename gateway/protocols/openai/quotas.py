@@ -11,6 +11,14 @@ from gateway.api.protocol import QuotaNote
 _KINDS: Final = {"calls": "requests", "elements": "tokens"}
 
 
+QUOTA_HEADERS: Final = tuple(
+    f"x-ratelimit-{name}-{kind}"
+    for kind in _KINDS.values()
+    for name in ("limit", "remaining", "reset")
+)
+"""The headers of `quota_headers`."""
+
+
 def quota_headers(notes: Sequence[QuotaNote]) -> tuple[tuple[str, str], ...]:
     """Return `x-ratelimit-*` of the quotas of calls and of elements, of each the shortest."""
     found: list[tuple[str, str]] = []

@@ -15,7 +15,12 @@ SPEC = ProtocolSpec(
     name="seldon",
     title="Seldon v1",
     page="seldon.md",
-    http=HttpBinding(codec=HttpCodec, claims=claims),
+    http=HttpBinding(
+        codec=HttpCodec,
+        claims=claims,
+        request_headers=("seldon-puid",),
+        response_headers=("seldon-puid",),
+    ),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     default_model="default_model",

@@ -16,7 +16,6 @@ from gateway.wire.errors import (
     HTTP_STATUS,
     TOO_MANY_REQUESTS,
     clip,
-    error_class_of_grpc,
     error_class_of_http,
     extra_headers,
     http_status_of,
@@ -24,7 +23,7 @@ from gateway.wire.errors import (
     read_error_text,
     strip_traceback,
 )
-from gateway.wire.grpc import GrpcResponse, GrpcStatus
+from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import Headers, HttpResponse
 
 JSON: Final = ("Content-Type", "application/json")
@@ -125,10 +124,3 @@ def status_texts(status: Any, text: str) -> tuple[str, str]:
 def is_failure(status: Any) -> bool:
     """Return whether the status object of an answer says that it failed."""
     return type(status) is dict and status.get("status") in (FAILURE, "FAILURE")
-
-
-def error_of_status(model: ModelRef | None, wire: GrpcResponse, codec: str) -> GatewayError:
-    """Return the error of an upstream's gRPC status, with its response as origin."""
-    reason = strip_traceback(wire.details)
-    text = reason or f"upstream responded with the status {wire.status.name} and no text"
-    return error_class_of_grpc(wire.status)(text, model=model, origin=Origin(codec, wire))

@@ -8,6 +8,7 @@ from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, Sidecar
 from gateway.protocols.tfs.declarations import read_declaration
 from gateway.protocols.tfs.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.tfs.http.codec import HttpCodec
+from gateway.protocols.tfs.http.events import EVENT_HEADERS
 from gateway.protocols.tfs.http.paths import claims
 from gateway.protocols.tfs.options import check_options, process_options
 from gateway.protocols.tfs.platform import PLATFORM
@@ -16,7 +17,13 @@ SPEC = ProtocolSpec(
     name="tfs",
     title="TensorFlow Serving",
     page="tensorflow-serving.md",
-    http=HttpBinding(codec=HttpCodec, claims=claims, any_path=True),
+    http=HttpBinding(
+        codec=HttpCodec,
+        claims=claims,
+        any_path=True,
+        request_headers=EVENT_HEADERS,
+        response_headers=EVENT_HEADERS,
+    ),
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     process_options=process_options,

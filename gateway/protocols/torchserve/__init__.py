@@ -13,7 +13,7 @@ from gateway.protocols.torchserve.grpc.codec import (
     GrpcCodec,
     file_descriptors,
 )
-from gateway.protocols.torchserve.http.codec import HttpCodec
+from gateway.protocols.torchserve.http.codec import SEQUENCE_HEADERS, STREAM, HttpCodec
 from gateway.protocols.torchserve.options import check_options
 from gateway.protocols.torchserve.paths import claims
 
@@ -21,7 +21,13 @@ SPEC = ProtocolSpec(
     name="torchserve",
     title="TorchServe",
     page="torchserve.md",
-    http=HttpBinding(codec=HttpCodec, claims=claims, any_path=True),
+    http=HttpBinding(
+        codec=HttpCodec,
+        claims=claims,
+        any_path=True,
+        request_headers=SEQUENCE_HEADERS,
+        response_headers=STREAM[:1],
+    ),
     grpc=GrpcBinding(
         codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors, public=(PING_METHOD,)
     ),

@@ -105,7 +105,7 @@ class RollingLoad:
                 )
                 for number, result in enumerate(results, first + 1):
                     if isinstance(result, GatewayError):
-                        raise self._stopped(model, number, result)
+                        raise self._stopped(model, number, result) from result
                     if isinstance(result, BaseException):
                         raise result
 

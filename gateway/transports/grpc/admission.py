@@ -7,14 +7,9 @@ from time import monotonic
 
 from gateway.concurrency.limiter import WAITED_S
 from gateway.ir.errors import TooLarge
-from gateway.transports.admission import (
-    NO_CLIENT_SHARES,
-    RESPONSE_UNCOUNTED_BYTES,
-    ClientShares,
-    Reservation,
-    no_memory,
-)
+from gateway.transports.client_shares import NO_CLIENT_SHARES, ClientShares
 from gateway.transports.contract import MemoryBudget, ServerLimits
+from gateway.transports.reservation import RESPONSE_UNCOUNTED_BYTES, Reservation, no_memory
 from gateway.transports.slots import (
     LISTENER_KEYS,
     ConcurrencyLimiter,

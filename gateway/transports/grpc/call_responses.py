@@ -10,7 +10,6 @@ import structlog
 
 from gateway.concurrency.timeouts import TimerStep
 from gateway.ir import errors
-from gateway.transports.admission import RESPONSE_PATIENCE_S, RESPONSE_UNCOUNTED_BYTES, Reservation
 from gateway.transports.grpc.compression import decompress_message
 from gateway.transports.grpc.headers import (
     RESPONSE_HEAD,
@@ -39,6 +38,11 @@ from gateway.transports.grpc.states import (
 from gateway.transports.http2 import frames
 from gateway.transports.http2.states import HALF_CLOSED_LOCAL, HALF_CLOSED_REMOTE, OPEN
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.reservation import (
+    RESPONSE_PATIENCE_S,
+    RESPONSE_UNCOUNTED_BYTES,
+    Reservation,
+)
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.http import size_of

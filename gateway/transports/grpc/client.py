@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from gateway.concurrency.timeouts import TimerWheel
 from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent
-from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits, Decode
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.client_pool import GrpcConnectionPool
 from gateway.transports.grpc.withheld import WithheldCalls
+from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
 from gateway.transports.net.resolver import upstream_of
 from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.slots import upstream_slots

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from gateway.accelerator import accelerated
 from gateway.ir import errors
 from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.grpc.compression import decompress_message
@@ -23,6 +24,39 @@ _STATUS_OF_RESET: Final = {
     frames.ENHANCE_YOUR_CALM: GrpcStatus.RESOURCE_EXHAUSTED,
     frames.INADEQUATE_SECURITY: GrpcStatus.PERMISSION_DENIED,
 }
+
+
+@accelerated
+def answer(
+    call: "ClientCall", head: GrpcResponseHead, view: memoryview, tail: GrpcResponseHead
+) -> bool:
+    """End a call with one response by a complete one, which is nearly every response.
+
+    Returns:
+        False, and nothing is done, for any other response.
+    """
+    message, waiter, stream = whole_message(view, call.limit_bytes), call.waiter, call.stream
+    if (
+        message is None
+        or not call.is_unary
+        or call._head is not None  # noqa: SLF001  # a function, so that it can be compiled
+        or call._error is not None  # noqa: SLF001  # as above
+        or waiter is None
+        or head.http_status != 200  # noqa: PLR2004  # OK
+        or not head.is_grpc
+        or head.status is not None
+        or tail.status is not _OK
+        or tail.http_status is not None
+    ):
+        return False
+    call._end = tail  # noqa: SLF001  # as above
+    if not waiter.done():
+        waiter.set_result(GrpcResponse((message,), metadata=tail.metadata))
+    if stream.state is not CLOSED:
+        call.cancel()
+    elif call._rest is None and not stream.unread:  # noqa: SLF001  # as above
+        stream.owner = None  # as `release`, which has nothing else to do
+    return True
 
 
 class ClientCall(ResponseMessages, eq=False):
@@ -65,26 +99,7 @@ class ClientCall(ResponseMessages, eq=False):
         self, head: GrpcResponseHead, view: memoryview, tail: GrpcResponseHead
     ) -> None:
         """Handle a complete response: the same as header fields, data and trailers."""
-        message, waiter, stream = whole_message(view, self.limit_bytes), self.waiter, self.stream
-        if (
-            message is not None
-            and self.is_unary
-            and self._head is None
-            and self._error is None
-            and waiter is not None
-            and head.http_status == 200  # noqa: PLR2004  # OK
-            and head.is_grpc
-            and head.status is None
-            and tail.status is _OK
-            and tail.http_status is None
-        ):
-            self._end = tail
-            if not waiter.done():
-                waiter.set_result(GrpcResponse((message,), metadata=tail.metadata))
-            if stream.state is not CLOSED:
-                self.cancel()
-            elif self._rest is None and not stream.unread:
-                stream.owner = None  # as `release`, which has nothing else to do
+        if answer(self, head, view, tail):
             return
         self.on_headers(head, end=False)
         self.on_data(view, end=False)

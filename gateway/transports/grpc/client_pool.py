@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
-from gateway.transports.admission import MemoryBudget, Reservation, ResponseReservation
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import (
@@ -26,13 +25,15 @@ from gateway.transports.grpc.messages import PREFIX_BYTES, frame_message, join_c
 from gateway.transports.grpc.silence import ACKNOWLEDGED_WITHIN_S, ServerSilence
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import FLOOD_TEXT
-from gateway.transports.http2.frames import NO_ERROR, Http2ConnectionError
+from gateway.transports.http2.frames import MAX_WINDOW, NO_ERROR, Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.resolver import UNIX, UpstreamConnector
 from gateway.transports.net.tls import NEEDS_TLS, TLS_ALERT, connect_failure_text
 from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.wrong_port import MAYBE_HTTP, SERVES_HTTP
+from gateway.transports.reservation import Reservation, ResponseReservation
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import size_of
 
@@ -107,7 +108,7 @@ class GrpcClientConnection(_CallStreams):
             and self.fault is None
             and transport is not None
             and not transport.is_closing()
-            and not self.core.is_exhausted
+            and self.core.writer.next_number <= MAX_WINDOW
         )
 
     def call(
@@ -133,7 +134,7 @@ class GrpcClientConnection(_CallStreams):
         size = len(message[0]) if len(message) == 1 else size_of(message)
         self.is_used = True
         core = self.core
-        stream = core.open(None)
+        stream = core.writer.open(None)
         is_unary = waiter is not None
         call = ClientCall(self, stream, pool.message_bytes, self.turn, is_unary, waiter, withholds)
         stream.owner = call
@@ -149,8 +150,9 @@ class GrpcClientConnection(_CallStreams):
                 core.writer.end(stream, None)
             else:
                 call.send_rest(rest)
-        if not self.is_flushing:
-            self.flush_soon()
+        if not self.is_flushing:  # as `flush_soon`, without its frame
+            self.is_flushing = True
+            self.loop.call_soon(self.flush)
         return call
 
     def on_cancelled(self) -> None:
@@ -159,11 +161,11 @@ class GrpcClientConnection(_CallStreams):
             self._pool.on_call_ended(self)
         self.on_unanswered()
 
-    def on_unanswered(self) -> None:
-        """Ask a silent server whether it is there: a call has ended without a response."""
+    def on_unanswered(self, *, is_waiting: bool = False) -> None:
+        """Ask a silent server whether it is there: a call has ended without reply, or waits."""
         now = monotonic()
         self._note_received(now)
-        if self.is_open() and self._silence.should_ping(now):
+        if self.is_open() and self._silence.should_ping(now, is_waiting=is_waiting):
             self.core.ping()
             self.flush_soon()
             gone_at = now + ACKNOWLEDGED_WITHIN_S
@@ -273,6 +275,7 @@ class GrpcClientConnection(_CallStreams):
         self.core.flood_budget.refill()
         if self.core.streams:
             self.idle_since = now
+            self.on_unanswered(is_waiting=True)
         elif self._closing_reason is not None or now - self.idle_since > keepalive_s:
             self.retire()
         self._retire_if_gone(now)

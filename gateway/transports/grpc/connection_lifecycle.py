@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Final
 
 from gateway.ir.errors import GatewayError, InvalidRequest
-from gateway.transports.admission import NO_CLIENT_SHARES, ClientShares, Reservation
+from gateway.transports.client_shares import NO_CLIENT_SHARES, ClientShares
 from gateway.transports.connection_count import (
     ConnectionCount,
 )
@@ -27,6 +27,7 @@ from gateway.transports.http2.flood_control import FLOOD_TEXT
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.http2.protocol import Http2Protocol
 from gateway.transports.net.write_drain import write_time
+from gateway.transports.reservation import Reservation
 
 _LAST_CHANCE_S: Final = 0.25
 

@@ -11,10 +11,10 @@ import msgspec
 
 from gateway.accelerator import accelerated
 from gateway.ir.errors import MalformedMessage, TooLarge, Unsupported
-from gateway.transports.admission import Reservation
 from gateway.transports.grpc.headers import with_metadata
 from gateway.transports.http2.frames import join_stream
 from gateway.transports.http2.streams import JOINED_BYTES
+from gateway.transports.reservation import Reservation
 from gateway.transports.reserved_buffer import message_memory
 from gateway.wire.grpc import Metadata
 from gateway.wire.http import Buffer, size_of

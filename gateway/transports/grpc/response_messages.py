@@ -9,14 +9,14 @@ from msgspec import Struct
 
 from gateway.ir import errors
 from gateway.ir.streaming_body import StreamingBody
-from gateway.transports.admission import Reservation
 from gateway.transports.grpc.headers import GrpcResponseHead
 from gateway.transports.grpc.messages import GrpcMessage, MessageReader
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
-from gateway.transports.http2.receiver import STREAM_WINDOW
 from gateway.transports.http2.states import CLOSED
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.http2.windows import STREAM_WINDOW
+from gateway.transports.reservation import Reservation
 from gateway.wire.grpc import GrpcResponse
 
 
@@ -176,8 +176,7 @@ class ResponseMessages(Struct, eq=False):
         self._consume(stream.unread)
         if self._reader is not None and self._reader.missing:
             self._reserve(self._reader)
-        elif stream.window < STREAM_WINDOW // 2:
-            self.connection.core.grant(stream, STREAM_WINDOW - stream.window)
+        elif self.connection.core.replenish(stream):
             self.connection.flush_soon()
 
     def _finish(self, head: GrpcResponseHead) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
-from gateway.transports.admission import RESPONSE_UNCOUNTED_BYTES
 from gateway.transports.contract import is_probe
 from gateway.transports.grpc.admission import GrpcSessionLimits, Slot
 from gateway.transports.grpc.call_responses import CallResponses
@@ -24,6 +23,7 @@ from gateway.transports.grpc.states import (
     RUNNING,
 )
 from gateway.transports.http2.flood_control import EARLY_RESET_S
+from gateway.transports.reservation import RESPONSE_UNCOUNTED_BYTES
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import size_of
 

@@ -8,8 +8,8 @@ from typing import Final
 from gateway.api.access import Peer
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InvalidRequest
-from gateway.transports.admission import ClientShares, Reservation, client_shares
 from gateway.transports.callers import IdentifiedCaller
+from gateway.transports.client_shares import ClientShares, client_shares
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     client_address,
@@ -42,6 +42,7 @@ from gateway.transports.http2.request_stream import HttpStream
 from gateway.transports.http2.states import HALF_CLOSED_LOCAL
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.net.refused_connection import refuse_connection
+from gateway.transports.reservation import Reservation
 from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import size_of
 from gateway.wire.metadata import text_metadata

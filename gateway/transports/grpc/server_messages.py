@@ -12,14 +12,14 @@ from time import monotonic
 from typing import Final, Protocol
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError, MalformedMessage, Overloaded
-from gateway.transports.admission import ClientShares, Reservation
+from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.messages import PREFIX_BYTES, GrpcMessage, MessageReader
 from gateway.transports.grpc.states import GrpcConnectionState
 from gateway.transports.http2.connection import Http2Connection
 from gateway.transports.http2.flood_control import SMALL_FRAME_BYTES
-from gateway.transports.http2.receiver import STREAM_WINDOW
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.reservation import Reservation
 from gateway.wire.http import size_of
 
 # Unread messages of a stream; the window limits their bytes.
@@ -264,8 +264,7 @@ class RequestMessages:
             return
         if self._reader.missing:
             self._make_room()
-        elif self._stream.window < STREAM_WINDOW // 2:
-            self._connection.core.grant(self._stream, STREAM_WINDOW - self._stream.window)
+        elif self._connection.core.replenish(self._stream):
             self._connection.flush_soon()
 
 

@@ -2,7 +2,8 @@
 
 A NAT or a load balancer may forget a connection without a word, and then every call on it ends at
 its deadline.  A server may also just be slow.  So a PING is sent only when a call ends without
-a response, and a slow server, which acknowledges it, keeps its connection.
+a response, or once while calls wait: some have no deadline.  A slow server, which acknowledges it,
+keeps its connection.
 
 gRPC servers close a connection at the fourth PING without a response of theirs in between.
 
@@ -41,9 +42,15 @@ class ServerSilence:
         if not only_pong:
             self._pings = _PINGS
 
-    def should_ping(self, now: float) -> bool:
-        """Return whether to send a PING now that a call has ended without a response."""
-        is_due = self._pinged_at is None and now - self._heard_at >= SILENT_S and self._pings > 0
+    def should_ping(self, now: float, *, is_waiting: bool = False) -> bool:
+        """Return whether to send a PING now that a call has ended without a response.
+
+        With *is_waiting* calls are in progress, and only the first PING since a response is sent.
+        """
+        least = _PINGS if is_waiting else 1
+        is_due = (
+            self._pinged_at is None and now - self._heard_at >= SILENT_S and self._pings >= least
+        )
         if is_due:
             self._pinged_at = now
             self._pings -= 1

@@ -8,14 +8,16 @@ from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
 from gateway.ir import errors
 from gateway.ir.context import Client
 from gateway.ir.identity import ANONYMOUS
-from gateway.transports.admission import UNLIMITED, ClientShares, Reservation
 from gateway.transports.authentication import MAX_DRAINED_BYTES
 from gateway.transports.callers import IdentifiedCaller
+from gateway.transports.client_shares import ClientShares
 from gateway.transports.http.cors import is_preflight
 from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.faults import HttpError, text_response
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.shared_responses import SharedResponses
+from gateway.transports.memory_budget import UNLIMITED
+from gateway.transports.reservation import Reservation
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import NO_HEADERS, Headers, HttpRequest, HttpResponse
 

@@ -10,16 +10,12 @@ from gateway.accelerator import accelerated
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir import errors
 from gateway.ir.context import REQUEST_ID
-from gateway.transports.admission import (
-    UNLIMITED,
-    MemoryBudget,
-    Reservation,
-    ResponseReservation,
-)
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.content_coding import Inflater, coding_of, inflate
 from gateway.transports.http.headers import decode_field, end_to_end, is_writable, safe_value
 from gateway.transports.http.timeout_headers import coarse_timeout
+from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
+from gateway.transports.reservation import Reservation, ResponseReservation
 from gateway.wire.http import Headers, HttpRequest, is_printable_ascii
 
 HEADER_LINE_BYTES = 8190

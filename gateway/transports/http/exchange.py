@@ -11,12 +11,9 @@ from collections.abc import AsyncGenerator, Awaitable
 from functools import partial
 from typing import Any
 
+from gateway.accelerator import accelerated
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.ir import errors
-from gateway.transports.admission import (
-    RESPONSE_UNCOUNTED_BYTES,
-    Reservation,
-)
 from gateway.transports.contract import HttpAsk, HttpFrontend, is_probe
 from gateway.transports.http.content_coding import coding_of
 from gateway.transports.http.cut_through import OpenBodyStream, early_dispatch_bytes, whole_of
@@ -26,6 +23,7 @@ from gateway.transports.http.request_body import EMPTY, check_declared, undo_cod
 from gateway.transports.http.request_head import Head
 from gateway.transports.http.response_sender import ResponseSender
 from gateway.transports.http.states import OPEN
+from gateway.transports.reservation import RESPONSE_UNCOUNTED_BYTES, Reservation
 from gateway.wire.http import HttpRequest, HttpResponse, size_of
 
 
@@ -174,6 +172,7 @@ class Exchange(ResponseSender):
         if self._task is not None:
             self._task.cancel()
 
+    @accelerated
     def _try_immediate(self) -> HttpRequest | None:
         """Return a request that has arrived completely, with a slot acquired. The usual case.
 

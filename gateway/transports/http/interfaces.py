@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import ClientShares, MemoryBudget, Reservation
 from gateway.transports.authentication import Authentication
+from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import HttpAsk, HttpFrontend, ServerLimits
 from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.cut_through import OnBodyError, OpenBodyStream
 from gateway.transports.http.request_head import Head, Version
 from gateway.transports.http.states import HttpConnectionState
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import Reservation
 from gateway.transports.slots import ConcurrencyLimiter
 
 

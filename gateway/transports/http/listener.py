@@ -12,7 +12,6 @@ from time import monotonic
 from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import GrpcMount, HttpFrontend, HttpMount, ServerLimits
@@ -21,6 +20,7 @@ from gateway.transports.http.cors import CorsRules
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.listening import BACKLOG, address_of, listen
 from gateway.transports.net.tls_files import Authorities, TlsContext

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from gateway.ir.errors import TooLarge
-from gateway.transports.admission import Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.content_coding import Inflater, coding_of, inflate
 from gateway.transports.http.faults import HttpError
+from gateway.transports.reservation import Reservation
 
 EMPTY = memoryview(b"")
 

@@ -9,12 +9,7 @@ from typing import Any
 import structlog
 
 from gateway.ir import errors
-from gateway.transports.admission import (
-    RESPONSE_PATIENCE_S,
-    RESPONSE_UNCOUNTED_BYTES,
-    Reservation,
-    no_memory,
-)
+from gateway.telemetry.error_texts import error_text
 from gateway.transports.authentication import challenge
 from gateway.transports.contract import HttpFrontend
 from gateway.transports.http.content_coding import ACCEPTED, compress
@@ -29,6 +24,12 @@ from gateway.transports.http.response_writer import (
     write_stream_head,
 )
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
+from gateway.transports.reservation import (
+    RESPONSE_PATIENCE_S,
+    RESPONSE_UNCOUNTED_BYTES,
+    Reservation,
+    no_memory,
+)
 from gateway.transports.reserved_buffer import uncounted_bytes
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.http import NO_HEADERS, ExtendedHeaders, Headers, HttpResponse, size_of
@@ -47,7 +48,7 @@ def write_continue(transport: asyncio.Transport) -> None:
 def failure(error: BaseException | None) -> HttpResponse:
     """Log an unexpected error, and return the response to it."""
     if isinstance(error, errors.GatewayError):
-        log.warning("stream aborted", code=error.code.value, error=error.message)
+        log.warning("stream aborted", code=error.code.value, error=error_text(error))
         return text_response(500, error.message)
     log.error("internal error", exc_info=error)
     return text_response(500, "internal error of the gateway")

@@ -150,7 +150,10 @@ def join_response(
         end: Further lines, and the end of the head.
         body: Empty, or as many bytes as announced.
     """
-    name = f"{_REQUEST_ID}{safe_value(request_id)}\r\n".encode() if request_id else b""
+    name = b""
+    if request_id:
+        is_safe = request_id.isascii() and request_id.isprintable()
+        name = f"{_REQUEST_ID}{request_id if is_safe else safe_value(request_id)}\r\n".encode()
     size = b"Content-Length: %d\r\n" % length if length >= 0 else b""
     return b"".join((first, fields, name, _VARIES if varies else b"", size, end, *body))
 

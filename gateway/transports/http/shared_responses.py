@@ -1,11 +1,14 @@
 """SharedResponses: exchanges whose responses web pages of other origins may read (CORS)."""
 
-from typing import Any
+from typing import Any, Final
 
 from gateway.transports.http.cors import is_preflight
 from gateway.transports.http.exchange import Exchange
+from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_head import Version
 from gateway.wire.http import HttpRequest, HttpResponse
+
+_NOT_FOUND: Final = 404
 
 
 class SharedResponses(Exchange):
@@ -19,6 +22,23 @@ class SharedResponses(Exchange):
         if head is not None and rules is not None and is_preflight(head.method, head.headers):
             self._handle = rules.preflight
         return wire
+
+    async def _send_error(self, fault: HttpError) -> None:
+        """Send a fault, or the response to a preflight for a path that nothing serves.
+
+        A page may only then read the error of its request.
+        """
+        head, rules = self._head, self._listener.cors
+        if (
+            fault.status == _NOT_FOUND
+            and head is not None
+            and rules is not None
+            and is_preflight(head.method, head.headers)
+        ):
+            wire = HttpRequest(head.method, head.path, head.query, head.headers)
+            await self._send(await rules.preflight(wire))
+        else:
+            await super()._send_error(fault)
 
     def write_response(
         self,

@@ -8,13 +8,13 @@ from time import monotonic
 from urllib.parse import urlsplit
 
 from gateway.concurrency.timeouts import TimerWheel
-from gateway.transports.admission import UNLIMITED, MemoryBudget
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.client_rules import (
     UpstreamErrors,
 )
 from gateway.transports.http1.client_connection import Http1ClientConnection, read_buffer
 from gateway.transports.http1.response_reader import ResponseHeadCache
+from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
 from gateway.transports.net.resolver import UpstreamConnector
 from gateway.transports.net.sockets import UNSEEN_S
 from gateway.transports.net.tls import connect_failure_text

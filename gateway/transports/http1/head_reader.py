@@ -44,7 +44,9 @@ _BLANKS: Final = b" \t"
 # The bytes of a head without its target and fields: method, version, line ends.
 _REST_BYTES: Final = 64
 _MAX_CACHED: Final = 512
-_MAX_CACHED_BYTES: Final = 1024
+MAX_CACHED_BYTES: Final = 1024
+"""The size of the longest head in the cache, without the empty line after it."""
+
 _MAX_TEXT_BYTES: Final = 2048
 # So many heads after one that a template fills are not looked up: to look at all costs 3 %.
 _SAMPLED: Final = 7
@@ -154,7 +156,7 @@ class RequestHeadCache(ParseCache[RequestHead]):
     """
 
     def __init__(self, limits: ServerLimits) -> None:
-        super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
+        super().__init__(_MAX_CACHED, MAX_CACHED_BYTES)
         self._templates: ParseCache[HeadTemplate[RequestHead] | None] = ParseCache(
             _MAX_CACHED, _MAX_TEXT_BYTES
         )
@@ -212,6 +214,10 @@ class HeadReader:
         """Whether a part of a head has arrived."""
         return self._size > 0
 
+    def expects_known(self) -> bool:
+        """Return whether a head may begin now, and is likely to be in the cache."""
+        return self._parser is None and not self._unsampled
+
     def feed(  # noqa: C901  # calls would be felt
         self, data: bytes, at: int
     ) -> tuple[RequestHead | None, int]:
@@ -231,7 +237,7 @@ class HeadReader:
                 head, self._cut = cache.recognise(data, at, end)
                 if head is not None:
                     return head, end
-            raw = data[at:end] if 0 <= found - at <= _MAX_CACHED_BYTES else b""
+            raw = data[at:end] if 0 <= found - at <= MAX_CACHED_BYTES else b""
             cached = cache.get(raw)
             if cached is not None:
                 return cached, end

@@ -4,8 +4,9 @@ import asyncio
 from collections import deque
 from time import monotonic
 
+from gateway.accelerator import accelerated
 from gateway.ir.errors import MalformedMessage
-from gateway.transports.admission import ClientShares, Reservation
+from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.cut_through import OnBodyError, early_dispatch_bytes
 from gateway.transports.http.faults import HttpError
@@ -18,8 +19,10 @@ from gateway.transports.http.request_body import (
 )
 from gateway.transports.http.request_head import Head, read_head
 from gateway.transports.http1.chunked import ChunkReader
-from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
+from gateway.transports.http1.head_reader import MAX_CACHED_BYTES, RequestHead, RequestHeadCache
+from gateway.transports.http1.head_template import END
 from gateway.transports.http1.streaming_body import BodySource, CutThroughBody
+from gateway.transports.reservation import Reservation
 from gateway.transports.reserved_buffer import ReservedBuffer
 
 
@@ -91,6 +94,28 @@ class BufferedRequest:
     ) -> CutThroughBody | None:
         """Return None: the body is complete."""
         return None
+
+
+@accelerated
+def known_request(
+    buffer: memoryview, nbytes: int, head_cache: RequestHeadCache
+) -> BufferedRequest | None:
+    """Return the request that has arrived alone and completely, with a head that is in the cache.
+
+    Nearly every request arrives like this. The result is None for anything else, and its head is
+    read by `HeadReader`.
+
+    Args:
+        buffer: What was read into.
+        nbytes: How many bytes were read.
+        head_cache: The cache of heads.
+    """
+    data = buffer[:nbytes].tobytes()
+    at = data.find(END) + len(END)
+    head = head_cache.get(data[:at]) if 0 <= at - len(END) <= MAX_CACHED_BYTES else None
+    if head is None or head.is_chunked or at + (head.length or 0) != nbytes:
+        return None
+    return BufferedRequest(head, head_cache, memoryview(data[at:]))
 
 
 class ReceivingRequest(BufferedRequest):

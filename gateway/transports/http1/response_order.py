@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.concurrency.timeouts import RestartableTimer
 from gateway.ir.errors import Overloaded
-from gateway.transports.admission import NO_CLIENT_SHARES
+from gateway.transports.client_shares import NO_CLIENT_SHARES
 from gateway.transports.connection_count import (
     ConnectionCount,
     connection_refusal,

@@ -14,7 +14,6 @@ from msgspec.structs import replace  # noqa: TID251  # a head is no call
 
 from gateway.accelerator import accelerated
 from gateway.ir.errors import MalformedMessage
-from gateway.transports.admission import Reservation
 from gateway.transports.http.client_rules import (
     HEADER_COUNT,
     HEADER_FIELD_BYTES,
@@ -36,6 +35,7 @@ from gateway.transports.http1.head_template import (
     header_template,
 )
 from gateway.transports.net.wrong_port import foreign_protocol
+from gateway.transports.reservation import Reservation
 from gateway.transports.reserved_buffer import ReservedBuffer
 from gateway.wire.http import Headers, HttpResponse
 from gateway.wire.message_cache import ParseCache

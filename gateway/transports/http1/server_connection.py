@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
-from gateway.transports.admission import client_shares
 from gateway.transports.authentication import peer_of
+from gateway.transports.client_shares import client_shares
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,
@@ -33,7 +33,7 @@ from gateway.transports.http.states import (
 )
 from gateway.transports.http1 import states
 from gateway.transports.http1.head_reader import READ_BYTES
-from gateway.transports.http1.request import BufferedRequest, ReceivingRequest
+from gateway.transports.http1.request import BufferedRequest, ReceivingRequest, known_request
 from gateway.transports.http1.response_order import Http1ServerState, OrderedResponses
 from gateway.transports.http1.states import HTTP2, READING, UNDECIDED
 from gateway.transports.http2.frames import PREFACE, may_be_http2
@@ -49,6 +49,7 @@ from gateway.transports.net.tls import negotiated_http2
 
 _TURN_REQUESTS = 8
 _HEAD_BYTES = 4096  # nearly every head is shorter
+_SMALL_BYTES = 16 * 1024  # nearly every request that arrives in one read is smaller
 
 
 class Http1ServerProtocol(Http1ServerState):
@@ -151,6 +152,8 @@ class Http1ServerConnection(OrderedResponses):
             if reading.is_complete:
                 self._reading = None
             return
+        if nbytes <= _SMALL_BYTES and self._takes_known(nbytes):
+            return
         data = self._server.buffer[:nbytes]
         if nbytes == READ_BYTES:
             # Read more at once: most of it is a body, which has a buffer once its head is parsed.
@@ -159,6 +162,22 @@ class Http1ServerConnection(OrderedResponses):
             if self._reading is not None and self._reading.put(data):
                 return
         self.data_received(data.tobytes())
+
+    def _takes_known(self, nbytes: int) -> bool:
+        """Return whether one whole request has arrived, with a head that is known: nearly always.
+
+        Otherwise nothing is done.
+        """
+        waits = self._reading is not None or self._unparsed or self._queue
+        if waits or self._input is not READING or not self._heads.expects_known():
+            return False
+        request = known_request(self._server.buffer, nbytes, self._server.head_cache)
+        if request is None:
+            return False
+        if self._head_timer.is_armed:
+            self._head_timer.stop()
+        self._arrived(request)
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Parse requests in *data*, and keep the rest."""

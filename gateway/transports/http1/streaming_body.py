@@ -14,10 +14,10 @@ import numpy as np
 
 from gateway.ir.errors import Overloaded, Unavailable
 from gateway.ir.streaming_body import BodySink
-from gateway.transports.admission import Reservation
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_body import TransferRateLimit
+from gateway.transports.reservation import Reservation
 from gateway.transports.reserved_buffer import ReservedBuffer
 
 PIECE_BYTES: Final = 384 * 1024

@@ -1,22 +1,23 @@
 """Http2Connection: one HTTP/2 connection without sockets, for client and server.
 
 This file has the operations of the caller and the frames of the connection.  `frame_reader` parses
-frames, `receiver` handles the streams of the peer, `streams` writes the streams of this side.  The
-caller has the socket, and calls `flood_budget.refill` once a second.  Priorities are ignored, and
-pushes are refused.
+frames, `windows` limits what the peer sends, `receiver` handles its streams, and `streams` writes
+those of this side.  The caller has the socket, and calls `flood_budget.refill` once a second.
+Priorities are ignored, and pushes are refused.
 
 Source: RFC 9113.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import RESET_COST, RESPONSE_REFUND
 from gateway.transports.http2.frame_reader import FRAME_BYTES
 from gateway.transports.http2.frames import Http2ConnectionError
 from gateway.transports.http2.hpack import TABLE_BYTES
-from gateway.transports.http2.receiver import CONNECTION_WINDOW, STREAM_WINDOW, Http2Receiver
+from gateway.transports.http2.receiver import Http2Receiver
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.http2.windows import CONNECTION_WINDOW
 
 _PING_DATA: Final = bytes(8)
 
@@ -29,13 +30,11 @@ class Http2Connection(Http2Receiver):
         last: The highest stream number that a client has used.
         peer_streams: How many streams the peer allows at once.
         pongs: How many acknowledgements of PING have arrived.
-        is_exhausted: Whether a client has used all its stream numbers.
     """
 
     __slots__ = (
         "_last_accepted",
         "_peer_table",
-        "is_exhausted",
         "peer_streams",
         "pongs",
     )
@@ -45,7 +44,6 @@ class Http2Connection(Http2Receiver):
         self._peer_table = TABLE_BYTES
         self.peer_streams = 100
         self.pongs = 0
-        self.is_exhausted = False
         if self._is_client:
             self.out.append(frames.PREFACE)
         own = (
@@ -67,17 +65,6 @@ class Http2Connection(Http2Receiver):
         last = self.last if self._last_accepted is None else self._last_accepted
         self.out.append(frames.goaway(last, fault.code, fault.message))
 
-    def open(self, owner: Any) -> Http2Stream:
-        """Return a new stream of a client."""
-        number = self._next
-        self._next = number + 2
-        if number >= frames.MAX_WINDOW:
-            self.is_exhausted = True
-        stream = self.streams[number] = Http2Stream(
-            number, self.writer.initial_window, STREAM_WINDOW, owner
-        )
-        return stream
-
     def reset(self, stream: Http2Stream, code: int) -> None:
         """End a stream both ways, now; harmless when it has ended."""
         if self.streams.pop(stream.number, None) is not None:
@@ -88,12 +75,6 @@ class Http2Connection(Http2Receiver):
         """Reset a stream, and refund its frames that are on their way."""
         self.flood_budget.remaining += RESPONSE_REFUND
         self.reset(stream, frames.CANCEL)
-
-    def grant(self, stream: Http2Stream, size: int) -> None:
-        """Open the window of a stream by *size* bytes."""
-        if size > 0 and not stream.is_remote_closed:
-            stream.window += size
-            self.out.append(frames.window_update(stream.number, size))
 
     def goaway(self, *, final: bool, code: int = frames.NO_ERROR, message: str = "") -> None:
         """Tell the peer not to open further streams; if *final*, refuse new ones.
@@ -149,7 +130,7 @@ class Http2Connection(Http2Receiver):
             raise Http2ConnectionError(
                 frames.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes"
             )
-        self.flood_budget.charge(1)
+        self._charge_of_call()
         size = int.from_bytes(payload, "big") & frames.MAX_WINDOW
         stream = self.streams.get(number)
         if number and stream is None:
@@ -177,7 +158,7 @@ class Http2Connection(Http2Receiver):
         stream = self.streams.pop(number, None)
         if stream is None:
             self._require_known(number)
-            self.flood_budget.charge(1)
+            self._charge_of_call()
             return
         self.writer.forget(stream)
         was_served = self._receiver.on_reset(stream, int.from_bytes(payload, "big"))

@@ -24,6 +24,11 @@ LATE_STREAM_COST: Final = 2
 SMALL_FRAME_BYTES: Final = 256
 """A smaller DATA frame that ends no message is charged like an empty one."""
 
+FREE_FRAMES: Final = 4
+"""So many updates of windows and late frames for each stream are free."""
+FREE_FRAMES_KEPT: Final = 4096
+"""So many of those that earlier streams did not use are kept."""
+
 RESPONSE_REFUND: Final = 10
 MESSAGE_REFUND: Final = 4
 REFUND_FROM_BYTES: Final = 1024

@@ -85,6 +85,9 @@ FRAME_HEAD: Final = struct.Struct(">BHBBI")
 """Length in two parts, kind, flags, stream."""
 
 HEAD_BYTES: Final = 9
+COPIED_BYTES: Final = 4096
+"""A copy of so few bytes costs less than a view of a view."""
+
 _pack, _unpack = FRAME_HEAD.pack, FRAME_HEAD.unpack_from
 _SETTING = struct.Struct(">HI")
 _UPDATE = struct.Struct(">BHBBII")
@@ -133,7 +136,6 @@ CompleteStream = tuple[int, bytes, int, int, bytes | None, int]
 and the position after it."""
 
 
-@accelerated
 def complete_stream(data: bytes, at: int, max_block: int) -> CompleteStream | None:
     """Parse the frames of a stream that has arrived completely.
 
@@ -160,6 +162,13 @@ def complete_stream(data: bytes, at: int, max_block: int) -> CompleteStream | No
     if same != number or flags != LAST_HEADERS or end - start > max_block:
         return None
     return number, data[first:after], begin, stop, data[start:end], end
+
+
+def content(data: bytes, begin: int, stop: int) -> memoryview:
+    """Return a part of received data; a small one is copied, and does not keep the rest."""
+    if stop - begin <= COPIED_BYTES:
+        return memoryview(data[begin:stop])
+    return memoryview(data)[begin:stop]
 
 
 def _payload(data: bytes, at: int, kind: int) -> tuple[int, int, int, int]:

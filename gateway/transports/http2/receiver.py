@@ -1,4 +1,4 @@
-"""Http2Receiver: handles what a peer sends on its streams, and the windows of flow control.
+"""Http2Receiver: handles what a peer sends on its streams, within the windows of `windows`.
 
 Most messages are small and arrive in one piece: header fields, one DATA frame and the end of the
 stream.  Such a stream is handled at once.  Any other is handled frame by frame, with the same
@@ -11,19 +11,22 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from gateway.accelerator import accelerated
 from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import (
+    FREE_FRAMES,
+    FREE_FRAMES_KEPT,
     LATE_STREAM_COST,
     REFUSAL_COST,
-    SMALL_FRAME_BYTES,
 )
-from gateway.transports.http2.frame_reader import FRAME_BYTES, FrameReader
+from gateway.transports.http2.frame_reader import FRAME_BYTES
 from gateway.transports.http2.frames import (
     FRAME_HEAD,
-    CompleteStream,
     Http2ConnectionError,
     Http2StreamError,
     MissingPseudoHeaders,
+    complete_stream,
+    content,
 )
 from gateway.transports.http2.hpack import NO_ENTRIES, Field, ReadBlock, decode_block
 from gateway.transports.http2.states import (
@@ -35,20 +38,14 @@ from gateway.transports.http2.states import (
     Http2StreamEvent,
 )
 from gateway.transports.http2.streams import Http2Stream, Http2StreamWriter
-from gateway.wire.http import Buffer
+from gateway.transports.http2.windows import STREAM_WINDOW, WIDEN_AT, ReceiveWindows
 from gateway.wire.message_cache import ParseCache
 
 Head = Any
 """A result of `read_head`."""
 
-STREAM_WINDOW: Final = frames.DEFAULT_WINDOW
-"""The initial window of a stream, in bytes."""
-
-CONNECTION_WINDOW: Final = 1 << 20
 _MAX_CACHED: Final = 64
 _MAX_CACHED_BYTES: Final = 1024
-_WIDEN_AT: Final = CONNECTION_WINDOW // 2
-_MIN_UPDATE_BYTES: Final = 16 * 1024
 _EMPTY: Final = memoryview(b"")
 _unpack = FRAME_HEAD.unpack_from
 
@@ -93,7 +90,7 @@ class StreamEvents(Protocol):
         """Handle GOAWAY: the peer accepts no new streams."""
 
 
-class Http2Receiver(FrameReader):
+class Http2Receiver(ReceiveWindows):
     """Handles the frames of streams.
 
     Args:
@@ -107,26 +104,22 @@ class Http2Receiver(FrameReader):
             read the fields of all.
 
     Attributes:
-        out: The output, which the caller writes and empties.
         last: The highest stream number that the peer has used.
         writer: Writes the streams of this side.
     """
 
     __slots__ = (
+        "_free_frames",
         "_has_heads",
         "_heads",
         "_is_accepting",
         "_is_client",
         "_max_streams",
-        "_next",
         "_read_block",
         "_read_head",
         "_receiver",
         "_table",
-        "_unread",
-        "_window",
         "last",
-        "out",
         "writer",
     )
 
@@ -149,16 +142,13 @@ class Http2Receiver(FrameReader):
         self._max_streams = streams
         self._heads: ParseCache[Head] = ParseCache(_MAX_CACHED, _MAX_CACHED_BYTES)
         self._has_heads = False
-        self._window = CONNECTION_WINDOW
-        self._unread = 0
         self.last = 0
-        self._next = 1
+        self._free_frames = 0
         self._is_accepting = True
-        self.out: list[Buffer] = []
         self.writer = Http2StreamWriter(
             self.out, self.flood_budget, self.streams, receiver.on_writable
         )
-        self._fast_stream = self._fast_response if client else self._fast_request
+        self._take_stream = self.take_response if client else self.take_request
         self._initialise(header_bytes)
 
     @abstractmethod
@@ -167,7 +157,7 @@ class Http2Receiver(FrameReader):
 
     def close(self) -> None:
         """Detach the receiver, a reference cycle otherwise. Call it once, after the last `feed`."""
-        del self._receiver, self._fast_stream
+        del self._receiver, self._take_stream
         self.flood_budget.on_low = None
         self.writer.close()
 
@@ -177,59 +167,26 @@ class Http2Receiver(FrameReader):
 
     # -- reading
 
-    def _received_on(self, number: int, length: int) -> Http2Stream | None:
-        """Subtract *length* from the windows; return the stream, or None if it has ended."""
-        self._window -= length
-        if self._window < 0:
-            raise Http2ConnectionError(
-                frames.FLOW_CONTROL_ERROR, "the peer sent more than the connection's window"
-            )
-        stream = self.streams.get(number)
-        if stream is None:
-            self._require_known(number)
-            if length < SMALL_FRAME_BYTES:
-                self.flood_budget.charge(1)
-            self._widen()
-            return None
-        stream.unread += length
-        self._unread += length
-        self._widen()
-        stream.window -= length
-        if stream.window < 0:
-            raise Http2ConnectionError(
-                frames.FLOW_CONTROL_ERROR, "the peer sent more than the stream's window"
-            )
-        if stream.state in REMOTE_ENDED:
-            raise Http2ConnectionError(
-                frames.STREAM_CLOSED, f"data after the end of stream {number}"
-            )
-        return stream
-
-    def consume(self, stream: Http2Stream, size: int) -> bool:
-        """Note that *size* bytes of a stream were consumed; return whether a frame was written.
-
-        Until then, the bytes stay in the connection's window, which limits unread data without a
-        reservation.
-        """
-        size = min(size, stream.unread)
-        stream.unread -= size
-        self._unread -= size
-        return self._window < _WIDEN_AT and self._widen()
-
-    def _widen(self) -> bool:
-        """Open the connection's window for the consumed bytes, if they justify a frame."""
-        size = CONNECTION_WINDOW - self._window - self._unread
-        if self._window >= _WIDEN_AT or size < _MIN_UPDATE_BYTES:
-            return False
-        self.out.append(frames.window_update(0, size))
-        self._window += size
-        return True
-
     def _require_known(self, number: int) -> None:
         """Check that a stream was opened before."""
-        highest = self._next - 2 if self._is_client else self.last
-        if number > highest or not number % 2:
+        if number > self._highest() or not number % 2:
             raise Http2ConnectionError(frames.PROTOCOL_ERROR, f"stream {number} is idle")
+
+    def _highest(self) -> int:
+        return self.writer.next_number - 2 if self._is_client else self.last
+
+    def _charge_of_call(self) -> None:
+        """Charge a frame of which each call may have some, such as an update of a window.
+
+        A client of gRPC sends one when it begins to wait, and a reset if its deadline passes in the
+        same moment. So 1,000 calls at once have 3,000 such frames.
+        """
+        most = FREE_FRAMES * (self._highest() + 1) // 2
+        free = max(self._free_frames, most - FREE_FRAMES_KEPT)
+        if free < most:
+            self._free_frames = free + 1
+        else:
+            self.flood_budget.charge(1)
 
     def _deliver(self, stream: Http2Stream, view: memoryview, *, end: bool) -> None:
         if stream.expected_bytes is not None:
@@ -245,7 +202,7 @@ class Http2Receiver(FrameReader):
         stream = self.streams.get(number)
         if stream is None or stream.state in REMOTE_ENDED:
             return at
-        most = min(stream.window, self._window - _WIDEN_AT, FRAME_BYTES)
+        most = min(stream.window, self._window - WIDEN_AT, FRAME_BYTES)
         if stream.expected_bytes is not None:
             most = min(most, stream.expected_bytes)
         remaining = most
@@ -310,15 +267,23 @@ class Http2Receiver(FrameReader):
             self._close_remote(stream)
         self._receiver.on_headers(stream, head, end=end)
 
-    def _fast_request(self, whole: CompleteStream, view: memoryview) -> int:
-        """Handle a request that arrived complete: header fields and one DATA frame with the end."""
+    @accelerated
+    def take_request(self, data: bytes, at: int) -> int:
+        """Handle a complete request: header fields, and one DATA frame that ends it.
+
+        Returns:
+            The position after the last frame that was handled; 0 for anything else.
+        """
+        whole = complete_stream(data, at, self._max_block)
+        if whole is None:
+            return 0
         number, block, begin, end, last, _ = whole
         length = end - begin
         window = self._window - length
         if (
             last is not None
             or length > STREAM_WINDOW
-            or window < _WIDEN_AT
+            or window < WIDEN_AT
             or number <= self.last
             or not number % 2
             or not self._is_accepting
@@ -338,11 +303,19 @@ class Http2Receiver(FrameReader):
             number, self.writer.initial_window, STREAM_WINDOW - length, None
         )
         stream.state = HALF_CLOSED_REMOTE
-        self._receiver.on_complete_stream(stream, head, view[begin:end], None)
+        self._receiver.on_complete_stream(stream, head, content(data, begin, end), None)
         return end
 
-    def _fast_response(self, whole: CompleteStream, view: memoryview) -> int:
-        """Handle a response that arrived complete: header fields, one DATA frame and trailers."""
+    @accelerated
+    def take_response(self, data: bytes, at: int) -> int:
+        """Handle a complete response: header fields, one DATA frame and trailers.
+
+        Returns:
+            The position after the last frame that was handled; 0 for anything else.
+        """
+        whole = complete_stream(data, at, self._max_block)
+        if whole is None:
+            return 0
         number, block, begin, stop, last, end = whole
         length = stop - begin
         window = self._window - length
@@ -352,7 +325,7 @@ class Http2Receiver(FrameReader):
             or stream is None
             or (stream.state is not HALF_CLOSED_LOCAL and stream.is_remote_closed)
             or length > stream.window
-            or window < _WIDEN_AT
+            or window < WIDEN_AT
             or stream.expected_bytes is not None
             or not self._has_settings
         ):
@@ -375,7 +348,7 @@ class Http2Receiver(FrameReader):
             del self.streams[number]
         else:
             stream.move(Http2StreamEvent.RECEIVE_END)
-        self._receiver.on_complete_stream(stream, head, view[begin:stop], tail)
+        self._receiver.on_complete_stream(stream, head, content(data, begin, stop), tail)
         return end
 
     def _trailers(self, stream: Http2Stream, head: Head | Http2StreamError, *, end: bool) -> None:

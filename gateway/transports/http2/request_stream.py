@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.ir.context import REQUEST_ID
-from gateway.transports.admission import ClientShares, Reservation
+from gateway.transports.client_shares import ClientShares
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http import states
 from gateway.transports.http.authenticated import AuthenticatedExchange, is_authenticated
@@ -51,6 +51,7 @@ from gateway.transports.http2.states import (
     OPEN,
 )
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.reservation import Reservation
 from gateway.transports.reserved_buffer import ReservedBuffer
 from gateway.wire.http import Buffer, ExtendedHeaders, Headers, HttpResponse, size_of
 

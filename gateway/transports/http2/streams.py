@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from gateway.accelerator import accelerated
 from gateway.transports.http2 import frames
 from gateway.transports.http2.flood_control import (
     MESSAGE_REFUND,
@@ -127,6 +128,12 @@ class Http2Stream:
         return now - self._stalled_since, now - self._waits_since
 
 
+@accelerated
+def new_stream(number: int, room: int, window: int, owner: Any) -> Http2Stream:
+    """Return a stream that is open both ways, with the arguments of its class."""
+    return Http2Stream(number, room, window, owner)
+
+
 class Http2StreamWriter:
     """Writes streams within the windows of the peer, and while the transport is writable.
 
@@ -142,7 +149,22 @@ class Http2StreamWriter:
         is_paused: The transport is not writable.
         has_shrunk: The peer has reduced its HPACK table, which the next header block must
             acknowledge, although this side never uses the table.
+        next_number: The number of the next stream of a client; there is none above `MAX_WINDOW`.
     """
+
+    __slots__ = (
+        "_flood_budget",
+        "_out",
+        "_room",
+        "_sent",
+        "_streams",
+        "_waiting",
+        "frame_bytes",
+        "has_shrunk",
+        "initial_window",
+        "is_paused",
+        "next_number",
+    )
 
     def __init__(
         self,
@@ -161,6 +183,7 @@ class Http2StreamWriter:
         self.frame_bytes = frames.DEFAULT_FRAME
         self.is_paused = False
         self.has_shrunk = False
+        self.next_number = 1
 
     def close(self) -> None:
         """Detach the callback: the connection is lost."""
@@ -170,6 +193,15 @@ class Http2StreamWriter:
     def is_idle(self) -> bool:
         """Whether no data waits."""
         return not self._waiting
+
+    def open(self, owner: Any) -> Http2Stream:
+        """Return a new stream of a client."""
+        number = self.next_number
+        self.next_number = number + 2
+        # The window of this side is `windows.STREAM_WINDOW`.
+        stream = new_stream(number, self.initial_window, frames.DEFAULT_WINDOW, owner)
+        self._streams[number] = stream
+        return stream
 
     def send(
         self,
@@ -199,6 +231,7 @@ class Http2StreamWriter:
         self.data(stream, buffers)
         self.end(stream, tail)
 
+    @accelerated
     def send_joined(self, stream: Http2Stream, frames: bytes, size: int) -> bool:
         """Write the frames of a complete stream, which is up to `JOINED_BYTES` long.
 

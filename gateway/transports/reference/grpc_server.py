@@ -27,9 +27,9 @@ from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir import errors
 from gateway.ir.context import Client
-from gateway.transports.admission import ClientShares, client_shares
 from gateway.transports.authentication import Authentication
 from gateway.transports.callers import IdentifiedCaller, agent_of
+from gateway.transports.client_shares import ClientShares, client_shares
 from gateway.transports.contract import (
     GrpcFrontend,
     GrpcMount,

@@ -16,7 +16,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from gateway.ir.errors import NotSent, Unavailable, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, MemoryBudget, Reservation
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.http.client_rules import (
     HEADER_COUNT,
@@ -30,11 +29,13 @@ from gateway.transports.http.client_rules import (
     response_fields,
 )
 from gateway.transports.http.content_coding import coding_of
+from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
 from gateway.transports.net.sockets import reset_when_closed
 from gateway.transports.net.tls_files import TlsContext
 from gateway.transports.net.write_drain import deadline_scope
 from gateway.transports.net.wrong_port import MAYBE_GRPC
 from gateway.transports.reference.http_pool import ATTEMPT, Attempt, HttpConnectionPool
+from gateway.transports.reservation import Reservation
 from gateway.transports.slots import CONNECTION_KEYS, upstream_slots
 from gateway.wire.http import Buffer, HttpRequest, HttpResponse, size_of
 

@@ -17,8 +17,8 @@ from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
 from gateway.concurrency.timeouts import RestartableTimer
-from gateway.transports.admission import NO_CLIENT_SHARES, client_shares
 from gateway.transports.authentication import peer_of
+from gateway.transports.client_shares import NO_CLIENT_SHARES, client_shares
 from gateway.transports.connection_count import (
     DESCRIPTORS,
     ConnectionCount,

@@ -9,11 +9,11 @@ from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 
 from gateway.ir.errors import MalformedMessage
-from gateway.transports.admission import Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.cut_through import OnBodyError
 from gateway.transports.http.request_body import TransferRateLimit, too_many_bytes, too_many_chunks
 from gateway.transports.http.request_head import Head, Version, read_head
+from gateway.transports.reservation import Reservation
 
 
 class KeepAliveResult:

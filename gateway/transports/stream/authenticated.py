@@ -7,9 +7,9 @@ from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
 
 from gateway.ir.context import Client
 from gateway.ir.errors import GatewayError, Unauthenticated
-from gateway.transports.admission import Reservation
 from gateway.transports.authentication import MAX_DRAINED_BYTES
 from gateway.transports.callers import IdentifiedCaller
+from gateway.transports.reservation import Reservation
 from gateway.transports.stream.frame_responses import PendingFrame
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.server_connection import StreamConnection

@@ -10,13 +10,14 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from gateway.ir.errors import ConnectFailure, NotSent, UpstreamProtocolError
-from gateway.transports.admission import UNLIMITED, MemoryBudget, ResponseReservation
 from gateway.transports.contract import ClientLimits, Decode, accepted
+from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
 from gateway.transports.net.resolver import upstream_of
 from gateway.transports.net.sockets import UNSEEN_S
 from gateway.transports.net.tls import connect_failure_text
 from gateway.transports.net.tls_files import Authorities, TlsContext
 from gateway.transports.net.write_drain import deadline_scope
+from gateway.transports.reservation import ResponseReservation
 from gateway.transports.slots import CONNECTION_KEYS, upstream_slots
 from gateway.transports.stream.client_connection import FramedClientConnection
 from gateway.wire.stream import Frame, Framer

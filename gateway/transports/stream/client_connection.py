@@ -10,8 +10,8 @@ import asyncio
 from typing import Any
 
 from gateway.ir import errors
-from gateway.transports.admission import Reservation
 from gateway.transports.net.sockets import peer_left, reset_when_closed, tune, unread_input
+from gateway.transports.reservation import Reservation
 from gateway.wire.stream import Frame, Framer
 
 _NUMBERS = 1 << 31

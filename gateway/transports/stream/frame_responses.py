@@ -18,15 +18,15 @@ from gateway.ir.errors import (
     Overloaded,
     Unavailable,
 )
-from gateway.transports.admission import (
-    NO_CLIENT_SHARES,
+from gateway.transports.client_shares import NO_CLIENT_SHARES
+from gateway.transports.contract import is_probe
+from gateway.transports.net.write_drain import SlowReaderError, drain_writes
+from gateway.transports.reservation import (
     RESPONSE_PATIENCE_S,
     RESPONSE_UNCOUNTED_BYTES,
     Reservation,
     no_memory,
 )
-from gateway.transports.contract import is_probe
-from gateway.transports.net.write_drain import SlowReaderError, drain_writes
 from gateway.transports.stream.listener import StreamListenerState
 from gateway.transports.stream.states import (
     GIVEN_UP,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.ir.errors import GatewayError, Overloaded
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import (
     DESCRIPTORS,
@@ -15,6 +14,7 @@ from gateway.transports.connection_count import (
     connection_refusal,
 )
 from gateway.transports.contract import ServerLimits, StreamFrontend
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.refused_connection import refuse_connection
 from gateway.transports.net.sockets import tune
 from gateway.transports.slots import ConcurrencyLimiter

@@ -13,10 +13,10 @@ from time import monotonic
 from typing import Any
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import MemoryBudget
 from gateway.transports.authentication import Authentication
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ServerLimits, StreamFrontend
+from gateway.transports.memory_budget import MemoryBudget
 from gateway.transports.net.accept_backlog import drain_accept_queue
 from gateway.transports.net.listening import BACKLOG, address_of, listen
 from gateway.transports.net.tls_files import Authorities, TlsContext

@@ -13,10 +13,8 @@ from gateway.ir.errors import (
     GatewayError,
     InvalidRequest,
 )
-from gateway.transports.admission import (
-    client_shares,
-)
 from gateway.transports.authentication import peer_of
+from gateway.transports.client_shares import client_shares
 from gateway.transports.net.sockets import has_unread, pause_until_drained
 from gateway.transports.stream.frame_responses import FrameResponses, PendingFrame, log
 from gateway.transports.stream.listener import StreamListenerState

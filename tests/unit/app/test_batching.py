@@ -15,7 +15,6 @@ from gateway.app.batching import PerModelService, batch_queues, share_upstream_c
 from gateway.app.chain_context import NO_CONTEXT, ChainContext, Keep, Sections
 from gateway.app.layers import build_chain
 from gateway.app.models import build_models
-from gateway.app.signatures import DescribedModels
 from gateway.config.load import load_text
 from gateway.config.models import ModelConfig
 from gateway.ir.calls import (
@@ -32,6 +31,7 @@ from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.policies.batch.layers import is_shared
 from gateway.policies.reject_sequences import ModelProcesses
+from gateway.policies.signatures import DescribedModels
 from gateway.service import Service
 from gateway.telemetry.metrics import Metrics
 from tests.fakes import ScriptedService, settle

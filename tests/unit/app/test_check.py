@@ -38,6 +38,7 @@ def test_a_valid_file_has_no_problems() -> None:
         ),
         ("http://h:8000", "oops+http://h:8000", 8, "unknown protocol 'oops'"),
         ("kserve", "klingon", 8, "dialect is 'klingon': expected one of auto"),
+        ("kserve}", "kserve}, hash_by: address", 8, "'hash_by' needs 'balance: hash'"),
         ("python", "cobol", 10, "unknown backend 'cobol'"),
         ("FP32", "FP31", 11, "tensor 'x' has an unknown datatype 'FP31'"),
     ],

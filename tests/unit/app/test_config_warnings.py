@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.check import check
+from gateway.app.check import _is_of_machine, check
 from gateway.app.config_warnings import warnings
 from gateway.config.load import ConfigError, load_text
 
@@ -92,6 +92,8 @@ def test_a_secret_like_a_reference_is_not_shown() -> None:
         ("grpc: '*:8001'", "grpc://127.0.0.5:8001"),
         ("http: 'localhost:8000'", "http://127.0.0.1:8000"),
         ("http: '10.0.0.1:8000'", "http://10.0.0.1:8000"),
+        ("http: 8000", "http://0.0.0.0:8000"),
+        ("http: '*:8000'", "http://127.1.2.3:8000"),
         ("address: 8000", "grpc://127.0.0.1:8000"),
         (
             "streams: [{protocol: graphpipe, address: 'unix:/x.sock'}], default_model: m",
@@ -109,10 +111,17 @@ def test_a_call_went_round_through_the_gateway_itself(listener: str, url: str) -
     )
 
 
+def test_an_address_of_this_machine_is_its_own() -> None:
+    """No name stands for it, and other machines reach it there."""
+    assert _is_of_machine("127.0.0.1")
+    assert not any(map(_is_of_machine, ("192.0.2.1", "2001:db8::1", "localhost", "other")))
+
+
 @pytest.mark.parametrize(
     ("listener", "url"),
     [
         ("http: 8000", "http://127.0.0.2:8000"),
+        ("http: '*:8000'", "http://192.0.2.1:8000"),
         ("http: '10.0.0.1:8000'", "http://127.0.0.1:8000"),
         ("http: '*:8000'", "http://other:8000"),
         ("http: 0", "http://127.0.0.1:8000"),
@@ -122,14 +131,6 @@ def test_the_same_port_of_another_host_is_no_loop(listener: str, url: str) -> No
     """A port says nothing without its address."""
     text = GOOD.replace("http: 8000, grpc: 8001", listener).replace("http://other:8000", url)
     assert [] == check(load_text(text))
-
-
-def test_a_cutover_without_a_guard_of_errors_has_a_warning() -> None:
-    """Without the key, a guard stands by default."""
-    plan = "migrations: {m: {cutover: {guards: {%s}}}}\n"
-    assert [] == warnings(load_text(GOOD + plan % "mismatch: {below: 1%}"))
-    (found,) = warnings(load_text(GOOD + plan % "errors: off"))
-    assert "no guard watches errors" in found.message
 
 
 @pytest.mark.parametrize(

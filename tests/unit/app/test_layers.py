@@ -101,6 +101,8 @@ def test_each_key_of_policies_belongs_to_a_layer() -> None:
     assert not PoliciesConfig.model_fields
     found = {setting.key for layer in own_layers() for setting in layer.settings}
     assert {"timeout", "retry", "in_flight", "overload", "sequence_idle"} <= found
+    of_ends = {"balance", "hash_by", "slow_start", "outlier_detection", "readiness", "sticky_by"}
+    assert {"signature", *of_ends} <= found
 
 
 class Passed(Noting):

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import redis
 
 from gateway.app import quota_store
 from gateway.app.quota_store import QuotaStore
@@ -44,6 +45,39 @@ class SilentClient:
 
     async def aclose(self) -> None:
         """Close nothing."""
+
+
+async def test_the_host_of_the_store_is_looked_up_as_those_of_upstreams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The threads of the loop wait for no name server; the next address is tried, too."""
+    names: list[str] = []
+
+    async def look_up(host: str) -> list[str]:
+        names.append(host)
+        return ["127.0.0.9", "127.0.0.1"]
+
+    monkeypatch.setattr(quota_store, "look_up", look_up)
+    connected = asyncio.Event()
+
+    async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        client = quota_store.client_of(QuotaStoreConfig(url=f"redis://store.test:{port}"))
+        with pytest.raises(redis.exceptions.RedisError):
+            await client.ping()
+        await client.aclose()
+    assert (True, ["store.test"]) == (connected.is_set(), names)
+
+
+def test_the_certificate_of_the_store_has_its_name() -> None:
+    """A connection to an address expects the name of the URL."""
+    client = quota_store.client_of(QuotaStoreConfig(url="rediss://store.test"))
+    arguments = client.connection_pool.make_connection()._connection_arguments()
+    assert "store.test" == arguments["server_hostname"]
 
 
 def test_no_call_waits_longer_than_5_ms_for_a_silent_store(monkeypatch: pytest.MonkeyPatch) -> None:

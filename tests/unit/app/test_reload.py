@@ -153,11 +153,13 @@ async def test_retired_keys_are_logged_at_start_and_after_a_reload() -> None:
 
 
 async def test_a_file_that_cannot_be_read_in_time_fails_the_reload() -> None:
-    """A file system that hangs does not hold up the next reload."""
+    """A file system that hangs holds up no further reload, no other work, and no end."""
     old = load_text(TEXT.replace("drain: 5s", "drain: 5s, reload: {timeout: 20ms}"))
     hangs, may_end = [True], threading.Event()
+    threads: list[threading.Thread] = []
 
     def load() -> LoadedConfig:
+        threads.append(threading.current_thread())
         if hangs.pop():
             may_end.wait(10)
         return old
@@ -170,4 +172,5 @@ async def test_a_file_that_cannot_be_read_in_time_fails_the_reload() -> None:
     assert ("failed", True) == (result.outcome, "lifecycle.reload.timeout" in result.error)
     hangs.append(False)
     assert "applied" == (await reloader.reload()).outcome
+    assert (True, True) == (threads[0].is_alive(), threads[0].daemon)
     may_end.set()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.app.runtime_changes import RuntimeChanges, differences, runtime_document
-from gateway.config.load import LoadedConfig, load_text
-from gateway.migration import settings
+from gateway.config.load import load_text
 
 TEXT = """\
 version: 1
@@ -89,47 +88,6 @@ def test_drains_resolved_addresses() -> None:
     assert changes.with_drained(config, "one", drained=False).drained == frozenset()
 
 
-CAPTURE = load_text(
-    TEXT + "capture: {directory: d, enabled: false, percent: 5, tensors: {x: hash}}\n"
-)
-
-
-def test_starts_and_stops_the_capture() -> None:
-    """Omitted options are those of the file; the last change replaces the one before it."""
-    changes = RuntimeChanges().with_part("capture", {"enabled": True, "payload": "full"})
-    capture = settings.CAPTURE.of(changes.apply(CAPTURE).config)
-    assert capture is not None
-    assert (capture.enabled, capture.payload, capture.percent) == (True, "full", 5)
-    assert changes.document()["capture"] == {"enabled": True, "payload": "full"}
-    changes = changes.with_part("capture", {"enabled": False})
-    capture = settings.CAPTURE.of(changes.apply(CAPTURE).config)
-    assert capture is not None
-    assert (capture.enabled, capture.payload) == (False, "none")
-
-
-@pytest.mark.parametrize(
-    ("loaded", "changed", "error", "text"),
-    [
-        (LOADED, {"enabled": True}, LookupError, "expected 'capture' in the configuration"),
-        (CAPTURE, {"percent": 0}, ValueError, "percent is 0; expected more than 0"),
-        (CAPTURE, {"percent": float("nan")}, ValueError, "percent is nan; expected more than 0"),
-    ],
-)
-def test_invalid_capture_changes_are_rejected(
-    loaded: LoadedConfig, changed: dict[str, object], error: type[Exception], text: str
-) -> None:
-    """A change must fit the file and have valid values."""
-    with pytest.raises(error, match=text):
-        RuntimeChanges().with_part("capture", changed).check(loaded)
-
-
-def test_wire_capture_requires_the_full_payload() -> None:
-    """The rules of the file also apply to changes."""
-    wire = load_text(TEXT + "capture: {directory: d, payload: full, wire: true}\n")
-    with pytest.raises(ValueError, match="wire: payload is 'none'; expected 'full'"):
-        RuntimeChanges().with_part("capture", {"payload": "none"}).check(wire)
-
-
 def test_differences_to_the_file_have_both_values() -> None:
     """Each is a line with the command that ends it; what the file no longer has is no difference."""
     changes = RuntimeChanges().with_drained(LOADED.config, "pair/a:1", drained=True)
@@ -146,9 +104,3 @@ def test_differences_to_the_file_have_both_values() -> None:
     other = TEXT.replace("http://a:1", "http://c:1").replace("name: split", "name: other")
     assert {} == differences(changes, load_text(other).config)
     assert {} == differences(RuntimeChanges(), LOADED.config)
-
-
-def test_changes_of_extensions_are_differences() -> None:
-    """They are shown as they were made."""
-    found = differences(RuntimeChanges().with_part("capture", {"enabled": False}), LOADED.config)
-    assert ["capture: enabled=False"] == runtime_document(found)["lines"]

@@ -15,8 +15,21 @@ from gateway.ir.limits import check_name
 # A trace of each call makes a request ten times slower.
 pytestmark = pytest.mark.timeout(120)
 
-BOUNDS = {"compiled": (37, 65), "plain Python": (45, 80)}
-"""The files of a request, and the changes from one file to another."""
+BOUNDS = {"compiled": (36, 62, 7), "plain Python": (43, 74, 7)}
+"""The files of a request, the changes from one file to another, and the services that it passes."""
+
+SERVICES = frozenset(
+    {
+        "policies/observe.py",
+        "routing/router.py",
+        "policies/limits/policy.py",
+        "routing/endpoints.py",
+        "policies/forward_headers.py",
+        "policies/complete/policy.py",
+        "upstream.py",
+    }
+)
+"""The modules of the services."""
 
 
 def test_records_only_calls_of_the_gateway() -> None:
@@ -36,9 +49,12 @@ def test_a_small_json_request_passes_few_files() -> None:
     found = min((path("json-grpc", lambda _text: None) for _ in range(3)), key=len)
     counts = re.match(r"json-grpc: (\d+) files, (\d+) changes of file", found)
     assert counts is not None
-    files, changes = BOUNDS[BUILD]
+    files, changes, services = BOUNDS[BUILD]
     assert int(counts[1]) <= files
     assert int(counts[2]) <= changes
     visits = [line.split()[1] for line in found.splitlines()[1:]]
+    layers = ("policies/", "routing/", "upstream.py")
+    assert {file for file in visits if file.startswith(layers)} <= SERVICES
+    assert len(SERVICES) <= services
     assert visits[0] == "transports/http1/server_connection.py"
     assert {"frontend/frontend.py", "upstream.py"} <= set(visits)

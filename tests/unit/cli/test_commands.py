@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from gateway import __version__
 from gateway.accelerator import BUILD
-from gateway.cli.commands import all_commands, command_line, run
+from gateway.cli import commands
+from gateway.cli.commands import SUMMARIES, all_commands, command_line, overview, run
 
 
 def test_help_lists_every_command() -> None:
-    """`gateway --help` has the names of all commands but the hidden one."""
-    result = CliRunner().invoke(command_line(), ["--help"])
-    assert result.exit_code == 0
-    assert {verb for verb in all_commands() if verb not in result.stdout} == {"migration-demo"}
+    """`gateway --help` has the summary of each command but the hidden one."""
+    group = typer.main.get_group(command_line())
+    shown = {name: each for name, each in group.commands.items() if not each.hidden}
+    assert {"migration-demo"} == group.commands.keys() - shown.keys()
+    expected = {name: each.get_short_help_str(1_000) for name, each in shown.items()}
+    listed = typer.main.get_group(overview()).commands
+    assert expected == {name: each.get_short_help_str(1_000) for name, each in listed.items()}
+    assert expected == dict(SUMMARIES)
+
+
+def test_help_imports_no_command() -> None:
+    """The list and the help of `serve` cost what typer costs, and so does an unknown flag."""
+    script = (
+        "import sys\n"
+        "from gateway.cli.commands import run\n"
+        "assert 0 == run(['--help'])\n"
+        "assert 2 == run(['--nonsense'])\n"
+        "assert 0 == run(['serve', '--help'])\n"
+        "heavy = ('asyncio', 'numpy', 'gateway.app', 'gateway.registry')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "[]" == done.stdout.splitlines()[-1]
+    assert "\n  residency " in done.stdout
+
+
+def test_the_list_has_the_commands_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their help is read from them."""
+    monkeypatch.setattr(commands, "entry_points", lambda **_group: ("a package",))
+    named = {**all_commands(), "more": "gateway.cli.schema:schema"}
+    monkeypatch.setattr(commands, "all_commands", lambda: named)
+    listed = typer.main.get_group(overview()).commands
+    assert listed.keys() - SUMMARIES.keys() == {"more"}
+    assert listed["more"].get_short_help_str(30).startswith("Print the JSON Schema")
+
+
+def test_options_may_end_before_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """`gateway -- schema` is `gateway schema`."""
+    assert 0 == run(["--", "schema"])
+    assert capsys.readouterr().out.startswith("{")
 
 
 @pytest.mark.parametrize("verb", all_commands())
@@ -44,6 +85,17 @@ def test_a_successful_command_exits_with_status_0(capsys: pytest.CaptureFixture[
     """The command line returns the status of the command."""
     assert run(["schema"]) == 0
     assert capsys.readouterr().out.startswith("{")
+
+
+def test_an_interrupt_during_imports_leaves_no_traceback() -> None:
+    """The command ends by the signal, as a shell expects it."""
+    script = (
+        "import signal, gateway.cli as cli\n"
+        "cli._run = lambda: signal.raise_signal(signal.SIGINT)\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (-signal.SIGINT, b"", b"") == (done.returncode, done.stdout, done.stderr)
 
 
 def test_version_is_printed_without_heavy_imports() -> None:

@@ -90,6 +90,10 @@ def test_other_addresses_are_wrong_usage(text: str, capsys: pytest.CaptureFixtur
     [
         (["health", "--live"], "127.0.0.1:9901"),
         (["health", "--live", "[::1]:7"], "[::1]:7"),
+        (["health", "--live", "--admin", "h:1"], "h:1"),
+        (["health", "--live", "--admin"], None),
+        (["health", "--live", "--admin", "h:1", "h:1"], None),
+        (["health", "--live", "https://h:1"], None),
         (["health", "--live", "--timeout"], None),
         (["health", "--live", "h:1", "--timeout", "1s"], None),
         (["health", "h:1"], None),

@@ -16,7 +16,8 @@ from gateway.concurrency.limiter import LENT_AT_ONCE, ControlledDelay, Limiter, 
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Overloaded
 from gateway.policies.limits.concurrency import ConcurrencyLimit
-from gateway.transports.admission import MemoryBudget, Reservation
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import Reservation
 from gateway.transports.slots import ConcurrencyLimiter
 from tests.fakes import settle
 from tests.simulation.virtual_time import now, simulate
@@ -160,6 +161,27 @@ async def test_callers_above_a_share_that_leave_are_forgotten() -> None:
     limiter = clients.limiter
     assert (0, 0, 0) == (limiter.used, limiter.queued, clients.shares["a"].used)
     assert not limiter._borrowers
+
+
+@pytest.mark.parametrize("share", [None, 2])
+async def test_thousands_that_leave_in_one_moment_cost_no_unit(share: int | None) -> None:
+    """Their clients have gone when the units come free: the next caller is served all the same."""
+    limiter = Limiter(2, share=share)
+    busy = None if share is None else limiter.share("busy")
+    for _ in range(2):
+        await limiter.acquire(1, busy)
+    tasks = [asyncio.ensure_future(limiter.acquire(1, busy)) for _ in range(5000)]
+    last = asyncio.ensure_future(limiter.acquire(1, busy))
+    await settle()
+    for task in tasks:
+        task.cancel()
+    for _ in range(2):
+        limiter.release(1, busy)
+    assert {None} == set(await asyncio.gather(last))
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {asyncio.CancelledError} == {type(each) for each in found}
+    limiter.release(1, busy)
+    assert (0, 0) == (limiter.used, limiter.queued)
 
 
 def test_one_greedy_client_does_not_slow_others() -> None:

@@ -141,10 +141,6 @@ def test_reports_all_problems_in_the_order_of_the_file() -> None:
             "3:16: upstreams.a: 'resolve: all' needs 'transport: native'",
         ),
         (
-            BASE + "upstreams: {a: {url: grpc://h, hash_by: address}}",
-            "3:16: upstreams.a: 'hash_by' needs 'balance: hash'",
-        ),
-        (
             BASE + "upstreams: {a: {url: 'graphpipe+unix:///run/s', resolve: all}}",
             "3:16: upstreams.a: 'resolve: all' is for host names, and the carrier is 'unix'",
         ),

@@ -10,9 +10,9 @@ import yaml
 from gateway.app import check
 from gateway.cli.sidecar import load_mapping
 from gateway.config.schema import json_schema
-from schemas.configuration import EXAMPLES, PAGE, list_sections, page_text
+from schemas.configuration import PAGE, all_examples, list_sections, page_text
 
-TEXTS: dict[str, str] = yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))
+TEXTS: dict[str, str] = all_examples()
 
 REST: dict[str, Any] = {
     "version": 1,

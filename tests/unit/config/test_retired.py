@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 from gateway.app.announce import log_retired_keys
 from gateway.app.config_warnings import warnings
 from gateway.app.listeners import _limits
-from gateway.app.upstreams import _outlier_detection
 from gateway.cli.configuration import load_checked
 from gateway.config.load import ConfigError, load_text
 from gateway.config.retired import RETIRED
@@ -20,6 +19,7 @@ from gateway.config.schema import json_schema
 from gateway.policies.limits.adaptive.layer import ADAPTIVE_CONCURRENCY
 from gateway.policies.limits.fair_share import SHARE, call_rate
 from gateway.policies.limits.retry_keys import RETRY
+from gateway.routing.endpoint_keys import outlier_detection_of
 from tests.sections import config_of
 
 TODAY = """\
@@ -147,9 +147,7 @@ def test_retired_keys_keep_their_effect() -> None:
     rate = call_rate(share)
     assert rate is not None
     assert 30 == sum(rate.admit("a") for _ in range(40))
-    detection = config.upstreams["old"].outlier_detection
-    assert detection is not False
-    outliers = _outlier_detection(detection)
+    outliers = outlier_detection_of(config.upstreams["old"])
     assert (5, 3, 30.0) == (
         outliers.consecutive_failures,
         outliers.consecutive_timeouts,
@@ -189,9 +187,8 @@ def test_one_number_of_failures_counts_for_timeouts_too() -> None:
         "url": "oip+http://127.0.0.1:9000",
         "outlier_detection": {"consecutive_failures": 2},
     }
-    detection = config_of(upstreams={"u": upstream}).upstreams["u"].outlier_detection
-    assert detection is not False
-    assert 2 == _outlier_detection(detection).consecutive_timeouts
+    config = config_of(upstreams={"u": upstream})
+    assert 2 == outlier_detection_of(config.upstreams["u"]).consecutive_timeouts
 
 
 def test_the_schema_lists_no_retired_key() -> None:

@@ -191,6 +191,13 @@ ensemble_scheduling {
 """
 
 
+def test_labels_of_an_ensemble_are_named(tmp_path: Path) -> None:
+    """A pipeline has the labels of its steps, and none of its own."""
+    labelled = ENSEMBLE.replace('name: "OUT"', 'name: "OUT" label_filename: "labels.txt"')
+    found = import_repository(repository(tmp_path, **{"sum.v1": SUM, "twice": labelled}))
+    assert "'output.label_filename' of 'OUT' has no equivalent" == found.unmapped[0].text
+
+
 def test_an_ensemble_becomes_a_pipeline(tmp_path: Path) -> None:
     """Its tensors are replaced by the steps that produce them; the file passes `validate`."""
     configs = {"sum.v1": SUM, "twice": ENSEMBLE}

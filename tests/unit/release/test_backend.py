@@ -81,6 +81,16 @@ def test_the_time_is_that_of_the_sources(tmp_path: Path, monkeypatch: pytest.Mon
     assert EPOCH == backend.source_epoch()
 
 
+def test_no_git_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout on a machine without git has the constant time, and no commit."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    Path(".git").mkdir()
+    assert 315_532_800 == backend.source_epoch()
+    assert "" == backend.git("rev-parse", "HEAD")
+
+
 def test_stale_output_of_an_earlier_build_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.unit.release.loading import load
 
@@ -17,6 +19,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "slim": (),
     "onnx": ("onnx",),
     "torch": ("torch",),
+    "torch-cpu": ("torch",),
     "kubernetes": ("kubernetes",),
     "dev": ("dev", "onnx"),
 }
@@ -67,6 +70,16 @@ def test_the_builds_tools_are_locked_in_the_version_that_builds() -> None:
     assert {(each.name, f"=={pinned[each.name]}") for each in tools} == {
         (each.name, str(each.specifier)) for each in tools
     }
+
+
+def test_what_builds_a_release_is_complete() -> None:
+    """`make dist` installs these packages of the lock alone, and they need no others."""
+    (line,) = re.findall(r"^BUILDERS = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    builders = set(line.split("|"))
+    assert builders <= materials.pinned(ROOT / "requirements" / "dev.lock").keys()
+    texts = (text for name in builders for text in requires(name) or ())
+    needed = (each for each in map(Requirement, texts) if not each.marker or each.marker.evaluate())
+    assert set() == {canonicalize_name(each.name) for each in needed} - builders
 
 
 def test_the_bill_of_materials_has_every_package_of_a_lock() -> None:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import (
@@ -21,13 +22,16 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     DeadlineExceeded,
     ErrorCode,
+    Forbidden,
     GatewayError,
     InternalError,
     InvalidRequest,
     NotFound,
     NotSent,
     Overloaded,
+    Unauthenticated,
     Unavailable,
+    Unsupported,
     UpstreamError,
     UpstreamProtocolError,
 )
@@ -731,7 +735,15 @@ BUSY = Overloaded("full", origin=SAID)
 
 @pytest.mark.parametrize(
     "error",
-    [BUSY, Unavailable("no", origin=SAID), UpstreamError("no", origin=SAID)],
+    [
+        BUSY,
+        Unavailable("no", origin=SAID),
+        UpstreamError("no", origin=SAID),
+        Unsupported("no", origin=SAID),
+        Unauthenticated("no", origin=SAID),
+        Forbidden("no", origin=SAID),
+        DeadlineExceeded("no", origin=SAID),
+    ],
     ids=lambda error: error.code.value,
 )
 async def test_a_server_that_replies_with_errors_is_set_aside(error: GatewayError) -> None:
@@ -744,6 +756,32 @@ async def test_a_server_that_replies_with_errors_is_set_aside(error: GatewayErro
     clock.advance(1)
     await send_calls(endpoints, 30)
     assert 10 < len(services[0].calls)
+
+
+async def test_a_server_that_ends_calls_at_their_deadline_keeps_its_share() -> None:
+    """The time of the caller explains the error, which says nothing about the server."""
+    endpoints, services, clock = several(3)
+
+    async def reply_late(_call: object) -> InferResponse:
+        clock.advance(0.9)
+        raise DeadlineExceeded("late", origin=SAID)
+
+    endpoints.endpoints[0].service = reply_late  # type: ignore[assignment]  # a Service of one type
+    for _ in range(30):
+        with contextlib.suppress(GatewayError):
+            await endpoints(CALL.with_deadline(clock() + 1))
+    assert [10, 10] == counts(services)[1:]
+
+
+async def test_the_log_marks_the_text_of_a_refusing_server() -> None:
+    """Its text may quote what clients sent, so the line does not have all of it."""
+    endpoints, services, _ = several(3, draw=lambda: 0.0)
+    fail(services[0], Overloaded("full: " + "4111 " * 100, origin=SAID))
+    with capture_logs() as lines:
+        await send_calls(endpoints, 30)
+    (line,) = [each for each in lines if each["event"] == "endpoint refuses calls"]
+    assert line["error"].startswith("server said: full: 4111 ")
+    assert line["error"].endswith("... (386 more characters)")
 
 
 async def test_trials_of_a_refusing_server_become_rare() -> None:

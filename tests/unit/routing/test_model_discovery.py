@@ -50,14 +50,6 @@ def about(name: str) -> ModelMetadataRequest:
     return ModelMetadataRequest(model=ModelRef(name))
 
 
-async def test_a_single_upstream_needs_no_discovery() -> None:
-    """The call is sent without a look-up."""
-    server = Server("m")
-    found: Any = await Discover({"a": server})(about("m"))
-    assert server is found
-    assert ["ModelMetadataRequest"] == server.calls
-
-
 async def test_look_ups_counted_as_attempts_of_the_first_call() -> None:
     """The time of concurrent look-ups made its upstream time longer than the whole call."""
     CALL_PATH.set(path := CallPath())

@@ -15,7 +15,7 @@ import pytest
 from gateway.api.layer import Entries
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelLoadRequest, StreamInferRequest
 from gateway.ir.context import CallSequence, ModelRef
-from gateway.ir.errors import LoadFailed, Unavailable, UpstreamError
+from gateway.ir.errors import GatewayError, LoadFailed, Unavailable, UpstreamError
 from gateway.routing.endpoints import Endpoint, Endpoints
 from gateway.routing.rolling.layer import RollingLoad, TrialOf
 from gateway.routing.rolling.model_calls import CountModelCalls
@@ -147,8 +147,9 @@ def test_the_first_failure_stops_the_load() -> None:
     """This endpoint gets no calls of the model any more, and others keep the old version."""
 
     async def test(setup: Setup) -> None:
-        with pytest.raises(LoadFailed, match=r"stopped at endpoint 2 of 3.*: no memory"):
+        with pytest.raises(LoadFailed, match=r"stopped at endpoint 2 of 3.*: no memory") as found:
             await setup.service(LOAD)
+        assert isinstance(found.value.__cause__, GatewayError)  # its text is marked in the log
         assert [2, 1, 1] == [server.version for server in setup.servers]
         assert {"1", "2"} == {await setup.infer() for _ in range(9)}
         assert 0 == setup.servers[1].calls

@@ -16,7 +16,7 @@ from gateway.ir.calls import (
     ServerStatusRequest,
     ServerTrendsRequest,
 )
-from gateway.ir.context import ModelRef
+from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import ModelNotFound, NoRoute, Unavailable, UnknownToServer, Unsupported
 from gateway.ir.metadata import (
     ModelMetadata,
@@ -28,6 +28,7 @@ from gateway.ir.metadata import (
 )
 from gateway.ir.statistics import ModelStatistics
 from gateway.routing.server_status import ServerStatusLayer, UnknownModels, model_status
+from gateway.telemetry.error_texts import error_text
 from tests.fakes import FakeClock, ScriptedService
 
 INDEX = (
@@ -233,6 +234,16 @@ async def test_readiness_of_a_model_that_no_server_has_is_an_error(
         return
     with pytest.raises(UnknownToServer, match=expected):
         await service(call)
+
+
+async def test_the_text_of_a_server_without_the_model_is_marked() -> None:
+    """The log shows the text of the error that stands for it as one of a server."""
+    missing = ModelNotFound("no m here", origin=Origin("oip.http", None))
+    with pytest.raises(UnknownToServer) as found:
+        await UnknownModels(ScriptedService(False, missing, ()))(
+            ModelReadyRequest(model=ModelRef("m"))
+        )
+    assert "server said: no m here" == error_text(found.value)
 
 
 async def test_readiness_of_a_version_that_no_server_has_is_an_error() -> None:

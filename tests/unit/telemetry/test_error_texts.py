@@ -9,7 +9,7 @@ import pytest
 from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, NotReady, UpstreamError
 from gateway.telemetry import error_texts
-from gateway.telemetry.error_texts import error_text
+from gateway.telemetry.error_texts import brief_text, error_text
 
 LONG = "input 'note' is invalid: " + "card 4111 1111 1111 1111 " * 40
 
@@ -35,6 +35,7 @@ def test_a_key_shows_the_whole_text() -> None:
     """The setting is one of the process."""
     error_texts.configure("full")
     assert error_text(served(LONG)) == LONG
+    assert brief_text(LONG) == LONG
 
 
 def test_own_texts_are_whole() -> None:

@@ -22,6 +22,14 @@ def values(trends: RollingStats, name: str) -> list[float]:
     return [value for _, value in points]
 
 
+def add(trends: RollingStats, seconds: float, at: float, *, failed: bool) -> None:
+    """Count one inference that ended *at* this time, as `CallMetrics` does."""
+    if at >= trends.until_s:
+        trends.end_second(int(at))
+    trends.latencies.append(seconds)
+    trends.failed += failed
+
+
 def test_values_are_zero_without_inferences() -> None:
     """Before the first inference every trend is flat."""
     trends = RollingStats(FakeClock())
@@ -35,7 +43,7 @@ def test_second_is_reported_after_it_ends() -> None:
     clock = FakeClock(7200.0)
     trends = RollingStats(clock)
     for seconds, failed in ((0.010, False), (0.030, True)):
-        trends.add(seconds, clock(), failed=failed)
+        add(trends, seconds, clock(), failed=failed)
     assert 0.0 == values(trends, QPS)[SECOND]
     clock.advance(1.0)
     assert (2.0, 50.0) == (values(trends, QPS)[SECOND], values(trends, FAIL_RATE)[SECOND])
@@ -52,7 +60,7 @@ def test_seconds_become_minutes_hours_and_days() -> None:
     clock = FakeClock(86400.0)
     trends = RollingStats(clock)
     for _ in range(60):
-        trends.add(0.001, clock(), failed=False)
+        add(trends, 0.001, clock(), failed=False)
         clock.advance(1.0)
     assert 1.0 == values(trends, QPS)[MINUTE]
     assert [1.0] * 60 == values(trends, QPS)[MINUTE + 1 :]
@@ -71,7 +79,7 @@ def test_repeated_reads_lose_nothing() -> None:
     often, once = RollingStats(clock), RollingStats(clock)
     for step in range(200):
         for trends in (often, once):
-            trends.add(step / 1000, clock(), failed=step % 7 == 0)
+            add(trends, step / 1000, clock(), failed=step % 7 == 0)
         often.read()
         clock.advance(0.9)
     assert once.read() == often.read()
@@ -81,7 +89,7 @@ def test_latency_distribution_has_percentiles() -> None:
     """Points up to 99 are percentiles; 100 and 101 stand for 99.9 and 99.99."""
     trends = RollingStats(FakeClock())
     for number in range(1000, 0, -1):
-        trends.add(number / 1000, 1000.0, failed=False)
+        add(trends, number / 1000, 1000.0, failed=False)
     found = trends.read()[LATENCY_CDF]
     assert found.is_distribution
     expected = {10: 100.0, 50: 500.0, 90: 900.0, 99: 990.0, 100: 999.0, 101: 1000.0}

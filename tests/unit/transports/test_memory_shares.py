@@ -8,7 +8,8 @@ import time
 import pytest
 
 from gateway.ir.errors import DeadlineExceeded, Overloaded
-from gateway.transports.admission import MemoryBudget, Reservation, ResponseReservation
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import Reservation, ResponseReservation
 from tests.fakes import settle
 from tests.simulation.virtual_time import simulate
 
@@ -21,6 +22,18 @@ async def test_one_client_may_use_all_memory() -> None:
         await Reservation(budget, 0.1, share).grow(100)
     assert 1000 == budget.used_bytes
     assert Reservation(budget, 0, share).try_grow_response(150)
+
+
+async def test_the_error_of_a_wait_above_a_share_names_its_key() -> None:
+    """A client above its share waits because others come first, so either key helps it."""
+    budget = MemoryBudget(1000)
+    greedy = Reservation(budget, 0.01, budget.share("greedy"))
+    await greedy.grow(900)
+    with pytest.raises(Overloaded, match=r"\(in_flight_bytes, in_flight_bytes_per_address\)"):
+        await greedy.grow(200)
+    with pytest.raises(Overloaded, match=r"\(in_flight_bytes\)"):
+        await Reservation(budget, 0.01, budget.share("other")).grow(200)
+    greedy.close()
 
 
 async def test_memory_is_for_others_first() -> None:

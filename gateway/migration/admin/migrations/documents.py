@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from gateway.api.extension import ConfigView
@@ -139,5 +139,13 @@ def _line(document: Document) -> Document:
         "sampled": evidence.get("sampled", 0),
         "compared": compared,
         "failed": evidence.get("failed", 0),
+        "reason": _first_reason(evidence.get("reasons", ())),
         "agreement": 1 - differ / compared if compared else None,
     }
+
+
+def _first_reason(reasons: Sequence[Document]) -> str:
+    """Return the most frequent reason why calls failed or have another structure; "" for none."""
+    if not reasons:
+        return ""
+    return ": ".join(filter(None, (reasons[0]["code"], reasons[0]["example"])))

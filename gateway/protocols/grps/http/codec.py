@@ -119,10 +119,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         if is_brpc(wire.path):
             error.origin = Origin(NAME, wire, _UNREAD_BRPC)
 
-    def is_terminal(self, _call: StreamInferRequest, _error: errors.GatewayError, /) -> bool:
-        """Return True: the first error has an HTTP status of its own."""
-        return True
-
     def encode_end(
         self, call: StreamInferRequest, last: InferResponse | None, /
     ) -> HttpResponse | None:

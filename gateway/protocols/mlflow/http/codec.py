@@ -174,20 +174,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         style = self._style_of(call, item)
         return replies.encode_line(item, style, form_of(call).returned)
 
-    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
-        """Return True: a first error is an ordinary response."""
-        return True
-
-    def encode_end(
-        self, _call: StreamInferRequest, _last: InferResponse | None, /
-    ) -> HttpResponse | None:
-        """Write nothing: the end of the body is the end of the stream."""
-        return None
-
-    def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
-        """End the body early: its lines have no form for an error."""
-        raise error
-
     def encode_call(self, call: Call[Any], /) -> HttpRequest:
         """Write a request to an upstream.
 

@@ -8,12 +8,12 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "16
 from typing import Any, Final
 
 from gateway.ir.calls import Call
-from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.errors import grpc_error_class, text_of
 from gateway.protocols.oip.grpc.context import NAME
-from gateway.wire.errors import GRPC_STATUS, strip_traceback
+from gateway.wire import status_errors
+from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
 # Statuses of servers for a model that is not ready: Triton responds with OK and false, KServe
@@ -31,18 +31,11 @@ NOT_READY: Final = frozenset(
 
 def error_response(error: GatewayError, limits: MessageLimits) -> GrpcResponse:
     """Write an error as status and details; those of an upstream are unchanged."""
-    origin = error.origin
-    if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
-        return GrpcResponse(status=origin.wire.status, details=strip_traceback(origin.wire.details))
-    return GrpcResponse(
-        status=GRPC_STATUS[error.code],
-        details=text_of(error, limits.error_text_bytes),
-    )
+    text = text_of(error, limits.error_text_bytes)
+    return status_errors.status_response(error, NAME, GRPC_STATUS[error.code], text)
 
 
 def error_of_status(call: Call[Any], wire: GrpcResponse) -> GatewayError:
     """Return the error of an upstream's status, with its response as origin."""
-    reason = strip_traceback(wire.details)
-    text = reason or f"upstream responded with the status {wire.status.name} and no text"
     kind = grpc_error_class(wire.status, wire.details)
-    return kind(text, model=call.model, origin=Origin(NAME, wire))
+    return status_errors.error_of_status(kind, call.model, wire, NAME)

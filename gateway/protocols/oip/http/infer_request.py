@@ -4,6 +4,7 @@ Source: Open Inference Protocol, "Inference Request JSON Object"; docs/protocols
 "4. Binary tensors over HTTP" and "8. Inference requests and responses".
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -385,7 +386,8 @@ def _parameters(call: InferRequest, dialect: Dialect, all_binary: bool) -> bytes
     parameters: dict[str, Any] = join_parameters(call)
     if all_binary:
         parameters[BINARY_DATA_OUTPUT] = True
-    _check_parameters(_WHAT, parameters, dialect)
+    words = None if dialect.reads_words is None else parameters
+    _check_parameters(_WHAT, parameters, dialect, words)
     return b'"parameters":%b,' % dump_parameters(parameters)
 
 
@@ -460,10 +462,25 @@ def _check_text(tensor: Tensor, dialect: Dialect) -> None:
             ) from error
 
 
-def _check_parameters(what: str, parameters: Mapping[str, Parameter], dialect: Dialect) -> None:
+def _check_parameters(
+    what: str,
+    parameters: Mapping[str, Parameter],
+    dialect: Dialect,
+    words: dict[str, Any] | None = None,
+) -> None:
+    """Refuse what the server would not read.
+
+    Args:
+        what: Names the message or tensor in errors.
+        parameters: Its parameters.
+        dialect: The server's.
+        words: Receives NaN and infinities as the words of JSON in Python; None to refuse them.
+    """
     for key, value in parameters.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise Unsupported(f"parameter {key!r} of {what} is {value}, which is not JSON")
+            if words is None:
+                raise Unsupported(f"parameter {key!r} of {what} is {value}, which is not JSON")
+            words[key] = JsonParameter(json.dumps(value))
         if type(value) is JsonParameter and not dialect.reads_json_parameters:
             raise Unsupported(
                 f"parameter {key!r} of {what} is a list or an object: {dialect.name} expects a "

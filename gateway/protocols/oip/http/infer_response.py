@@ -15,7 +15,7 @@ from gateway.accelerator import accelerated
 from gateway.ir import errors
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
-from gateway.ir.data import SharedMemoryData, raw_of
+from gateway.ir.data import RawData, SharedMemoryData, raw_of
 from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
 from gateway.ir.tensor import Shape, Tensor
@@ -174,7 +174,8 @@ def response_writer(
             if few is None:
                 return None
             opened, size, elements, dtype = few
-            raw = raw_of(tensor.data, dtype)
+            data = tensor.data
+            raw = data.view if type(data) is RawData else raw_of(data, dtype)
             if raw is None or len(raw) != size:
                 return None
             text += (before, opened, elements(raw))

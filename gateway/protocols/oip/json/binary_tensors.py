@@ -114,6 +114,10 @@ class BinaryPart:
         self._pass(name, size)
         return self._view[self._at - size : self._at]
 
+    def peek(self, size: int) -> memoryview:
+        """Return what `read` would return, as far as it has arrived, and leave it there."""
+        return self._view[self._at : self._at + max(size, 0)]
+
     def _pass(self, name: str, size: Any) -> None:
         if type(size) is not int or size < 0:
             raise MalformedMessage(

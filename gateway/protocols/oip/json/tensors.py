@@ -15,7 +15,7 @@ from gateway.ir.context import NO_PARAMETERS, JsonParameter, Parameter, replace_
 from gateway.ir.data import RawData, SharedMemoryData, check_items, split_items
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge
-from gateway.ir.items import longest_of
+from gateway.ir.items import LENGTH, longest_of
 from gateway.ir.limits import (
     MessageLimits,
     check_bytes_elements,
@@ -25,6 +25,7 @@ from gateway.ir.limits import (
     is_usable_name,
 )
 from gateway.ir.tensor import Shape, Tensor, raw_tensor, streamed_tensor
+from gateway.ir.work import charge
 from gateway.protocols.oip.datatypes import parse_datatype
 from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE, BinaryPart, NeededWhole
@@ -157,8 +158,16 @@ class TensorReader:
             return {**member, "shape": list(filled), "data": found}
         parameters = member.get("parameters")
         size = parameters.get(BINARY_SIZE) if type(parameters) is dict else None
-        if VARIABLE in shape and type(size) is int and datatype.size_bytes:
-            shape = list(with_dimension(name, shape, size // datatype.size_bytes))
+        if VARIABLE in shape and type(size) is int:
+            if datatype is Datatype.BYTES:
+                if self._binary.is_arriving:
+                    raise NeededWhole
+                view = self._binary.peek(size)
+                charge(view.nbytes // LENGTH.size)
+                count = len(split_items(name, view))
+            else:
+                count = size // datatype.size_bytes
+            shape = list(with_dimension(name, shape, count))
         return {**member, "shape": shape}
 
     def _count(self, name: str, datatype: Datatype, shape: Shape) -> int:

@@ -158,10 +158,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """
         return HttpResponse(OK, EVENTS, (encode_piece(call, item, stream_form(call)),))
 
-    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
-        """Return True: a first error is an ordinary response."""
-        return True
-
     def encode_end(
         self, call: StreamInferRequest, last: InferResponse | None, /
     ) -> HttpResponse | None:

@@ -27,7 +27,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import Metadata, ModelRef, Need, Origin
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_management_size, check_name
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm, reply_form
-from gateway.protocols.seldon.errors import GraphVerb, error_of_status, grpc_status
+from gateway.protocols.seldon.errors import GraphVerb, grpc_status
 from gateway.protocols.seldon.grpc.messages import (
     SeldonMessageReader,
     answer,
@@ -48,12 +48,13 @@ from gateway.protocols.seldon.metadata import metadata_document, read_metadata
 from gateway.protocols.seldon.options import FORWARD, MODEL, read_options, value_rules
 from gateway.schema import seldon_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.errors import clip, strip_traceback
+from gateway.wire.errors import clip, error_class_of_grpc, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import form_of, grpc_context, grpc_metadata
 from gateway.wire.protobuf import WireError
 from gateway.wire.protobuf_library import parse, reply_of
 from gateway.wire.request_id import new_request_ids
+from gateway.wire.status_errors import error_of_status, status_response
 
 R = TypeVar("R")
 
@@ -184,12 +185,8 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
 
     def encode_error(self, _call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as status and details; those of an upstream are unchanged."""
-        origin = error.origin
-        if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
-            details = strip_traceback(origin.wire.details)
-            return GrpcResponse(status=origin.wire.status, details=details)
         details = clip(error.message, self._limits.error_text_bytes)
-        return GrpcResponse(status=grpc_status(error), details=details)
+        return status_response(error, NAME, grpc_status(error), details)
 
     def encode_call(self, call: Call[Any], /) -> GrpcRequest:
         """Write a request to an upstream.
@@ -220,10 +217,10 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         # The type of a call determines that of its reply, which mypy cannot follow.
         if isinstance(call, _HEALTH):
             if wire.status in _DEAD:
-                raise error_of_status(call.model, wire, NAME)
+                raise error_of_status(error_class_of_grpc(wire.status), call.model, wire, NAME)
             return cast("R", True)
         if wire.status is not GrpcStatus.OK:
-            raise error_of_status(call.model, wire, NAME)
+            raise error_of_status(error_class_of_grpc(wire.status), call.model, wire, NAME)
         try:
             return cast("R", self._reply(call, wire))
         except WireError as error:

@@ -49,11 +49,12 @@ from gateway.protocols.tfs.options import read_options
 from gateway.protocols.tfs.status import is_available, versions_of, write_status
 from gateway.schema import tensorflow_serving_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
-from gateway.wire.errors import clip, strip_traceback
+from gateway.wire.errors import clip
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import LEN, Parts, WireError, fields, tag
 from gateway.wire.protobuf_library import parse, reply_of
+from gateway.wire.status_errors import error_of_status, status_response
 
 R = TypeVar("R")
 
@@ -159,12 +160,8 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
 
     def encode_error(self, _call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as status and details; those of an upstream are unchanged."""
-        origin = error.origin
-        if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
-            details = strip_traceback(origin.wire.details)
-            return GrpcResponse(status=origin.wire.status, details=details)
         details = clip(error.message, self._limits.error_text_bytes)
-        return GrpcResponse(status=grpc_status_of(error), details=details)
+        return status_response(error, NAME, grpc_status_of(error), details)
 
     def encode_call(self, call: Call[Any], /) -> GrpcRequest:
         """Write a request to an upstream: numbers as content, and the version, if there is one.
@@ -344,7 +341,5 @@ def _spec(message: pb.ModelSpec) -> Spec:
 
 def _error_of(call: Call[Any], wire: GrpcResponse) -> errors.GatewayError:
     """Return the error of an upstream's status, with its response as origin."""
-    reason = strip_traceback(wire.details)
-    text = reason or f"upstream responded with the status {wire.status.name} and no text"
     kind = grpc_error_class(wire.status, wire.details)
-    return kind(text, model=call.model, origin=Origin(NAME, wire))
+    return error_of_status(kind, call.model, wire, NAME)

@@ -17,6 +17,7 @@ from gateway.wire.protobuf import (
     Parts,
     fields,
     int64,
+    map_entry,
     put_bytes,
     put_text,
     put_varint,
@@ -30,7 +31,6 @@ _FIRST, _SECOND, _THIRD, _FOURTH = (tag(number, LEN) for number in (1, 2, 3, 4))
 _NUMBER: Final = tag(1, VARINT)
 _NAME, _VERSION, _SIGNATURE, _LABEL = map(varint, (_FIRST, _SECOND, _THIRD, _FOURTH))
 _VALUE: Final = varint(_NUMBER)
-_EMPTY: Final = memoryview(b"")
 
 # The two messages have tensors and model in different order.
 REQUEST_SPEC, REQUEST_TENSORS = _FIRST, _SECOND
@@ -65,7 +65,7 @@ class Message:
             if key == spec:
                 specs.append(value)
             elif key == tensors:
-                name, tensor = _entry(value)
+                name, tensor = map_entry(value, "tensor name")
                 check_name("tensor name", name, limits.name_bytes, "name_bytes")
                 entries[name] = tensor
             elif key == _THIRD and tensors == REQUEST_TENSORS:
@@ -90,17 +90,6 @@ class Message:
             compare_inputs(called.model, [own.get(name, name) for name in self._entries])
         reader = TensorProtoReader(self._limits, self._counter)
         return tuple([reader.read(name, view) for name, view in self._entries.items()])
-
-
-def _entry(view: memoryview) -> tuple[str, memoryview]:
-    """Return key and value of an entry of a map; either may be missing."""
-    name, tensor = "", _EMPTY
-    for key, value in fields(view, 64):
-        if key == _FIRST:
-            name = text(value, "tensor name")
-        elif key == _SECOND:
-            tensor = value
-    return name, tensor
 
 
 def read_spec(views: Sequence[memoryview]) -> Spec:

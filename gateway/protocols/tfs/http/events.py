@@ -17,6 +17,8 @@ from gateway.wire.http import Headers
 STRUCTURED_TYPE: Final = "application/cloudevents+json"
 _VERSION: Final = "1.0"
 _BINARY: Final = ("ce-specversion", "ce-id", "ce-source", "ce-type")
+EVENT_HEADERS: Final = (*_BINARY, "ce-time")
+"""The attributes of an event that are headers."""
 _ATTRIBUTES: Final = frozenset({"specversion", "id", "source", "type", "time", "data"})
 
 

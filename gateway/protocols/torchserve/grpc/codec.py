@@ -58,6 +58,7 @@ from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import grpc_context, grpc_metadata
 from gateway.wire.protobuf import WireError
 from gateway.wire.protobuf_library import parse, reply_of
+from gateway.wire.status_errors import error_of_status, status_response
 
 R = TypeVar("R")
 
@@ -217,16 +218,6 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             raise item.error
         return self._written(form, item)
 
-    def is_terminal(self, _call: StreamInferRequest, _error: errors.GatewayError, /) -> bool:
-        """Return True: a first error is the only response."""
-        return True
-
-    def encode_end(
-        self, _call: StreamInferRequest, _last: InferResponse | None, /
-    ) -> GrpcResponse | None:
-        """Write nothing: the status of the call is the end of the stream."""
-        return None
-
     def encode_late_error(
         self, call: StreamInferRequest, error: errors.GatewayError, /
     ) -> GrpcResponse:
@@ -238,12 +229,8 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         form = _PLAIN if call is None else _form_of(call)
         if form.is_session or (call is None and _is_of_session(error)):
             return self._failure(form, error)
-        origin = error.origin
-        if origin is not None and origin.codec == NAME and isinstance(origin.wire, GrpcResponse):
-            details = strip_traceback(origin.wire.details)
-            return GrpcResponse(status=origin.wire.status, details=details)
         details = clip(error.message, self._limits.error_text_bytes)
-        return GrpcResponse(status=grpc_status_of(error), details=details)
+        return status_response(error, NAME, grpc_status_of(error), details)
 
     def encode_call(self, call: Call[Any], /) -> GrpcRequest:
         """Write a request to an upstream.
@@ -374,7 +361,5 @@ def _is_healthy(wire: GrpcResponse) -> bool:
 
 def _error_of(call: Call[Any], wire: GrpcResponse) -> errors.GatewayError:
     """Return the error of an upstream's status, with its response as origin."""
-    text = strip_traceback(wire.details)
-    text = text or f"upstream responded with the status {wire.status.name} and no text"
     kind = grpc_error_class(wire.status, wire.details)
-    return kind(text, model=call.model, origin=Origin(NAME, wire))
+    return error_of_status(kind, call.model, wire, NAME)

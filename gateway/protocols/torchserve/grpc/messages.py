@@ -17,6 +17,7 @@ from gateway.wire.protobuf import (
     VARINT,
     Parts,
     fields,
+    map_entry,
     put_bytes,
     put_message,
     put_tail,
@@ -66,7 +67,7 @@ def read_request(view: memoryview, limits: MessageLimits) -> PredictionsRequest:
         elif key == _SECOND:
             version = text(value, "model_version")
         elif key == _THIRD:
-            entry, data = _entry(value)
+            entry, data = map_entry(value, "name of an input")
             check_name("name of an input", entry, limits.name_bytes, "name_bytes")
             found[entry] = Item(data, place=f"input {entry!r}")
         elif key == _FOURTH:
@@ -74,17 +75,6 @@ def read_request(view: memoryview, limits: MessageLimits) -> PredictionsRequest:
     check_count("inputs", len(found), limits.tensors, "tensors")
     check_name("sequence_id", sequence, limits.name_bytes, "name_bytes")
     return PredictionsRequest(name, version, found, sequence)
-
-
-def _entry(view: memoryview) -> tuple[str, memoryview]:
-    """Return key and value of an entry of a map; either may be missing."""
-    name, data = "", _EMPTY
-    for key, value in fields(view, 64):
-        if key == _FIRST:
-            name = text(value, "name of an input")
-        elif key == _SECOND:
-            data = value
-    return name, data
 
 
 def write_request(name: str, version: str, inputs: Mapping[str, Buffer], sequence: str) -> Parts:

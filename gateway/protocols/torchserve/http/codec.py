@@ -69,8 +69,13 @@ R = TypeVar("R")
 
 _HEADERS: Final = Headers((JSON,))
 _NO_HEADERS: Final = Headers()
-_STREAM: Final = ("ts_stream_next", "true")
+STREAM: Final = ("ts_stream_next", "true")
+"""The header of the replies of a decoupled model."""
 _SEQUENCE: Final = "ts_request_sequence_id"
+_SEQUENCE_START: Final = "ts_request_sequence_start"
+_SEQUENCE_END: Final = "ts_request_sequence_end"
+SEQUENCE_HEADERS: Final = (_SEQUENCE, _SEQUENCE_START, _SEQUENCE_END)
+"""The headers of a request to a stateful model."""
 _READING: Final = frozenset({"GET", "HEAD"})
 _WRITING: Final = frozenset({"POST", "PUT"})
 _TRUE: Final = "true"
@@ -191,21 +196,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         """
         if item.error is not None:
             raise item.error
-        return self._encode_inference(item, _body_form(_form_of(call)), (_STREAM,))
-
-    def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
-        """Return True: a first error is an ordinary response."""
-        return True
-
-    def encode_end(
-        self, _call: StreamInferRequest, _last: InferResponse | None, /
-    ) -> HttpResponse | None:
-        """Write nothing: the end of the body is the end of the stream."""
-        return None
-
-    def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
-        """End the body early: its parts have no form for an error."""
-        raise error
+        return self._encode_inference(item, _body_form(_form_of(call)), (STREAM,))
 
     def encode_call(self, call: Call[Any], /) -> HttpRequest:
         """Write a request to an upstream.
@@ -343,8 +334,8 @@ def _sequence(headers: Headers) -> CallSequence | None:
         return None
     if len(found) > 255 or not found.isascii():  # noqa: PLR2004  # as ids of models
         raise InvalidRequest(f"{_SEQUENCE} is too long: expected at most 255 ASCII characters")
-    is_start = (headers.get("ts_request_sequence_start") or "").lower() == _TRUE
-    is_end = (headers.get("ts_request_sequence_end") or "").lower() == _TRUE
+    is_start = (headers.get(_SEQUENCE_START) or "").lower() == _TRUE
+    is_end = (headers.get(_SEQUENCE_END) or "").lower() == _TRUE
     return CallSequence(found, is_start, is_end)
 
 

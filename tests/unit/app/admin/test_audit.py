@@ -20,10 +20,11 @@ from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.tokens import tokens_of
 from gateway.app.errors import StartError
+from gateway.app.parts import LeadingParts
 from gateway.app.reload import Reloader
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig, load_text
-from tests.admin_kit import Cutover, Evidence, Process, ask, pages
+from tests.admin_kit import NeedsMigrate, Process, ask
 
 BASE = """
 version: 1
@@ -45,7 +46,7 @@ def served(audit: AuditLog) -> AdminRouter:
         return {}
 
     loaded = load_text(BASE + ADMIN)
-    leading = pages(Evidence("pass"), Cutover())
+    leading = LeadingParts({"needs": NeedsMigrate()})
     gateway = RunningGateway(Process(), Reloader(lambda: loaded, loaded, apply), leading)
     access = access_of(loaded.config.admin or AdminConfig())
     return AdminRouter(gateway, (*ROUTES, *gateway.routes), access, audit)

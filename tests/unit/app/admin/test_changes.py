@@ -60,9 +60,6 @@ async def test_cross_origin_requests_are_forbidden() -> None:
         ("/upstream/drain", "no json", 400, "JSON is malformed"),
         ("/route/weights", '{"route": "a", "weights": {"a": 1}}', 404, "unknown route"),
         ("/route/weights", '{"route": "a", "weights": {"a": -1}}', 400, "a weight is negative"),
-        ("/capture/start", "", 404, "nothing can be captured"),
-        ("/capture/stop", "", 404, "nothing can be captured"),
-        ("/capture/start", '{"payload": "some"}', 400, "Invalid enum value 'some'"),
     ],
 )
 async def test_change_requests_return_the_result_or_an_error(
@@ -77,17 +74,17 @@ async def test_change_requests_return_the_result_or_an_error(
         assert text in reply.document["error"]
 
 
-@pytest.mark.parametrize("path", ["/config", "/stock", "/capture"])
-async def test_gateway_pages_check_host_and_token(path: str) -> None:
+async def test_gateway_pages_check_host_and_token() -> None:
     """They show the data of `/api/v1/`, and need the same host and token."""
     router = served("{token: 0123456789abcdef}")
 
     async def status(host: str, address: str, **headers: str) -> int:
-        return (await ask(router, path, address=address, headers={"Host": host, **headers})).status
+        fields = {"Host": host, **headers}
+        return (await ask(router, "/config", address=address, headers=fields)).status
 
     right = {"authorization": "Bearer 0123456789abcdef"}
-    assert await status("localhost", HERE) in {200, 404}
-    assert await status("10.0.0.2:9901", "10.0.0.1", **right) in {200, 404}
+    assert await status("localhost", HERE) == 200
+    assert await status("10.0.0.2:9901", "10.0.0.1", **right) == 200
     assert await status("10.0.0.2:9901", "10.0.0.1") == 401
     assert await status("evil.example", HERE) == 403
 

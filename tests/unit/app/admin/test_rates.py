@@ -28,9 +28,10 @@ def families(ok: float, failed: float, fast: float, slow: float) -> list[Metric]
     )
     attempts.add_metric(("u", "a:1", "InferRequest", "ok"), ok)
     seconds = CounterMetricFamily(
-        "gateway_upstream_attempt_seconds", "", labels=("upstream", "endpoint")
+        "gateway_upstream_attempt_seconds", "", labels=("upstream", "endpoint", "kind")
     )
-    seconds.add_metric(("u", "a:1"), ok * 0.25)
+    seconds.add_metric(("u", "a:1", "InferRequest"), ok * 0.25)
+    seconds.add_metric(("u", "a:1", "ServerReadyRequest"), 1e3)
     return [requests, duration, attempts, seconds]
 
 
@@ -57,16 +58,18 @@ def test_the_first_reading_counts_from_the_start() -> None:
 
 
 def test_probes_are_no_calls_of_an_endpoint() -> None:
-    """They count for the mean time of an attempt, and cancelled calls are no errors."""
+    """They are in no mean time, and cancelled calls are no errors."""
     clock, metrics = FakeClock(), Metrics("1")
     endpoint = metrics.attempts.of("u", "a:1")
-    for kind, code in (
-        (ServerReadyRequest, "ok"),
-        (ServerReadyRequest, "unavailable"),
-        (InferRequest, "ok"),
-        (InferRequest, "cancelled"),
+    assert 0.0 == endpoint.mean_s
+    for kind, seconds, code in (
+        (ServerReadyRequest, 0.001, "ok"),
+        (ServerReadyRequest, 9.0, "unavailable"),
+        (InferRequest, 0.25, "ok"),
+        (InferRequest, 0.25, "cancelled"),
     ):
-        endpoint.record(kind, None, 0.25, code)
+        endpoint.record(kind, None, seconds, code)
+    assert 0.25 == endpoint.mean_s
     window = TrafficWindow(clock)
     clock.advance(10.0)
     window.update(metrics.registry.collect())

@@ -13,9 +13,10 @@ from gateway.app import Gateway
 from gateway.app.admin.router import AdminRouter
 from gateway.app.admin.tokens import AdminToken, AdminTokens
 from gateway.app.errors import StartError
+from gateway.app.parts import LeadingParts
 from gateway.app.reload import Reloader
 from gateway.config.load import ConfigError, LoadedConfig, load_text
-from tests.admin_kit import Cutover, Evidence, ask, pages, router_of
+from tests.admin_kit import NeedsMigrate, ask, router_of
 
 BASE = """
 version: 1
@@ -47,7 +48,7 @@ PATHS = (
 
 
 def served(admin: str) -> AdminRouter:
-    return router_of(BASE + admin, pages(Evidence("pass"), Cutover()))
+    return router_of(BASE + admin, LeadingParts({"needs": NeedsMigrate()}))
 
 
 async def statuses(router: AdminRouter, address: str, token: str | None) -> list[int]:

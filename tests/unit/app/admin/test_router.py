@@ -16,7 +16,6 @@ from gateway.app import parts
 from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.parts import LeadingParts, OwnProcess
 from gateway.config.load import load_text
-from gateway.migration.admin import MigrationPages
 from tests.admin_kit import ask, router_of
 
 CONFIG = "version: 1\nlisteners: [{http: 8000}]\nupstreams: {a: {url: 'http://b:1'}}\n"
@@ -170,14 +169,12 @@ def test_two_routes_of_one_path_and_method_are_an_error() -> None:
         served(route("/metrics", echo))
 
 
-@pytest.mark.parametrize("each", [*ROUTES, *MigrationPages().routes], ids=lambda it: it.path)
+@pytest.mark.parametrize("each", ROUTES, ids=lambda it: it.path)
 def test_each_route_needs_the_role_of_what_it_does(each: AdminRoute) -> None:
-    """Changes need `operate`; cut-overs and payloads need `migrate`; all else is `read`."""
+    """Changes need `operate`, and all else is `read`."""
     expected = AdminNeed.READ
-    if each.path.startswith(("/reload", "/upstream/", "/route/", "/capture/", "/residency/")):
+    if each.path.startswith(("/reload", "/upstream/", "/route/", "/residency/")):
         expected = AdminNeed.OPERATE
-    elif each.path.startswith("/api/v1/migrations/{name}/") and not each.path.endswith("verdict"):
-        expected = AdminNeed.MIGRATE
     assert expected is each.need
     assert each.need is AdminNeed.READ or not each.open
-    assert each.method == "GET" or each.need is not AdminNeed.READ or each.open == "verdict"
+    assert each.method == "GET" or each.need is not AdminNeed.READ

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from gateway.app.errors import StartError
+from gateway.app.errors import RELOAD_LATE, StartError
 from gateway.app.processes.channel import WorkerSetup
 from gateway.app.processes.restart_policy import RestartPolicy
 from gateway.app.workers.supervisor import Supervisor
@@ -44,6 +44,7 @@ class FakeWorker:
         self.loaded, self.drained = setup.loaded, setup.drained
         self.may_reload = asyncio.Event()
         self.may_reload.set()
+        self.is_late: asyncio.Event | None = None
         self.refuses: Callable[[LoadedConfig], bool] = lambda _loaded: False
         if listens:
             self.startup.set_result(ADDRESSES)
@@ -78,6 +79,9 @@ class FakeWorker:
         return {"routes": [self.pid]}
 
     async def reload(self, loaded: LoadedConfig, drained: frozenset[str]) -> dict[str, list[str]]:
+        if self.is_late is not None:
+            await self.is_late.wait()
+            raise StartError(RELOAD_LATE)
         waiting: set[asyncio.Future[Any]] = {
             asyncio.ensure_future(self.may_reload.wait()),
             self.over,
@@ -561,6 +565,22 @@ async def test_a_worker_that_hangs_during_a_reload_does_not_fail_it(
     assert {"replaced": ["route a"]} == await reload
     assert (5, 5) == (again.loaded.config.in_flight_bytes, second.loaded.config.in_flight_bytes)
     await supervisor.stop()
+
+
+async def test_a_worker_that_hangs_and_is_never_killed_does_not_fail_a_reload(
+    lenient: Supervisor, launcher: FakeLauncher
+) -> None:
+    """The end of the reload's time restarts it, as if it had hung before."""
+    first, second = launcher.started
+    first.is_late = asyncio.Event()
+    reload = asyncio.ensure_future(lenient.reload(OTHER))
+    await silenced(lenient, first)
+    first.is_late.set()
+    assert {"replaced": ["route a"]} == await reload
+    assert ("stop" in first.commands, OTHER.config.in_flight_bytes) == (
+        True,
+        second.loaded.config.in_flight_bytes,
+    )
 
 
 async def test_a_worker_that_hangs_delays_no_stop(

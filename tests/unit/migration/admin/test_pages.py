@@ -1,9 +1,11 @@
-"""The buttons and guards on the pages of migrations."""
+"""The routes, buttons and guards of the pages of migrations."""
 
 from __future__ import annotations
 
 import pytest
 
+from gateway.api.admin import AdminNeed, AdminRoute
+from gateway.migration.admin import MigrationPages
 from gateway.migration.admin.migrations.documents import guards_of
 from gateway.migration.admin.migrations.pages import offered_commands
 from gateway.migration.cutover.states import Phase
@@ -25,3 +27,16 @@ def test_guards_of_a_cutover_include_the_errors_of_clients() -> None:
     assert [compared, clients] == guards_of({"evidence": evidence, "cutover": cutover})
     assert [compared] == guards_of({"evidence": evidence, "cutover": None})
     assert [] == guards_of({"evidence": None, "cutover": None})
+
+
+@pytest.mark.parametrize("each", MigrationPages().routes, ids=lambda it: it.path)
+def test_each_route_needs_the_role_of_what_it_does(each: AdminRoute) -> None:
+    """Changes of captures need `operate`; cut-overs and payloads `migrate`; all else is `read`."""
+    expected = AdminNeed.READ
+    if each.path.startswith("/capture/"):
+        expected = AdminNeed.OPERATE
+    elif each.path.startswith("/api/v1/migrations/{name}/") and not each.path.endswith("verdict"):
+        expected = AdminNeed.MIGRATE
+    assert expected is each.need
+    assert each.need is AdminNeed.READ or not each.open
+    assert each.method == "GET" or each.need is not AdminNeed.READ or each.open == "verdict"

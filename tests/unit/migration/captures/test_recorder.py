@@ -30,7 +30,7 @@ from gateway.migration.captures.directory import (
 )
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.sampling import draw
-from gateway.migration.private_files import make_directory, write_private
+from gateway.settings.private_files import make_directory, replace_private, write_private
 from tests.unit.migration.captures.kit import (
     FULL,
     LocalCapture,
@@ -326,10 +326,18 @@ def test_directories_are_private_under_any_umask(tmp_path: Path, umask: int) -> 
     try:
         make_directory(tmp_path / "there" / "state" / "cutover")
         write_private(tmp_path / "there" / "state" / "file", b"x")
+        replace_private(tmp_path / "there" / "other" / "sub" / "file", b"x")
     finally:
         os.umask(before)
     found = {
         name: (tmp_path / "there" / name).stat().st_mode & 0o777
-        for name in (".", "state", "state/cutover", "state/file")
+        for name in (".", "state", "state/cutover", "state/file", "other", "other/sub/file")
     }
-    assert {".": 0o755, "state": 0o700, "state/cutover": 0o700, "state/file": 0o600} == found
+    assert {
+        ".": 0o755,
+        "state": 0o700,
+        "state/cutover": 0o700,
+        "state/file": 0o600,
+        "other": 0o700,
+        "other/sub/file": 0o600,
+    } == found

@@ -53,7 +53,7 @@ def calls_until_trip(
 
 
 @pytest.mark.parametrize(
-    ("rate", "limit"), [(0.001, 0.005), (0.01, 0.05), (0.02, 0.1), (0.01, 0.005)]
+    ("rate", "limit"), [(0.001, 0.005), (0.01, 0.05), (0.02, 0.1), (0.04, 0.2), (0.01, 0.005)]
 )
 @pytest.mark.parametrize("share", [None, 0.1, 0.5])
 def test_equal_servers_have_no_excess(rate: float, limit: float, share: float | None) -> None:
@@ -65,7 +65,7 @@ def test_equal_servers_have_no_excess(rate: float, limit: float, share: float | 
     assert RUNS - found.count(None) <= 1
 
 
-@pytest.mark.parametrize("limit", [0.005, 0.01, 0.02, 0.05])
+@pytest.mark.parametrize("limit", [0.005, 0.01, 0.02, 0.05, 0.1])
 @pytest.mark.parametrize("share", [None, 0.1, 0.5])
 def test_a_server_that_fails_half_of_its_calls_trips_soon(
     limit: float, share: float | None
@@ -77,7 +77,7 @@ def test_a_server_that_fails_half_of_its_calls_trips_soon(
 
 
 @pytest.mark.parametrize("good", [0, 10, 1_000])
-@pytest.mark.parametrize("limit", [0.005, 0.02, 0.05])
+@pytest.mark.parametrize("limit", [0.005, 0.02, 0.05, 0.1])
 def test_every_second_failed_call_trips_within_ten(good: int, limit: float) -> None:
     """Any number of good calls may precede them."""
     detector = ExcessDetector(limit)

@@ -72,3 +72,10 @@ def test_a_new_model_without_a_batch_is_reported_first() -> None:
     variable = old.changed(max_batch_size=0)
     for after in (unknown, variable):
         assert words not in list(metadata_differences(old.changed(max_batch_size=8), after))
+    assert [
+        (
+            "the old model takes batches, and the new one takes none (max_batch_size 0): a call of "
+            "TensorRT v1 fails"
+        ),
+        "max_batch_size 8 became 0",
+    ] == list(metadata_differences(old.changed(max_batch_size=8), variable))

@@ -10,7 +10,7 @@ import pytest
 from gateway.ir.errors import ErrorCode
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.migration.compare.conditions import parse_fail_if, parse_fail_unless
-from gateway.migration.compare.reasons import Reasons
+from gateway.migration.compare.reasons import Reasons, reason_line
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import IGNORE, OutputRule, OutputRules
 from gateway.migration.compare.summary import Summary, percentile
@@ -202,7 +202,7 @@ def test_reasons_are_grouped_with_counts_and_examples() -> None:
     assert [
         "3 new_error invalid_argument: input 'X' has dims [64] (call r0)",
         "1 structure: y: shape [1] against [1, 1] (call s)",
-    ] == [each.line for each in summary.reasons]
+    ] == [reason_line(each.document()) for each in summary.reasons]
     assert summary.document()["reasons"][0] == {
         "outcome": "new_error",
         "code": "invalid_argument",

@@ -436,17 +436,22 @@ def test_damaged_counts_are_rejected(damaged: dict[str, list[float]]) -> None:
         assert expected.evidence.partition("; ")[0] == found.evidence.partition("; ")[0]
 
 
-def test_noise_of_equal_servers_trips_at_most_once_in_a_hundred_runs() -> None:
-    """A tenth of the replies of one server differ; the guard looks after each of 1 000 calls."""
+@pytest.mark.parametrize(
+    ("rate", "limit", "share", "runs"), [(0.1, "2%", 0.2, 100), (0.5, "5%", 1.0, 50)]
+)
+def test_noise_of_equal_servers_seldom_trips(
+    rate: float, limit: str, share: float, runs: int
+) -> None:
+    """The guard looks after each of 1 000 calls, and at most one of 50 or 100 runs trips."""
     trips = 0
-    for seed in range(100):
+    for seed in range(runs):
         random = np.random.default_rng(seed)
-        guards = Guards(guards_of("mismatch: {below: 2%}, errors: off"), has_noise=True)
+        guards = Guards(guards_of(f"mismatch: {{below: {limit}}}, errors: off"), has_noise=True)
         draws = random.random((1_000, 3)).tolist()
         for found, noise, drawn in draws:
-            guards.add(WRONG if found < 0.1 else GOOD)
-            if drawn < 0.2:
-                guards.add_noise(noise < 0.1)
+            guards.add(WRONG if found < rate else GOOD)
+            if drawn < share:
+                guards.add_noise(noise < rate)
         trips += guards.verdicts()[0].standing is Standing.TRIPS
     assert trips <= 1
 
@@ -461,3 +466,27 @@ def test_a_tripped_guard_quotes_the_calls_that_tripped_it() -> None:
         "errors.below": ("trips", "4 of the last 4, limit 1.000%; tripped after call 5008"),
     } == {guard: found[guard] for guard in ("mismatch.below", "errors.below")}
     assert found["errors.above_old"][1].startswith("5 of the last 10 calls failed at new alone")
+
+
+def test_a_tripped_guard_of_times_quotes_the_times_that_tripped_it() -> None:
+    """Thousands of quick calls after them are in no number of the reason."""
+    text = "latency: {p99: 150ms}, errors: off"
+    quick = evidence(times=(0.1, 0.1), at_s=100.0)
+    found = judged(text, [*slow(10.01), *[quick] * 9_500])["latency.p99"]
+    assert found == ("trips", "200 ms in 1001 calls, 200 ms to 200 ms, limit 150 ms")
+
+
+def test_a_restart_invents_no_numbers_that_tripped_a_guard() -> None:
+    """What tripped it is forgotten, and all calls would be other numbers than these."""
+    text = "errors: {above_old: 0.5%}, latency: {p99: 150ms}"
+    guards = Guards(guards_of(text))
+    failed = evidence(Outcome.NEW_ERROR, new=ErrorCode.INTERNAL)
+    for call in (*slow(10.01), *[failed] * 10, *[GOOD] * 2_000):
+        guards.add(call)
+    assert {
+        "errors.above_old": ("trips", "limit 0.500%; tripped after call 1006"),
+        "latency.p99": ("trips", "limit 150 ms; tripped before a restart"),
+    } == {
+        each.guard: (each.standing.value, each.evidence)
+        for each in restarted(guards, text).verdicts()
+    }

@@ -17,7 +17,7 @@ from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import CallRow, Recordable, RecordedCall, record_of
 from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import OutputRules
-from gateway.migration.evidence.kept_samples import KeptSamples, kept_sample
+from gateway.migration.evidence.kept_samples import ErrorTexts, KeptSamples, kept_sample
 
 FULL = Privacy(payload="full")
 FLOATS = np.array([np.nan, np.inf, -np.inf, 1.5], np.float32)
@@ -59,15 +59,15 @@ def test_integers_and_booleans_are_shown_unchanged() -> None:
 
 
 def test_a_sample_has_the_reason_of_its_failure() -> None:
-    """The line and the document have the text that may be shown."""
+    """The line has the text that the log shows, and the document what is kept with payloads."""
     samples = KeptSamples(Privacy())
     result = Result(error=ErrorCode.INVALID_ARGUMENT)
     comparison = compare_results(Result(((),)), result, OutputRules())
-    texts = "", "input 'X' has dims [64]"
+    texts = ErrorTexts("", "input 'X' has dims [64], got 4111", "input 'X' has dims [64]")
     assert samples.wants(comparison)
     record = RecordedCall(CallRow(at_us=1, took_us=1, request_id="r", kind="InferRequest"), [], [])
     samples.add(kept_sample("s", record, "old", result, comparison, (0.1, 0.1), texts))
     document = samples.document("s")
     assert document is not None
-    assert [texts[1]] == [each["reason"] for each in samples.list()]
-    assert {"old": "", "new": texts[1]} == document["errors"]
+    assert [texts.shown] == [each["reason"] for each in samples.list()]
+    assert {"old": "", "new": texts.new} == document["errors"]

@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 
 from gateway.config.load import load_text
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import CallSequence, Context, ModelRef, Origin
+from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unavailable
-from gateway.ir.metadata import ModelMetadata
+from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import Recordable, RecordedCall, record_of
@@ -33,6 +33,7 @@ routes: [{{name: r, targets: [{{upstream: a}}, {{upstream: b, weight: 0}}]}}]
 migrations: {{m: {{route: r, old: a, new: b, mirror: {{{mirror}}}, noise: {{percent: 100}}}}}}
 """
 SENDER = (1, 77)
+ROWS = TensorMetadata("x", Datatype.FP32, (-1, 4))
 
 
 def reply(value: float | None = 1.0) -> InferResponse:
@@ -57,12 +58,15 @@ class Target:
         self.gate: asyncio.Event | None = None
         self.versions: tuple[str, ...] | None = None
         self.error: Exception | None = None
+        self.max_batch_size = 0
 
     async def __call__(self, call: Call[Any], /) -> Any:
         if not isinstance(call, InferRequest | StreamInferRequest):
             if self.versions is None:
                 raise Unavailable("no metadata")
-            return ModelMetadata(name="m", versions=self.versions)
+            found = ModelMetadata(name="m", versions=self.versions, inputs=(ROWS,))
+            has_size = Need.BATCHING in call.context.needs
+            return found.changed(max_batch_size=self.max_batch_size) if has_size else found
         self.calls.append(call)
         if self.gate is not None:
             await self.gate.wait()
@@ -226,14 +230,14 @@ async def test_errors_are_outcomes() -> None:
 
 @pytest.mark.parametrize("payload", ["none", "full"])
 async def test_failed_calls_have_reasons(payload: Literal["none", "full"]) -> None:
-    """Evidence, samples and log have the server's text: whole only if payloads may be shown."""
+    """Evidence, lists and log have the server's text cut; a sample with payload keeps it whole."""
     setting = Setting(payload=payload)
     text = "input 'X' has dims [64], the model expects [-1, 64]; got " + "1.0, " * 100
     setting.new.error = InvalidRequest(text, origin=Origin("oip.http", None))
     with capture_logs() as logs:
         setting.put(record())
         await setting.done()
-    shown = text if payload == "full" else error_text(setting.new.error)
+    shown = error_text(setting.new.error)
     assert "input 'X' has dims [64], the model expects [-1, 64]" in shown
     document = setting.mirror.document()
     (reason,) = document["reasons"]
@@ -244,6 +248,9 @@ async def test_failed_calls_have_reasons(payload: Literal["none", "full"]) -> No
         reason["example"],
     )
     assert [shown] == [each["reason"] for each in document["samples"]]
+    sample = setting.mirror.samples.document(document["samples"][0]["id"])
+    assert sample is not None
+    assert {"old": "", "new": text if payload == "full" else shown} == sample["errors"]
     assert [shown] == [each["reason"] for each in logs if each["event"] == "sample mismatch"]
 
 
@@ -391,4 +398,21 @@ async def test_the_evidence_has_the_model_versions_of_both_targets() -> None:
     assert {} == versions()
     await until(lambda: versions() == {"old": ["1"], "new": ["2", "3"]})
     watching.cancel()
+    await setting.mirror.close(1)
+
+
+async def test_a_new_model_without_batches_is_found_at_the_start() -> None:
+    """Only its configuration says so: its shapes are those of the old model."""
+    setting = Setting()
+    setting.old.versions = setting.new.versions = ("1",)
+    setting.old.max_batch_size = 8
+    with capture_logs() as lines:
+        watching = asyncio.create_task(setting.mirror.watch_metadata())
+        setting.put(record())
+        await until(lambda: bool(setting.mirror.document()["metadata"]))
+        watching.cancel()
+    (line,) = [each for each in lines if each["event"] == "metadata differs"]
+    assert setting.mirror.document()["metadata"] == line["differences"]
+    text = "the old model takes batches, and the new one takes none (max_batch_size 0)"
+    assert line["differences"][0].startswith(f"model 'm': {text}: ")
     await setting.mirror.close(1)

@@ -75,6 +75,31 @@ def test_csv_has_the_same_calls_and_no_formula(tmp_path: Path) -> None:
     assert ["2.0", ""] == [each["max_abs"] for each in rows]
 
 
+def test_an_infinite_error_is_valid_json(tmp_path: Path) -> None:
+    """JSON has no infinity, which a difference of the largest numbers is."""
+    results = [
+        Result(((array_tensor("y", np.array([each], np.float64)),),))
+        for each in (1.7e308, -1.7e308)
+    ]
+    listed = MismatchList(tmp_path / "m.json")
+    listed.add(record(2, "a"), compare_results(results[0], results[1], OutputRules()), "ok")
+    listed.close()
+    (found,) = json.loads((tmp_path / "m.json").read_text(), parse_constant=pytest.fail)
+    assert found["max_abs"] is None
+
+
+def test_no_text_of_a_client_is_hidden_or_reversed(tmp_path: Path) -> None:
+    """JSON has the same value, and a cell has the escape."""
+    for name in ("m.json", "m.csv"):
+        listed = MismatchList(tmp_path / name)
+        listed.add(record(2, "a\u202etxt"), comparison(1, 3), "ok")
+        listed.close()
+    texts = {name: (tmp_path / name).read_text() for name in ("m.json", "m.csv")}
+    assert not any("\u202e" in text for text in texts.values())
+    assert "a\u202etxt" == json.loads(texts["m.json"])[0]["client_id"]
+    assert r"a\u202etxt" in texts["m.csv"]
+
+
 def test_a_list_without_a_call_is_valid(tmp_path: Path) -> None:
     """It has no row."""
     for name in ("m.json", "m.csv"):

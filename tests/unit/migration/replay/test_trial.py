@@ -104,6 +104,19 @@ async def test_errors_fail(tmp_path: Path) -> None:
     assert "the first error is: no" == result.failures[-1]
 
 
+async def test_calls_that_nothing_judges_fail(tmp_path: Path) -> None:
+    """A condition on replies is none on errors: a version that fails each call passed with it."""
+
+    async def fail(_call: Call[Any], /) -> Any:
+        raise UpstreamError("no")
+
+    result = await trial(tmp_path, fail, f"{{{WARM_UP}, fail_if: [mismatch>0.1%]}}")
+    assert result.failures[0].startswith("5 of 5 calls failed at the new server, and nothing")
+    assert "the first error is: no" == result.failures[-1]
+    rolling = f"{{{WARM_UP}, fail_if: []}}"
+    assert TrialResult(5) == await trial(tmp_path / "other", fail, rolling)
+
+
 async def test_calls_of_other_models_are_not_sent(tmp_path: Path) -> None:
     """A capture without calls of the model shows nothing."""
     calls_of(tmp_path / "capture", request(1))

@@ -19,6 +19,7 @@ from gateway.ir.errors import Overloaded, QueueTimeout, Unavailable
 from gateway.ir.streams import close_stream
 from gateway.policies.limits.concurrency import ConcurrencyLimit
 from gateway.policies.limits.policy import CallLimits
+from gateway.telemetry.call_path import CALL_PATH, CallPath
 from tests.fakes import FakeStream, ScriptedService, settle
 
 M = ModelRef("m")
@@ -193,3 +194,22 @@ def test_limit_of_zero_is_rejected() -> None:
     """A route without slots is a configuration error."""
     with pytest.raises(ValueError, match="route 'r': in_flight is 0; expected at least 1"):
         CallLimits(ScriptedService(), places=ConcurrencyLimit("r", in_flight=0))
+
+
+async def test_a_call_has_the_only_target_of_its_route_once_it_has_a_slot() -> None:
+    """No layer below records it; a call that is refused in the queue has reached no target."""
+    service = ScriptedService()
+    places = ConcurrencyLimit("r", in_flight=1, queue=0)
+    limit = CallLimits(service, places=places, target="triton")
+    paths = []
+    tasks = []
+    for _ in range(2):
+        token = CALL_PATH.set(path := CallPath())
+        tasks.append(asyncio.ensure_future(limit(CALL)))
+        CALL_PATH.reset(token)
+        paths.append(path)
+    await settle()
+    service.waiting[0].set_result(REPLY)
+    replies = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [InferResponse, Overloaded] == [type(each) for each in replies]
+    assert ["triton", ""] == [path.target for path in paths]

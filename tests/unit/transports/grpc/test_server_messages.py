@@ -8,10 +8,11 @@ from unittest import mock
 import pytest
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import BODY_PATIENCE_S, MemoryBudget, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.grpc.server_messages import RequestMessages
 from gateway.transports.http2.flood_control import FloodBudget
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import BODY_PATIENCE_S, Reservation
 
 EMPTY = bytes(5)
 

@@ -39,3 +39,14 @@ def test_a_slow_server_gets_three_pings_until_it_replies() -> None:
     assert 3 == pings
     silence.heard(now, only_pong=False)
     assert silence.should_ping(now + 10)
+
+
+def test_calls_that_wait_send_one_ping_until_the_server_replies() -> None:
+    """The others are left to calls that end without a response."""
+    silence = ServerSilence(0.0)
+    assert [False, True] == [silence.should_ping(now, is_waiting=True) for now in (4.9, 5.0)]
+    silence.heard(6.0, only_pong=True)
+    assert not silence.should_ping(20.0, is_waiting=True)
+    assert silence.should_ping(20.0)
+    silence.heard(21.0, only_pong=False)
+    assert silence.should_ping(26.0, is_waiting=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.transports.http.response_writer import write_response
-from gateway.transports.memory import http_memory
 from gateway.wire.http import Buffer, ExtendedHeaders, Headers, HttpRequest, HttpResponse
+from tests.memory_client import http_memory
 
 pytestmark = pytest.mark.usefixtures("build")
 

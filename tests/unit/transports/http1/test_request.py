@@ -6,10 +6,11 @@ import asyncio
 
 import numpy as np
 
-from gateway.transports.admission import MemoryBudget, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
 from gateway.transports.http1.request import ReceivingRequest
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import Reservation
 
 SIZE = 1 << 20
 PIECE = 60_000

@@ -12,7 +12,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.ir.errors import GatewayError
-from gateway.transports.admission import BODY_PATIENCE_S, MemoryBudget
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http.cut_through import cut_through_limiter
@@ -21,6 +20,8 @@ from gateway.transports.http.path_router import PathRouter
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.server_connection import Http1ServerConnection, Http1ServerProtocol
 from gateway.transports.http2.frames import PREFACE
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import BODY_PATIENCE_S
 from gateway.transports.slots import request_slots
 from gateway.wire.http import HttpRequest, HttpResponse
 

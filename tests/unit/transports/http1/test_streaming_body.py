@@ -9,11 +9,12 @@ import random
 import pytest
 
 from gateway.ir.errors import Overloaded, Unavailable
-from gateway.transports.admission import MemoryBudget, Reservation
 from gateway.transports.contract import ServerLimits
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_body import TransferRateLimit
 from gateway.transports.http1.streaming_body import HELD_BYTES, PIECE_BYTES, CutThroughBody
+from gateway.transports.memory_budget import MemoryBudget
+from gateway.transports.reservation import Reservation
 from tests.fakes import settle
 
 

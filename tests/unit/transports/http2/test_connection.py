@@ -123,7 +123,7 @@ def test_server_interoperates_with_h2(body: bytes, size: int) -> None:
 def test_client_interoperates_with_h2(body: bytes) -> None:
     """The library receives a call of any size, and the client its response, within both windows."""
     server, client = peer(client=False), Seen(client=True)
-    stream = client.core.open(None)
+    stream = client.core.writer.open(None)
     client.core.writer.send(stream, BLOCK, [body], None)
     received = b""
     for _ in range(100):
@@ -423,7 +423,7 @@ def test_goaway_resets_the_streams_above_its_last() -> None:
     """Their code is REFUSED_STREAM; streams up to the last continue."""
     client = Seen(client=True)
     for _ in range(3):
-        client.core.writer.send(client.core.open(None), BLOCK, [b""], None)
+        client.core.writer.send(client.core.writer.open(None), BLOCK, [b""], None)
     client.core.feed(frames.settings([(3, 7)]) + frames.goaway(3, 0, "bye"))
     expected = ["settled", ("away", 0, "bye"), ("reset", 5, frames.REFUSED_STREAM)]
     assert expected == client.log

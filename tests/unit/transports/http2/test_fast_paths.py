@@ -10,7 +10,7 @@ import pytest
 from gateway.transports.http2 import frames
 from gateway.transports.http2.frames import Http2ConnectionError, frame
 from gateway.transports.http2.hpack import literal
-from gateway.transports.http2.receiver import STREAM_WINDOW
+from gateway.transports.http2.windows import STREAM_WINDOW
 from tests.unit.transports.http2.test_connection import ANSWER, BLOCK, PREFACE, TRAILERS, Seen
 
 pytestmark = pytest.mark.usefixtures("build")
@@ -87,7 +87,7 @@ def replay_pieces(pieces: Iterable[bytes], *, client: bool) -> Any:
     seen.core.feed(frames.settings([]) if client else PREFACE)
     if client:
         for _ in range(3):
-            seen.core.writer.send(seen.core.open(None), BLOCK, [b"hi"], None)
+            seen.core.writer.send(seen.core.writer.open(None), BLOCK, [b"hi"], None)
     seen.take()
     fault = None
     try:
@@ -129,7 +129,7 @@ def test_a_message_in_one_read_is_a_single_event() -> None:
         seen.core.feed(frames.settings([]) if client else PREFACE)
         if client:
             for _ in range(3):
-                seen.core.writer.send(seen.core.open(None), BLOCK, [b"hi"], None)
+                seen.core.writer.send(seen.core.writer.open(None), BLOCK, [b"hi"], None)
         wholes: list[tuple[int, bytes]] = []
         seen.on_complete_stream = lambda stream, _head, view, _tail, to=wholes: to.append(  # type: ignore[method-assign,misc]
             (stream.number, bytes(view))

@@ -151,7 +151,7 @@ def test_late_frames_of_cancelled_calls_are_no_flood() -> None:
     client, lows = Seen(client=True), []
     client.core.feed(frames.settings([]))
     client.core.flood_budget.on_low = lambda: lows.append(1)
-    streams = [client.core.open(None) for _ in range(500)]
+    streams = [client.core.writer.open(None) for _ in range(500)]
     for stream in streams:
         client.core.cancel(stream)
     for stream in streams:

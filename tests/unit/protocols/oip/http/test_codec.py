@@ -625,7 +625,7 @@ def test_kserve_accepts_only_text_as_bytes() -> None:
     [
         ("kserve", InferRequest(model=ModelRef("m", "1"), inputs=(X,))),
         ("triton", InferRequest(model=M, parameters={"k": 1 << 63})),
-        ("triton", InferRequest(model=M, parameters={"k": float("inf")})),
+        ("ovms", InferRequest(model=M, parameters={"k": float("inf")})),
         ("kserve", InferRequest(model=M, outputs=(RequestedOutput("y", classes=2),))),
         ("triton", InferRequest(inputs=(X,))),
         ("triton", InferRequest(model=M, inputs=(X.renamed(""),))),

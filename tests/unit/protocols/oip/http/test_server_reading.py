@@ -25,7 +25,9 @@ from gateway.wire.http import HttpRequest, HttpResponse
 from tests.cases.oip_http import M, answer, get, post
 
 LISTENER = HttpCodec(DEFAULT_LIMITS, {})
-SERVERS = {name: HttpCodec(DEFAULT_LIMITS, {"dialect": name}) for name in ("mlserver", "kserve")}
+SERVERS = {
+    name: HttpCodec(DEFAULT_LIMITS, {"dialect": name}) for name in ("mlserver", "kserve", "triton")
+}
 NULL, NUMBERS, WORD = (
     '"FP32","data":[1.5,null]',
     '"INT64","data":[1.0,1e3]',
@@ -52,11 +54,12 @@ CASES = {
     "object": request(OBJECT, parameters='{"extra":{"a":[1,null]}}'),
     "list": request(OBJECT, parameters='{"l":[1,2]}'),
     "reserved": request(OBJECT, parameters='{"priority":"high","triton_x":1,"sequence_id":-1}'),
+    "parameter": request(OBJECT, parameters='{"t":NaN,"low":-Infinity}'),
 }
 READ = {
-    "mlserver": set(CASES) - {"words"},
+    "mlserver": set(CASES) - {"words", "parameter"},
     "kserve": set(CASES) - {"half", "object", "list"},
-    "triton": {"words"},
+    "triton": {"words", "parameter"},
     LISTENER.most_lenient: set(CASES),
     "gateway": set(),
     "ovms": set(),
@@ -155,6 +158,29 @@ def test_mlserver_gets_the_parameters() -> None:
     assert {"l": [1, 2]} == sent("list", "mlserver")["parameters"]
     expected = {"priority": "high", "triton_x": 1, "sequence_id": -1}
     assert expected == sent("reserved", "mlserver")["parameters"]
+
+
+@pytest.mark.parametrize("dialect", ["kserve", "triton"])
+def test_parameters_that_are_words_are_words_again(dialect: str) -> None:
+    """They were 501, although the server that they were read for reads them."""
+    found = sent("parameter", dialect)["parameters"]
+    assert math.isnan(found["t"])
+    assert -math.inf == found["low"]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "shape"),
+    [("FP32", bytes(24), (2, 3)), ("BYTES", b"\1\0\0\0a\0\0\0\0" * 2, (2, 2))],
+)
+def test_binary_elements_fill_a_dimension(
+    datatype: str, data: bytes, shape: tuple[int, ...]
+) -> None:
+    """Those of BYTES, whose sizes differ, are counted."""
+    size = {"binary_data_size": len(data)}
+    tensor = {"name": "x", "datatype": datatype, "shape": [2, -1], "parameters": size}
+    call = LISTENER.decode_for_server(post({"inputs": [tensor]}, data), "kserve")
+    assert isinstance(call, InferRequest)
+    assert shape == call.inputs[0].shape
 
 
 def test_kserve_gets_other_elements_of_bytes_as_json() -> None:

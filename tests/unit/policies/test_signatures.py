@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.app.models import build_models
-from gateway.app.signatures import Signatures
 from gateway.config.load import ConfigError, load_text
-from gateway.config.signatures import SignatureConfig, TensorConfig
 from gateway.ir.calls import ModelMetadataRequest, ServerLiveRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
@@ -22,6 +20,8 @@ from gateway.ir.errors import (
     VersionNotFound,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.policies.signatures import Signatures
+from gateway.settings.signature import SignatureConfig, TensorConfig
 from tests.fakes import ScriptedService
 
 X = TensorConfig(name="x", datatype="FP32", shape=(-1, 2))

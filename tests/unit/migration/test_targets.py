@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 
 from gateway.app.check import check
+from gateway.app.config_warnings import warnings
 from gateway.app.gateway import Gateway
 from gateway.config.load import ConfigError, load_text
 from gateway.migration.options import captures_of
 from gateway.migration.targets import live_migrations
 
+PLAIN = """version: 1
+listeners: [{http: 8000}]
+upstreams: {up: {url: "http://other:8000"}}
+"""
 GOOD = """version: 1
 listeners: [{http: 127.0.0.1:0}]
 state: {directory: state}
@@ -159,3 +164,11 @@ def test_inconsistent_migrations_are_rejected(old: str, new: str, line: int, mes
     (problem,) = found.value.problems
     assert line == problem.position[0]
     assert message in problem.message
+
+
+def test_a_cutover_without_a_guard_of_errors_has_a_warning() -> None:
+    """Without the key, a guard stands by default."""
+    plan = "migrations: {m: {cutover: {guards: {%s}}}}\n"
+    assert [] == warnings(load_text(PLAIN + plan % "mismatch: {below: 1%}"))
+    (found,) = warnings(load_text(PLAIN + plan % "errors: off"))
+    assert "no guard watches errors" in found.message

@@ -10,10 +10,10 @@ import pytest
 
 from gateway.ir.errors import DeadlineExceeded, GatewayError, NotSent
 from gateway.transports.contract import GrpcFrontend, HttpFrontend, StreamFrontend
-from gateway.transports.memory import grpc_memory, http_memory, stream_memory
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
 from gateway.wire.stream import Frame
+from tests.memory_client import grpc_memory, http_memory, stream_memory
 
 
 class HttpEcho(HttpFrontend):

@@ -1,25 +1,17 @@
-"""Admission to memory: the bytes of requests and responses that a process holds, and who waits.
+"""MemoryBudget: the bytes of requests and responses that a process holds, and who waits.
 
 A request waits for memory until its deadline.  Messages on their way end for it if they make no
 progress, or if their client has more than its share.
 """
 
-from __future__ import annotations
-
 import asyncio
-import math
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
-from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from gateway.api.access import Peer
-from gateway.concurrency.limiter import Limiter, LimiterFull, Share, Waiter
-from gateway.ir.errors import DeadlineExceeded, Overloaded
-from gateway.transports.callers import Caller, IdentifiedCaller
+from gateway.concurrency.limiter import Limiter, Share, Waiter
 
 _SHARES: Final = 4
 """The divisor of the share of one client."""
@@ -36,11 +28,28 @@ CALL_BYTES: Final = 16 * 1024
 _FEWEST_CALLS: Final = 256
 """A small budget has room for so many requests in flight."""
 
-FIRST_STEP_BYTES: Final = 256 * 1024
-"""The first reservation for a body."""
+_RESPONSES_PATIENCE_S: Final = 0.2
+"""If no response that waits got memory for so long, one is refused."""
 
-RESPONSE_UNCOUNTED_BYTES: Final = 16 * 1024
-"""Smaller responses are not counted unless the socket's send buffer is full."""
+_PATIENCE_S: Final = 1.0
+"""For so long callers wait for memory before messages on their way are ended for them."""
+
+_SETTLE_S: Final = 0.002
+_LOOK_S: Final = 0.1
+
+
+class Watched(Protocol):
+    """A reservation whose message is on its way; see `Reservation`."""
+
+    size_bytes: int
+    share: Share | None
+    stall_timeout_s: float
+
+    def stalled_s(self, now: float) -> float:
+        """Return for how many seconds there was no progress."""
+
+    def give_way(self) -> None:
+        """Release everything, and end the message."""
 
 
 class MemoryBudget(Limiter):
@@ -83,7 +92,7 @@ class MemoryBudget(Limiter):
         self._small_bytes = limit_bytes // _SMALL
         self._responses: deque[Waiter] = deque()
         self._response_at = 0.0  # when memory was acquired for one that had waited
-        self._moving: dict[Reservation, None] = {}
+        self._moving: dict[Watched, None] = {}
         self._is_settling = False
         self._progress_timer: asyncio.TimerHandle | None = None
 
@@ -217,12 +226,12 @@ class MemoryBudget(Limiter):
             self.is_scarce = False
             self._on_scarce(False)
 
-    def watch(self, reservation: Reservation) -> None:
+    def watch(self, reservation: Watched) -> None:
         """Check the progress of *reservation*, and end it if it has none while others wait."""
         self._moving[reservation] = None
         self._look_soon()
 
-    def unwatch(self, reservation: Reservation) -> None:
+    def unwatch(self, reservation: Watched) -> None:
         """Stop checking *reservation*, if it is checked."""
         self._moving.pop(reservation, None)
 
@@ -332,265 +341,5 @@ class MemoryBudget(Limiter):
                 self._end_response(self._responses[-1], False)
 
 
-_RESPONSES_PATIENCE_S: Final = 0.2
-"""If no response that waits got memory for so long, one is refused."""
-
-_PATIENCE_S: Final = 1.0
-"""For so long callers wait for memory before messages on their way are ended for them."""
-
-_SETTLE_S: Final = 0.002
-_LOOK_S: Final = 0.1
-BODY_PATIENCE_S: Final = 0.25
-"""A body without progress for so long is ended while requests wait for memory."""
-
-RESPONSE_PATIENCE_S: Final = 1.0
-"""A response without progress for so long is ended: its client may work on what it has read."""
-
-
-class Reservation:
-    """The bytes of the budget that one request or response holds.
-
-    Args:
-        budget: The memory budget.
-        wait_s: How long to wait for memory; None for no limit.
-        share: The share of the client.
-        deadline: Until when to wait, as for `time.monotonic`; None for no limit.
-
-    Attributes:
-        size_bytes: How many bytes it holds.
-        share: The share of the client.
-        stall_timeout_s: How long it may be without progress while others wait.
-        waited_s: How long it has waited for memory.
-    """
-
-    __slots__ = (
-        "_budget",
-        "_deadline",
-        "_give_way",
-        "_is_waiting",
-        "_moved",
-        "_position",
-        "_since",
-        "_wait_s",
-        "share",
-        "size_bytes",
-        "stall_timeout_s",
-        "waited_s",
-    )
-
-    def __init__(
-        self,
-        budget: MemoryBudget,
-        wait_s: float | None,
-        share: Share | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        self._budget = budget
-        self._wait_s = wait_s
-        self._deadline = deadline
-        self.share = share
-        self.size_bytes = 0
-        self._give_way: Callable[[Overloaded], None] | None = None
-        self._position: Callable[[], int] | None = None
-        self._moved = 0
-        self._since = 0.0
-        self._is_waiting = False
-        self.stall_timeout_s = BODY_PATIENCE_S
-        self.waited_s = 0.0
-
-    def try_grow(self, size: int) -> bool:
-        """Reserve *size* bytes more, unless others wait or too few are free; return success."""
-        found = self._budget.try_acquire(size, self.share, held=self.size_bytes)
-        self.size_bytes += size * found
-        return found
-
-    def try_grow_response(self, size: int) -> bool:
-        """Reserve *size* bytes more for a response, unless too few are free; return success."""
-        found = self._budget.try_acquire_response(size, self.share)
-        self.size_bytes += size * found
-        return found
-
-    async def grow(self, size: int) -> None:
-        """Reserve *size* bytes more.
-
-        Raises:
-            Overloaded: The bytes are not available, and did not become so in time.
-            DeadlineExceeded: They did not become so before the deadline.
-        """
-        if self.try_grow(size):
-            return
-        budget, wait_s, deadline = self._budget, self._wait_s, self._deadline
-        began = monotonic()
-        left_s = math.inf if deadline is None else max(0.0, deadline - began)
-        own_s = math.inf if wait_s is None else wait_s
-        least_s = min(own_s, left_s)
-        self._is_waiting = True
-        try:
-            await self._acquire(size, None if least_s == math.inf else least_s)
-        except (LimiterFull, TimeoutError):
-            text = (
-                f"{budget.used} of {budget.limit} bytes are in use, and {size} more are needed "
-                "(in_flight_bytes)"
-            )
-            if left_s < own_s and monotonic() >= began + left_s:
-                text = f"deadline exceeded while waiting for memory: {text}"
-                raise DeadlineExceeded(text, limit="in_flight_bytes") from None
-            text = f"no memory for a message: {text}"
-            raise Overloaded(text, limit="in_flight_bytes") from None
-        finally:
-            self._is_waiting = False
-            self.waited_s += monotonic() - began
-        self.size_bytes += size
-
-    async def _acquire(self, size: int, timeout_s: float | None) -> None:
-        await self._budget.acquire(size, self.share, held=self.size_bytes, timeout_s=timeout_s)
-
-    def step(self, arrived: int, total: int | None) -> int:
-        """Return how many more bytes to reserve when *arrived* bytes have arrived; 0 for none.
-
-        A reservation doubles when three quarters of it are used.
-
-        Args:
-            arrived: The bytes that have arrived.
-            total: The announced length; None if there is none.
-        """
-        size = self.size_bytes
-        if 4 * arrived < 3 * size:
-            return 0
-        ahead = max(FIRST_STEP_BYTES, 2 * size)
-        return (ahead if total is None else min(total, ahead)) - size
-
-    def watch_progress(
-        self,
-        position: Callable[[], int],
-        give_way: Callable[[Overloaded], None],
-        stall_timeout_s: float = BODY_PATIENCE_S,
-    ) -> None:
-        """End this reservation if others wait and *position* stays the same for a while.
-
-        Args:
-            position: Returns how many bytes have been received or sent.
-            give_way: Ends the request or response.
-            stall_timeout_s: How long *position* may stay the same.
-        """
-        self.stall_timeout_s = stall_timeout_s
-        self._position = position
-        self._give_way = give_way
-        self._moved = -1
-        self._budget.watch(self)
-
-    def stop_watching(self) -> None:
-        """Stop checking the progress: the message is complete."""
-        if self._position is not None:
-            self._position = self._give_way = None
-            self._budget.unwatch(self)
-
-    def stalled_s(self, now: float) -> float:
-        """Return for how many seconds there was no progress, as of the last check."""
-        if self._position is None or self._is_waiting:
-            return 0.0
-        moved = self._position()
-        if moved != self._moved:
-            self._moved, self._since = moved, now
-        return now - self._since
-
-    def give_way(self) -> None:
-        """Release everything and end the request or response, which has no progress."""
-        give_way = self._give_way
-        self.close()
-        if give_way is not None:
-            give_way(
-                Overloaded(
-                    "the client stopped sending or receiving while others waited for memory "
-                    "(in_flight_bytes)",
-                    limit="in_flight_bytes",
-                )
-            )
-
-    def new_for_same_client(self) -> Reservation:
-        """Return an empty reservation of the same client."""
-        return Reservation(self._budget, self._wait_s, self.share, self._deadline)
-
-    def allocated(self, size: int) -> None:
-        """As `MemoryBudget.allocated`."""
-        self._budget.allocated(size)
-
-    def detach(self, size: int) -> int:
-        """Return *size*, bytes of this reservation that the caller must release from now on."""
-        self.size_bytes -= size
-        return size
-
-    def release(self, size: int) -> None:
-        """Release *size* bytes."""
-        if size:
-            self.size_bytes -= size
-            self._budget.release(size, self.share)
-
-    def close(self) -> None:
-        """Release everything. A second call does nothing."""
-        self.stop_watching()
-        size, self.size_bytes = self.size_bytes, 0
-        if size:
-            self._budget.release(size, self.share)
-
-
-class ResponseReservation(Reservation):
-    """The bytes of a response that an upstream sends: they come before those of requests."""
-
-    __slots__ = ()
-
-    def try_grow(self, size: int) -> bool:
-        """Reserve *size* bytes more, although requests wait, if they are free; return success."""
-        found = self._budget.try_acquire_arrival(size, self.share)
-        self.size_bytes += size * found
-        return found
-
-    async def _acquire(self, size: int, timeout_s: float | None) -> None:
-        await self._budget.acquire_response(size, self.share, self.size_bytes, timeout_s)
-
-
-def no_memory(size: int) -> Overloaded:
-    """Return the error for a response of *size* bytes that is not sent."""
-    return Overloaded(
-        f"no memory for a response of {size} bytes (in_flight_bytes)", limit="in_flight_bytes"
-    )
-
-
 UNLIMITED: Final = MemoryBudget(sys.maxsize)
 """A budget without a limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientShares:
-    """The shares of one client, which is an address, or a connection without an address.
-
-    Attributes:
-        slots: Of the requests in flight of a listener.
-        memory: The client's share of the memory budget.
-        caller: The address and the agent of the client.
-    """
-
-    slots: Share | None
-    memory: Share | None
-    caller: Caller
-
-
-NO_CLIENT_SHARES: Final = ClientShares(None, None, Caller(""))
-"""The shares of no client: only the limits of all clients apply."""
-
-
-def client_shares(
-    address: str, slots: Limiter, budget: MemoryBudget, peer: Peer | None = None
-) -> ClientShares:
-    """Return the shares of the clients at *address*; "" means a connection without an address.
-
-    Args:
-        address: Their address.
-        slots: The slots of the listener.
-        budget: The memory budget of the process.
-        peer: The far end of the connection, if its requests name their clients.
-    """
-    caller = Caller(address) if peer is None else IdentifiedCaller(peer)
-    if not address:
-        return ClientShares(Share(), Share(), caller)
-    return ClientShares(slots.share(address), budget.share(address), caller)

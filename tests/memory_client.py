@@ -1,4 +1,4 @@
-"""MemoryClient: a client and a server frontend connected in memory, for tests and benchmarks.
+"""MemoryClient: a client and a server frontend that are connected in memory.
 
 Each message is copied as sockets would deliver it: its body is one new read-only view, and it has
 the deadline.  Nothing is shared that sockets would not share.

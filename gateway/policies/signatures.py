@@ -1,19 +1,22 @@
 """Signatures: metadata from YAML, for models whose server reports none, or the wrong ones."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
 import structlog
 
-from gateway.config.signatures import SignatureConfig, TensorConfig
+from gateway.api.extension import ConfigView, Finding
+from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.ir.calls import Call, ModelMetadataRequest
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, VersionNotFound
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.service import ReplyCoroutine, Service
+from gateway.settings.setting import Setting
+from gateway.settings.signature import SignatureConfig, TensorConfig
 from gateway.telemetry.error_texts import error_text
 
 R = TypeVar("R")
@@ -22,6 +25,14 @@ log = structlog.get_logger(__name__)
 
 # The target's metadata is optional for a complete signature, so the wait for it is short.
 _OPTIONAL_TIMEOUT_S: Final = 1.0
+
+SIGNATURE: Final = Setting[SignatureConfig | None](
+    key="signature",
+    type=SignatureConfig | None,
+    default=None,
+    help="Inputs, outputs and other metadata. Default: the metadata of the model itself.",
+    places=("model",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +173,41 @@ def _tensor(config: TensorConfig) -> TensorMetadata:
             f"expected one of {names}"
         ) from None
     return TensorMetadata(config.name, datatype, config.shape)
+
+
+def _build(inner: Entries, at: LayerContext) -> Service:
+    models = at.part(DescribedModels)
+    return Signatures(inner.questions, models.signatures, models.declarations)
+
+
+def _build_local(inner: Entries, at: LayerContext) -> Service | None:
+    models = at.part(DescribedModels)
+    return _build(inner, at) if models.signatures or models.declarations else None
+
+
+def _check(config: ConfigView) -> Iterator[Finding]:
+    for path, signature in config.values(SIGNATURE):
+        if signature is not None:
+            try:
+                metadata_of(str(path[1]), signature)
+            except ValueError as error:
+                yield path, str(error)
+
+
+LAYER: Final = Layer(
+    "Signatures",
+    "replies to metadata calls from the configuration's signatures",
+    "endpoint",
+    _build,
+    Calls.QUESTIONS,
+    settings=(SIGNATURE,),
+    check=_check,
+)
+LOCAL_LAYER: Final = Layer(
+    "Signatures",
+    "adds labels and batch sizes from the configuration",
+    "model",
+    _build_local,
+    Calls.QUESTIONS,
+    settings=(SIGNATURE,),
+)

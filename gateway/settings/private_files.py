@@ -32,6 +32,18 @@ def write_private(path: Path, body: bytes) -> None:
         file.write(body)
 
 
+def replace_private(path: Path, body: bytes) -> None:
+    """Replace a file as a whole; missing directories are created for this user only.
+
+    Raises:
+        OSError: It cannot be written. The previous file stays.
+    """
+    make_directory(path.parent)
+    aside = path.with_suffix(".new")
+    write_private(aside, body)
+    aside.replace(path)
+
+
 def private_opener(path: str, flags: int) -> int:
     """Open a file as `open` does, but create it for this user only."""
     return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)

@@ -11,9 +11,10 @@ import pytest
 from gateway.concurrency.limiter import CLIENT_MEMORY, QUEUE_TIMEOUT_US, Share
 from gateway.ir.errors import DeadlineExceeded, Overloaded, QueueTimeout
 from gateway.telemetry.call_path import CALL_PATH, CallPath
-from gateway.transports.admission import CALL_BYTES, UNLIMITED, MemoryBudget, Reservation
 from gateway.transports.connection_count import ConnectionCount
 from gateway.transports.contract import ClientLimits, ServerLimits
+from gateway.transports.memory_budget import CALL_BYTES, UNLIMITED, MemoryBudget
+from gateway.transports.reservation import Reservation
 from gateway.transports.slots import (
     CONNECTION_KEYS,
     ConcurrencyLimiter,

@@ -1,0 +1,205 @@
+# Requests of HTTP that have arrived: transports/http/exchange.py.
+
+import time as _time
+
+
+cdef class _ExchangeFields:
+    """Where exchanges, and what they ask, have their fields."""
+
+    cdef object _exchange, _buffered, _request, _empty, _caller, _state, _shares, _head_class
+    cdef Py_ssize_t _listener, _incoming, _connection, _head, _frontend, _handle, _deadline, _body, _held
+    cdef Py_ssize_t _reservation
+    cdef Py_ssize_t _limits, _budget, _slots, _handler_of
+    cdef Py_ssize_t _raw_head, _checked, _here
+    cdef Py_ssize_t _method, _path, _query, _headers, _length, _is_chunked, _has_coding, _timeout
+    cdef Py_ssize_t _client_slots, _memory, _caller_at, _fields, _last
+
+    def __cinit__(self):
+        from gateway.transports.client_shares import ClientShares
+        from gateway.transports.callers import Caller
+        from gateway.transports.http.exchange import Exchange
+        from gateway.transports.http.interfaces import ListenerState
+        from gateway.transports.http.request_body import EMPTY
+        from gateway.transports.http.request_head import Head
+        from gateway.transports.http1.head_reader import RequestHead
+        from gateway.transports.http1.request import BufferedRequest
+        from gateway.wire.http import HttpRequest
+
+        self._exchange, self._buffered, self._request, self._empty = Exchange, BufferedRequest, HttpRequest, EMPTY
+        self._caller, self._state, self._shares, self._head_class = Caller, ListenerState, ClientShares, Head
+        self._listener, self._incoming = _offset(Exchange, "_listener"), _offset(Exchange, "_incoming")
+        self._connection, self._head = _offset(Exchange, "_connection"), _offset(Exchange, "_head")
+        self._frontend, self._handle = _offset(Exchange, "_frontend"), _offset(Exchange, "_handle")
+        self._deadline, self._body = _offset(Exchange, "_deadline"), _offset(Exchange, "_body")
+        self._held, self._reservation = _offset(Exchange, "_held"), _offset(Exchange, "_reservation")
+        self._limits, self._budget = _offset(ListenerState, "limits"), _offset(ListenerState, "budget")
+        self._slots, self._handler_of = _offset(ListenerState, "slots"), _offset(ListenerState, "handler_of")
+        self._raw_head, self._here = _offset(BufferedRequest, "_head"), _offset(BufferedRequest, "buffered_body")
+        self._checked = _offset(RequestHead, "checked")
+        self._method, self._path = _offset(Head, "method"), _offset(Head, "path")
+        self._query, self._headers = _offset(Head, "query"), _offset(Head, "headers")
+        self._length, self._is_chunked = _offset(Head, "length"), _offset(Head, "is_chunked")
+        self._has_coding, self._timeout = _offset(Head, "has_content_coding"), _offset(Head, "timeout_s")
+        self._client_slots, self._memory = _offset(ClientShares, "slots"), _offset(ClientShares, "memory")
+        self._caller_at = _offset(ClientShares, "caller")
+        self._fields, self._last = _offset(Caller, "fields"), _offset(Caller, "last")
+
+    cdef object _head_of(self, incoming, limits):
+        """Return the head of a request; raise HttpError as `incoming.head` does."""
+        if type(incoming) is self._buffered:
+            checked = _field(_field(incoming, self._raw_head), self._checked)
+            if checked is not None:
+                return checked
+        return incoming.head(limits)
+
+    cdef object _client_of(self, caller, headers):
+        if type(caller) is self._caller and _field(caller, self._fields) is headers:
+            return _field(caller, self._last)
+        return caller.client(headers)
+
+
+cdef _ExchangeFields _exchange_fields = None
+
+
+@cython.binding(True)
+def _try_immediate(self):
+    """See `gateway.transports.http.exchange.Exchange._try_immediate`."""
+    global _exchange_fields
+    if _exchange_fields is None:
+        _exchange_fields = _ExchangeFields()
+    cdef _ExchangeFields of = _exchange_fields
+    if not PyObject_TypeCheck(self, <PyTypeObject*><void*>of._exchange):
+        raise TypeError(f"expected an Exchange, found {type(self)}")
+    listener, incoming = _field(self, of._listener), _field(self, of._incoming)
+    client = _field(self, of._connection).client
+    if type(listener) is not of._state or type(client) is not of._shares:
+        return _python_version("_try_immediate")(self)
+    limits = _field(listener, of._limits)
+    head = of._head_of(incoming, limits)
+    if type(head) is not of._head_class:
+        return _python_version("_try_immediate")(self)
+    _set_field(self, of._head, head)
+    cdef tuple handler = <tuple?>_field(listener, of._handler_of)(_field(head, of._path))
+    _set_field(self, of._frontend, handler[0])
+    _set_field(self, of._handle, handler[1])
+    timeout_s = _field(head, of._timeout)
+    if timeout_s is not None:
+        _set_field(self, of._deadline, _time.monotonic() + timeout_s)
+    body, length = of._empty, _field(head, of._length)
+    budget = _field(listener, of._budget)
+    size = own_size = budget.call_bytes
+    if length is not None:
+        body = _field(incoming, of._here) if type(incoming) is of._buffered else incoming.buffered_body
+        if body is None:
+            return None
+        if _field(self, of._reservation) is None:
+            if _field(head, of._has_coding) or length > limits.message_bytes:
+                return None
+            size = size + length
+    elif _field(head, of._is_chunked):
+        return None
+    if not try_acquire(budget, size, _field(client, of._memory)):
+        if size == own_size:  # there are no bytes, or their memory is reserved
+            _set_field(self, of._body, body)
+        return None
+    _set_field(self, of._held, size)
+    if not try_acquire(_field(listener, of._slots), 1, _field(client, of._client_slots)):
+        _set_field(self, of._body, body)
+        return None
+    headers = _field(head, of._headers)
+    return of._request(
+        _field(head, of._method),
+        _field(head, of._path),
+        _field(head, of._query),
+        headers,
+        (body,),
+        _field(self, of._deadline),
+        None,
+        "",
+        None,
+        of._client_of(_field(client, of._caller_at), headers),
+    )
+
+
+cdef enum:
+    _CACHED_HEAD = 1024  # `MAX_CACHED_BYTES` of transports/http1/head_reader.py
+
+
+cdef class _RequestFields:
+    """Where requests of HTTP/1 and their heads have their fields."""
+
+    cdef object _request, _head_class
+    cdef Py_ssize_t _head, _head_cache, _method, _version, _should_close, _body, _is_complete, _reservation
+    cdef Py_ssize_t _of_method, _of_version, _of_should_close, _length, _is_chunked
+
+    def __cinit__(self):
+        from gateway.transports.http1.head_reader import RequestHead
+        from gateway.transports.http1.request import BufferedRequest
+
+        self._request, self._head_class = BufferedRequest, RequestHead
+        self._head, self._head_cache = _offset(BufferedRequest, "_head"), _offset(BufferedRequest, "_head_cache")
+        self._method, self._version = _offset(BufferedRequest, "method"), _offset(BufferedRequest, "version")
+        self._should_close = _offset(BufferedRequest, "should_close")
+        self._body, self._reservation = _offset(BufferedRequest, "buffered_body"), _offset(BufferedRequest, "reservation")
+        self._is_complete = _offset(BufferedRequest, "is_complete")
+        self._of_method, self._of_version = _offset(RequestHead, "method"), _offset(RequestHead, "version")
+        self._of_should_close = _offset(RequestHead, "should_close")
+        self._length, self._is_chunked = _offset(RequestHead, "length"), _offset(RequestHead, "is_chunked")
+
+    cdef object _new(self, head, head_cache, body):
+        """Return a request that is complete; as `BufferedRequest`."""
+        request = PyType_GenericAlloc(<PyTypeObject*><void*>self._request, 0)
+        _set_field(request, self._head, head)
+        _set_field(request, self._head_cache, head_cache)
+        _set_field(request, self._method, _field(head, self._of_method))
+        _set_field(request, self._version, _field(head, self._of_version))
+        _set_field(request, self._should_close, _field(head, self._of_should_close))
+        _set_field(request, self._body, body)
+        _set_field(request, self._is_complete, True)
+        _set_field(request, self._reservation, None)
+        return request
+
+
+cdef _RequestFields _request_fields = None
+
+
+cdef Py_ssize_t _head_end(Text text, Py_ssize_t size) noexcept:
+    """Return where a head ends, after its empty line; 0 without one."""
+    cdef Text at = text
+    cdef Text stop = text + size - 3
+    while at < stop:
+        at = <Text>memchr(at, c"\r", stop - at)
+        if at is NULL:
+            return 0
+        if not memcmp(at, b"\r\n\r\n", 4):
+            return at + 4 - text
+        at += 1
+    return 0
+
+
+def known_request(buffer, Py_ssize_t nbytes, head_cache):
+    """See `gateway.transports.http1.request.known_request`."""
+    global _request_fields
+    cdef Py_buffer raw
+    cdef Text text
+    cdef Py_ssize_t end
+    if _request_fields is None:
+        _request_fields = _RequestFields()
+    cdef _RequestFields of = _request_fields
+    PyObject_GetBuffer(buffer, &raw, PyBUF_SIMPLE)
+    try:
+        if not 0 <= nbytes <= raw.len:
+            return _python_version("known_request")(buffer, nbytes, head_cache)
+        text = <Text>raw.buf
+        end = _head_end(text, nbytes)
+        if not end or end - 4 > _CACHED_HEAD:
+            return None
+        head = head_cache.get(PyBytes_FromStringAndSize(<const char*>text, end))
+        if type(head) is not of._head_class or _field(head, of._is_chunked):
+            return None
+        if end + (_field(head, of._length) or 0) != nbytes:
+            return None
+        body = memoryview(PyBytes_FromStringAndSize(<const char*>text + end, nbytes - end))
+    finally:
+        PyBuffer_Release(&raw)
+    return of._new(head, head_cache, body)

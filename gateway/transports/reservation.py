@@ -1,0 +1,233 @@
+"""Reservation: the bytes of the memory budget that one request or response holds while it moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from time import monotonic
+from typing import Final
+
+from gateway.concurrency.limiter import LimiterFull, Share
+from gateway.ir.errors import DeadlineExceeded, Overloaded
+from gateway.transports.memory_budget import MemoryBudget
+
+FIRST_STEP_BYTES: Final = 256 * 1024
+"""The first reservation for a body."""
+
+RESPONSE_UNCOUNTED_BYTES: Final = 16 * 1024
+"""Smaller responses are not counted unless the socket's send buffer is full."""
+
+BODY_PATIENCE_S: Final = 0.25
+"""A body without progress for so long is ended while requests wait for memory."""
+
+RESPONSE_PATIENCE_S: Final = 1.0
+"""A response without progress for so long is ended: its client may work on what it has read."""
+
+
+class Reservation:
+    """The bytes of the budget that one request or response holds.
+
+    Args:
+        budget: The memory budget.
+        wait_s: How long to wait for memory; None for no limit.
+        share: The share of the client.
+        deadline: Until when to wait, as for `time.monotonic`; None for no limit.
+
+    Attributes:
+        size_bytes: How many bytes it holds.
+        share: The share of the client.
+        stall_timeout_s: How long it may be without progress while others wait.
+        waited_s: How long it has waited for memory.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_deadline",
+        "_give_way",
+        "_is_waiting",
+        "_moved",
+        "_position",
+        "_since",
+        "_wait_s",
+        "share",
+        "size_bytes",
+        "stall_timeout_s",
+        "waited_s",
+    )
+
+    def __init__(
+        self,
+        budget: MemoryBudget,
+        wait_s: float | None,
+        share: Share | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self._budget = budget
+        self._wait_s = wait_s
+        self._deadline = deadline
+        self.share = share
+        self.size_bytes = 0
+        self._give_way: Callable[[Overloaded], None] | None = None
+        self._position: Callable[[], int] | None = None
+        self._moved = 0
+        self._since = 0.0
+        self._is_waiting = False
+        self.stall_timeout_s = BODY_PATIENCE_S
+        self.waited_s = 0.0
+
+    def try_grow(self, size: int) -> bool:
+        """Reserve *size* bytes more, unless others wait or too few are free; return success."""
+        found = self._budget.try_acquire(size, self.share, held=self.size_bytes)
+        self.size_bytes += size * found
+        return found
+
+    def try_grow_response(self, size: int) -> bool:
+        """Reserve *size* bytes more for a response, unless too few are free; return success."""
+        found = self._budget.try_acquire_response(size, self.share)
+        self.size_bytes += size * found
+        return found
+
+    async def grow(self, size: int) -> None:
+        """Reserve *size* bytes more.
+
+        Raises:
+            Overloaded: The bytes are not available, and did not become so in time.
+            DeadlineExceeded: They did not become so before the deadline.
+        """
+        if self.try_grow(size):
+            return
+        budget, wait_s, deadline = self._budget, self._wait_s, self._deadline
+        began = monotonic()
+        left_s = math.inf if deadline is None else max(0.0, deadline - began)
+        own_s = math.inf if wait_s is None else wait_s
+        least_s = min(own_s, left_s)
+        self._is_waiting = True
+        try:
+            await self._acquire(size, None if least_s == math.inf else least_s)
+        except (LimiterFull, TimeoutError):
+            keys, used = "in_flight_bytes", budget.used
+            if self.share is not None and self.share.used + size > budget.share_limit:
+                keys += ", in_flight_bytes_per_address"  # others come first
+            text = f"{used} of {budget.limit} bytes are in use, and {size} more are needed ({keys})"
+            if left_s < own_s and monotonic() >= began + left_s:
+                text = f"deadline exceeded while waiting for memory: {text}"
+                raise DeadlineExceeded(text, limit="in_flight_bytes") from None
+            text = f"no memory for a message: {text}"
+            raise Overloaded(text, limit="in_flight_bytes") from None
+        finally:
+            self._is_waiting = False
+            self.waited_s += monotonic() - began
+        self.size_bytes += size
+
+    async def _acquire(self, size: int, timeout_s: float | None) -> None:
+        await self._budget.acquire(size, self.share, held=self.size_bytes, timeout_s=timeout_s)
+
+    def step(self, arrived: int, total: int | None) -> int:
+        """Return how many more bytes to reserve when *arrived* bytes have arrived; 0 for none.
+
+        A reservation doubles when three quarters of it are used.
+
+        Args:
+            arrived: The bytes that have arrived.
+            total: The announced length; None if there is none.
+        """
+        size = self.size_bytes
+        if 4 * arrived < 3 * size:
+            return 0
+        ahead = max(FIRST_STEP_BYTES, 2 * size)
+        return (ahead if total is None else min(total, ahead)) - size
+
+    def watch_progress(
+        self,
+        position: Callable[[], int],
+        give_way: Callable[[Overloaded], None],
+        stall_timeout_s: float = BODY_PATIENCE_S,
+    ) -> None:
+        """End this reservation if others wait and *position* stays the same for a while.
+
+        Args:
+            position: Returns how many bytes have been received or sent.
+            give_way: Ends the request or response.
+            stall_timeout_s: How long *position* may stay the same.
+        """
+        self.stall_timeout_s = stall_timeout_s
+        self._position = position
+        self._give_way = give_way
+        self._moved = -1
+        self._budget.watch(self)
+
+    def stop_watching(self) -> None:
+        """Stop checking the progress: the message is complete."""
+        if self._position is not None:
+            self._position = self._give_way = None
+            self._budget.unwatch(self)
+
+    def stalled_s(self, now: float) -> float:
+        """Return for how many seconds there was no progress, as of the last check."""
+        if self._position is None or self._is_waiting:
+            return 0.0
+        moved = self._position()
+        if moved != self._moved:
+            self._moved, self._since = moved, now
+        return now - self._since
+
+    def give_way(self) -> None:
+        """Release everything and end the request or response, which has no progress."""
+        give_way = self._give_way
+        self.close()
+        if give_way is not None:
+            give_way(
+                Overloaded(
+                    "the client stopped sending or receiving while others waited for memory "
+                    "(in_flight_bytes)",
+                    limit="in_flight_bytes",
+                )
+            )
+
+    def new_for_same_client(self) -> Reservation:
+        """Return an empty reservation of the same client."""
+        return Reservation(self._budget, self._wait_s, self.share, self._deadline)
+
+    def allocated(self, size: int) -> None:
+        """As `MemoryBudget.allocated`."""
+        self._budget.allocated(size)
+
+    def detach(self, size: int) -> int:
+        """Return *size*, bytes of this reservation that the caller must release from now on."""
+        self.size_bytes -= size
+        return size
+
+    def release(self, size: int) -> None:
+        """Release *size* bytes."""
+        if size:
+            self.size_bytes -= size
+            self._budget.release(size, self.share)
+
+    def close(self) -> None:
+        """Release everything. A second call does nothing."""
+        self.stop_watching()
+        size, self.size_bytes = self.size_bytes, 0
+        if size:
+            self._budget.release(size, self.share)
+
+
+class ResponseReservation(Reservation):
+    """The bytes of a response that an upstream sends: they come before those of requests."""
+
+    __slots__ = ()
+
+    def try_grow(self, size: int) -> bool:
+        """Reserve *size* bytes more, although requests wait, if they are free; return success."""
+        found = self._budget.try_acquire_arrival(size, self.share)
+        self.size_bytes += size * found
+        return found
+
+    async def _acquire(self, size: int, timeout_s: float | None) -> None:
+        await self._budget.acquire_response(size, self.share, self.size_bytes, timeout_s)
+
+
+def no_memory(size: int) -> Overloaded:
+    """Return the error for a response of *size* bytes that is not sent."""
+    return Overloaded(
+        f"no memory for a response of {size} bytes (in_flight_bytes)", limit="in_flight_bytes"
+    )
