@@ -189,7 +189,7 @@ class Gateway:
         # What the listeners call: the entries of the graph, except after a reload.
         self._entries = self._graph.entries
         self.metrics.watch(names.IN_FLIGHT_BYTES, lambda: self._budget.used_bytes)
-        self.metrics.watch(names.IN_FLIGHT_BYTES_LIMIT, lambda: self._budget.limit_bytes)
+        self.metrics.watch(names.IN_FLIGHT_BYTES_LIMIT, lambda: self._budget.limit)
         self.metrics.watch_config(lambda: {"sha256": self._graph.loaded.sha256})
         self._loop_lag = LoopLag(self._measure_load)
         self._access = AccessControl(loaded)
@@ -284,7 +284,7 @@ class Gateway:
             **self._graph.status(),
             "limits": {
                 "in_flight_bytes": self._budget.used_bytes,
-                "in_flight_bytes_limit": self._budget.limit_bytes,
+                "in_flight_bytes_limit": self._budget.limit,
                 **gauge_entries(self.metrics.gauges),
             },
             "warnings": [

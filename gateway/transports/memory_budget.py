@@ -97,11 +97,6 @@ class MemoryBudget(Limiter):
         self._progress_timer: asyncio.TimerHandle | None = None
 
     @property
-    def limit_bytes(self) -> int:
-        """The limit for requests."""
-        return self.limit
-
-    @property
     def used_bytes(self) -> int:
         """The bytes in use."""
         return self.used
