@@ -53,7 +53,8 @@ def test_interrupt_skips_pre_stop(tmp_path: Path, workers: int) -> None:
 def test_interrupt_during_the_start_skips_pre_stop(tmp_path: Path) -> None:
     """Workers that serve already have no more calls from a load balancer than the others."""
     path = config(tmp_path, 2, pre_stop=f"{_LONG_S}s")
-    command = [sys.executable, "-m", "gateway", "serve", str(path)]
+    # A shell lets its background jobs, which tests may be, ignore SIGINT.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "gateway", "serve", str(path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         try:

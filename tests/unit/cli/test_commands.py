@@ -94,7 +94,9 @@ def test_an_interrupt_during_imports_leaves_no_traceback() -> None:
         "cli._run = lambda: signal.raise_signal(signal.SIGINT)\n"
         "cli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    # A shell lets its background jobs, which tests may be, ignore SIGINT.
+    command = ["env", "--default-signal=INT", sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, check=False)
     assert (-signal.SIGINT, b"", b"") == (done.returncode, done.stdout, done.stderr)
 
 
