@@ -74,6 +74,7 @@ migrations:
     old: old
     new: new
     sample: {{percent: 100}}
+    mirror: {{timeout: 60s}}  # a busy machine is no fault of the new server
     compare: {{outputs: {{OUT: {{atol: 1}}}}}}
     cutover:
       steps: [50, 100]
