@@ -22,8 +22,9 @@ from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple
 
 from gateway.access import authenticator
 from gateway.backends import validation as outputs
-from gateway.concurrency.limiter import Limiter, Share
+from gateway.concurrency.limiter import Limiter
 from gateway.concurrency.timeouts import TimerWheel
+from gateway.concurrency.waiters import Share
 from gateway.frontend import frontend
 from gateway.ir import calls, tensor, validation
 from gateway.ir.calls import InferRequest, ModelReadyRequest

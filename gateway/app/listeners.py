@@ -560,13 +560,14 @@ def _cors_rules(config: ListenerConfig, shared: SharedResources) -> CorsRules | 
     found = config.cors
     if found is None:
         return None
-    specs = [protocol(name).http for name in config.protocols or protocol_names()]
+    names = config.protocols or protocol_names()
+    bindings = [each for name in names if (each := protocol(name).http) is not None]
     return CorsRules(
         found.origins,
         found.max_age,
         shared.key_header,
-        sent=[name for each in specs if each is not None for name in each.request_headers],
-        read=[name for each in specs if each is not None for name in each.response_headers],
+        sent=[name for each in bindings for name in each.request_headers],
+        read=[name for each in bindings for name in each.response_headers],
     )
 
 

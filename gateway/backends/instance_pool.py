@@ -5,7 +5,8 @@ import zlib
 from itertools import chain
 
 from gateway.concurrency.call_queue import CallQueue
-from gateway.concurrency.limiter import Limiter, Waiter
+from gateway.concurrency.limiter import Limiter
+from gateway.concurrency.waiters import Waiter
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Overloaded
 from gateway.telemetry.call_path import queue_turn

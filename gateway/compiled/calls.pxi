@@ -13,7 +13,8 @@ cdef class _LimiterFields:
     cdef Py_ssize_t _limit, _share_limit, _used, _queued, _waiting, _share_used, _share_waiting
 
     def __cinit__(self):
-        from gateway.concurrency.limiter import Limiter, Share
+        from gateway.concurrency.limiter import Limiter
+        from gateway.concurrency.waiters import Share
 
         self._limiter, self._share = Limiter, Share
         self._limit, self._share_limit = _offset(Limiter, "limit"), _offset(Limiter, "share_limit")
@@ -147,7 +148,7 @@ def call_with_deadline(call, deadline):
 
 
 def call_with_metadata(call, metadata):
-    """See `gateway.policies.forward_headers.call_with_metadata`."""
+    """See `gateway.ir.calls.call_with_metadata`."""
     cdef _InferenceFields at = _of_inferences()
     changed = at._changed(call, at._metadata, metadata)
     return _python_version("call_with_metadata")(call, metadata) if changed is None else changed

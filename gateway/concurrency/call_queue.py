@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from gateway.concurrency.limiter import Limiter, LimiterFull, QueueLate, Share
+from gateway.concurrency.limiter import Limiter, LimiterFull, QueueLate
+from gateway.concurrency.waiters import Share
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, QueueTimeout
 

@@ -7,16 +7,23 @@ users define a unit, and the error for a full limiter.
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from contextvars import ContextVar
-from itertools import chain
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from gateway.accelerator import accelerated
+from gateway.concurrency.waiters import (
+    EXPIRED,
+    GONE,
+    GRANTED,
+    IN_QUEUE,
+    IN_SHARE,
+    PriorityQueue,
+    Share,
+    Waiter,
+)
 
-_IN_SHARE, _IN_QUEUE, _GRANTED, _GONE = range(4)
-_EXPIRED: Final = object()
 _LATE: Final = object()
 _DISPLACED: Final = object()
 
@@ -70,170 +77,8 @@ class ControlledDelay(NamedTuple):
     interval_s: float
 
 
-class Share:
-    """The part of a limiter that one client uses.
-
-    Attributes:
-        used: Units in use, including those of callers that wait for the limit.
-        waiting: Callers that wait for the client's own share.
-        queued: All callers of the client that wait.
-    """
-
-    __slots__ = ("__weakref__", "queued", "used", "waiting")
-
-    def __init__(self) -> None:
-        self.used = 0
-        self.queued = 0
-        self.waiting: deque[Waiter] = deque()
-
-
 CLIENT_MEMORY: Final[ContextVar[Share | None]] = ContextVar("client_memory", default=None)
 """The memory share of the client whose request this task handles; includes upstream responses."""
-
-
-class Waiter:
-    """A caller that waits.
-
-    Attributes:
-        size: The units that it needs.
-        share: The share of its client; None for a caller without one.
-        held: Units that it has already, which count in its share.
-        want: A requirement for the unit, where units differ.
-        group: The group whose turn it uses, where groups take turns.
-        priority: Callers of a higher priority are served first.
-        since: When it began to wait, on the clock of the loop.
-        expired: The result when its timeout has expired.
-    """
-
-    __slots__ = (
-        "expired",
-        "future",
-        "group",
-        "held",
-        "priority",
-        "share",
-        "since",
-        "size",
-        "state",
-        "timer",
-        "want",
-    )
-
-    def __init__(
-        self, future: asyncio.Future[Any], size: int, share: Share | None, held: int, want: object
-    ) -> None:
-        self.future = future
-        self.size = size
-        self.share = share
-        self.held = held
-        self.want = want
-        self.group: Hashable = None
-        self.priority = 0
-        self.since = 0.0
-        self.expired = _EXPIRED
-        self.state = _GONE
-        self.timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_blocked_by_share(self) -> bool:
-        """Whether it waits for its client's share, and not for the limit."""
-        return self.state == _IN_SHARE
-
-
-class TurnQueue:
-    """Callers that wait, in an order in which their groups take turns.
-
-    It has the methods of a deque that `Limiter` uses.
-    """
-
-    __slots__ = ("_groups",)
-
-    def __init__(self) -> None:
-        self._groups: dict[Hashable, deque[Waiter]] = {}  # the group whose turn it is comes first
-
-    def __iter__(self) -> Iterator[Waiter]:
-        return chain.from_iterable(self._groups.values())
-
-    def __bool__(self) -> bool:
-        return bool(self._groups)
-
-    def __getitem__(self, _first: int) -> Waiter:
-        """Return the caller that is served next."""
-        return next(iter(self._groups.values()))[0]
-
-    def append(self, waiter: Waiter) -> None:
-        """Add a caller after those of its group."""
-        self._groups.setdefault(waiter.group, deque()).append(waiter)
-
-    def remove(self, waiter: Waiter) -> None:
-        """Remove a caller; if it was the next, its group becomes the last."""
-        first = next(iter(self._groups))
-        group = self._groups[waiter.group]
-        was_next = waiter.group == first and group[0] is waiter
-        group.remove(waiter)
-        if was_next or not group:
-            del self._groups[waiter.group]
-            if group:
-                self._groups[waiter.group] = group
-
-    def displaceable(self, group: Hashable) -> Waiter | None:
-        """Return the newest caller of the largest group, which a caller of *group* may displace.
-
-        The result is None if that group would not stay larger.
-        """
-        longest = max(self._groups.values(), key=len)
-        if len(longest) <= len(self._groups.get(group, ())) + 1:
-            return None
-        return longest[-1]
-
-    def newest(self) -> Waiter:
-        """Return the newest caller of the largest group."""
-        return max(self._groups.values(), key=len)[-1]
-
-
-class PriorityQueue:
-    """Callers that wait: those of a higher priority first, among equals groups take turns.
-
-    It has the methods of a deque that `Limiter` uses.
-    """
-
-    __slots__ = ("_levels",)
-
-    def __init__(self) -> None:
-        self._levels: dict[int, TurnQueue] = {}  # none of them is empty
-
-    def __iter__(self) -> Iterator[Waiter]:
-        return chain.from_iterable(self._levels.values())
-
-    def __bool__(self) -> bool:
-        return bool(self._levels)
-
-    def __getitem__(self, _first: int) -> Waiter:
-        """Return the caller that is served next."""
-        return self._levels[max(self._levels)][0]
-
-    def append(self, waiter: Waiter) -> None:
-        """Add a caller after those of its priority and group."""
-        self._levels.setdefault(waiter.priority, TurnQueue()).append(waiter)
-
-    def remove(self, waiter: Waiter) -> None:
-        """Remove a caller."""
-        level = self._levels[waiter.priority]
-        level.remove(waiter)
-        if not level:
-            del self._levels[waiter.priority]
-
-    def displaceable(self, group: Hashable, priority: int) -> Waiter | None:
-        """Return the caller that one of *group* and *priority* may displace; None for none.
-
-        It is the newest of the largest group of the lowest priority, if that is lower. Otherwise it
-        is as in `TurnQueue`.
-        """
-        lowest = min(self._levels, default=priority)
-        if lowest < priority:
-            return self._levels[lowest].newest()
-        level = self._levels.get(priority)
-        return None if level is None else level.displaceable(group)
 
 
 class Limiter:
@@ -389,7 +234,7 @@ class Limiter:
         finally:
             if waiter.timer is not None:
                 waiter.timer.cancel()
-        if found is _EXPIRED:
+        if found is EXPIRED:
             raise TimeoutError
         if found is _LATE:
             raise QueueLate
@@ -469,11 +314,11 @@ class Limiter:
             self._busy_since = waiter.since
         self.queued += 1
         if share is None:
-            waiter.state = _IN_QUEUE
+            waiter.state = IN_QUEUE
             self.waiting.append(waiter)
         else:
             share.queued += 1
-            waiter.state = _IN_SHARE
+            waiter.state = IN_SHARE
             share.waiting.append(waiter)
             if not self._is_strict:
                 self._borrowers[share] = None
@@ -488,7 +333,7 @@ class Limiter:
                 return
             share.waiting.popleft()
             share.used += waiter.size
-            waiter.state = _IN_QUEUE
+            waiter.state = IN_QUEUE
             self.waiting.append(waiter)
         self._borrowers.pop(share, None)
 
@@ -553,16 +398,16 @@ class Limiter:
             self._forget(waiter)
             return
         self.used += waiter.size
-        if waiter.state == _IN_SHARE and waiter.share is not None:
+        if waiter.state == IN_SHARE and waiter.share is not None:
             waiter.share.used += waiter.size
         self._leave(waiter)
-        waiter.state = _GRANTED
+        waiter.state = GRANTED
         waiter.future.set_result(found)
 
     def _leave(self, waiter: Waiter) -> None:
         """Take a caller out of its queue; what its share counts for it stays."""
         share = waiter.share
-        if waiter.state == _IN_SHARE and share is not None:
+        if waiter.state == IN_SHARE and share is not None:
             share.waiting.remove(waiter)
         else:
             self.waiting.remove(waiter)
@@ -572,10 +417,10 @@ class Limiter:
 
     def _withdraw(self, waiter: Waiter) -> None:
         """Forget a caller that no longer waits; harmless the second time."""
-        if waiter.state == _GONE:
+        if waiter.state == GONE:
             return
-        if waiter.state == _GRANTED:  # it was served, and left in the same moment
-            waiter.state = _GONE
+        if waiter.state == GRANTED:  # it was served, and left in the same moment
+            waiter.state = GONE
             self._return(waiter)
             return
         self._forget(waiter)
@@ -585,9 +430,9 @@ class Limiter:
         """Take a caller that was not served out of its queue."""
         state, share = waiter.state, waiter.share
         self._leave(waiter)
-        waiter.state = _GONE
+        waiter.state = GONE
         if share is not None:
-            if state == _IN_QUEUE:
+            if state == IN_QUEUE:
                 share.used -= waiter.size
             self._advance(share)
 

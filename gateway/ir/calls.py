@@ -81,7 +81,7 @@ class Call(Struct, Generic[R], frozen=True, kw_only=True):
 
     def with_metadata(self, metadata: Metadata) -> Self:
         """Return a copy with other metadata; keeps the origin."""
-        return replace(self, context=replace(self.context, metadata=metadata))
+        return call_with_metadata(self, metadata)
 
 
 C = TypeVar("C", bound=Call[Any])
@@ -91,6 +91,12 @@ C = TypeVar("C", bound=Call[Any])
 def call_with_deadline(call: C, deadline: float | None) -> C:
     """Return a copy of *call* with another deadline; keeps the origin."""
     return replace(call, context=replace(call.context, deadline=deadline))
+
+
+@accelerated
+def call_with_metadata(call: C, metadata: Metadata) -> C:
+    """Return a copy of *call* with other metadata; keeps the origin."""
+    return replace(call, context=replace(call.context, metadata=metadata))
 
 
 class ServerLiveRequest(Call[bool], frozen=True, kw_only=True):

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from msgspec.structs import replace  # noqa: TID251  # what changes is no part of the wire form
-
 from gateway.accelerator import accelerated
 from gateway.api.extension import ConfigView, Finding
 from gateway.api.layer import Entries, Layer, LayerContext
@@ -22,6 +20,7 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
+    call_with_metadata,
 )
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, TRACING, TRITON_PREFIX, Metadata
 from gateway.service import ReplyCoroutine, Service
@@ -29,7 +28,6 @@ from gateway.settings.fields import HeaderName, Names
 from gateway.settings.setting import Setting
 
 R = TypeVar("R")
-C = TypeVar("C", bound=Call[Any])
 
 # Never forwarded, regardless of the configuration: each hop has its own. Codecs write the request
 # id from the context.
@@ -133,12 +131,6 @@ class ForwardHeaders:
             has_bytes = origin is not None and origin.has_bytes
             inner = self._plain if has_bytes and not call.outputs else self._inference
         return inner(call_with_metadata(call, forwarded))
-
-
-@accelerated
-def call_with_metadata(call: C, metadata: Metadata) -> C:
-    """Return a copy of *call* with other metadata; keeps the origin."""
-    return replace(call, context=replace(call.context, metadata=metadata))
 
 
 @accelerated

@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.concurrency.limiter import CLIENT_MEMORY, Share
+from gateway.concurrency.limiter import CLIENT_MEMORY
+from gateway.concurrency.waiters import Share
 
 INFERENCES: Final = frozenset({"InferRequest", "StreamInferRequest"})
 """The kinds of calls that are inferences."""

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.api.access import Peer
-from gateway.concurrency.limiter import Limiter, Share
+from gateway.concurrency.limiter import Limiter
+from gateway.concurrency.waiters import Share
 from gateway.transports.callers import Caller, IdentifiedCaller
 from gateway.transports.memory_budget import MemoryBudget
 

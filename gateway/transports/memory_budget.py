@@ -11,7 +11,8 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final, Protocol
 
-from gateway.concurrency.limiter import Limiter, Share, Waiter
+from gateway.concurrency.limiter import Limiter
+from gateway.concurrency.waiters import Share, Waiter
 
 _SHARES: Final = 4
 """The divisor of the share of one client."""
@@ -110,12 +111,7 @@ class MemoryBudget(Limiter):
         """Acquire *size* bytes for a response; return False if they are not available."""
         margin = self._margin
         kept = 0 if share is None or self._is_small(size, share) else margin // _SHARES
-        if self.used + size > self.limit + margin - kept:
-            return False
-        if share is not None:
-            share.used += size
-        self.used += size
-        return True
+        return _take(self, size, share, self.limit + margin - kept)
 
     def try_acquire_rest(self, size: int, share: Share | None) -> bool:
         """Acquire *size* bytes beside a message that has arrived, which may exceed the limit.
@@ -123,12 +119,7 @@ class MemoryBudget(Limiter):
         Messages that have all memory would wait for each other. Half of what is above the limit is
         left for responses.
         """
-        if self.used + size > self.limit + self._margin // 2:
-            return False
-        if share is not None:
-            share.used += size
-        self.used += size
-        return True
+        return _take(self, size, share, self.limit + self._margin // 2)
 
     async def acquire(
         self,
@@ -144,21 +135,14 @@ class MemoryBudget(Limiter):
             share is not None
             and not share.waiting
             and self._is_small(size, share)
-            and self.used + size <= self.limit + self._margin
+            and _take(self, size, share, self.limit + self._margin)
         ):
-            share.used += size
-            self.used += size
             return None
         return await super().acquire(size, share, held=held, timeout_s=timeout_s, want=want)
 
     def try_acquire_arrival(self, size: int, share: Share | None) -> bool:
         """Acquire *size* bytes for a response that arrives; return False if they are not free."""
-        if self._responses or self.used + size > self.limit:
-            return False
-        self.used += size
-        if share is not None:
-            share.used += size
-        return True
+        return not self._responses and _take(self, size, share, self.limit)
 
     async def acquire_response(
         self, size: int, share: Share | None, held: int, timeout_s: float | None
@@ -347,6 +331,16 @@ class MemoryBudget(Limiter):
             if now - since >= _RESPONSES_PATIENCE_S:
                 self._response_at = now
                 self._end_response(self._responses[-1], False)
+
+
+def _take(budget: Limiter, size: int, share: Share | None, most: int) -> bool:
+    """Take *size* bytes, unless more than *most* would be in use; return success."""
+    if budget.used + size > most:
+        return False
+    if share is not None:
+        share.used += size
+    budget.used += size
+    return True
 
 
 UNLIMITED: Final = MemoryBudget(sys.maxsize)

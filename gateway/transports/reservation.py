@@ -7,7 +7,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from gateway.concurrency.limiter import LimiterFull, Share
+from gateway.concurrency.limiter import LimiterFull
+from gateway.concurrency.waiters import Share
 from gateway.ir.errors import DeadlineExceeded, Overloaded
 from gateway.transports.memory_budget import MemoryBudget
 

@@ -11,7 +11,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from gateway.concurrency.call_queue import CallQueue
-from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, Limiter, Share
+from gateway.concurrency.limiter import QUEUE_TIMEOUT_US, Limiter
+from gateway.concurrency.waiters import Share
 from gateway.ir.errors import DeadlineExceeded, Overloaded
 from gateway.telemetry.call_path import queue_priority, queue_turn
 

@@ -167,7 +167,7 @@ def map_entry(view: memoryview, what: str) -> tuple[str, memoryview]:
 
 
 def int64(value: int) -> int:
-    """Read a varint as int64 (or what `fixed` gives as sfixed64)."""
+    """Read a varint as int64."""
     return value if value < _INT64_END else value - (1 << 64)
 
 

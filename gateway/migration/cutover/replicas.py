@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import orjson
 
-from gateway.settings.private_files import make_directory, replace_private
+from gateway.settings.private_files import replace_private
 
 # A gateway that has written nothing for this time is gone.
 _GONE_S: Final = 15.0
@@ -53,7 +53,6 @@ class Replicas:
         Raises:
             OSError: It cannot be written.
         """
-        make_directory(self._directory)
         replace_private(self._path, orjson.dumps({**document, "at_s": self._clock()}))
 
     def others(self) -> Iterator[tuple[str, dict[str, Any]]]:

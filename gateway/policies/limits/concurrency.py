@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 
 from gateway.concurrency.call_queue import CallQueue, MakeError
-from gateway.concurrency.limiter import ControlledDelay, Limiter, Share
+from gateway.concurrency.limiter import ControlledDelay, Limiter
+from gateway.concurrency.waiters import Share
 from gateway.ir.calls import Call, InferRequest
 from gateway.ir.errors import DeadlineExceeded, Overloaded
 from gateway.policies.limits.deadline import RouteTimeout

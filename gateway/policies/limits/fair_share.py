@@ -10,7 +10,8 @@ import structlog
 from pydantic import Field, model_validator
 
 from gateway.api.layer import Entries, Layer, LayerContext
-from gateway.concurrency.limiter import ControlledDelay, Limiter, Share
+from gateway.concurrency.limiter import ControlledDelay, Limiter
+from gateway.concurrency.waiters import Share
 from gateway.ir.call_keys import key_of
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
 from gateway.ir.errors import DeadlineExceeded, Overloaded, RateExceeded

@@ -278,7 +278,7 @@ class FrameReader(FrameHandler):
 
     # Many connections are idle. With a dictionary each would take 1.4 KB more.
 
-    def feed(self, data: bytes) -> None:  # calls would be felt
+    def feed(self, data: bytes) -> None:
         """Parse data of the peer, as far as the turn of this connection allows.
 
         While `is_behind`, call it with b"" in the next turn of the loop.

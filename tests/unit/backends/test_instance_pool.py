@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from gateway.backends.instance_pool import InstancePool, instance_of
-from gateway.concurrency.limiter import CLIENT_MEMORY, Share
+from gateway.concurrency.limiter import CLIENT_MEMORY
+from gateway.concurrency.waiters import Share
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Overloaded, QueueTimeout
 from tests.fakes import settle

@@ -8,7 +8,8 @@ from typing import Literal
 
 import pytest
 
-from gateway.concurrency.limiter import CLIENT_MEMORY, QUEUE_TIMEOUT_US, Share
+from gateway.concurrency.limiter import CLIENT_MEMORY, QUEUE_TIMEOUT_US
+from gateway.concurrency.waiters import Share
 from gateway.ir.errors import DeadlineExceeded, Overloaded, QueueTimeout
 from gateway.telemetry.call_path import CALL_PATH, CallPath
 from gateway.transports.connection_count import ConnectionCount

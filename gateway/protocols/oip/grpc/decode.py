@@ -242,9 +242,7 @@ def plain_reader(cached: CachedMessages, id_bytes: int) -> PlainReader:
             if len(own) > id_bytes or not own.isascii() or not own.decode().isprintable():
                 return None
             request_id, raws = own.decode(), raws[1:]
-        names, datatypes, shapes, parameters = columns  # as `_plain`
-        tensors = tuple(map(Tensor, names, datatypes, shapes, map(RawData, raws), parameters))
-        return message, request_id, tensors
+        return message, request_id, _plain(columns, raws)
 
     return read
 
