@@ -156,6 +156,25 @@ class ExtendedHeaders(Headers):
         self.more = more
 
 
+def write_fields(
+    headers: Headers,
+    write_all: Callable[[Headers], tuple[bytes, bool]],
+    write: Callable[[tuple[tuple[str, str], ...]], tuple[bytes, bool]],
+) -> tuple[bytes, bool]:
+    """Return the bytes of fields, and whether a date is among them; those of a base are cached.
+
+    Args:
+        headers: The fields.
+        write_all: The function that calls this one, whose results headers cache.
+        write: Writes names and values.
+    """
+    if not isinstance(headers, ExtendedHeaders):
+        return write(headers.pairs)
+    base, is_dated = headers.base.parsed_with(write_all)
+    more, dates = write(headers.more)
+    return base + more, is_dated or dates
+
+
 class HttpRequest(Struct, frozen=True):
     """One HTTP request, its content already decoded.
 

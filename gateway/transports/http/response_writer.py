@@ -17,11 +17,11 @@ from gateway.transports.http.headers import is_writable, safe_value
 from gateway.transports.http.request_head import Version
 from gateway.wire.http import (
     Buffer,
-    ExtendedHeaders,
     Headers,
     HttpResponse,
     is_printable_ascii,
     size_of,
+    write_fields,
 )
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
@@ -166,11 +166,7 @@ def _written(headers: Headers) -> tuple[bytes, bool]:
 
     Codecs use the same few header objects again and again, which cache the result.
     """
-    if isinstance(headers, ExtendedHeaders):
-        lines, is_dated = headers.base.parsed_with(_written)
-        more, dates = _lines(headers.more)
-        return lines + more, is_dated or dates
-    return _lines(headers.pairs)
+    return write_fields(headers, _written, _lines)
 
 
 def _lines(pairs: tuple[tuple[str, str], ...]) -> tuple[bytes, bool]:

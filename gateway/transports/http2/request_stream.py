@@ -53,7 +53,7 @@ from gateway.transports.http2.states import (
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.reservation import Reservation
 from gateway.transports.reserved_buffer import ReservedBuffer
-from gateway.wire.http import Buffer, ExtendedHeaders, Headers, HttpResponse, size_of
+from gateway.wire.http import Buffer, Headers, HttpResponse, size_of, write_fields
 
 _BODILESS: Final = frozenset({204, 304})
 _FIRST_ERROR: Final = 400
@@ -571,11 +571,7 @@ def _status(status: int) -> bytes:
 
 def _fields(headers: Headers) -> tuple[bytes, bool]:
     """Return the block of the fields of a response, and whether a date is among them."""
-    if isinstance(headers, ExtendedHeaders):
-        base, is_dated = headers.base.parsed_with(_fields)
-        more, dates = _literals(headers.more)
-        return base + more, is_dated or dates
-    return _literals(headers.pairs)
+    return write_fields(headers, _fields, _literals)
 
 
 def _literals(pairs: tuple[tuple[str, str], ...]) -> tuple[bytes, bool]:
