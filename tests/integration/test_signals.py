@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.app.processes.channel import WorkerSetup
+from gateway.app.processes.worker_process import launch
+from gateway.app.worker_slot import WorkerSlot
+from gateway.config.load import load_file
 from tests.integration import workers_kit as kit
 from tests.integration.cli_kit import get, serving
 from tests.integration.test_log_output import answers, ports
@@ -63,6 +67,23 @@ def test_interrupt_during_the_start_skips_pre_stop(tmp_path: Path) -> None:
             assert 0 == process.wait(_LONG_S / 2)
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("is_serving", [False, True])
+async def test_only_a_serving_worker_waits_for_load_balancers(
+    tmp_path: Path, *, is_serving: bool
+) -> None:
+    """The supervisor's word counts, because a stop may arrive just before or after "started"."""
+    loaded = load_file(config(tmp_path, pre_stop="3s"))
+    worker = await launch(WorkerSetup(loaded, WorkerSlot(1, 1), should_log_warnings=False))
+    await worker.wait_started()
+    if is_serving:
+        worker.send({"request": "serving"})
+        assert await worker.ready()
+    started = time.monotonic()
+    worker.stop()
+    assert 0 == await worker.wait()
+    assert (time.monotonic() - started >= 3) == is_serving
 
 
 @pytest.mark.parametrize("workers", [1, 2])

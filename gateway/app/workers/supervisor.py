@@ -223,6 +223,7 @@ class Supervisor(WorkerReports):
             loaded = self._loaded
             await worker.reload(loaded, self._drained)
         self._serving[slot.number] = ReplyWatch(worker, "worker", worker=slot.number)
+        worker.send({"request": "serving"})  # so its stop waits for load balancers from now on
         log.info("worker started", worker=slot.number, pid=worker.pid)
         return addresses
 

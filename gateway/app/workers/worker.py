@@ -87,7 +87,8 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     except (ConfigError, StartError) as error:
         return await _report_failure(channel, error)
     on_reopen(gateway.reopen_logs)
-    requests = asyncio.create_task(_handle_requests(channel, gateway, pages))
+    serving = asyncio.Event()
+    requests = asyncio.create_task(_handle_requests(channel, gateway, pages, serving))
     start = asyncio.create_task(gateway.start())
     await asyncio.wait({start, requests}, return_when=asyncio.FIRST_COMPLETED)
     if not start.done():  # the supervisor has exited
@@ -99,11 +100,12 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
     freeze_startup_objects()
     logs.set_level(setup.loaded.config.telemetry.log.level)
     channel.send({"started": gateway.addresses})
-    is_early = stop.is_set()  # no load balancer has sent it anything
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({stopping, requests}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():
-        await gateway.stop(pre_stop_s=0 if stop.is_interrupt or is_early else None)
+        # Before the supervisor counts it as serving, no load balancer has sent it anything.
+        skips = stop.is_interrupt or not serving.is_set()
+        await gateway.stop(pre_stop_s=0 if skips else None)
     else:
         log.error("supervisor exited")
         await gateway.stop(pre_stop_s=0)
@@ -155,8 +157,10 @@ async def _report_failure(channel: WorkerChannel, error: Exception) -> int:
     return _FAILED
 
 
-async def _handle_requests(channel: WorkerChannel, gateway: Gateway, pages: _Pages) -> None:
-    """Reply to the supervisor's requests until it exits."""
+async def _handle_requests(
+    channel: WorkerChannel, gateway: Gateway, pages: _Pages, serving: asyncio.Event
+) -> None:
+    """Reply to the supervisor's requests until it exits; set *serving* when it says so."""
     tasks: set[asyncio.Task[None]] = set()
     while (message := await channel.receive()) is not None:
         # They may take long, and the supervisor asks for readiness meanwhile.
@@ -164,6 +168,9 @@ async def _handle_requests(channel: WorkerChannel, gateway: Gateway, pages: _Pag
             task = asyncio.create_task(_LONG[message["request"]](channel, gateway, message))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+            continue
+        if message["request"] == "serving":
+            serving.set()
             continue
         if message["request"] == "reopen_logs":
             gateway.reopen_logs()

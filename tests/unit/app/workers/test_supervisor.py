@@ -38,6 +38,7 @@ class FakeWorker:
         self.counts: dict[str, Any] | None = None
         self.asks: list[bool] = []
         self.commands: list[str] = []
+        self.sent: list[str] = []
         self.startup: asyncio.Future[Mapping[str, str] | str] = asyncio.Future()
         self.over: asyncio.Future[int] = asyncio.Future()
         self.stops_on_request = True
@@ -93,6 +94,9 @@ class FakeWorker:
             raise StartError("it cannot")
         self.loaded, self.drained = loaded, drained
         return {"replaced": ["route a"]}
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message["request"])
 
     def stop(self, *, interrupts: bool = False) -> None:
         self.commands.append("interrupt" if interrupts else "stop")
@@ -290,6 +294,7 @@ async def test_stop_during_the_start_lets_calls_complete(
     await asyncio.wait({starting})
     assert 0 == await supervisor.stop()
     assert [["stop"], ["stop"]] == [child.commands for child in launcher.started]
+    assert [["serving"], []] == [child.sent for child in launcher.started]
 
 
 async def test_a_crash_during_stop_changes_the_exit_status(
