@@ -121,6 +121,11 @@ unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects
 	$(BIN)/pytest $(TESTS) -q -n $(PROCESSES) --dist loadfile --hypothesis-profile=ci -m "not slow and not gpu" \
 		--ignore tests/hostile --ignore tests/interop
 
+.PHONY: core
+core: $(VENV)/.installed-dev ## Run the tests in a copy without the migration kit (TESTS=tests/hostile selects some).
+	$(BIN)/python -m tests.without_migration $(TESTS) -q -n $(PROCESSES) --dist loadfile --hypothesis-profile=ci \
+		-m "not slow and not gpu and not interop"
+
 .PHONY: interop interop-native interop-reference
 interop: $(VENV)/.installed-dev ## Test with real clients, servers and tools, on both transport implementations side by side.
 	$(MAKE) --jobs=2 --output-sync=target interop-native interop-reference
@@ -131,11 +136,12 @@ interop-native:
 	INTEROP_TRANSPORT=native $(INTEROP)
 
 # No transport of the gateway takes part, or what is tested lies above transports: pages, metrics, policies, models.
-ANY_TRANSPORT = admin_page advice autoscaling migration_pictures minilm pipelines residency servers sharing \
-	site_in_a_browser triton_metrics
+OF_ADMIN_PORT = admin_page advice migration_pictures
+ANY_TRANSPORT = autoscaling minilm pipelines residency servers sharing site_in_a_browser triton_metrics
 
 interop-reference: # without the tests that no transport of the gateway decides
-	INTEROP_TRANSPORT=reference $(INTEROP) $(addprefix --ignore=tests/interop/test_,$(addsuffix .py,$(ANY_TRANSPORT)))
+	INTEROP_TRANSPORT=reference $(INTEROP) $(addprefix --ignore=tests/interop/test_,$(addsuffix .py,$(ANY_TRANSPORT))) \
+		$(addprefix --ignore=tests/interop/migration/test_,$(addsuffix .py,$(OF_ADMIN_PORT)))
 
 HOSTILE = $(BIN)/pytest tests/hostile -q -n $(WORKERS) -m hostile --timeout=300
 # Whole messages in a valid framing: codecs read them alike, whichever implementation brings them.

@@ -56,6 +56,7 @@ def flags_of(verb: str) -> frozenset[str]:
     return frozenset(re.findall(r"(?<![\w-])--?[a-zA-Z][a-z-]*", text))
 
 
+@pytest.mark.migration
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_exist_with_their_flags(page: Path) -> None:
     """A command on a page has the verb and the flags that the program has."""

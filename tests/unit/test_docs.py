@@ -159,6 +159,7 @@ def wrong_paths(text: str) -> Iterator[str]:
             yield path
 
 
+@pytest.mark.migration
 @pytest.mark.parametrize("path", [page for page in PAGES if page != PAST], ids=name_of)
 def test_paths_of_the_repository_exist(path: Path) -> None:
     """A file or a folder that a page names in its prose is there; `*`, `{a,b}` and `<name>` are patterns."""
@@ -218,6 +219,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 8 << 10
 
 
+@pytest.mark.migration
 @pytest.mark.parametrize("text", readme_code("yaml"), ids=lambda text: text.split(":")[0])
 def test_configuration_in_the_guides_is_valid(text: str) -> None:
     """A YAML example of the README or a guide is valid, alone or as part of a file."""

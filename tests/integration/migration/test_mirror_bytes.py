@@ -29,9 +29,9 @@ from gateway.registry import protocol
 from gateway.wire.grpc import GrpcRequest
 from gateway.wire.http import HttpRequest
 from tests.cases import brpc_oracle as oracle
-from tests.integration import mirror_kit as kit
 from tests.integration import workers_kit
 from tests.integration.cli_kit import Running, serving
+from tests.integration.migration import mirror_kit as kit
 
 # Calls of the long run; the specification asks for MIRROR_CALLS=100000. A busy machine of two cores
 # makes 350 in a second.

@@ -18,8 +18,14 @@ from gateway.ir.calls import StreamInferRequest
 from gateway.ir.tensor import as_numpy
 from gateway.policies.complete.policy import Complete
 from gateway.settings.units import parse_url
-from tests.integration import mirror_kit, workers_kit
-from tests.integration.cutover_kit import GUARDED, MigratingGateway, migrating, two_servers
+from tests.integration import workers_kit
+from tests.integration.migration import mirror_kit
+from tests.integration.migration.cutover_kit import (
+    GUARDED,
+    MigratingGateway,
+    migrating,
+    two_servers,
+)
 from tests.integration.reload_kit import (
     HEAD,
     PATIENCE_S,

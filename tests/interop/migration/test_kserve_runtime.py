@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli_kit import free_port
-from tests.integration.kserve_kit import ONNX, rendered, serving
+from tests.integration.migration.kserve_kit import ONNX, rendered, serving
 from tests.interop.client import SCRIPTS, Client
 from tests.interop.environments import environment
 

@@ -15,8 +15,8 @@ from gateway.ir.tensor import as_raw
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.records import RecordedCall
 from gateway.migration.captures.sampling import SHADOW_HEADER, draw
-from tests.integration import mirror_kit as kit
 from tests.integration.asking_kit import ask, running, urls
+from tests.integration.migration import mirror_kit as kit
 
 pytestmark = pytest.mark.timeout(120)
 

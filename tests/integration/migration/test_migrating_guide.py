@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.cli_kit import gateway, serving
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text("utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs" / "migrating.md").read_text("utf-8")
 STEPS = GUIDE.partition("## From TensorRT v1 to Triton")[2].partition("## From GraphPipe")[0]
 CODE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What differs between two runs: ids, times and durations, and the widths of their columns.

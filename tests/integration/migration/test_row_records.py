@@ -18,8 +18,8 @@ from gateway.ir.tensor import array_tensor
 from gateway.migration.compare.tensors import Outcome
 from gateway.settings.units import parse_url
 from tests.integration.asking_kit import WHOLE, running, urls
-from tests.integration.digits_kit import ROWS, SCANS, demo_text, outcomes
-from tests.integration.test_stock import stock
+from tests.integration.migration.digits_kit import ROWS, SCANS, demo_text, outcomes
+from tests.integration.migration.test_stock import stock
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from sklearn.datasets import load_digits
 
-from tests.integration import mirror_kit as kit
 from tests.integration import workers_kit
 from tests.integration.asking_kit import running
+from tests.integration.migration import mirror_kit as kit
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -20,7 +20,7 @@ from gateway.migration.captures.capture import Capture
 from tests.integration import workers_kit
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.cli_kit import Running
-from tests.integration.test_capture import PIXELS, configuration, gateway_command
+from tests.integration.migration.test_capture import PIXELS, configuration, gateway_command
 from tests.integration.workers_kit import (
     connect,
     end,

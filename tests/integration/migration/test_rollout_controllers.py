@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.integration import cutover_kit as kit
-from tests.integration.cutover_kit import migrating, two_servers
+from tests.integration.migration import cutover_kit as kit
+from tests.integration.migration.cutover_kit import migrating, two_servers
 
 pytestmark = pytest.mark.timeout(180)
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPARED = "guards: {mismatch: {below: 20%}, errors: {below: 20%}, latency: {p99: 60s}}"
 POLLS = 10_000
 

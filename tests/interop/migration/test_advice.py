@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.migration.callers.advice import CURL
-from tests.integration.advice_kit import called_gateway, code_of
+from tests.integration.migration.advice_kit import called_gateway, code_of
 from tests.interop.client import Client
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]

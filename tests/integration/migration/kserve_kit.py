@@ -13,7 +13,7 @@ from tests.integration import fork_server
 from tests.integration.cli_kit import Running, started
 from tests.unit.backends.onnx_models import ELEMENT_TYPES, model
 
-DEPLOY = Path(__file__).parents[2] / "deploy" / "kserve"
+DEPLOY = Path(__file__).parents[3] / "deploy" / "kserve"
 NAME = "main.http+grpc"
 ONNX = model(
     [("Add", ["X", "X"], ["Y"])],

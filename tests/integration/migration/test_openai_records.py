@@ -22,8 +22,8 @@ from gateway.migration.compare.tensors import Outcome
 from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayOutcome
 from gateway.settings.units import parse_url
 from tests.integration.asking_kit import running, urls
+from tests.integration.migration.test_stock import stock
 from tests.integration.openai_models import MODELS
-from tests.integration.test_stock import stock
 
 pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.timeout(120)
@@ -186,7 +186,7 @@ lifecycle: {pre_stop: 0s, drain: 1s}
 models:
   endless:
     backend: python
-    options: {callable: "tests.integration.test_openai_records:endless"}
+    options: {callable: "tests.integration.migration.test_openai_records:endless"}
     signature:
       inputs: [{name: text_input, datatype: BYTES, shape: [-1]}]
       outputs: [{name: text_output, datatype: BYTES, shape: [-1]}]

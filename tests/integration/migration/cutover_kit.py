@@ -55,7 +55,7 @@ version: 1
 listeners: [{{http: "127.0.0.1:0"}}]
 admin: {{address: null, metrics: null}}
 lifecycle: {{pre_stop: 0s, drain: 1s}}
-models: {{m: {{backend: python, options: {{callable: "tests.integration.cutover_kit:{name}"}}}}}}
+models: {{m: {{backend: python, options: {{callable: "tests.integration.migration.cutover_kit:{name}"}}}}}}
 """
 
 CONFIG = """

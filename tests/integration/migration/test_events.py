@@ -20,8 +20,8 @@ from gateway.ir.errors import GatewayError
 from gateway.migration.captures.capture import Capture
 from gateway.schema import open_inference_pb2
 from tests.integration.asking_kit import ask, running, urls
-from tests.integration.event_kit import SinkServer, books_at_rest, sink_server
-from tests.integration.mirror_kit import server_config
+from tests.integration.migration.event_kit import SinkServer, books_at_rest, sink_server
+from tests.integration.migration.mirror_kit import server_config
 
 SCAN = np.arange(64, dtype=np.float32)[np.newaxis]
 

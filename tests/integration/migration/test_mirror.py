@@ -11,8 +11,8 @@ import yaml
 from sklearn.datasets import load_digits
 
 from gateway.app import Gateway
-from tests.integration import mirror_kit as kit
 from tests.integration.asking_kit import running, urls
+from tests.integration.migration import mirror_kit as kit
 
 pytestmark = pytest.mark.timeout(120)
 

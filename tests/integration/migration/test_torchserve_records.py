@@ -16,8 +16,8 @@ from gateway.migration.compare.tensors import Outcome
 from gateway.protocols.torchserve.grpc.codec import PREDICTIONS
 from gateway.schema import torchserve_inference_pb2 as pb
 from tests.integration.asking_kit import running, urls
-from tests.integration.digits_kit import ROWS, SCANS, demo_text, outcomes
-from tests.integration.test_stock import stock
+from tests.integration.migration.digits_kit import ROWS, SCANS, demo_text, outcomes
+from tests.integration.migration.test_stock import stock
 
 pytestmark = pytest.mark.timeout(120)
 

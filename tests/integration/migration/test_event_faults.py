@@ -20,13 +20,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.config.load import load_text
 from tests.integration import workers_kit
 from tests.integration.asking_kit import ask, running, urls
-from tests.integration.event_kit import (
+from tests.integration.migration.event_kit import (
     REASONS,
     balance,
     books_at_rest,
     sink_server,
 )
-from tests.integration.mirror_kit import keeper_of, server_config
+from tests.integration.migration.mirror_kit import keeper_of, server_config
 from tests.integration.workers_kit import eventually, two_workers
 
 SCAN = np.zeros((1, 64), np.float32)

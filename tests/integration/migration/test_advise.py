@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gateway.migration.callers.advice import CURL, GRPC_CLIENT, HTTP_CLIENT
-from tests.integration.advice_kit import advise, called_gateway, code_of, servers_of
 from tests.integration.cli_kit import Running
+from tests.integration.migration.advice_kit import advise, called_gateway, code_of, servers_of
 
 pytestmark = pytest.mark.timeout(90)
 

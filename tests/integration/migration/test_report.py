@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from tests.integration import cli_kit
 from tests.integration.asking_kit import running, urls
-from tests.integration.test_replay import DIFFERENT, SOME, classify, configuration
+from tests.integration.migration.test_replay import DIFFERENT, SOME, classify, configuration
 
 pytestmark = pytest.mark.timeout(300)
 

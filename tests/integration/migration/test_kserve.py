@@ -14,7 +14,7 @@ from gateway.migration.importers.model_folder import NoModels, models_in
 from tests.integration import cli_kit
 from tests.integration.cli_kit import free_port, get
 from tests.integration.http2_kit import h2_client
-from tests.integration.kserve_kit import BODY, CONFIG, ONNX, rendered, serving
+from tests.integration.migration.kserve_kit import BODY, CONFIG, ONNX, rendered, serving
 
 pytestmark = pytest.mark.timeout(120)
 

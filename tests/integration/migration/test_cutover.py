@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration import cutover_kit as kit
 from tests.integration import workers_kit
 from tests.integration.cli_kit import gateway as command
-from tests.integration.cutover_kit import (
+from tests.integration.migration import cutover_kit as kit
+from tests.integration.migration.cutover_kit import (
     GUARDED,
     MigratingGateway,
     migrating,

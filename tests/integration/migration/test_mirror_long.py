@@ -22,10 +22,10 @@ from gateway.ir.tensor import array_tensor, as_items, as_numpy
 from gateway.migration.captures.sampling import draw
 from gateway.schema import open_inference_pb2 as pb
 from gateway.settings.units import parse_url
-from tests.integration import mirror_kit as kit
 from tests.integration.asking_kit import WHOLE, running, urls
 from tests.integration.cut_kit import MIB, Far, request
 from tests.integration.http_kit import Answer, Raw, eventually
+from tests.integration.migration import mirror_kit as kit
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,8 +12,8 @@ import pytest_asyncio
 import yaml
 
 from gateway.app import Gateway
-from tests.integration import mirror_kit as kit
 from tests.integration.asking_kit import running, urls
+from tests.integration.migration import mirror_kit as kit
 from tests.integration.openai_models import GOLDEN
 from tests.integration.test_openai_upstream import post, text_input
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 
 Array = npt.NDArray[Any]
 
-HERE = "tests.integration.test_openai_migration"
+HERE = "tests.integration.migration.test_openai_migration"
 TURNED = "turned"
 """The text whose vector the new model turns."""
 

@@ -21,7 +21,7 @@ from tests.interop.browser import Page, opened
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+IMAGES = Path(__file__).parents[3] / "docs" / "images"
 WIDTH, HEIGHT = 1000, 720
 _MOST_BYTES = 150_000
 _PATIENCE_S = 240.0
