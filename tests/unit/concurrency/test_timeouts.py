@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from time import monotonic
 
 import pytest
@@ -13,6 +14,7 @@ from gateway.concurrency.timeouts import (
     Timeout,
     TimerWheel,
     is_set_within,
+    patient_timeout,
 )
 
 
@@ -71,6 +73,16 @@ async def test_a_timeout_does_not_expire_after_its_block() -> None:
         await asyncio.sleep(0)
     await asyncio.sleep(0.6)
     assert not timeout.has_expired
+
+
+async def test_a_patient_timeout_does_not_blame_a_peer_for_a_loop_that_was_held_up() -> None:
+    """What takes some turns of the loop ends; what waits for more is late."""
+    with patient_timeout(0.01):
+        time.sleep(0.05)  # noqa: ASYNC251  # the loop is held up
+        for _ in range(5):
+            await asyncio.sleep(0)
+    with pytest.raises(TimeoutError), patient_timeout(0.01):
+        await asyncio.Event().wait()
 
 
 async def test_a_cancelled_task_stays_cancelled_despite_a_timeout() -> None:
