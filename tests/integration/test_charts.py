@@ -221,7 +221,7 @@ def on_free_ports(text: str, folder: Path) -> str:
 
 def status_of(url: str) -> int:
     try:
-        with urlopen(url, timeout=20) as response:  # noqa: S310  # http on this machine
+        with urlopen(url, timeout=60) as response:  # noqa: S310  # http on this machine
             return int(response.status)
     except HTTPError as error:
         return error.code
