@@ -94,7 +94,7 @@ from gateway.wire import (
 )
 from gateway.wire import fields as header_fields
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpResponse
 from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.rows import read_rows_document
@@ -896,6 +896,15 @@ def field_lines(random: Random) -> tuple[Any, ...]:
     return (tuple(pairs),)
 
 
+def response_lines(random: Random) -> tuple[Any, ...]:
+    """Return header fields, nearly all of which may be sent."""
+    names = ("X-One", "RateLimit", "Date", "dAtE", "a b", "", "é", "x" * 70)
+    pairs = [
+        (random.choice(names), random.choice(_TEXT_VALUES)) for _ in range(random.randrange(6))
+    ]
+    return (tuple(pairs),)
+
+
 def first_value(random: Random) -> tuple[Any, ...]:
     """Return header fields or metadata, and the name of one of them, mostly."""
     names = (
@@ -1258,9 +1267,12 @@ def response_text(random: Random) -> tuple[Any, ...]:
     ]
     body = _buffers(random)
     size = sum(map(len, body))
+    headers = Headers(tuple(fields))
+    if random.random() < 0.5:
+        headers = ExtendedHeaders(headers, *response_lines(random))
     response = HttpResponse(
         random.choice((200, 200, 503, 599)),
-        Headers(tuple(fields)),
+        headers,
         body,
         request_id=random.choice(("", "id-1", "é\r\n")),
     )
@@ -1320,6 +1332,7 @@ PARTS: Final[dict[str, Part]] = {
         metadata_with_id,
         headers_with_id,
         field_lines,
+        response_lines,
         first_value,
         texts_among,
         pairs_without,

@@ -23,7 +23,7 @@ from gateway.app.health_services import HEALTH_PROTOCOL, DescribedProtocol, serv
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.path_ownership import ProtocolPaths, owned_paths
 from gateway.app.public_paths import listener_authentication
-from gateway.app.quotas import telling_grpc, telling_http
+from gateway.app.quotas import tell_grpc, telling_http
 from gateway.app.rejection_log import RejectionLog
 from gateway.app.server_names import inherited_sockets, stream_server_name
 from gateway.app.transports import grpc_server, http_alpn, http_server_class
@@ -214,7 +214,7 @@ class BuiltListener:
         if attach is not None and self._entry.has_quotas:
             own = None if spec.http is None else spec.http.quota_headers
             is_http = attach is attach_http_request_id
-            attach = telling_http(attach, own) if is_http else telling_grpc(attach)
+            attach = telling_http(own) if is_http else tell_grpc
         if isinstance(codec, DeclaringCodec):
             codec.declare(self._entry.declared(spec))
         frontend.replace_service(self._service_of(spec, codec), self._check_of(codec), attach)
