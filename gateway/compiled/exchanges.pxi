@@ -164,7 +164,7 @@ cdef class _RequestFields:
         from gateway.transports.http1.request import BufferedRequest
 
         self._request, self._head_class, self._reader = BufferedRequest, RequestHead, HeadReader
-        self._size, self._unsampled = _offset(HeadReader, "_size"), _offset(HeadReader, "_unsampled")
+        self._size, self._unsampled = _offset(HeadReader, "size"), _offset(HeadReader, "unsampled")
         self._cache = _offset(HeadReader, "head_cache")
         self._head, self._head_cache = _offset(BufferedRequest, "_head"), _offset(BufferedRequest, "_head_cache")
         self._method, self._version = _offset(BufferedRequest, "method"), _offset(BufferedRequest, "version")
@@ -261,17 +261,19 @@ def known_request(buffer, Py_ssize_t nbytes, heads):
 cdef class _ResponseFields:
     """Where responses of HTTP have their fields, and the lines that the last one had."""
 
-    cdef object _response, _headers_class, _written, _first_line, _date
+    cdef object _response, _headers_class, _extended_class, _written, _first_line, _date
     cdef object _status_of_first, _end_of_dated
     cdef bytes _last, _last_closed, _last_kept, _first, _dated
     cdef int64_t _second
-    cdef Py_ssize_t _status, _headers, _request_id, _read
+    cdef Py_ssize_t _status, _headers, _request_id, _read, _base, _more
 
     def __cinit__(self):
         from gateway.transports.http import response_writer as writer
-        from gateway.wire.http import Headers, HttpResponse
+        from gateway.wire.http import ExtendedHeaders, Headers, HttpResponse
 
         self._response, self._headers_class, self._written = HttpResponse, Headers, writer._written
+        self._extended_class = ExtendedHeaders
+        self._base, self._more = _offset(ExtendedHeaders, "base"), _offset(ExtendedHeaders, "more")
         self._first_line, self._date = writer._first_line, writer._date
         self._last, self._last_closed, self._last_kept = writer._LAST, writer._LAST_CLOSED, writer._LAST_KEPT
         self._second = -1
@@ -291,11 +293,15 @@ cdef class _ResponseFields:
         return self._dated
 
     cdef tuple _written_of(self, headers):
-        cdef tuple read
+        cdef tuple read, base, more
         if type(headers) is self._headers_class:
             read = <tuple>_field(headers, self._read)
             if read[0] is self._written:
                 return <tuple>read[1]
+        elif type(headers) is self._extended_class:
+            base = self._written_of(_field(headers, self._base))
+            more = response_lines(_field(headers, self._more))
+            return <bytes>base[0] + <bytes>more[0], base[1] or more[1]
         return headers.parsed_with(self._written)
 
 

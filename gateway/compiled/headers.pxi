@@ -209,6 +209,46 @@ def field_lines(tuple pairs not None):
     return text
 
 
+_prefix_of_field = None
+cdef dict _prefixes = {}
+
+
+cpdef tuple response_lines(tuple pairs):
+    """See `gateway.transports.http.response_writer.response_lines`."""
+    global _prefix_of_field
+    cdef list parts = []
+    cdef Py_ssize_t total = 0
+    cdef Py_ssize_t index
+    cdef tuple prefix
+    cdef bint has_date = False
+    cdef bytes lines
+    cdef char* out
+    if _prefix_of_field is None:
+        from gateway.transports.http.response_writer import _field_prefix
+
+        _prefix_of_field = _field_prefix
+    for name, value in pairs:
+        prefix = _known(_prefixes, _prefix_of_field, name)
+        begin = prefix[0]
+        if not PyUnicode_GET_LENGTH(begin):
+            continue
+        if not is_printable_ascii(value) or not PyUnicode_IS_COMPACT_ASCII(begin):
+            return _python_version("response_lines")(pairs)
+        parts.append(begin)
+        parts.append(value)
+        total += PyUnicode_GET_LENGTH(begin) + PyUnicode_GET_LENGTH(value) + 2
+        has_date = has_date or prefix[1] is True
+    lines = PyBytes_FromStringAndSize(NULL, total)
+    out = PyBytes_AS_STRING(lines)
+    for index in range(0, len(parts), 2):
+        begin, value = parts[index], parts[index + 1]
+        out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(begin), PyUnicode_GET_LENGTH(begin))
+        out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(value), PyUnicode_GET_LENGTH(value))
+        out[0], out[1] = c"\r", c"\n"
+        out += 2
+    return lines, has_date
+
+
 def first_value(fields not None, str wanted not None):
     """See `gateway.transports.callers.first_value`."""
     if type(fields) is not tuple:
