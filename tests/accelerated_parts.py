@@ -69,9 +69,9 @@ from gateway.transports.http import response_writer as http_response_writer
 from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.interfaces import ListenerState
-from gateway.transports.http.request_head import Head
+from gateway.transports.http.request_head import Head, read_head
 from gateway.transports.http1 import head_reader, head_template, response_reader
-from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
+from gateway.transports.http1.head_reader import HeadReader, RequestHead, RequestHeadCache
 from gateway.transports.http1.head_template import HeaderTemplate
 from gateway.transports.http1.request import BufferedRequest
 from gateway.transports.http2 import connection, frames, hpack, receiver, streams
@@ -94,7 +94,7 @@ from gateway.wire import (
 )
 from gateway.wire import fields as header_fields
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpResponse
 from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.rows import read_rows_document
@@ -896,6 +896,15 @@ def field_lines(random: Random) -> tuple[Any, ...]:
     return (tuple(pairs),)
 
 
+def response_lines(random: Random) -> tuple[Any, ...]:
+    """Return header fields, nearly all of which may be sent."""
+    names = ("X-One", "RateLimit", "Date", "dAtE", "a b", "", "é", "x" * 70)
+    pairs = [
+        (random.choice(names), random.choice(_TEXT_VALUES)) for _ in range(random.randrange(6))
+    ]
+    return (tuple(pairs),)
+
+
 def first_value(random: Random) -> tuple[Any, ...]:
     """Return header fields or metadata, and the name of one of them, mostly."""
     names = (
@@ -1181,6 +1190,23 @@ def are_declared(random: Random) -> tuple[Any, ...]:
     return random.choice((tuple, list))(tensors), tuple(declared)
 
 
+def _sent_headers(random: Random) -> Headers:
+    """Return the headers of a client, often those of a template."""
+    names = random.sample(("user-agent", "x-request-id", "X-Request-ID", "accept"), 2)
+    texts = "a", "b", "", "x" * 128, "x" * 300, "a\tb", "\xe9"
+    pairs = tuple([(name, random.choice(texts)) for name in names])
+    lowered = tuple([(name.lower(), value) for name, value in pairs])
+    positions: dict[str, int] = {}
+    for place, (name, _) in enumerate(lowered):
+        positions.setdefault(name, place)
+    return Headers(pairs, lowered, positions) if random.random() < 0.8 else Headers(pairs)
+
+
+def sender_metadata(random: Random) -> tuple[Any, ...]:
+    """Return the headers of a client."""
+    return (_sent_headers(random),)
+
+
 def _try_immediate(random: Random) -> tuple[Any, ...]:
     """Return a request, and what is left of the slots and of the memory of its listener."""
     length = random.choice((None, 0, 5, 5, 70_000))
@@ -1189,7 +1215,7 @@ def _try_immediate(random: Random) -> tuple[Any, ...]:
         "POST",
         random.choice(("/v2", "/v2", "/none")),
         "",
-        Headers((("user-agent", "a"),)),
+        _sent_headers(random),
         length,
         random.random() < 0.1,
         False,
@@ -1197,20 +1223,31 @@ def _try_immediate(random: Random) -> tuple[Any, ...]:
         None,
         None,
     )
-    is_known, is_reserved = random.random() < 0.5, random.random() < 0.1
-    return head, here, random.choice((0, 4)), random.choice((0, 300_000)), is_known, is_reserved
+    known = random.choice((head.headers, _sent_headers(random), ()))
+    is_reserved = random.random() < 0.1
+    return head, here, random.choice((0, 4)), random.choice((0, 300_000)), known, is_reserved
 
 
 def known_request(random: Random) -> tuple[Any, ...]:
-    """Return one request or more in a buffer, and a cache that knows its head, nearly always."""
-    head = b"POST / HTTP/1.1\r\nHost: a\r\n" + b"x" * random.choice((0, 0, 900, 1100)) + b"\r\n\r\n"
-    length = random.choice((None, 0, 3))
+    """Return one request or more in a buffer, whose head is cached or has a template, nearly always.
+
+    Also what was read before: heads that are cached, one that leaves a template, how many heads are
+    not looked up, and a part of a head.
+    """
+    ids = [b"x" * size for size in random.choices((1, 9, 900, 1100), k=2)]
+    length = random.choice((None, 0, 3, 3))
+    lines = [b"POST /v2?%b HTTP/1.1", b"Host: a", b"X-Request-Id: %b"]
+    lines += [] if length is None else [b"Content-Length: %d" % length]
+    lines += random.choices((b"transfer-encoding: chunked", b"Accept: *"), (0.1, 1))
+    head, before = (b"\r\n".join([*lines, b"", b""]) % (each[:99], each) for each in ids)
     data = head + b"abc"[: length or 0] + random.choice((b"", b"", b"more"))
-    buffer = bytearray(2048)
+    buffer = bytearray(4096)
     buffer[: len(data)] = damaged(random, data, b"\r\n")[: len(data)].ljust(len(data), b"\r")
-    nbytes = random.choice((len(data), len(data), len(data) - 1, 3, 0, 4096))
+    nbytes = random.choice((len(data), len(data), len(data) - 1, 3, 0, 8192))
     known = RequestHead("POST", (1, 1), random.random() < 0.2, length, random.random() < 0.1)
-    return bytes(buffer), nbytes, {head: known} if random.random() < 0.9 else {}
+    cached = {head: known} if random.random() < 0.5 else {}
+    start = b"GET /" if random.random() < 0.1 else b""
+    return bytes(buffer), nbytes, cached, before, random.choice((0, 0, 1, 7)), start
 
 
 def raw_array(random: Random) -> tuple[Any, ...]:
@@ -1230,9 +1267,12 @@ def response_text(random: Random) -> tuple[Any, ...]:
     ]
     body = _buffers(random)
     size = sum(map(len, body))
+    headers = Headers(tuple(fields))
+    if random.random() < 0.5:
+        headers = ExtendedHeaders(headers, *response_lines(random))
     response = HttpResponse(
         random.choice((200, 200, 503, 599)),
-        Headers(tuple(fields)),
+        headers,
         body,
         request_id=random.choice(("", "id-1", "é\r\n")),
     )
@@ -1292,10 +1332,12 @@ PARTS: Final[dict[str, Part]] = {
         metadata_with_id,
         headers_with_id,
         field_lines,
+        response_lines,
         first_value,
         texts_among,
         pairs_without,
         texts_and_id,
+        sender_metadata,
         read_call_block,
         read_response_head,
         decode_block,
@@ -1439,7 +1481,7 @@ def _begun(  # one argument for each part of the state
     here: memoryview | None,
     slots: int,
     used: int,
-    is_known: bool,
+    known: Headers | tuple[()],
     is_reserved: bool,
 ) -> object:
     """Return the request that an exchange begins with, and what it has changed."""
@@ -1456,8 +1498,7 @@ def _begun(  # one argument for each part of the state
 
     listener = ListenerState(limits, budget, limiter, handler_of, bool, limiter)  # type: ignore[arg-type]
     client = ClientShares(Share(), Share(), callers.Caller("127.0.0.1"))
-    if is_known:
-        client.caller.client(head.headers)
+    client.caller.client(known)
     raw = RequestHead("POST", (1, 1), False, head.length, head.is_chunked, head)
     request = BufferedRequest(raw, RequestHeadCache(limits), here)
     if is_reserved:
@@ -1466,22 +1507,42 @@ def _begun(  # one argument for each part of the state
     exchange = Exchange(listener, connection, request, None)
     result = function(exchange)
     kept = exchange._head is head, exchange._body, exchange._held, exchange._deadline
+    caller = client.caller.fields is head.headers, client.caller.last
     left = budget.used, limiter.used, client.slots, client.memory
     shares = [each.used for each in left[2:] if each is not None]
-    return result, kept, exchange._frontend, exchange._handle, left[:2], shares
+    return result, kept, caller, exchange._frontend, exchange._handle, left[:2], shares
 
 
-def _known(
-    function: Callable[..., Any], data: bytes, nbytes: int, known: dict[bytes, RequestHead]
+def _known(  # one argument for each part of the state
+    function: Callable[..., Any],
+    data: bytes,
+    nbytes: int,
+    cached: dict[bytes, RequestHead],
+    before: bytes,
+    unsampled: int,
+    start: bytes,
 ) -> object:
-    """Return the fields of a request whose head is known."""
-    cache = RequestHeadCache(ServerLimits())
-    for key, head in known.items():
+    """Return the fields of a request whose head needs no parser, and what has changed."""
+    limits = ServerLimits()
+    cache = RequestHeadCache(limits)
+    for key, head in cached.items():
         cache.put(key, head)
-    found = function(memoryview(bytearray(data)), nbytes, cache)
-    if found is None:
-        return None
-    return [getattr(found, name) for name in BufferedRequest.__slots__ if name != "_head_cache"]
+    with suppress(HttpError):
+        for _ in range(2):
+            parsed, _ = HeadReader(limits, cache).feed(before, 0)
+            assert parsed is not None
+            if parsed.checked is None:
+                whole = parsed.method, parsed.target, parsed.version, parsed.fields
+                parsed.checked = read_head(*whole, limits)
+                cache.note(parsed)
+    heads = HeadReader(limits, cache)
+    if start:
+        heads.feed(start, 0)
+    heads._unsampled = unsampled
+    found = function(memoryview(bytearray(data)), nbytes, heads)
+    if isinstance(found, BufferedRequest):
+        found = [getattr(found, name) for name in found.__slots__ if name != "_head_cache"]
+    return found, heads._unsampled, len(cache)
 
 
 def _viewed(function: Callable[..., Any], tensor: Tensor) -> object:

@@ -18,7 +18,6 @@ from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import (
     NO_PARAMETERS,
-    REQUEST_ID,
     Context,
     JsonParameter,
     ModelRef,
@@ -89,7 +88,6 @@ from gateway.protocols.oip.parameters import (
 from gateway.protocols.oip.shared_memory import join_shared
 from gateway.wire.http import Buffer, Headers, HttpRequest, size_of, view_of
 from gateway.wire.metadata import sender_metadata
-from gateway.wire.request_id import valid_request_id
 
 _WHAT = "the request"
 _ALL_BINARY = b'"parameters":%b,' % dump({BINARY_DATA_OUTPUT: True})
@@ -303,12 +301,9 @@ def fields_of(headers: Headers) -> HeaderFields:
     Raises:
         MalformedMessage: The length of the JSON is not a number.
     """
+    metadata, request_id = sender_metadata(headers)
     names = headers.positions
-    if names is None:
-        return HeaderFields(*sender_metadata(headers), json_length(headers))
-    metadata, place = headers.lowered, names.get(REQUEST_ID)
-    request_id = "" if place is None else valid_request_id(metadata[place][1])
-    length = json_length(headers) if LENGTH_KEY in names else None
+    length = json_length(headers) if names is None or LENGTH_KEY in names else None
     return HeaderFields(metadata, request_id, length)
 
 
