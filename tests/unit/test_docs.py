@@ -129,6 +129,14 @@ def test_the_lists_of_protocols_have_its_title_and_page(name: str) -> None:
     assert listed.startswith(f"| [protocols/{spec.page}](protocols/{spec.page}) |")
 
 
+@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+def test_servers_of_each_protocol_have_a_guide(name: str) -> None:
+    """A how-to page shows how the gateway stands before such a server."""
+    folder = ROOT / "docs" / "how-to"
+    url = re.compile(rf"\b{name}\+\w+://")
+    assert any(url.search(path.read_text("utf-8")) for path in folder.glob("*.md"))
+
+
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_lead_to_existing_files_and_headings(path: Path) -> None:
     """A link within the repository names an existing file and one of its headings."""

@@ -46,7 +46,7 @@ class SinkServer:
 
     async def wait_for(self, count: int) -> None:
         """Return when at least *count* events came."""
-        async with asyncio.timeout(30), self._changed:
+        async with asyncio.timeout(45), self._changed:
             await self._changed.wait_for(lambda: len(self.events) >= count)
 
     def pairs(self) -> dict[str, dict[str, Any]]:

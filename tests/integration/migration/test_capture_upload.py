@@ -32,7 +32,7 @@ BODY = {"inputs": [{"name": name, **ROW} for name in ("INPUT0", "INPUT1")]}
 
 
 def uploads(running: Running) -> dict[str, float]:
-    with closing(HTTPConnection(running.addresses["admin"], timeout=10)) as connection:
+    with closing(HTTPConnection(running.addresses["admin"], timeout=60)) as connection:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
     found = re.findall(

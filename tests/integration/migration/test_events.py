@@ -103,7 +103,7 @@ async def stream_over_grpc(gateway: Gateway) -> None:
     metadata = (("ce-id", "mine"), ("x-tenant", "a"))
     async with grpc.aio.insecure_channel(gateway.addresses["main.grpc"]) as channel:
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        call = stream(iter([message.SerializeToString()]), timeout=20, metadata=metadata)
+        call = stream(iter([message.SerializeToString()]), timeout=60, metadata=metadata)
         assert [each async for each in call]
 
 
@@ -154,7 +154,7 @@ async def test_a_sink_with_tls_gets_events_with_its_headers(tmp_path: Path) -> N
             await ask(url, "digits", {"X": SCAN})
             await sink.wait_for(2)
             token.write_text("second\n")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(45):
                 while sink.events[-1][0]["authorization"] != "Bearer second":
                     before = len(sink.events)
                     await ask(url, "digits", {"X": SCAN})

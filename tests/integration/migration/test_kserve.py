@@ -118,7 +118,7 @@ async def test_one_port_serves_http_grpc_and_metrics(
         assert get(url(port, "/"))[1] == {"status": "alive"}
         with grpc.insecure_channel(address) as channel:
             ready = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
-            assert b"\x08\x01" == ready(b"\x0a\x06digits", timeout=10)
+            assert b"\x08\x01" == ready(b"\x0a\x06digits", timeout=60)
         async with h2_client(address) as client:
             page = await client.ask("GET", "/metrics")
             assert (200, True) == (page.status, b"gateway_requests_total" in bytes(page.body))
@@ -217,4 +217,4 @@ def test_a_port_of_its_own_for_grpc(tmp_path: Path, port: int) -> None:
         grpc.insecure_channel(f"127.0.0.1:{other}") as channel,
     ):
         ready = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
-        assert b"\x08\x01" == ready(b"\x0a\x06digits", timeout=10)
+        assert b"\x08\x01" == ready(b"\x0a\x06digits", timeout=60)

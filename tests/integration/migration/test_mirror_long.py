@@ -58,7 +58,7 @@ async def send_in_two_parts(gateway: Gateway, old: Far, data: bytes, request_id:
     await raw.send(head + body[:1000])
     await eventually(lambda: any(seen.body.endswith(body[:1000]) for seen in old.seen))
     await raw.send(body[1000:])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(45):
         found = await raw.answer()
     await raw.close()
     return found

@@ -198,5 +198,5 @@ models:
             assert (await reply.content.readline()).startswith(b"data: {")
             assert not CLOSED.is_set()
             reply.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(45):
             await CLOSED.wait()

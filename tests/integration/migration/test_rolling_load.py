@@ -158,7 +158,7 @@ def load(gateway: Running) -> tuple[int, Any]:
 
 def states(gateway: Running) -> list[str]:
     """Return the states of the endpoints that the metric shows."""
-    connection = HTTPConnection(gateway.addresses["admin"], timeout=10)
+    connection = HTTPConnection(gateway.addresses["admin"], timeout=60)
     connection.request("GET", "/metrics")
     lines = connection.getresponse().read().decode().splitlines()
     connection.close()

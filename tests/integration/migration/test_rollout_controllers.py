@@ -196,7 +196,7 @@ class Port:
     """The admin port over one connection, with the number of its requests."""
 
     def __init__(self, address: str) -> None:
-        self._connection = HTTPConnection(address, timeout=30)
+        self._connection = HTTPConnection(address, timeout=60)
         self.polls = 0
 
     def __call__(self, method: str, path: str) -> tuple[int, bytes]:
