@@ -10,6 +10,7 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md,
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.accelerator import accelerated
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
 from gateway.ir.datatypes import Datatype
@@ -26,6 +27,7 @@ from gateway.protocols.oip.grpc.encode import (
     InferEncoder,
 )
 from gateway.protocols.oip.grpc.management import named_model
+from gateway.protocols.oip.grpc.scan import InferMessage
 from gateway.protocols.oip.grpc.streaming import FINAL, STREAM, StreamForm, split_final_mark
 from gateway.protocols.oip.outputs import requested_output, with_c_values
 from gateway.protocols.oip.parameters import (
@@ -37,6 +39,33 @@ from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from gateway.wire.http import Buffer
 from gateway.wire.metadata import grpc_context
+
+
+@accelerated
+def plain_inference(
+    wire: GrpcRequest,
+    message: InferMessage,
+    request_id: str,
+    inputs: tuple[Tensor, ...],
+    spare_id: str,
+) -> InferRequest:
+    """Return a call for all outputs, without parameters.
+
+    Args:
+        wire: Its request.
+        message: What was read.
+        request_id: Its id.
+        inputs: Its tensors.
+        spare_id: Of the call, for a request without an id of the client.
+    """
+    has_bytes = message.columns is not None
+    return InferRequest(
+        model=message.model,
+        context=grpc_context(wire, NAME, NEEDS, None, spare_id, has_bytes),
+        inputs=inputs,
+        id=request_id,
+        parameters=message.parameters,
+    )
 
 
 class Inferences:
@@ -74,6 +103,8 @@ class Inferences:
             reserves_keys: Refuse reserved parameters of another type.
         """
         message, request_id, inputs = self._reader.request(wire.view)
+        if not message.parameters and not message.outputs and wire.method != STREAM:
+            return plain_inference(wire, message, request_id, inputs, spare_id)
         reserved = NO_REQUEST_PARAMETERS
         if message.parameters:
             reserved = split_parameters(message.parameters, self._limits, reserved=reserves_keys)
