@@ -1342,7 +1342,7 @@ class _WatchedConnection(GrpcServerConnection):
     def __init__(self, methods: Mapping[str, Any], shares: ClientShares) -> None:  # as is needed
         self._methods = methods
         self.client = shares
-        self.core = self
+        self.core: Any = self
         self.events: list[object] = []
 
     def refuse(self, _stream: Http2Stream, code: int) -> None:
@@ -1358,7 +1358,7 @@ class _WatchedConnection(GrpcServerConnection):
 def _connected(*, is_unary: bool = True, limit: int = 1 << 20) -> _WatchedConnection:
     """Return a connection that serves one method."""
     connection = _WatchedConnection({}, ClientShares(None, None, callers.Caller("::1")))
-    method = SimpleNamespace(
+    method: Any = SimpleNamespace(
         path=_METHOD_PATH,
         is_unary=is_unary,
         is_bidirectional=False,

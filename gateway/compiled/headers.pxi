@@ -143,7 +143,8 @@ cdef dict _headers = {}
 def headers_with_id(tuple pairs not None, str request_id not None, str without not None):
     """See `gateway.wire.metadata.headers_with_id`."""
     global _is_header
-    cdef list headers = []
+    cdef list kept = None
+    cdef Py_ssize_t index = 0
     cdef bint has_id = False
     cdef tuple pair
     if _is_header is None:
@@ -152,13 +153,21 @@ def headers_with_id(tuple pairs not None, str request_id not None, str without n
         _is_header = is_header
     for each in pairs:
         pair = <tuple?>each
-        if _known(_headers, _is_header, pair[0]) and is_printable_ascii(pair[1]):
-            if not without or not pair[0].startswith(without):
-                headers.append(pair)
-                has_id = has_id or pair[0] == "x-request-id"
-    if request_id and not has_id:
-        headers.append(("x-request-id", request_id))
-    return tuple(headers)
+        if (
+            not _known(_headers, _is_header, pair[0])
+            or not is_printable_ascii(pair[1])
+            or (without and pair[0].startswith(without))
+        ):
+            if kept is None:
+                kept = list(pairs[:index])
+        else:
+            has_id = has_id or pair[0] == "x-request-id"
+            if kept is not None:
+                kept.append(pair)
+        index += 1
+    if kept is not None:
+        pairs = tuple(kept)
+    return pairs if has_id or not request_id else pairs + (("x-request-id", request_id),)
 
 
 cdef class _FieldsOfHeaders:
@@ -374,11 +383,16 @@ def texts_and_id(tuple metadata not None):
 
 def pairs_named(tuple metadata not None, is_wanted not None):
     """See `gateway.policies.forward_headers.pairs_named`."""
-    cdef list found = []
+    cdef list found = None
+    cdef Py_ssize_t index = 0
     for pair in metadata:
         if is_wanted[pair[0]]:
-            found.append(pair)
-    return tuple(found)
+            if found is not None:
+                found.append(pair)
+        elif found is None:
+            found = list(metadata[:index])
+        index += 1
+    return metadata if found is None else tuple(found)
 
 
 cdef bytes _VARIES = b"Vary: Accept-Encoding\r\n"
@@ -481,6 +495,18 @@ cdef inline Text _line_end(Text at, Text stop) noexcept:
 _UNREAD = (None, None)
 
 
+cdef extern from "Python.h":
+    tuple PyTuple_New(Py_ssize_t size)
+    PyObject* PyTuple_GET_ITEM(tuple items, Py_ssize_t index)
+    void PyTuple_SET_ITEM(tuple items, Py_ssize_t index, object item)
+
+
+cdef inline void _set_item(tuple items, Py_ssize_t index, item) noexcept:
+    """Set an item of a new tuple."""
+    Py_INCREF(item)
+    PyTuple_SET_ITEM(items, index, item)
+
+
 cdef class _HeadRecogniser:
     """Reads heads by their templates; what is unusual, *python* does."""
 
@@ -547,15 +573,18 @@ cdef class _HeadRecogniser:
 
     cdef object _as_before(self, Text here, Text stop):
         """Return a head that has the text of the last one; None for another head."""
+        cdef tuple template = <tuple>self._last[0]
         cdef list parts = <list>self._last[1]
+        cdef tuple pairs = <tuple>template[0]
+        cdef tuple places = <tuple>template[2]
         cdef Py_ssize_t slots = len(parts) - 1
-        cdef Py_ssize_t index
+        cdef Py_ssize_t index, place
         cdef Text value
         cdef Text value_end
         cdef Text line_end
         cdef bytes part
         cdef int64_t length = -1
-        cdef list values = []
+        cdef tuple filled = PyTuple_New(len(pairs))
         for index in range(slots):
             part = <bytes>parts[index]
             if stop - here < PyBytes_GET_SIZE(part) or memcmp(here, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part)):
@@ -572,12 +601,26 @@ cdef class _HeadRecogniser:
                 length = _length(value, value_end - value) if value < value_end else -1
                 if length < 0:
                     return None
-            values.append(_ascii(value, value_end - value))
+            place = places[index]
+            if place >= 0:
+                _set_item(filled, place, ((<tuple>pairs[place])[0], _ascii(value, value_end - value)))
             here = line_end
         part = <bytes>parts[slots]
         if stop - here != PyBytes_GET_SIZE(part) or memcmp(here, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part)):
             return None
-        return self._last[2]("", length, self._filled(<tuple>self._last[0], values))
+        for place in range(len(pairs)):
+            if PyTuple_GET_ITEM(filled, place) is NULL:
+                _set_item(filled, place, pairs[place])
+        return self._last[2]("", length, self._new(filled, filled if template[1] is pairs else None, template[3]))
+
+    cdef object _new(self, tuple pairs, lowered, positions):
+        """Return fields; as `Headers`."""
+        headers = PyType_GenericAlloc(<PyTypeObject*><void*>self._headers, 0)
+        _set_field(headers, self._pairs, pairs)
+        _set_field(headers, self._lowered, lowered)
+        _set_field(headers, self._read, _UNREAD)
+        _set_field(headers, self._positions, positions)
+        return headers
 
     cdef object _filled(self, tuple template, list values):
         """Return the fields of a template with other values."""
@@ -586,26 +629,16 @@ cdef class _HeadRecogniser:
         cdef tuple places = <tuple>template[2]
         cdef Py_ssize_t index, place
         cdef list filled = list(pairs)
-        cdef list filled_lowered = filled if lowered is pairs else None
-        if filled_lowered is None and self._most_target:  # those of responses are rarely needed
-            filled_lowered = list(lowered)
+        cdef list filled_lowered = filled if lowered is pairs else list(lowered)
         for index in range(len(places)):
             place = places[index]
             if place >= 0:
                 value = values[index]
                 filled[place] = ((<tuple>pairs[place])[0], value)
-                if filled_lowered is not filled and filled_lowered is not None:
+                if filled_lowered is not filled:
                     filled_lowered[place] = ((<tuple>lowered[place])[0], value)
         pairs = tuple(filled)
-        headers = PyType_GenericAlloc(<PyTypeObject*><void*>self._headers, 0)
-        _set_field(headers, self._pairs, pairs)
-        if filled_lowered is None:
-            _set_field(headers, self._lowered, None)
-        else:
-            _set_field(headers, self._lowered, pairs if filled_lowered is filled else tuple(filled_lowered))
-        _set_field(headers, self._read, _UNREAD)
-        _set_field(headers, self._positions, template[3])
-        return headers
+        return self._new(pairs, pairs if filled_lowered is filled else tuple(filled_lowered), template[3])
 
     cdef tuple _split(self, Text at, Text stop):
         """Split a head; return None for what Python should read."""

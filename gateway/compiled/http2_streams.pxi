@@ -50,7 +50,7 @@ cdef bint _read_whole(bytes data, Py_ssize_t at, Py_ssize_t max_block, _Whole* w
 cdef class _StreamFields:
     """Where connections of HTTP/2, their writers and their streams have their fields."""
 
-    cdef object _receiver, _writer, _stream, _budget, _failure
+    cdef object _receiver, _writer, _stream, _budget, _failure, _partial, _read_call_block
     cdef object _open, _half_local, _half_remote, _closed, _remote_ended, _end
     cdef Py_ssize_t _max_block, _has_settings, _streams, _window, _heads, _has_heads, _events, _writer_at
     cdef Py_ssize_t _last, _is_accepting, _max_streams, _read_block, _read_head, _table
@@ -59,6 +59,8 @@ cdef class _StreamFields:
     cdef Py_ssize_t _unread, _written
 
     def __cinit__(self):
+        from functools import partial
+
         from gateway.transports.http2 import states
         from gateway.transports.http2.flood_control import FloodBudget
         from gateway.transports.http2.frames import Http2StreamError
@@ -67,6 +69,7 @@ cdef class _StreamFields:
 
         self._receiver, self._writer, self._stream = Http2Receiver, Http2StreamWriter, Http2Stream
         self._budget, self._failure = FloodBudget, Http2StreamError
+        self._partial, self._read_call_block = partial, read_call_block
         self._open, self._closed = states.OPEN, states.CLOSED
         self._half_local, self._half_remote = states.HALF_CLOSED_LOCAL, states.HALF_CLOSED_REMOTE
         self._remote_ended, self._end = states.REMOTE_ENDED, states.Http2StreamEvent.RECEIVE_END
@@ -132,7 +135,7 @@ cdef object _content(bytes data, Py_ssize_t begin, Py_ssize_t stop):
 cdef object _fresh_head(core, _StreamFields of, bytes block):
     """Return the head that a block is; as `gateway.transports.http2.receiver.Http2Receiver._fresh_head`."""
     cdef tuple before = <tuple?>_field(core, of._table)
-    cdef tuple found
+    cdef tuple found, limits
     head = None
     read_block = _field(core, of._read_block)
     if read_block is None:
@@ -141,7 +144,12 @@ cdef object _fresh_head(core, _StreamFields of, bytes block):
             found = <tuple?>_python_version("decode_block")(block, before, _field(core, of._max_block))
         fields, table = found[0], found[1]
     else:
-        found = <tuple?>read_block(block, before)
+        found = None
+        if type(read_block) is of._partial and read_block.func is of._read_call_block:
+            limits = <tuple>read_block.args
+            found = _read_call_block(block, before, limits[0], limits[1], True)
+        if found is None:
+            found = <tuple?>read_block(block, before)
         head, fields, table = found[0], found[1], found[2]
     _set_field(core, of._table, table)
     if head is None:
