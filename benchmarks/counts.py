@@ -40,7 +40,7 @@ BOUNDS = {
     applications.FORMS: 1.15,
     applications.EVERYTHING: 1.29,
     applications.LONG_HEAD: 1.17,
-    applications.MANY_FORMS: 2.10,
+    applications.MANY_FORMS: 1.25,
 }
 """The most that a request of a kind costs in the compiled build, in units of the repeated one."""
 

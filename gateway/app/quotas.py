@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
@@ -26,25 +26,29 @@ from gateway.concurrency.background import start_background
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config, ListenerConfig
 from gateway.config.permissions import QuotaConfig, QuotaStoreConfig
+from gateway.frontend.carriers import AttachRequestId
 from gateway.ir.calls import Call
+from gateway.ir.context import REQUEST_ID
 from gateway.policies.access.quotas.budgets import Budgets, Key, Limit, LocalAccounts
 from gateway.policies.access.quotas.layer import (
-    QUOTA_NOTES,
     Accounts,
     ApplyQuotas,
     OnRefused,
-    QuotaNotes,
     QuotaRule,
     QuotasOfCalls,
+    QuotaState,
+    note_quotas,
+    quota_notes,
 )
 from gateway.policies.access.quotas.leases import LeasedAccounts, QuotaLeader, Rounds
 from gateway.policies.access.quotas.pools import PoolLeases
 from gateway.policies.access.rules import AccessRule
 from gateway.telemetry import names
 from gateway.telemetry.families import gauge_family
-from gateway.wire.grpc import GrpcResponse, GrpcStatus
+from gateway.wire.grpc import GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.http import ExtendedHeaders, HttpResponse
 from gateway.wire.protobuf import LEN, VARINT, put_bytes, put_text, put_varint, tag, varint
+from gateway.wire.request_id import attach_grpc_request_id, attach_http_request_id
 
 log = structlog.get_logger(__name__)
 
@@ -292,19 +296,20 @@ class LeadingQuotas(LeadingPart):
         await self._own.stop()
 
 
-def rate_limit_headers(notes: QuotaNotes) -> tuple[tuple[str, str], ...]:
-    """Return the headers that tell clients of their quotas.
+def rate_limits(states: Sequence[QuotaState]) -> tuple[str, str]:
+    """Return the values of `RateLimit-Policy` and of `RateLimit`, which tell clients of quotas.
 
     Source: draft-ietf-httpapi-ratelimit-headers-10.
     """
-    states = notes.states
-    if not states:
-        return ()
-    policies, left = [], []
-    for name, limit, window_s, rest, reset_s in states:
-        policies.append(_policy(name, limit.amount, limit.unit, window_s))
-        left.append(f'"{name}";r={rest};t={reset_s}')
-    return (("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(left)))
+    if len(states) == 1:  # most calls: half the time of the lists below
+        only = states[0]
+        return (
+            _policy(only.name, only.limit.amount, only.limit.unit, only.window_s),
+            f'"{only.name}";r={only.left};t={only.reset_s}',
+        )
+    policies = [_policy(one.name, one.limit.amount, one.limit.unit, one.window_s) for one in states]
+    left = [f'"{one.name}";r={one.left};t={one.reset_s}' for one in states]
+    return ", ".join(policies), ", ".join(left)
 
 
 @lru_cache(1024)  # it is the same for all calls of a window
@@ -313,66 +318,58 @@ def _policy(name: str, amount: float, unit: str, window_s: int) -> str:
     return f'"{name}";q={amount:.0f}{shown};w={window_s}'
 
 
-def _notes() -> QuotaNotes | None:
-    """Return what the client of the current call is told, and forget it."""
-    read = QUOTA_NOTES.get()
-    if read is None:
-        return None
-    QUOTA_NOTES.set(None)
-    return read()
-
-
-def telling_http(
-    attach: Callable[[HttpResponse, str], HttpResponse], own: QuotaHeaders | None = None
-) -> Callable[[HttpResponse, str], HttpResponse]:
-    """Return what attaches the headers of quotas to a response before *attach*.
+def telling_http(own: QuotaHeaders | None = None) -> AttachRequestId[HttpResponse]:
+    """Return what attaches the headers of quotas and the request id to a response.
 
     Args:
-        attach: Attaches the request id.
         own: Returns further headers of the protocol; None for none.
     """
 
-    def attach_quotas(response: HttpResponse, request_id: str) -> HttpResponse:
-        notes = _notes()
-        headers = () if notes is None else rate_limit_headers(notes)
-        if headers and notes is not None and own is not None:
+    def attach(response: HttpResponse, request_id: str) -> HttpResponse:
+        notes = quota_notes()
+        if notes is None:
+            return attach_http_request_id(response, request_id)
+        note_quotas(None)
+        states = notes.states()
+        if not states:
+            return attach_http_request_id(response, request_id)
+        policies, left = rate_limits(states)
+        headers: tuple[tuple[str, str], ...]
+        headers = (("RateLimit-Policy", policies), ("RateLimit", left))
+        if own is not None:
             headers += own(
                 [
-                    QuotaNote(limit.unit, int(limit.amount), left, reset_s)
-                    for _, limit, _, left, reset_s in notes.states
+                    QuotaNote(one.limit.unit, int(one.limit.amount), one.left, one.reset_s)
+                    for one in states
                 ]
             )
-        if headers:
-            response = HttpResponse(
-                response.status,
-                ExtendedHeaders(response.headers, headers),
-                response.body,
-                response.is_compressible,
-                response.request_id,
-            )
-        return attach(response, request_id)
+        return HttpResponse(
+            response.status,
+            ExtendedHeaders(response.headers, headers),
+            response.body,
+            response.is_compressible,
+            request_id,
+        )
 
-    return attach_quotas
+    return attach
 
 
-def telling_grpc(
-    attach: Callable[[GrpcResponse, str], GrpcResponse],
-) -> Callable[[GrpcResponse, str], GrpcResponse]:
-    """Return what attaches the trailers of quotas to a response before *attach*."""
-
-    def attach_quotas(response: GrpcResponse, request_id: str) -> GrpcResponse:
-        notes = _notes()
-        if notes is not None:
-            trailers = [(name.lower(), value) for name, value in rate_limit_headers(notes)]
-            metadata: list[Any] = [*response.metadata, *trailers]
-            if notes.wait_s and response.status is not GrpcStatus.OK:
-                metadata += _retry_trailers(response, notes.wait_s)
-            response = GrpcResponse(
-                response.message, response.status, response.details, tuple(metadata)
-            )
-        return attach(response, request_id)
-
-    return attach_quotas
+def tell_grpc(response: GrpcResponse, request_id: str) -> GrpcResponse:
+    """Attach the trailers of quotas and the request id to a response."""
+    notes = quota_notes()
+    if notes is None:
+        return attach_grpc_request_id(response, request_id)
+    note_quotas(None)
+    told: Metadata = response.metadata
+    states = notes.states()
+    if states:
+        policies, left = rate_limits(states)
+        told = (*told, ("ratelimit-policy", policies), ("ratelimit", left))
+    if notes.wait_s and response.status is not GrpcStatus.OK:
+        told = (*told, *_retry_trailers(response, notes.wait_s))
+    return GrpcResponse(
+        response.message, response.status, response.details, (*told, (REQUEST_ID, request_id))
+    )
 
 
 _CODE: Final = varint(tag(1, VARINT))

@@ -1,4 +1,4 @@
-# Calls of a gRPC server that arrive in one piece: transports/grpc/server_*.py, protocols/oip/grpc/infer.py.
+# Calls of a gRPC server that arrive in one piece: transports/grpc/server_connection.py.
 
 
 cdef class _ServerCallFields:
@@ -171,72 +171,3 @@ def _wire_request(self, view, message):
     _set_field(request, of._of_deadline, _field(self, of._deadline))
     _set_field(request, of._of_client, client)
     return request
-
-
-cdef class _PlainInferences:
-    """Where inferences, their contexts and their origins have their fields."""
-
-    cdef _Copies _calls, _contexts, _origins
-    cdef object _wire, _message_class
-    cdef Py_ssize_t _wire_metadata, _wire_deadline, _wire_client
-    cdef Py_ssize_t _model, _context, _inputs, _id, _parameters, _members
-    cdef Py_ssize_t _metadata, _request_id, _deadline, _origin, _client, _of_wire, _has_bytes
-    cdef Py_ssize_t _message_model, _message_parameters, _columns
-
-    def __cinit__(self):
-        from gateway.ir.calls import InferRequest
-        from gateway.ir.context import Context, Origin
-        from gateway.protocols.oip.grpc.context import NAME, NEEDS
-        from gateway.protocols.oip.grpc.scan import InferMessage
-        from gateway.wire.grpc import GrpcRequest
-
-        self._calls, self._contexts = _Copies(InferRequest()), _Copies(Context(NAME, needs=NEEDS))
-        self._origins, self._wire, self._message_class = _Copies(Origin(NAME, None)), GrpcRequest, InferMessage
-        self._message_parameters = _offset(InferMessage, "parameters")
-        self._wire_metadata, self._wire_deadline = _offset(GrpcRequest, "metadata"), _offset(GrpcRequest, "deadline")
-        self._wire_client = _offset(GrpcRequest, "client")
-        self._model, self._context = _offset(InferRequest, "model"), _offset(InferRequest, "context")
-        self._inputs, self._id = _offset(InferRequest, "inputs"), _offset(InferRequest, "id")
-        self._parameters, self._members = _offset(InferRequest, "parameters"), _offset(InferRequest, "flat_members")
-        self._metadata, self._origin = _offset(Context, "metadata"), _offset(Context, "origin")
-        self._request_id, self._deadline = _offset(Context, "request_id"), _offset(Context, "deadline")
-        self._client = _offset(Context, "client")
-        self._of_wire, self._has_bytes = _offset(Origin, "wire"), _offset(Origin, "has_bytes")
-        self._message_model, self._columns = _offset(InferMessage, "model"), _offset(InferMessage, "columns")
-
-
-cdef _PlainInferences _plain_inferences = None
-
-
-def plain_inference(wire, message, str request_id not None, inputs, str spare_id not None):
-    """See `gateway.protocols.oip.grpc.infer.plain_inference`."""
-    global _plain_inferences
-    if _plain_inferences is None:
-        _plain_inferences = _PlainInferences()
-    cdef _PlainInferences at = _plain_inferences
-    if type(wire) is not at._wire or type(message) is not at._message_class:
-        return _python_version("plain_inference")(wire, message, request_id, inputs, spare_id)
-    metadata = _field(wire, at._wire_metadata)
-    if metadata:
-        metadata, found = texts_and_id(metadata)
-        if found:
-            spare_id = <str>found
-    else:
-        metadata = ()
-    origin = at._origins._copy()
-    _set_field(origin, at._of_wire, wire)
-    _set_field(origin, at._has_bytes, _field(message, at._columns) is not None)
-    context = at._contexts._copy()
-    _set_field(context, at._metadata, metadata)
-    _set_field(context, at._request_id, spare_id)
-    _set_field(context, at._deadline, _field(wire, at._wire_deadline))
-    _set_field(context, at._origin, origin)
-    _set_field(context, at._client, _field(wire, at._wire_client))
-    call = at._calls._copy()
-    _set_field(call, at._model, _field(message, at._message_model))
-    _set_field(call, at._context, context)
-    _set_field(call, at._inputs, inputs)
-    _set_field(call, at._id, request_id)
-    _set_field(call, at._parameters, _field(message, at._message_parameters))
-    _set_field(call, at._members, {})
-    return call

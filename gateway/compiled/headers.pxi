@@ -170,7 +170,7 @@ def headers_with_id(tuple pairs not None, str request_id not None, str without n
     return pairs if has_id or not request_id else pairs + (("x-request-id", request_id),)
 
 
-cdef class _FieldsOfHeaders:
+cdef class _LineFields:
     """Where header fields have what is known of them, and what writes them as lines."""
 
     cdef object _headers, _extended, _begin_of_line, _lines
@@ -203,19 +203,19 @@ cdef class _FieldsOfHeaders:
         return read[1] if read[0] is self._lines else headers.parsed_with(self._lines)
 
 
-cdef _FieldsOfHeaders _fields_of_headers = None
+cdef _LineFields _line_fields = None
 
 
-cdef inline _FieldsOfHeaders _of_headers():
-    global _fields_of_headers
-    if _fields_of_headers is None:
-        _fields_of_headers = _FieldsOfHeaders()
-    return _fields_of_headers
+cdef inline _LineFields _of_lines():
+    global _line_fields
+    if _line_fields is None:
+        _line_fields = _LineFields()
+    return _line_fields
 
 
 def extended_headers(base, tuple pairs not None, str request_id not None):
     """See `gateway.wire.metadata.extended_headers`."""
-    cdef _FieldsOfHeaders of = _of_headers()
+    cdef _LineFields of = _of_lines()
     if type(base) is not of._headers:
         return _python_version("extended_headers")(base, pairs, request_id)
     return of._extend(base, <tuple?>_field(base, of._pairs), headers_with_id(pairs, request_id, ""))
@@ -228,7 +228,7 @@ cdef bytes _LINE_END = b"\r\n"
 cdef str _REFUSES_CODINGS = "Accept-Encoding: identity\r\n"
 
 
-cdef str _text_lines(_FieldsOfHeaders of, tuple pairs, str before, str coding, bint* has_coding):
+cdef str _text_lines(_LineFields of, tuple pairs, str before, str coding, bint* has_coding):
     """Return *before*, the lines of fields, and *coding* if none is there; None for odd fields."""
     cdef list parts = []
     cdef Py_ssize_t total = PyUnicode_GET_LENGTH(before)
@@ -271,13 +271,13 @@ cdef inline char* _put_ascii(char* out, str text) noexcept:
 def field_lines(tuple pairs not None, str coding not None=_REFUSES_CODINGS):
     """See `gateway.transports.http.client_rules.field_lines`."""
     cdef bint has_coding = False
-    lines = _text_lines(_of_headers(), pairs, "", coding, &has_coding)
+    lines = _text_lines(_of_lines(), pairs, "", coding, &has_coding)
     return _python_version("field_lines")(pairs, coding) if lines is None else lines
 
 
 def lines_of(headers):
     """See `gateway.transports.http.client_rules.lines_of`."""
-    cdef _FieldsOfHeaders of = _of_headers()
+    cdef _LineFields of = _of_lines()
     cdef bint has_coding = False
     if type(headers) is of._headers:
         return of._lines_of(headers)
@@ -290,23 +290,44 @@ def lines_of(headers):
     return _python_version("lines_of")(headers)
 
 
-def json_length(headers):
-    """See `gateway.protocols.oip.json.binary_tensors.json_length`."""
-    cdef _FieldsOfHeaders of = _of_headers()
-    cdef int64_t length
-    cdef PyObject* place
-    if type(headers) is of._headers:
-        places, pairs = _field(headers, of._positions), _field(headers, of._pairs)
-        if type(places) is dict and type(pairs) is tuple and len(<dict>places) == len(<tuple>pairs):
-            place = PyDict_GetItem(places, "inference-header-content-length")
-            if place is NULL:
-                return None
-            text = (<tuple>(<tuple>pairs)[<Py_ssize_t><object>place])[1]
-            if PyUnicode_CheckExact(text) and PyUnicode_IS_COMPACT_ASCII(text) and PyUnicode_GET_LENGTH(text):
-                length = _length(PyUnicode_1BYTE_DATA(text), PyUnicode_GET_LENGTH(text))
-                if length >= 0:
-                    return length
-    return _python_version("json_length")(headers)
+_prefix_of_field = None
+cdef dict _prefixes = {}
+
+
+cpdef tuple response_lines(tuple pairs):
+    """See `gateway.transports.http.response_writer.response_lines`."""
+    global _prefix_of_field
+    cdef list parts = []
+    cdef Py_ssize_t total = 0
+    cdef Py_ssize_t index
+    cdef tuple prefix
+    cdef bint has_date = False
+    cdef bytes lines
+    cdef char* out
+    if _prefix_of_field is None:
+        from gateway.transports.http.response_writer import _field_prefix
+
+        _prefix_of_field = _field_prefix
+    for name, value in pairs:
+        prefix = _known(_prefixes, _prefix_of_field, name)
+        begin = prefix[0]
+        if not PyUnicode_GET_LENGTH(begin):
+            continue
+        if not is_printable_ascii(value) or not PyUnicode_IS_COMPACT_ASCII(begin):
+            return _python_version("response_lines")(pairs)
+        parts.append(begin)
+        parts.append(value)
+        total += PyUnicode_GET_LENGTH(begin) + PyUnicode_GET_LENGTH(value) + 2
+        has_date = has_date or prefix[1] is True
+    lines = PyBytes_FromStringAndSize(NULL, total)
+    out = PyBytes_AS_STRING(lines)
+    for index in range(0, len(parts), 2):
+        begin, value = parts[index], parts[index + 1]
+        out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(begin), PyUnicode_GET_LENGTH(begin))
+        out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(value), PyUnicode_GET_LENGTH(value))
+        out[0], out[1] = c"\r", c"\n"
+        out += 2
+    return lines, has_date
 
 
 def first_value(fields not None, str wanted not None):
@@ -379,6 +400,74 @@ def texts_and_id(tuple metadata not None):
             if len(found) > 128 or not is_printable_ascii(found):
                 found = ""
     return metadata, found
+
+
+cdef class _HeadersFields:
+    """Where headers have their fields."""
+
+    cdef object _headers
+    cdef Py_ssize_t _pairs, _lowered, _positions
+
+    def __cinit__(self):
+        from gateway.wire.http import Headers
+
+        self._headers = Headers
+        self._pairs, self._lowered = _offset(Headers, "pairs"), _offset(Headers, "_lowered")
+        self._positions = _offset(Headers, "positions")
+
+    cdef object _places(self, headers):
+        """Return where the values of a template stand, by name; None for other fields."""
+        if type(headers) is not self._headers:
+            return None
+        places = _field(headers, self._positions)
+        return places if type(places) is dict else None
+
+
+cdef _HeadersFields _headers_fields = None
+
+
+cdef inline _HeadersFields _of_headers():
+    global _headers_fields
+    if _headers_fields is None:
+        _headers_fields = _HeadersFields()
+    return _headers_fields
+
+
+def sender_metadata(headers):
+    """See `gateway.wire.metadata.sender_metadata`."""
+    cdef _HeadersFields of = _of_headers()
+    cdef PyObject* place
+    cdef str found
+    places = of._places(headers)
+    lowered = None if places is None else _field(headers, of._lowered)
+    if type(lowered) is not tuple:
+        return _python_version("sender_metadata")(headers)
+    place = PyDict_GetItem(places, "x-request-id")
+    if place is NULL:
+        return lowered, ""
+    found = <str?>(<tuple>(<tuple>lowered)[<Py_ssize_t><object>place])[1]
+    if PyUnicode_GET_LENGTH(found) > 128 or not is_printable_ascii(found):
+        found = ""
+    return lowered, found
+
+
+def json_length(headers):
+    """See `gateway.protocols.oip.json.binary_tensors.json_length`."""
+    cdef _HeadersFields of = _of_headers()
+    cdef int64_t length
+    cdef PyObject* place
+    places = of._places(headers)
+    pairs = None if places is None else _field(headers, of._pairs)
+    if type(pairs) is tuple and len(<dict>places) == len(<tuple>pairs):
+        place = PyDict_GetItem(places, "inference-header-content-length")
+        if place is NULL:
+            return None
+        text = (<tuple>(<tuple>pairs)[<Py_ssize_t><object>place])[1]
+        if PyUnicode_CheckExact(text) and PyUnicode_IS_COMPACT_ASCII(text) and PyUnicode_GET_LENGTH(text):
+            length = _length(PyUnicode_1BYTE_DATA(text), PyUnicode_GET_LENGTH(text))
+            if length >= 0:
+                return length
+    return _python_version("json_length")(headers)
 
 
 def pairs_named(tuple metadata not None, is_wanted not None):
@@ -454,7 +543,7 @@ def join_response(
 
 cdef enum:
     _TEXT_BYTES = 4096  # of the text of a head; a longer one is left to Python
-    _MAX_LINES = 128
+    _MAX_SLOTS = 128
     _MAX_DIGITS = 15
 
 cdef uint8_t _IN_NAME[256]
@@ -496,15 +585,38 @@ _UNREAD = (None, None)
 
 
 cdef extern from "Python.h":
-    tuple PyTuple_New(Py_ssize_t size)
-    PyObject* PyTuple_GET_ITEM(tuple items, Py_ssize_t index)
-    void PyTuple_SET_ITEM(tuple items, Py_ssize_t index, object item)
+    bint PyCFunction_Check(object)
+    PyObject* PyCFunction_GET_SELF(object)
+    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t)
 
 
-cdef inline void _set_item(tuple items, Py_ssize_t index, item) noexcept:
-    """Set an item of a new tuple."""
-    Py_INCREF(item)
-    PyTuple_SET_ITEM(items, index, item)
+cdef struct _Cut:
+    # A head that is split: its target, Content-Length or -1, the values of its slots, and the rest.
+    Text target
+    Py_ssize_t target_bytes
+    int64_t length
+    int count
+    Text values[_MAX_SLOTS]
+    Py_ssize_t sizes[_MAX_SLOTS]
+    Py_ssize_t text_bytes
+    char text[_TEXT_BYTES]
+
+
+cdef inline int _put_pair(tuple pairs, Py_ssize_t place, name, value) except -1:
+    """Write a field into a tuple that nobody else has."""
+    cdef tuple pair = (name, value)
+    Py_INCREF(pair)
+    PyTuple_SET_ITEM(pairs, place, pair)
+    return 0
+
+
+cdef inline void _put_others(tuple pairs, tuple others) noexcept:
+    """Write those of *others* into a tuple that it does not have yet."""
+    cdef Py_ssize_t index
+    for index in range(len(others)):
+        if PyTuple_GET_ITEM(pairs, index) is NULL:
+            Py_INCREF(others[index])
+            PyTuple_SET_ITEM(pairs, index, others[index])
 
 
 cdef class _HeadRecogniser:
@@ -535,24 +647,39 @@ cdef class _HeadRecogniser:
 
     def recognise(self, bytes data not None, Py_ssize_t at, Py_ssize_t end):
         cdef Text start = <Text>PyBytes_AS_STRING(data)
-        cdef tuple cut
+        cdef _Cut cut
+        cdef Py_ssize_t index
         if end - at > self._most_bytes:
             return None, None
         if not 0 <= at <= end - 4 or end > PyBytes_GET_SIZE(data):
             return self._python(data, at, end)
-        if self._last is not None:  # most heads of a server have the text of the one before
-            found = self._as_before(start + at, start + end - 4)
-            if found is not None:
-                return found, None
-        cut = self._split(start + at, start + end - 4)
-        if cut is None:
+        if self._last is not None and self._as_before(start + at, start + end - 4, &cut):
+            return self._last[2]("", cut.length, self._filled(<tuple>self._last[0], &cut)), None
+        if not self._split(start + at, start + end - 4, &cut):
             return self._python(data, at, end)
-        template = self._template_of(cut[0])
+        text = PyBytes_FromStringAndSize(cut.text, cut.text_bytes)
+        head = self._by_template(text, &cut)
+        if head is not None:
+            return head, None
+        values = [_ascii(cut.values[index], cut.sizes[index]) for index in range(cut.count)]
+        return None, (text, _ascii(cut.target, cut.target_bytes), cut.length, values)
+
+    cdef object _known(self, Text at, Py_ssize_t size):
+        """Return the head of a text by its template; None without one."""
+        cdef _Cut cut
+        if size > self._most_bytes or not self._split(at, at + size - 4, &cut):
+            return None
+        return self._by_template(PyBytes_FromStringAndSize(cut.text, cut.text_bytes), &cut)
+
+    cdef object _by_template(self, bytes text, _Cut* cut):
+        """Return a head that is split by its template; None without one."""
+        template = self._template_of(text)
         if template is None:
-            return None, cut
+            return None
         if not self._most_target:
-            self._remember(template, <bytes>cut[0], len(<list>cut[3]))
-        return template.fill(cut[1], cut[2], self._filled(<tuple>template.headers, <list>cut[3])), None
+            self._remember(template, text, cut.count)
+        headers = self._filled(<tuple>template.headers, cut)
+        return template.fill(_ascii(cut.target, cut.target_bytes), cut.length, headers)
 
     cdef int _remember(self, template, bytes text, Py_ssize_t slots) except -1:
         """Note a template, and the texts before its *slots*, whose lines are names without a colon."""
@@ -571,80 +698,71 @@ cdef class _HeadRecogniser:
         self._last = (template.headers, parts, template.fill) if len(parts) == slots + 1 else None
         return 0
 
-    cdef object _as_before(self, Text here, Text stop):
-        """Return a head that has the text of the last one; None for another head."""
-        cdef tuple template = <tuple>self._last[0]
+    cdef bint _as_before(self, Text here, Text stop, _Cut* cut) noexcept:
+        """Find the slots of a head that has the text of the last one; return False for another head."""
         cdef list parts = <list>self._last[1]
-        cdef tuple pairs = <tuple>template[0]
-        cdef tuple places = <tuple>template[2]
         cdef Py_ssize_t slots = len(parts) - 1
-        cdef Py_ssize_t index, place
+        cdef Py_ssize_t index, size
         cdef Text value
         cdef Text value_end
         cdef Text line_end
         cdef bytes part
-        cdef int64_t length = -1
-        cdef tuple filled = PyTuple_New(len(pairs))
+        cut.length, cut.count = -1, <int>slots
         for index in range(slots):
             part = <bytes>parts[index]
-            if stop - here < PyBytes_GET_SIZE(part) or memcmp(here, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part)):
-                return None
-            value = here + PyBytes_GET_SIZE(part)
+            size = PyBytes_GET_SIZE(part)
+            if stop - here < size or memcmp(here, PyBytes_AS_STRING(part), size):
+                return False
+            value = here + size
             line_end = value_end = _line_end(value, stop)
             while value < value_end and (value[0] == c" " or value[0] == c"\t"):
                 value += 1
             while value < value_end and ((value_end - 1)[0] == c" " or (value_end - 1)[0] == c"\t"):
                 value_end -= 1
             if not _is_value(value, value_end - value):
-                return None
+                return False
             if index == self._length_slot:
-                length = _length(value, value_end - value) if value < value_end else -1
-                if length < 0:
-                    return None
-            place = places[index]
-            if place >= 0:
-                _set_item(filled, place, ((<tuple>pairs[place])[0], _ascii(value, value_end - value)))
+                cut.length = _length(value, value_end - value) if value < value_end else -1
+                if cut.length < 0:
+                    return False
+            cut.values[index], cut.sizes[index] = value, value_end - value
             here = line_end
         part = <bytes>parts[slots]
-        if stop - here != PyBytes_GET_SIZE(part) or memcmp(here, PyBytes_AS_STRING(part), PyBytes_GET_SIZE(part)):
-            return None
-        for place in range(len(pairs)):
-            if PyTuple_GET_ITEM(filled, place) is NULL:
-                _set_item(filled, place, pairs[place])
-        return self._last[2]("", length, self._new(filled, filled if template[1] is pairs else None, template[3]))
+        return stop - here == PyBytes_GET_SIZE(part) and not memcmp(here, PyBytes_AS_STRING(part), stop - here)
 
-    cdef object _new(self, tuple pairs, lowered, positions):
-        """Return fields; as `Headers`."""
-        headers = PyType_GenericAlloc(<PyTypeObject*><void*>self._headers, 0)
-        _set_field(headers, self._pairs, pairs)
-        _set_field(headers, self._lowered, lowered)
-        _set_field(headers, self._read, _UNREAD)
-        _set_field(headers, self._positions, positions)
-        return headers
-
-    cdef object _filled(self, tuple template, list values):
+    cdef object _filled(self, tuple template, _Cut* cut):
         """Return the fields of a template with other values."""
         cdef tuple pairs = <tuple>template[0]
         cdef tuple lowered = <tuple>template[1]
         cdef tuple places = <tuple>template[2]
         cdef Py_ssize_t index, place
-        cdef list filled = list(pairs)
-        cdef list filled_lowered = filled if lowered is pairs else list(lowered)
-        for index in range(len(places)):
+        cdef tuple filled = PyTuple_New(len(pairs))
+        cdef tuple filled_lowered = filled if lowered is pairs else None
+        if filled_lowered is None and self._most_target:  # those of responses are rarely read
+            filled_lowered = PyTuple_New(len(lowered))
+        if len(places) != cut.count:
+            raise ValueError(f"found {cut.count} slots in a head, its template has {len(places)}")
+        for index in range(cut.count):
             place = places[index]
             if place >= 0:
-                value = values[index]
-                filled[place] = ((<tuple>pairs[place])[0], value)
-                if filled_lowered is not filled:
-                    filled_lowered[place] = ((<tuple>lowered[place])[0], value)
-        pairs = tuple(filled)
-        return self._new(pairs, pairs if filled_lowered is filled else tuple(filled_lowered), template[3])
+                value = _ascii(cut.values[index], cut.sizes[index])
+                _put_pair(filled, place, (<tuple>pairs[place])[0], value)
+                if filled_lowered is not filled and filled_lowered is not None:
+                    _put_pair(filled_lowered, place, (<tuple>lowered[place])[0], value)
+        _put_others(filled, pairs)
+        if filled_lowered is not filled and filled_lowered is not None:
+            _put_others(filled_lowered, lowered)
+        headers = PyType_GenericAlloc(<PyTypeObject*><void*>self._headers, 0)
+        _set_field(headers, self._pairs, filled)
+        _set_field(headers, self._lowered, filled_lowered)
+        _set_field(headers, self._read, _UNREAD)
+        _set_field(headers, self._positions, template[3])
+        return headers
 
-    cdef tuple _split(self, Text at, Text stop):
-        """Split a head; return None for what Python should read."""
-        cdef char text[_TEXT_BYTES]
-        cdef char* out = text
-        cdef char* full = text + _TEXT_BYTES
+    cdef bint _split(self, Text at, Text stop, _Cut* cut) except -1:
+        """Split a head; return False for what Python should read."""
+        cdef char* out = cut.text
+        cdef char* full = cut.text + _TEXT_BYTES
         cdef Text line_end = _line_end(at, stop)
         cdef Text here = at
         cdef Text value
@@ -652,33 +770,33 @@ cdef class _HeadRecogniser:
         cdef Py_ssize_t size
         cdef int64_t length = -1
         cdef int kind
-        cdef list values = []
-        cdef object target = ""
+        cdef int count = 0
+        cut.target, cut.target_bytes = at, 0
         if self._most_target:
             while here < line_end and c"A" <= here[0] <= c"Z":
                 here += 1
             if here == at or here == line_end or here[0] != c" ":
-                return None
+                return False
             here += 1
             value = here
             while here < line_end and _IN_TARGET[here[0]]:
                 here += 1
             if here == line_end or here[0] != c" " or value[0] != c"/" or here - value > self._most_target:
-                return None
+                return False
             if line_end - at > full - out:
-                return None
+                return False
             out = _put_text(out, <const char*>at, value - at)
             out = _put_text(out, <const char*>here, line_end - here)
-            target = _ascii(value, here - value)
+            cut.target, cut.target_bytes = value, here - value
         else:
             if line_end - at > full - out:
-                return None
+                return False
             out = _put_text(out, <const char*>at, line_end - at)
         while line_end < stop:
             at = line_end + 2
             line_end = _line_end(at, stop)
             if full - out < 2:
-                return None
+                return False
             out = _put_text(out, b"\r\n", 2)
             here = at
             while here < line_end and _IN_NAME[here[0]]:
@@ -689,9 +807,9 @@ cdef class _HeadRecogniser:
                 kind = self._kind(at, size)
             if kind == 1 or here == line_end or here[0] != c":" or not size:
                 if kind != 1 or (here < line_end and here[0] != c":"):
-                    return None
+                    return False
                 if line_end - at > full - out:
-                    return None
+                    return False
                 out = _put_text(out, <const char*>at, line_end - at)
                 continue
             value, value_end = here + 1, line_end
@@ -700,21 +818,23 @@ cdef class _HeadRecogniser:
             while value < value_end and ((value_end - 1)[0] == c" " or (value_end - 1)[0] == c"\t"):
                 value_end -= 1
             if not _is_value(value, value_end - value):
-                return None
+                return False
             if kind == 2:
                 if value == value_end or length >= 0:
-                    return None
+                    return False
                 length = _length(value, value_end - value)
                 if length < 0:
                     if line_end - at > full - out:
-                        return None
+                        return False
                     out = _put_text(out, <const char*>at, line_end - at)
                     continue
-            if size > full - out:
-                return None
+            if size > full - out or count == _MAX_SLOTS:
+                return False
             out = _put_text(out, <const char*>at, size)
-            values.append(_ascii(value, value_end - value))
-        return PyBytes_FromStringAndSize(text, out - text), target, length, values
+            cut.values[count], cut.sizes[count] = value, value_end - value
+            count += 1
+        cut.length, cut.count, cut.text_bytes = length, count, out - cut.text
+        return True
 
     cdef int _kind(self, Text at, Py_ssize_t size) except -1:
         """Return 1 for a fixed name, 2 for that of the length; 0 for another one."""
@@ -741,6 +861,14 @@ cdef int64_t _length(Text at, Py_ssize_t size) noexcept:
             return -1
         length = length * 10 + (at[index] - c"0")
     return length
+
+
+cdef inline _HeadRecogniser _recogniser_of(function):
+    """Return what recognises heads by its method *function*; None for a function in Python."""
+    cdef PyObject* owner = PyCFunction_GET_SELF(function) if PyCFunction_Check(function) else NULL
+    if owner is NULL or type(<object>owner) is not _HeadRecogniser:
+        return None
+    return <_HeadRecogniser><object>owner
 
 
 def head_recogniser(template_of, fixed, Py_ssize_t most_bytes, Py_ssize_t most_target):

@@ -151,7 +151,10 @@ class ExtendedHeaders(Headers):
     __slots__ = ("base", "more")
 
     def __init__(self, base: Headers, more: tuple[tuple[str, str], ...]) -> None:
-        super().__init__(base.pairs + more)
+        # As in the base class, without a second call.
+        self.pairs = base.pairs + more
+        self._lowered = self.positions = None
+        self._read = _UNREAD
         self.base = base
         self.more = more
 

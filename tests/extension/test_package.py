@@ -52,7 +52,7 @@ def running(site: Path) -> Iterator[Serving]:
 
 
 def post(running: Serving, model: str, body: str, client: str = "guest") -> tuple[int, str]:
-    connection = HTTPConnection(str(running.addresses["main.http"]), timeout=30)
+    connection = HTTPConnection(str(running.addresses["main.http"]), timeout=60)
     try:
         connection.request("POST", f"/toy/{model}", body, {"x-toy-client": client})
         response = connection.getresponse()
@@ -152,7 +152,7 @@ def test_its_transform_changes_requests(running: Serving) -> None:
 
 
 def get(running: Serving, path: str) -> tuple[int, str]:
-    connection = HTTPConnection(str(running.addresses["admin"]), timeout=30)
+    connection = HTTPConnection(str(running.addresses["admin"]), timeout=60)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -166,10 +166,12 @@ def _written(headers: Headers) -> tuple[bytes, bool]:
 
     Codecs use the same few header objects again and again, which cache the result.
     """
-    return write_fields(headers, _written, _lines)
+    return write_fields(headers, _written, response_lines)
 
 
-def _lines(pairs: tuple[tuple[str, str], ...]) -> tuple[bytes, bool]:
+@accelerated
+def response_lines(pairs: tuple[tuple[str, str], ...]) -> tuple[bytes, bool]:
+    """Return fields as lines, and whether they include Date."""
     text = ""
     dated = False
     for name, value in pairs:

@@ -187,11 +187,31 @@ class HeadReader:
     Args:
         limits: The limits of the listener.
         head_cache: The cache of the listener.
+
+    Attributes:
+        head_cache: The cache of the listener.
     """
+
+    __slots__ = (
+        "_cut",
+        "_fields",
+        "_is_chunked",
+        "_is_complete",
+        "_length",
+        "_limits",
+        "_parser",
+        "_raw",
+        "_should_close",
+        "_size",
+        "_tail",
+        "_target",
+        "_unsampled",
+        "head_cache",
+    )
 
     def __init__(self, limits: ServerLimits, head_cache: RequestHeadCache) -> None:
         self._limits = limits
-        self._head_cache = head_cache
+        self.head_cache = head_cache
         self._unsampled = 0
         self.forget()
 
@@ -214,13 +234,36 @@ class HeadReader:
         """Whether a part of a head has arrived."""
         return self._size > 0
 
-    def expects_known(self) -> bool:
-        """Return whether a head may begin now, and is likely to be in the cache."""
-        return self._parser is None and not self._unsampled
+    def known(self, data: bytes, at: int, end: int) -> RequestHead | None:
+        """Return a head that needs no parser: it is in the cache, or has a template.
 
-    def feed(  # noqa: C901  # calls would be felt
-        self, data: bytes, at: int
-    ) -> tuple[RequestHead | None, int]:
+        Args:
+            data: Has the head.
+            at: Where it begins.
+            end: Where it ends, after the empty line.
+        """
+        cache, raw = self.head_cache, b""
+        if self._unsampled:  # heads of this client differ
+            self._unsampled -= 1
+        elif end - at <= MAX_CACHED_BYTES + len(END):
+            raw = data[at:end]
+            cached = cache.get(raw)
+            if cached is not None:
+                return cached
+        head, self._cut = cache.recognise(data, at, end)
+        if head is None:
+            self._unsampled = 0
+        elif raw:
+            self.sample(raw, head)
+        return head
+
+    def sample(self, raw: bytes, head: RequestHead) -> None:
+        """Cache a head that a template has recognised if it repeats; look up few of the next."""
+        self._unsampled = _SAMPLED
+        if self.head_cache.should_admit(raw):
+            self.head_cache.put(raw, head)
+
+    def feed(self, data: bytes, at: int) -> tuple[RequestHead | None, int]:
         """Parse *data* from *at* up to the end of a head.
 
         Returns:
@@ -230,27 +273,15 @@ class HeadReader:
             HttpError: The data is not a head, or the head is too large.
         """
         if self._parser is None:
-            cache, found = self._head_cache, data.find(END, at)
-            end = found + len(END)
-            if self._unsampled and found >= 0:  # heads of this client differ
-                self._unsampled -= 1
-                head, self._cut = cache.recognise(data, at, end)
-                if head is not None:
-                    return head, end
-            raw = data[at:end] if 0 <= found - at <= MAX_CACHED_BYTES else b""
-            cached = cache.get(raw)
-            if cached is not None:
-                return cached, end
             if data.startswith(_LINEENDS, at):
                 return self._skip_empty_lines(data, at)
-            if found >= 0:
-                head, self._cut = cache.recognise(data, at, end)
+            end = data.find(END, at) + len(END)
+            if end >= len(END):
+                head = self.known(data, at, end)
                 if head is not None:
-                    self._unsampled = _SAMPLED
-                    if raw and cache.should_admit(raw):
-                        cache.put(raw, head)
                     return head, end
-            self._raw = raw
+                if end - at <= MAX_CACHED_BYTES + len(END):
+                    self._raw = data[at:end]
             self._parser = httptools.HttpRequestParser(self)
         elif self._tail == _CR:
             return self._skip_empty_lines(data, at)

@@ -10,9 +10,8 @@ import calendar
 import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -58,29 +57,31 @@ class Limit:
         period: "s", "min", "hour", "day" or "month".
         burst: Of rates: what may come at once; None for the amount of one second, at least 1.
         unit: "calls", "elements", "bytes" or "seconds".
+        rate: Of rates: the amount of one second; else 0.
+        capacity: The most that one call may take.
     """
 
     amount: float
     period: str
     burst: float | None = None
     unit: str = "calls"
+    # Each call reads them.
+    rate: float = field(init=False, repr=False, compare=False, default=0.0)
+    capacity: float = field(init=False, repr=False, compare=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        """Compute what follows from the other fields."""
+        rate, capacity = 0.0, self.amount
+        if self.is_rate:
+            rate = self.amount / PERIOD_S[self.period]
+            capacity = self.burst if self.burst is not None else max(1.0, rate)
+        object.__setattr__(self, "rate", rate)
+        object.__setattr__(self, "capacity", capacity)
 
     @property
     def is_rate(self) -> bool:
         """Whether it is a rate, and not a calendar window."""
         return self.period in _RATES
-
-    @cached_property  # each call reads it
-    def rate(self) -> float:
-        """Of a rate: the amount of one second."""
-        return self.amount / PERIOD_S[self.period]
-
-    @cached_property
-    def capacity(self) -> float:
-        """The most that one call may take."""
-        if not self.is_rate:
-            return self.amount
-        return self.burst if self.burst is not None else max(1.0, self.rate)
 
     def window_s(self, utc: float) -> int:
         """Return the length of the period at a time, in seconds."""
@@ -353,14 +354,18 @@ class Budgets:
         if budgets is None:
             return None
         found = budgets.get(key)
-        if found is None:
-            if len(budgets) >= _MAX_BUDGETS:
-                self._drop_unused(budgets)
-            if len(budgets) >= _MAX_BUDGETS:
-                key = (key[0], *_OTHERS)
-                found = budgets.get(key)
-            if found is None:
-                found = budgets[key] = self._open(key, self._limits[key[0]])
+        return self._new(key, budgets) if found is None else found
+
+    def _new(self, key: Key, budgets: dict[Key, Budget]) -> Budget:
+        """Return a budget for a new key."""
+        if len(budgets) >= _MAX_BUDGETS:
+            self._drop_unused(budgets)
+        if len(budgets) >= _MAX_BUDGETS:
+            key = (key[0], *_OTHERS)
+            shared = budgets.get(key)
+            if shared is not None:
+                return shared
+        found = budgets[key] = self._open(key, self._limits[key[0]])
         return found
 
     def _open(self, key: Key, limit: Limit) -> Budget:

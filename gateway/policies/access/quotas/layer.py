@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from math import ceil
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
@@ -22,7 +21,7 @@ from gateway.policies.access.operations import operation_of
 from gateway.policies.access.quotas.budgets import BudgetState, Charge, Key, Limit, Shortage
 from gateway.policies.access.rules import AccessRule, CompiledRule, Facts, Size
 from gateway.policies.access.sizes import size_of
-from gateway.service import Service
+from gateway.service import Service, bound_call
 from gateway.settings.patterns import Matches, globs
 from gateway.telemetry.call_path import CallPath, current_path
 
@@ -88,7 +87,7 @@ class Accounts(Protocol):
         ...
 
 
-class QuotaState(NamedTuple):
+class QuotaState(Struct, frozen=True, gc=False):
     """What the client of a call is told of a quota.
 
     Attributes:
@@ -106,25 +105,60 @@ class QuotaState(NamedTuple):
     reset_s: int
 
 
-class QuotaNotes(Struct, frozen=True):
-    """What the client of a call is told.
+StateOf = Callable[[Key], BudgetState | None]
+
+
+class QuotaNotes:
+    """What the clients of some calls are told; one object for all calls that a plan counts.
+
+    Args:
+        parts: The quotas that clients are told of.
+        state_of: Returns the state of a budget.
+        refused: The budgets that have refused the call.
+        wait_s: After a refusal, the seconds until another call may succeed; 0 for no refusal.
 
     Attributes:
-        states: Of the quotas that count the call.
-        wait_s: After a refusal, the seconds until another call may succeed; 0 for no refusal.
+        wait_s: The same seconds, which a refusal tells the client.
     """
 
-    states: Sequence[QuotaState]
-    wait_s: float = 0.0
+    __slots__ = ("_budgets", "_refused", "_state_of", "wait_s")
+
+    def __init__(
+        self,
+        parts: Sequence[QuotaPart],
+        state_of: StateOf,
+        refused: AbstractSet[Key] = frozenset(),
+        wait_s: float = 0.0,
+    ) -> None:
+        self._budgets = tuple([(part.quota.name, part.keys) for part in parts])
+        self._state_of = state_of
+        self._refused = refused
+        self.wait_s = wait_s
+
+    def states(self) -> list[QuotaState]:
+        """Return the state of each quota now."""
+        found, state_of, refused = [], self._state_of, self._refused
+        for name, keys in self._budgets:
+            state = state_of(keys[0]) if len(keys) == 1 else _least(map(state_of, keys))
+            if state is not None:
+                is_refused = bool(refused) and not refused.isdisjoint(keys)
+                left = 0 if is_refused else int(state.left + _TOLERANCE)
+                found.append(
+                    QuotaState(name, state.limit, state.window_s, left, ceil(state.reset_s))
+                )
+        return found
 
 
-QUOTA_NOTES: Final[ContextVar[Callable[[], QuotaNotes] | None]] = ContextVar(
-    "gateway_quota_notes", default=None
-)
-"""Returns what the client of the current call is told; None for nothing.
+QUOTA_NOTES: Final[ContextVar[QuotaNotes | None]] = ContextVar("gateway_quota_notes", default=None)
+"""What the client of the current call is told; None for nothing.
 
 The layer sets it, and what writes the response reads and clears it.
 """
+
+# On the path of every call: to look up a method of an imported name takes 400 instructions.
+quota_notes: Final[Callable[[], QuotaNotes | None]] = QUOTA_NOTES.get
+"""Returns what the client of the current call is told."""
+note_quotas: Final = QUOTA_NOTES.set
 
 OnRefused = Callable[[str, Identity, str], object]
 """Called with the quota, the client and the mode, for each call beyond a quota."""
@@ -145,17 +179,19 @@ class QuotaPlan:
         charges: What each call takes; None if that depends on its size.
         has_seconds: Whether time is charged after the call.
         header_parts: The quotas that clients are told of.
+        notes: What the clients are told; None for nothing.
     """
 
-    __slots__ = ("charges", "has_seconds", "header_parts", "parts")
+    __slots__ = ("charges", "has_seconds", "header_parts", "notes", "parts")
 
-    def __init__(self, parts: Sequence[QuotaPart]) -> None:
+    def __init__(self, parts: Sequence[QuotaPart], state_of: StateOf) -> None:
         units = {part.quota.limit.unit for part in parts}
         self.parts = tuple(parts)
         self.has_seconds = SECONDS in units
         self.header_parts = tuple(
             each for each in parts if each.quota.is_told and not each.quota.is_shadow
         )
+        self.notes = QuotaNotes(self.header_parts, state_of) if self.header_parts else None
         self.charges: tuple[Charge, ...] | None = None
         if not units & {"elements", "bytes"}:
             self.charges = tuple(charges_of(parts, None))
@@ -212,14 +248,14 @@ class QuotasOfCalls:
         self._needs_route = any(ROUTE in each.by or each.routes is not None for each in quotas)
         self._found: BoundedDict[tuple[Any, ...], QuotaPlan] = BoundedDict(_MAX_PLANS)
 
-    def of(self, call: Call[Any], identity: Identity) -> QuotaPlan:
-        """Return the quotas that count *call*."""
+    def of(self, call: Call[Any], identity: Identity, state_of: StateOf) -> QuotaPlan:
+        """Return the quotas that count *call*; *state_of* returns the state of a budget."""
         route = self._route_of(call) if self._needs_route else ""
         key = identity, call.model, call.context.protocol, type(call), route
         plan = self._found.get(key)
         if plan is None:
-            facts = self._facts(call)
-            plan = self._found[key] = QuotaPlan(self.matching(identity, facts, route))
+            parts = self.matching(identity, self._facts(call), route)
+            plan = self._found[key] = QuotaPlan(parts, state_of)
         return plan
 
     def _facts(self, call: Call[Any]) -> Facts:
@@ -285,10 +321,11 @@ class ApplyQuotas:
         inference: Service | None = None,
         utc: Callable[[], float] = time.time,  # noqa: TID251  # calendar windows are those of UTC
     ) -> None:
-        self._inner = inner
-        self._inference = inner if inference is None else inference
-        self._quotas = quotas
+        self._inner = bound_call(inner)
+        self._inference = self._inner if inference is None else bound_call(inference)
+        self._plan_of = quotas.of
         self._accounts = accounts
+        self._charge, self._state_of = accounts.charge, accounts.state
         self._on_refused = on_refused
         self._utc = utc
 
@@ -304,17 +341,17 @@ class ApplyQuotas:
         inner = self._inference if kind is InferRequest else self._inner
         if identity is GATEWAY:
             return await inner(call)
-        plan = self._quotas.of(call, identity)
+        plan = self._plan_of(call, identity, self._state_of)
         parts = plan.parts
         if not parts:
             return await inner(call)
         charges = plan.charges or self._charges(call, parts)
-        short = self._accounts.charge(charges)
+        short = self._charge(charges)
         if short:
             short = await self._shortage(call, identity, plan, charges, short)
         since = self._utc()
-        if plan.header_parts:
-            QUOTA_NOTES.set(partial(self._notes, plan.header_parts))
+        if plan.notes is not None:
+            note_quotas(plan.notes)
         try:
             reply = await inner(call)
         except BaseException as error:
@@ -385,28 +422,12 @@ class ApplyQuotas:
             return short
         wait_s = max(_LEAST_WAIT_S, *(one.wait_s for one in refusing))
         keys = {one.charge.key for one in refusing}
-        QUOTA_NOTES.set(partial(self._notes, plan.header_parts, keys, wait_s))
+        note_quotas(QuotaNotes(plan.header_parts, self._state_of, keys, wait_s))
         names = " and ".join(sorted({repr(one.charge.key[0]) for one in refusing}))
         error = QuotaExceeded(f"this client has used up the quota {names}", model=call.model)
         error.limit = "quotas"
         error.retry_after_s = wait_s
         raise error
-
-    def _notes(
-        self,
-        parts: Sequence[QuotaPart],
-        refused: AbstractSet[Key] = frozenset(),
-        wait_s: float = 0.0,
-    ) -> QuotaNotes:
-        states, state_of = [], self._accounts.state
-        for quota, keys in parts:
-            state = state_of(keys[0]) if len(keys) == 1 else _least(map(state_of, keys))
-            if state is not None:
-                is_refused = bool(refused) and not refused.isdisjoint(keys)
-                left = 0 if is_refused else int(state.left + _TOLERANCE)
-                reset_s = math.ceil(state.reset_s)
-                states.append(QuotaState(quota.name, state.limit, state.window_s, left, reset_s))
-        return QuotaNotes(states, wait_s)
 
     def _charge_time(self, parts: Sequence[QuotaPart], path: CallPath | None) -> None:
         """Take the seconds that the target of a call took."""
