@@ -73,6 +73,7 @@ from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Head, read_head
+from gateway.transports.http1 import client as http1_client
 from gateway.transports.http1 import head_reader, head_template, response_reader
 from gateway.transports.http1.head_reader import HeadReader, RequestHead, RequestHeadCache
 from gateway.transports.http1.head_template import HeaderTemplate
@@ -101,6 +102,7 @@ from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpRespons
 from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.rows import read_rows_document
+from tests.http_client_parts import CLIENT_CALLERS, CLIENT_CLASSES, CLIENT_PARTS
 
 Part = Callable[[Random], tuple[Any, ...]]
 """Returns the arguments of a function, and then those of the function that it returns, if any."""
@@ -157,6 +159,7 @@ MODULES: Final = (
     validation,
     outputs,
     tensor,
+    http1_client,
 )
 """All modules that have such functions."""
 
@@ -167,6 +170,7 @@ CLASSES: Final = (
     Http2StreamWriter,
     CallResponses,
     GrpcServerConnection,
+    *CLIENT_CLASSES,
 )
 """All classes that have such methods."""
 
@@ -1438,6 +1442,7 @@ PARTS: Final[dict[str, Part]] = {
         known_request,
         raw_array,
         response_text,
+        *CLIENT_PARTS,
     )
 }
 """The inputs of each function, by its name."""
@@ -1792,6 +1797,7 @@ _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
     "lines_of": _direct,
     "on_complete_stream": _started,
     "_wire_request": _asked,
+    **CLIENT_CALLERS,
 }
 """What calls a function, and returns its result and what it has changed in a form to compare."""
 
@@ -1804,6 +1810,7 @@ _UNCHANGED: Final = frozenset(
         "plain_call",
         "on_complete_stream",
         "_wire_request",
+        *CLIENT_CALLERS,
     }
 )
 """Those of them whose arguments stay as they are."""

@@ -263,7 +263,7 @@ cdef str _text_lines(_LineFields of, tuple pairs, str before, str coding, bint* 
     return <str>text
 
 
-cdef inline char* _put_ascii(char* out, str text) noexcept:
+cdef inline char* _put_ascii(char* out, text) noexcept:
     """Copy a compact ASCII text, and return the position after it."""
     return _put_text(out, <const char*>PyUnicode_1BYTE_DATA(text), PyUnicode_GET_LENGTH(text))
 
@@ -667,7 +667,11 @@ cdef class _HeadRecogniser:
     cdef object _known(self, Text at, Py_ssize_t size):
         """Return the head of a text by its template; None without one."""
         cdef _Cut cut
-        if size > self._most_bytes or not self._split(at, at + size - 4, &cut):
+        if size > self._most_bytes:
+            return None
+        if self._last is not None and self._as_before(at, at + size - 4, &cut):
+            return self._last[2]("", cut.length, self._filled(<tuple>self._last[0], &cut))
+        if not self._split(at, at + size - 4, &cut):
             return None
         return self._by_template(PyBytes_FromStringAndSize(cut.text, cut.text_bytes), &cut)
 
