@@ -18,39 +18,26 @@ cdef inline bint _is_ascii(text) noexcept:
     return PyUnicode_CheckExact(text) and PyUnicode_IS_COMPACT_ASCII(text)
 
 
-cdef inline char* _put_ascii(char* out, text) noexcept:
-    return _put_text(out, <const char*>PyUnicode_1BYTE_DATA(text), PyUnicode_GET_LENGTH(text))
-
-
 cdef class _RequestWriter:
     """Where requests have their fields, and the timeout that was written last."""
 
-    cdef object _request, _headers_class, _lines, _coarse_timeout, _last_timeout
+    cdef object _request, _coarse_timeout, _last_timeout
     cdef frozenset _with_body
     cdef int64_t _last_count
-    cdef Py_ssize_t _method, _path, _query, _headers, _body, _rest, _request_id, _read
+    cdef Py_ssize_t _method, _path, _query, _headers, _body, _rest, _request_id
 
     def __cinit__(self):
-        from gateway.transports.http import client_rules as rules
         from gateway.transports.http.timeout_headers import coarse_timeout
         from gateway.transports.http1 import client
-        from gateway.wire.http import Headers, HttpRequest
+        from gateway.wire.http import HttpRequest
 
-        self._request, self._headers_class, self._lines = HttpRequest, Headers, rules._lines
+        self._request = HttpRequest
         self._coarse_timeout, self._last_count, self._last_timeout = coarse_timeout, -1, ""
         self._with_body = client._WITH_BODY
         self._method, self._path = _offset(HttpRequest, "method"), _offset(HttpRequest, "path")
         self._query, self._headers = _offset(HttpRequest, "query"), _offset(HttpRequest, "headers")
         self._body, self._rest = _offset(HttpRequest, "body"), _offset(HttpRequest, "body_stream")
-        self._request_id, self._read = _offset(HttpRequest, "request_id"), _offset(Headers, "_read")
-
-    cdef object _lines_of(self, headers):
-        cdef tuple read
-        if type(headers) is self._headers_class:
-            read = <tuple>_field(headers, self._read)
-            if read[0] is self._lines:
-                return read[1]
-        return headers.parsed_with(self._lines)
+        self._request_id = _offset(HttpRequest, "request_id")
 
     cdef object _timeout_of(self, double left_s):
         cdef int64_t count
@@ -83,7 +70,7 @@ cdef class _RequestWriter:
         if size > _ONE_BUFFER:
             return None
         method, path, query = _field(wire, self._method), _field(wire, self._path), _field(wire, self._query)
-        request_id, lines = _field(wire, self._request_id), self._lines_of(_field(wire, self._headers))
+        request_id, lines = _field(wire, self._request_id), lines_of(_field(wire, self._headers))
         if not (
             _is_ascii(method)
             and _is_ascii(prefix)
@@ -211,14 +198,16 @@ cdef class _ClientFields:
     cdef object _head_of(self, heads, Text text, Py_ssize_t end):
         """Return the head of a response that is known or recognised; None for another one."""
         cdef Py_ssize_t unsampled = _field(heads, self._unsampled)
-        raw = PyBytes_FromStringAndSize(<const char*>text, end)
+        cdef _HeadRecogniser recogniser = _recogniser_of(_field(heads, self._recognise))
         if unsampled:
             _set_field(heads, self._unsampled, unsampled - 1)
-            return (<tuple>_field(heads, self._recognise)(raw, 0, end))[0]
-        head = _field(heads, self._get)(raw)
+            if recogniser is not None:
+                return recogniser._known(text, end)
+        raw = PyBytes_FromStringAndSize(<const char*>text, end)
+        head = None if unsampled else _field(heads, self._get)(raw)
         if head is None:
             head = (<tuple>_field(heads, self._recognise)(raw, 0, end))[0]
-            if head is not None:
+            if head is not None and not unsampled:
                 _set_field(heads, self._unsampled, _UNSAMPLED)
         return head
 
