@@ -75,7 +75,12 @@ from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Head, read_head
 from gateway.transports.http1 import client as http1_client
 from gateway.transports.http1 import head_reader, head_template, response_reader
-from gateway.transports.http1.head_reader import HeadReader, RequestHead, RequestHeadCache
+from gateway.transports.http1.head_reader import (
+    MAX_CACHED_BYTES,
+    HeadReader,
+    RequestHead,
+    RequestHeadCache,
+)
 from gateway.transports.http1.head_template import HeaderTemplate
 from gateway.transports.http1.request import BufferedRequest
 from gateway.transports.http2 import connection, frames, hpack, receiver, streams
@@ -1322,7 +1327,7 @@ def known_request(random: Random) -> tuple[Any, ...]:
     buffer[: len(data)] = damaged(random, data, b"\r\n")[: len(data)].ljust(len(data), b"\r")
     nbytes = random.choice((len(data), len(data), len(data) - 1, 3, 0, 8192))
     known = RequestHead("POST", (1, 1), random.random() < 0.2, length, random.random() < 0.1)
-    cached = {head: known} if random.random() < 0.5 else {}
+    cached = {head: known} if len(head) <= MAX_CACHED_BYTES and random.random() < 0.5 else {}
     start = b"GET /" if random.random() < 0.1 else b""
     return bytes(buffer), nbytes, cached, before, random.choice((0, 0, 1, 7)), start
 
