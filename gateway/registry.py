@@ -34,7 +34,6 @@ PROTOCOLS: dict[str, str] = {
     "trtis": "gateway.protocols.trtis:SPEC",
 }
 
-_RECORDED_CALLS: Final = "gateway.migration.replay.trial:try_recorded_calls"
 _PROTOCOLS_GROUP: Final = "gateway.protocols"
 _LAYERS_GROUP: Final = "gateway.layers"
 _EVENT_SINKS_GROUP: Final = "gateway.event_sinks"
@@ -167,9 +166,13 @@ def recorded_calls() -> Any:
     """Return what tries a loaded model with recorded calls; see `routing.rolling.settings.Trial`.
 
     Raises:
-        LookupError: It cannot be imported.
+        LookupError: No extension has one, or it cannot be imported.
     """
-    return load_dotted(_RECORDED_CALLS)
+    for extension in extensions().values():
+        dotted: str | None = getattr(extension, "recorded_calls", None)
+        if dotted is not None:
+            return load_dotted(dotted)
+    raise LookupError("no extension sends recorded calls; expected the migration kit")
 
 
 def authenticator(name: str, /) -> Authenticator:

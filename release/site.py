@@ -6,13 +6,11 @@ links to the repository, writes the generated reference pages, and runs mkdocs, 
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +37,6 @@ OTHERS: Final[Mapping[str, str]] = {
     "docs/admin-api.md": "reference/admin-api.md",
     "docs/metrics.md": "reference/metrics.md",
 }
-_LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception"})
 _PROGRESS = re.compile(r"^INFO .*\n", re.MULTILINE)
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]*)((?:#[^)\s]*)?\))")
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -120,10 +117,12 @@ def with_site_links(source: Path, places: Mapping[Path, str]) -> str:
 
 def generated_pages() -> dict[str, str]:
     """Return the pages that are made from the code, by name."""
+    import log_events  # noqa: PLC0415  # it imports the gateway
+
     return {
         "index.md": _home(),
         "reference/cli.md": cli_page(),
-        "reference/log-events.md": events_page(),
+        "reference/log-events.md": log_events.events_page(),
         "reference/errors.md": errors_page(),
         **configuration_pages(),
     }
@@ -158,35 +157,6 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     yield name, command
     for each, inner in getattr(command, "commands", {}).items():
         yield from _commands(inner, f"{name} {each}")
-
-
-def events_page() -> str:
-    """Return the page of the log events, from the calls that write them."""
-    events: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    fields: dict[str, set[str]] = defaultdict(set)
-    for path in sorted((ROOT / "gateway").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            match node:
-                case ast.Call(
-                    func=ast.Attribute(value=ast.Name(id="log"), attr=level),
-                    args=[ast.Constant(value=str(event)), *_],
-                    keywords=keywords,
-                ) if level in _LEVELS:
-                    shown = "error" if level == "exception" else level
-                    events[event].add((shown, path.relative_to(ROOT).as_posix()))
-                    fields[event] |= {each.arg for each in keywords if each.arg}
-    lines = [
-        "# Log events",
-        "",
-        "Each line is a JSON object with `event`, `level` and `timestamp`.",
-    ]
-    lines += ["", "| event | level | fields | written by |", "| --- | --- | --- | --- |"]
-    for event in sorted(events):
-        levels = ", ".join(sorted({level for level, _ in events[event]}))
-        names = ", ".join(f"`{name}`" for name in sorted(fields[event]))
-        paths = ", ".join(f"`{path}`" for path in sorted({path for _, path in events[event]}))
-        lines.append(f"| {_cell(event)} | {levels} | {names} | {paths} |")
-    return "\n".join([*lines, ""])
 
 
 # What usually leads to an error, and what helps.
@@ -289,19 +259,19 @@ def _shown(statuses: Mapping[Any, Any]) -> dict[Any, str]:
 
 
 def configuration_pages() -> dict[str, str]:
-    """Return a page for each section of the configuration page."""
-    text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
-    places = dict(staged_pages())
+    """Return a page for each top key of the configuration, with all that is below it."""
     source = ROOT / "docs" / "configuration.md"
-    linked = with_site_links(source, {**places, source: "reference/configuration/x.md"})
+    linked = with_site_links(source, {**staged_pages(), source: "reference/configuration/x.md"})
     linked = re.sub(r"\]\((#[^)]*)\)", r"](../../configuration.md\1)", linked)
-    assert len(text) > len("# ")  # noqa: S101  # it is generated
     _, *sections = re.split(r"^## ", linked, flags=re.MULTILINE)
+    (top,) = (each for each in sections if each.startswith("Top level\n"))
+    head, rule, *rows = re.findall(r"^\| .*\n", top, re.MULTILINE)
     pages = {}
-    for section in sections:
-        title = section.partition("\n")[0].strip()
-        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-        pages[f"reference/configuration/{name}.md"] = f"# {section}"
+    for row in rows:
+        (key,) = re.findall(r"^\| `(\w+)`", row)
+        below = (each for each in sections if re.match(rf"`{key}\b", each))
+        parts = "".join(f"## {each.rstrip()}\n\n" for each in below)
+        pages[f"reference/configuration/{key}.md"] = f"# `{key}`\n\n{head}{rule}{row}\n{parts}"
     return pages
 
 
@@ -312,10 +282,6 @@ def _entries(folder: str) -> str:
         title = path.read_text("utf-8").partition("\n")[0].strip("# `")
         found.append({title: f"{folder}/{path.name}"})
     return yaml.safe_dump(found, default_flow_style=True, width=10_000).strip()
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 if __name__ == "__main__":

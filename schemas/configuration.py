@@ -5,7 +5,8 @@
 
 The files are gateway/config/schema.json and docs/configuration.md. Both come from the models in
 gateway/config and in the layers. Each section of the reference has an example: that of its model,
-or one in configuration_examples.yaml by the name of the model.
+or one in configuration_examples.yaml, or in the file of its extension, such as
+migration_examples.yaml, by the name of the model.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ import yaml
 
 from gateway.config.extended import config_type
 from gateway.config.schema import json_schema, schema_text
+from gateway.registry import EXTENSIONS
 from gateway.settings.model import Model
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "gateway" / "config" / "schema.json"
 PAGE = ROOT / "docs" / "configuration.md"
-EXAMPLES = Path(__file__).resolve().parent / "configuration_examples.yaml"
+EXAMPLES = [
+    Path(__file__).resolve().with_name(f"{owner}_examples.yaml")
+    for owner in ("configuration", *EXTENSIONS)
+]
 
 INTRODUCTION = """\
 # Configuration reference
@@ -97,21 +102,22 @@ def page_text(schema: Mapping[str, Any], examples: Mapping[str, str]) -> str:
     sections = list_sections(schema)
     unused = examples.keys() - sections.keys()
     if unused:
-        raise LookupError(f"{EXAMPLES.name} has examples of unknown models: {sorted(unused)}")
+        raise LookupError(f"there are examples of unknown models: {sorted(unused)}")
     parts = [INTRODUCTION]
     for section in sections.values():
         if section.name not in examples:
-            raise LookupError(f"{EXAMPLES.name} has no example of {section.name}")
+            raise LookupError(f"no example of {section.name}; expected one in {EXAMPLES[0].name}")
         parts.append(_section_text(section, sections, examples[section.name]))
     return "\n".join(parts)
 
 
 def all_examples() -> dict[str, str]:
-    """Return the examples of sections by the names of models: those of the models, and the file."""
+    """Return the examples of sections by the names of models: those of the models, and of files."""
     config_type()  # imports the owners of all models
     examples = {each.__name__: each.example for each in _models(Model) if each.example}
-    found: dict[str, str] = yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))
-    return {**examples, **found}
+    for path in EXAMPLES:
+        examples |= yaml.safe_load(path.read_text(encoding="utf-8"))
+    return examples
 
 
 def _models(base: type[Model]) -> Iterator[type[Model]]:

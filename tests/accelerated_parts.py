@@ -27,12 +27,12 @@ from gateway.concurrency.timeouts import TimerWheel
 from gateway.concurrency.waiters import Share
 from gateway.frontend import frontend
 from gateway.ir import calls, tensor, validation
-from gateway.ir.calls import InferRequest, ModelReadyRequest
-from gateway.ir.context import Context, ModelRef, Need, Origin
+from gateway.ir.calls import Call, InferRequest, InferResponse, ModelReadyRequest
+from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
 from gateway.ir.data import ArrayData, ItemsData, RawData, SharedMemoryData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
-from gateway.ir.limits import DEFAULT_LIMITS
+from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.policies import forward_headers
@@ -40,7 +40,7 @@ from gateway.policies.complete import policy as complete
 from gateway.policies.complete import untyped
 from gateway.policies.limits import deadline as deadlines
 from gateway.policies.limits import policy as limits
-from gateway.protocols.oip.grpc import decode, encode, scan
+from gateway.protocols.oip.grpc import decode, encode, infer, scan
 from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import elements, templates, write
@@ -69,9 +69,10 @@ from gateway.transports.http import response_writer as http_response_writer
 from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.interfaces import ListenerState
-from gateway.transports.http.request_head import Head
+from gateway.transports.http.request_head import Head, read_head
+from gateway.transports.http1 import client as http1_client
 from gateway.transports.http1 import head_reader, head_template, response_reader
-from gateway.transports.http1.head_reader import RequestHead, RequestHeadCache
+from gateway.transports.http1.head_reader import HeadReader, RequestHead, RequestHeadCache
 from gateway.transports.http1.head_template import HeaderTemplate
 from gateway.transports.http1.request import BufferedRequest
 from gateway.transports.http2 import connection, frames, hpack, receiver, streams
@@ -98,6 +99,7 @@ from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpRespons
 from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.rows import read_rows_document
+from tests.http_client_parts import CLIENT_CALLERS, CLIENT_CLASSES, CLIENT_PARTS
 
 Part = Callable[[Random], tuple[Any, ...]]
 """Returns the arguments of a function, and then those of the function that it returns, if any."""
@@ -106,6 +108,8 @@ MODULES: Final = (
     message_cache,
     decode,
     encode,
+    scan,
+    infer,
     infer_request,
     infer_response,
     elements,
@@ -150,10 +154,11 @@ MODULES: Final = (
     validation,
     outputs,
     tensor,
+    http1_client,
 )
 """All modules that have such functions."""
 
-CLASSES: Final = (Exchange, Limiter, Http2Receiver, Http2StreamWriter)
+CLASSES: Final = (Exchange, Limiter, Http2Receiver, Http2StreamWriter, *CLIENT_CLASSES)
 """All classes that have such methods."""
 
 _INTEGERS: Final = "bBhHiIqQ"
@@ -200,6 +205,95 @@ def template_parser(random: Random) -> tuple[Any, ...]:
         messages.append((memoryview(text + tail), len(text)))
     limits = random.choice(((8191, 1024), (8191, 3), (100, 1024)))
     return codec._requests._kept.get, *limits, messages
+
+
+_LIMITS: Final = (
+    DEFAULT_LIMITS,
+    DEFAULT_LIMITS,
+    DEFAULT_LIMITS,
+    MessageLimits(name_bytes=17, model_name_bytes=1),
+    MessageLimits(name_bytes=20, model_name_bytes=1),
+    MessageLimits(parameters=0),
+    MessageLimits(tensors=1, outputs=1),
+    MessageLimits(elements=2, rank=1),
+    MessageLimits(dim=1, message_bytes=12),
+    MessageLimits(json_depth=4, json_keys=3),
+    MessageLimits(json_bytes=100),
+)
+_MODEL: Final = ModelRef("m")
+
+
+def request_reader(random: Random) -> tuple[Any, ...]:
+    """Return limits, and requests most of which have the usual members."""
+    messages = []
+    for _ in range(random.randrange(1, 6)):
+        document, tail = _any_request(random)
+        kwargs: dict[str, Any] = random.choice(
+            ({"separators": (",", ":")}, {}, {"indent": 1}, {"separators": (" ,", ":\t")})
+        )
+        text = json.dumps(document, **kwargs).encode()
+        if random.random() < 0.5:
+            text = text.replace(b"1", random.choice((b"7", b"10", b"1.5", b"-1", b"1e3", b"01")), 1)
+        text = damaged(random, text, b'"[]{}:, data id01eE.\0\xff\\')
+        is_whole = not tail and random.random() < 0.8
+        messages.append((_MODEL, memoryview(text + tail), None if is_whole else len(text)))
+    return random.choice(_LIMITS), messages
+
+
+def _any_request(random: Random) -> tuple[dict[str, Any], bytes]:
+    """Return a request, most of whose members are usual, and the bytes after it."""
+    tail = b""
+    inputs = []
+    for index in range(random.choice((0, 1, 2, 2, 3, 17))):
+        member, own = _any_input(random, random.choice(("X", f"X{index}", "x" * 21, *_TEXTS[:3])))
+        tail += own
+        inputs.append(member)
+    members: list[tuple[str, Any]] = [("inputs", inputs)]
+    if random.random() < 0.5:
+        members.append(("id", random.choice(("a-1", "", "\u00e9", "a:b", "\n", None, 1))))
+    if random.random() < 0.3:
+        outputs = [_any_output(random) for _ in range(random.randrange(4))]
+        members.append(("outputs", random.choices((outputs, None, {}), (20, 1, 1))[0]))
+    if random.random() < 0.3:
+        flag = {"binary_data_output": random.choice((True, False))}
+        members.append(("parameters", random.choice((flag, flag, {}, {"k": 1}, None))))
+    if random.random() < 0.05:
+        members.append(("k", [1, {"k": "v"}]))
+    random.shuffle(members)
+    return dict(members), tail[: len(tail) - (random.random() < 0.05)]
+
+
+def _any_input(random: Random, name: str) -> tuple[dict[str, Any], bytes]:
+    """Return an input, and its bytes after the JSON."""
+    datatype = random.choice((Datatype.INT32, Datatype.FP32, *Datatype))
+    shape = random.choice(([2], [2], [1, 3], [], [0], [1] * 9, [0, 5], [-1]))
+    count = math.prod(shape) + (random.random() < 0.05)
+    value: Any = "a" if datatype is Datatype.BYTES else random.choice((1, 1, -1, 1.5, 1e39, True))
+    data: Any = [value] * max(count, 0)
+    if len(shape) == 2 and random.random() < 0.3:
+        data = [data]
+    members = [("name", name), ("shape", shape), ("datatype", datatype.value)]
+    own = b""
+    if random.random() < 0.3:
+        own = bytes(max(count, 0) * datatype.size_bytes)
+        parameters: dict[str, Any] = {"binary_data_size": len(own)}
+        members.append(("parameters", random.choice((parameters, {**parameters, "k": 1}))))  # type: ignore[arg-type]  # values of several types
+    else:
+        members.append(("data", data))
+    if random.random() < 0.05:
+        members.append(("parameters", random.choice(({}, None, {"k": 1}))))  # type: ignore[arg-type]  # as above
+    if random.random() < 0.5:
+        random.shuffle(members)
+    return dict(members[: len(members) - (random.random() < 0.03)]), own
+
+
+def _any_output(random: Random) -> dict[str, Any]:
+    """Return a requested output, most of which have only a name or are binary."""
+    flag = {"binary_data": random.choice((True, False))}
+    output: dict[str, Any] = {"name": random.choice(("Y", "Z", "y" * 21, *_TEXTS[:3]))}
+    if random.random() < 0.6:
+        output["parameters"] = random.choice((flag, flag, {}, None, {"classification": 2}))
+    return output
 
 
 def number_packer(random: Random) -> tuple[str, int, bytes]:
@@ -294,8 +388,48 @@ def _rows(random: Random) -> bytes:
 
 def message_writer(random: Random) -> tuple[Any, ...]:
     """Return cached parts, and messages of some forms."""
-    parts = encode.FastInferEncoder(encode.RAW_INPUTS)._tensor_parts
+    parts = encode.field_parts(encode.RAW_INPUTS, None)
     return encode._model, parts, encode._output, _messages(random, with_outputs=True)
+
+
+def field_parts(random: Random) -> tuple[Any, ...]:
+    """Return descriptions of tensors, some of a datatype that needs more checks."""
+    found = [_description(random) for _ in range(random.randrange(1, 6))]
+    return random.choice((encode.RAW_INPUTS, encode.RAW_OUTPUTS)), Datatype.BF16, found
+
+
+def _description(random: Random) -> tuple[str, Datatype | None, tuple[int, ...] | None]:
+    """Return a name, a datatype and a shape."""
+    shape = random.choice((*_SHAPES, (1,) * 9, (1 << 40,), (-1,), (0, 1 << 29), (1 << 20, 1 << 20)))
+    return (
+        random.choice((*_TEXTS, "x" * 300)),
+        random.choice((None, *Datatype)),
+        random.choice((shape, shape, shape, None)),
+    )
+
+
+def binary_part(random: Random) -> tuple[Any, ...]:
+    """Return the kind and the description of a tensor."""
+    return random.choice(("input", "output")), *_description(random)
+
+
+def message_scanner(random: Random) -> tuple[Any, ...]:
+    """Return limits, and messages of tensors, of which nearly all have raw contents."""
+    writer = encode.InferEncoder()
+    is_request = random.random() < 0.6
+    messages = []
+    for model, request_id, tensors, *wanted in _messages(random, with_outputs=is_request):
+        parameters = random.choices(({}, {"k": 1}), (10, 1))[0]
+        with suppress(GatewayError):
+            parts = (
+                writer.request(model, request_id, parameters, tensors, *(wanted or ((),)))
+                if is_request
+                else writer.response(model, request_id, parameters, tensors)
+            )
+            message = damaged(random, b"".join(parts), b"\0\n\x12\x1a\x7f\xff")
+            messages.append((message, random.choice((scan.FieldCounter().remaining, 6))))
+    raw_tag = scan.RAW_INPUTS if is_request else scan.RAW_OUTPUTS
+    return random.choice(_LIMITS), raw_tag, messages
 
 
 def response_writer(random: Random) -> tuple[Any, ...]:
@@ -318,6 +452,87 @@ def plain_reader(random: Random) -> tuple[Any, ...]:
             known.append(message)
     messages = [(memoryview(damaged(random, message, b"\0\n\x7f\xff")),) for message in known]
     return scanner.cached(scan.RAW_INPUTS), random.choice((2, 1024)), messages
+
+
+def request_decoder(random: Random) -> tuple[Any, ...]:
+    """Return the parsers of some requests, and requests that are known or are not."""
+    limits, messages = request_reader(random)
+    templates = infer_request.RequestTemplates(limits)
+    read = infer_request.request_reader(limits)
+    wires = []
+    for model, view, length in messages:
+        pairs: list[tuple[str, str]] = [("x-request-id", "a-1")] if random.random() < 0.3 else []
+        if length is not None:
+            sent = random.choices((length, 0, length + 1000), (20, 1, 1))[0]
+            pairs.append((LENGTH_HEADER, str(sent)))
+        body = random.choices(((view,), [view], (bytes(view),)), (20, 1, 1))[0]
+        deadline = random.choice((None, 7.0))
+        wire = HttpRequest("POST", "/", "", Headers(pairs), body, deadline)
+        for _ in range(random.choice((0, 2))):
+            with suppress(GatewayError):
+                templates.decode(model, wire, "")
+        wires.append((model, wire, random.choice(("", "g-1"))))
+    return templates.parse, read, lambda *_learned: None, wires
+
+
+def reply_reader(random: Random) -> tuple[Any, ...]:
+    """Return what reads known replies, and calls with replies that are known or are not."""
+    scanner = scan.InferMessageScanner(DEFAULT_LIMITS)
+    writer = encode.InferEncoder()
+    pairs = []
+    for model, reply_id, tensors in _messages(random, with_outputs=False):
+        with suppress(GatewayError):
+            parameters = random.choices(({}, {"k": 1}), (10, 1))[0]
+            message = b"".join(writer.response(model, reply_id, parameters, tensors))
+            for _ in range(random.choice((1, 3, 3))):
+                scanner.scan(memoryview(message), scan.RAW_OUTPUTS)
+            call = _call(random, random.choice((reply_id, reply_id, "", "b")), ())
+            view = memoryview(message)
+            parts = random.choices(((view,), [view], (message,), (view, b"")), (20, 1, 1, 1))[0]
+            status = random.choices((GrpcStatus.OK, GrpcStatus.INTERNAL), (20, 1))[0]
+            pairs.append((call, GrpcResponse(parts, status)))
+    like = InferResponse(model=ModelRef(""), outputs=(), has_nonfinite_words=True)
+    return decode.plain_reader(scanner.cached(scan.RAW_OUTPUTS), 1024), like, pairs
+
+
+def _call(random: Random, request_id: str, inputs: tuple[Tensor, ...]) -> Call[Any]:
+    """Return a call, nearly always a plain inference."""
+    context = Context(
+        "c",
+        random.choice(((), (("x-a", "1"),), (("x-request-id", "b"),))),
+        random.choice(("", "r-1")),
+        random.choice((None, 7.0)),
+    )
+    model = ModelRef("m", random.choice(("", "1", "a", "\u0661")))
+    plain = InferRequest(model=model, context=context, inputs=inputs, id=request_id)
+    outputs = (RequestedOutput("Y"),)
+    others: tuple[Call[Any], ...] = (
+        ModelReadyRequest(model=model, context=context),
+        plain.changed(outputs=outputs),
+        plain.changed(model=None),
+        plain.changed(parameters={"k": 1}),
+        plain.changed(sequence=CallSequence(1)),
+        plain.changed(priority=1),
+        plain.changed(timeout_us=0),
+    )
+    return plain if random.random() < 0.7 else random.choice(others)
+
+
+def call_writer(random: Random) -> tuple[Any, ...]:
+    """Return what writes messages, and calls."""
+    write = encode.FastInferEncoder(encode.RAW_INPUTS).write
+    messages = _messages(random, with_outputs=False)
+    return write, "/s/m", [(_call(random, each[1], each[2]),) for each in messages]
+
+
+def plain_call(random: Random) -> tuple[Any, ...]:
+    """Return a request, what it has, and an id."""
+    metadata = random.choice(((), (("x-a", "1"),), (("x-request-id", "b"), ("a-bin", b"\0"))))
+    wire = GrpcRequest("/s/m", (), metadata, random.choice((None, 7.0)))
+    columns = random.choice((None, ((), (), (), ())))
+    message = scan.InferMessage(ModelRef("m", "1"), {}, [], [], columns)
+    _, request_id, tensors = _messages(random, with_outputs=False)[0]
+    return wire, (message, request_id, tensors), random.choice(("", "g-1"))
 
 
 def binary_writer(random: Random) -> tuple[Any, ...]:
@@ -978,6 +1193,23 @@ def are_declared(random: Random) -> tuple[Any, ...]:
     return random.choice((tuple, list))(tensors), tuple(declared)
 
 
+def _sent_headers(random: Random) -> Headers:
+    """Return the headers of a client, often those of a template."""
+    names = random.sample(("user-agent", "x-request-id", "X-Request-ID", "accept"), 2)
+    texts = "a", "b", "", "x" * 128, "x" * 300, "a\tb", "\xe9"
+    pairs = tuple([(name, random.choice(texts)) for name in names])
+    lowered = tuple([(name.lower(), value) for name, value in pairs])
+    positions: dict[str, int] = {}
+    for place, (name, _) in enumerate(lowered):
+        positions.setdefault(name, place)
+    return Headers(pairs, lowered, positions) if random.random() < 0.8 else Headers(pairs)
+
+
+def sender_metadata(random: Random) -> tuple[Any, ...]:
+    """Return the headers of a client."""
+    return (_sent_headers(random),)
+
+
 def _try_immediate(random: Random) -> tuple[Any, ...]:
     """Return a request, and what is left of the slots and of the memory of its listener."""
     length = random.choice((None, 0, 5, 5, 70_000))
@@ -986,7 +1218,7 @@ def _try_immediate(random: Random) -> tuple[Any, ...]:
         "POST",
         random.choice(("/v2", "/v2", "/none")),
         "",
-        Headers((("user-agent", "a"),)),
+        _sent_headers(random),
         length,
         random.random() < 0.1,
         False,
@@ -994,20 +1226,31 @@ def _try_immediate(random: Random) -> tuple[Any, ...]:
         None,
         None,
     )
-    is_known, is_reserved = random.random() < 0.5, random.random() < 0.1
-    return head, here, random.choice((0, 4)), random.choice((0, 300_000)), is_known, is_reserved
+    known = random.choice((head.headers, _sent_headers(random), ()))
+    is_reserved = random.random() < 0.1
+    return head, here, random.choice((0, 4)), random.choice((0, 300_000)), known, is_reserved
 
 
 def known_request(random: Random) -> tuple[Any, ...]:
-    """Return one request or more in a buffer, and a cache that knows its head, nearly always."""
-    head = b"POST / HTTP/1.1\r\nHost: a\r\n" + b"x" * random.choice((0, 0, 900, 1100)) + b"\r\n\r\n"
-    length = random.choice((None, 0, 3))
+    """Return one request or more in a buffer, whose head is cached or has a template, nearly always.
+
+    Also what was read before: heads that are cached, one that leaves a template, how many heads are
+    not looked up, and a part of a head.
+    """
+    ids = [b"x" * size for size in random.choices((1, 9, 900, 1100), k=2)]
+    length = random.choice((None, 0, 3, 3))
+    lines = [b"POST /v2?%b HTTP/1.1", b"Host: a", b"X-Request-Id: %b"]
+    lines += [] if length is None else [b"Content-Length: %d" % length]
+    lines += random.choices((b"transfer-encoding: chunked", b"Accept: *"), (0.1, 1))
+    head, before = (b"\r\n".join([*lines, b"", b""]) % (each[:99], each) for each in ids)
     data = head + b"abc"[: length or 0] + random.choice((b"", b"", b"more"))
-    buffer = bytearray(2048)
+    buffer = bytearray(4096)
     buffer[: len(data)] = damaged(random, data, b"\r\n")[: len(data)].ljust(len(data), b"\r")
-    nbytes = random.choice((len(data), len(data), len(data) - 1, 3, 0, 4096))
+    nbytes = random.choice((len(data), len(data), len(data) - 1, 3, 0, 8192))
     known = RequestHead("POST", (1, 1), random.random() < 0.2, length, random.random() < 0.1)
-    return bytes(buffer), nbytes, {head: known} if random.random() < 0.9 else {}
+    cached = {head: known} if random.random() < 0.5 else {}
+    start = b"GET /" if random.random() < 0.1 else b""
+    return bytes(buffer), nbytes, cached, before, random.choice((0, 0, 1, 7)), start
 
 
 def raw_array(random: Random) -> tuple[Any, ...]:
@@ -1059,12 +1302,20 @@ PARTS: Final[dict[str, Part]] = {
     for each in (
         split_holes,
         template_parser,
+        request_reader,
+        request_decoder,
+        reply_reader,
+        call_writer,
+        plain_call,
         number_packer,
         integer_writer,
         message_writer,
+        field_parts,
         response_writer,
         binary_writer,
+        binary_part,
         plain_reader,
+        message_scanner,
         layout_finder,
         take_request,
         take_response,
@@ -1089,6 +1340,7 @@ PARTS: Final[dict[str, Part]] = {
         texts_among,
         pairs_without,
         texts_and_id,
+        sender_metadata,
         read_call_block,
         read_response_head,
         decode_block,
@@ -1111,6 +1363,7 @@ PARTS: Final[dict[str, Part]] = {
         known_request,
         raw_array,
         response_text,
+        *CLIENT_PARTS,
     )
 }
 """The inputs of each function, by its name."""
@@ -1156,7 +1409,7 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
             return function(*arguments[:-1])(arguments[-1])
         if name in _FACTORIES:
             written = function(*arguments[:-1])
-            return [written(*each) for each in arguments[-1]]
+            return [_result(written, *each) for each in arguments[-1]]
         if name in _CALLED_BY:
             given = arguments if name in _UNCHANGED else deepcopy(arguments)
             return _CALLED_BY[name](function, *given)
@@ -1165,6 +1418,14 @@ def outcome(name: str, function: Callable[..., Any], arguments: tuple[Any, ...])
             return _shown(result[0]), *result[1:]
         return _shown(result)
     except Exception as error:  # noqa: BLE001  # any error is to be the same
+        return type(error), str(error)
+
+
+def _result(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the result of a function that a factory has made, or its error."""
+    try:
+        return function(*arguments)
+    except Exception as error:  # noqa: BLE001  # as above
         return type(error), str(error)
 
 
@@ -1224,7 +1485,7 @@ def _begun(  # one argument for each part of the state
     here: memoryview | None,
     slots: int,
     used: int,
-    is_known: bool,
+    known: Headers | tuple[()],
     is_reserved: bool,
 ) -> object:
     """Return the request that an exchange begins with, and what it has changed."""
@@ -1241,8 +1502,7 @@ def _begun(  # one argument for each part of the state
 
     listener = ListenerState(limits, budget, limiter, handler_of, bool, limiter)  # type: ignore[arg-type]
     client = ClientShares(Share(), Share(), callers.Caller("127.0.0.1"))
-    if is_known:
-        client.caller.client(head.headers)
+    client.caller.client(known)
     raw = RequestHead("POST", (1, 1), False, head.length, head.is_chunked, head)
     request = BufferedRequest(raw, RequestHeadCache(limits), here)
     if is_reserved:
@@ -1251,22 +1511,42 @@ def _begun(  # one argument for each part of the state
     exchange = Exchange(listener, connection, request, None)
     result = function(exchange)
     kept = exchange._head is head, exchange._body, exchange._held, exchange._deadline
+    caller = client.caller.fields is head.headers, client.caller.last
     left = budget.used, limiter.used, client.slots, client.memory
     shares = [each.used for each in left[2:] if each is not None]
-    return result, kept, exchange._frontend, exchange._handle, left[:2], shares
+    return result, kept, caller, exchange._frontend, exchange._handle, left[:2], shares
 
 
-def _known(
-    function: Callable[..., Any], data: bytes, nbytes: int, known: dict[bytes, RequestHead]
+def _known(  # one argument for each part of the state
+    function: Callable[..., Any],
+    data: bytes,
+    nbytes: int,
+    cached: dict[bytes, RequestHead],
+    before: bytes,
+    unsampled: int,
+    start: bytes,
 ) -> object:
-    """Return the fields of a request whose head is known."""
-    cache = RequestHeadCache(ServerLimits())
-    for key, head in known.items():
+    """Return the fields of a request whose head needs no parser, and what has changed."""
+    limits = ServerLimits()
+    cache = RequestHeadCache(limits)
+    for key, head in cached.items():
         cache.put(key, head)
-    found = function(memoryview(bytearray(data)), nbytes, cache)
-    if found is None:
-        return None
-    return [getattr(found, name) for name in BufferedRequest.__slots__ if name != "_head_cache"]
+    with suppress(HttpError):
+        for _ in range(2):
+            parsed, _ = HeadReader(limits, cache).feed(before, 0)
+            assert parsed is not None
+            if parsed.checked is None:
+                whole = parsed.method, parsed.target, parsed.version, parsed.fields
+                parsed.checked = read_head(*whole, limits)
+                cache.note(parsed)
+    heads = HeadReader(limits, cache)
+    if start:
+        heads.feed(start, 0)
+    heads.unsampled = unsampled
+    found = function(memoryview(bytearray(data)), nbytes, heads)
+    if isinstance(found, BufferedRequest):
+        found = [getattr(found, name) for name in found.__slots__ if name != "_head_cache"]
+    return found, heads.unsampled, len(cache)
 
 
 def _viewed(function: Callable[..., Any], tensor: Tensor) -> object:
@@ -1297,7 +1577,36 @@ def _timed(function: Callable[..., Any], *arguments: Any) -> object:
     return asyncio.run(run())
 
 
+def _with_origins(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return what a factory's function returns for each of the last argument, with the origins."""
+    read = function(*arguments[:-1])
+    return [_with_origin(_result(read, *each)) for each in arguments[-1]]
+
+
+def _with_origin(found: Any) -> object:
+    """Return a call or a reply, and what its equality leaves out; else the value itself."""
+    if isinstance(found, InferResponse):
+        flags = found.has_nonfinite_words, found.has_null_infinities, found.has_half_in_json
+        return found, found.origin, flags
+    return (found, found.context.origin) if isinstance(found, Call) else found
+
+
+def _scanned(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return what messages have, and how many fields are left of those that are allowed."""
+    *of_scanner, messages = arguments
+    scanner = function(*of_scanner)
+    found = []
+    for message, allowed in messages:
+        counter = scan.FieldCounter(allowed)
+        found.append((_result(scanner, memoryview(message), counter), counter.remaining))
+    return found
+
+
 _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
+    "message_scanner": _scanned,
+    "request_decoder": _with_origins,
+    "reply_reader": _with_origins,
+    "plain_call": lambda function, *arguments: _with_origin(function(*arguments)),
     "try_acquire": _limited,
     "release": _limited,
     "take_request": _replayed,
@@ -1311,10 +1620,20 @@ _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
     "known_request": _known,
     "raw_array": _viewed,
     "response_text": _written_at_once,
+    **CLIENT_CALLERS,
 }
 """What calls a function, and returns its result and what it has changed in a form to compare."""
 
-_UNCHANGED: Final = frozenset({"raw_array", "response_text"})
+_UNCHANGED: Final = frozenset(
+    {
+        "raw_array",
+        "response_text",
+        "request_decoder",
+        "reply_reader",
+        "plain_call",
+        *CLIENT_CALLERS,
+    }
+)
 """Those of them whose arguments stay as they are."""
 
 
@@ -1369,9 +1688,12 @@ _TEXTS: Final = (
 )
 _FACTORIES: Final = (
     "message_writer",
+    "field_parts",
     "response_writer",
     "binary_writer",
     "template_parser",
+    "request_reader",
+    "call_writer",
     "layout_finder",
     "plain_reader",
     "head_recogniser",

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from gateway import accelerator
+from gateway.registry import EXTENSIONS
 from tests.accelerated_parts import use_functions
 
 # No deadlines: a busy machine is not a failure, and pytest's own time limit ends what hangs.
@@ -27,6 +28,16 @@ settings.register_profile("nightly", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 PROPERTY_TIMEOUT_S = 180.0
+
+MIGRATION: Final = "migration"
+"""The wing. Its tests are in folders of this name.
+
+A test elsewhere has a marker of this name if it checks files that describe the wing too, such as
+the JSON Schema and the documentation. A tree without the wing, `tests/without_migration.py`, has
+neither.
+"""
+HAS_MIGRATION: Final = MIGRATION in EXTENSIONS
+collect_ignore_glob = [] if HAS_MIGRATION else [f"*/{MIGRATION}"]
 
 # Other people's clients and servers, real sockets and clocks on a machine that others use too: what
 # fails there is tried again, after a moment, and the summary counts it ("rerun"). All else is exact.
@@ -81,8 +92,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give properties more time, for they are hundreds of tests in one, and sockets more tries."""
+    if not HAS_MIGRATION:
+        of_wing = [item for item in items if item.get_closest_marker(MIGRATION) is not None]
+        config.hook.pytest_deselected(items=of_wing)
+        items[:] = [item for item in items if item not in of_wing]
     for item in items:
         if item.get_closest_marker("flaky") is None:
             tried = (mark for place, mark in _TRIED_AGAIN.items() if place in item.nodeid)

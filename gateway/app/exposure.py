@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 from typing import Final
 
+import structlog
+
 from gateway.config.models import ListenerConfig
 from gateway.policies.shared_memory.layer import SHARED_MEMORY
 from gateway.settings.units import Address, StreamAddress
+
+log = structlog.get_logger(__name__)
 
 _WITHOUT_TLS: Final = "can be reached from other machines without TLS"
 _SHARED_MEMORY: Final = "lets other machines use this one's shared memory"
@@ -30,3 +34,13 @@ def forbid_exposure(config: ListenerConfig, address: Address | StreamAddress) ->
             f"listener {config.name!r} on {address} {risk}, which security.strict forbids; "
             f"{remedy}, or listen on 127.0.0.1"
         )
+
+
+def warn_of_exposure(config: ListenerConfig, address: Address | StreamAddress) -> None:
+    """Warn of the risks of an address. `check` forbids them with `security.strict`."""
+    where = {"listener": config.name, "address": str(address)}
+    for risk, _ in exposure_risks(config, address):
+        if risk == _WITHOUT_TLS:
+            log.warning("listener can be reached from other machines without TLS", **where)
+        else:
+            log.warning("listener lets other machines use this one's shared memory", **where)

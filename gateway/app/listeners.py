@@ -18,7 +18,7 @@ from gateway.app import metrics_page, passthrough
 from gateway.app.certificates import listener_tls
 from gateway.app.chains.tracing import Tracing
 from gateway.app.declarations import Declarations
-from gateway.app.exposure import exposure_risks
+from gateway.app.exposure import warn_of_exposure
 from gateway.app.health_services import HEALTH_PROTOCOL, DescribedProtocol, server_services
 from gateway.app.passthrough import ObservedPassthrough, passthrough_rules
 from gateway.app.path_ownership import ProtocolPaths, owned_paths
@@ -45,7 +45,7 @@ from gateway.registry import protocol, protocol_names
 from gateway.routing.model_keys import ModelKeyIndex, ResolveModelKeys
 from gateway.routing.server_status import model_status
 from gateway.service import Service
-from gateway.settings.units import Address, StreamAddress
+from gateway.settings.units import Address
 from gateway.telemetry import names
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
@@ -375,7 +375,7 @@ def build_listener(
     _warn_of_forwarded_memory(config)
     servers = built.servers
     if http_address is not None:
-        _warn_of_exposure(config, http_address)
+        warn_of_exposure(config, http_address)
         # One port of both has a server of both.
         is_both = config.address is not None
         name = f"{config.name}.http{'+grpc' * is_both}"
@@ -398,7 +398,7 @@ def build_listener(
             grpc_on_reject=partial(built.rejections.rejected, "grpc"),
         )
     if config.grpc is not None:
-        _warn_of_exposure(config, config.grpc)
+        warn_of_exposure(config, config.grpc)
         servers[f"{config.name}.grpc"] = grpc_server(
             config.transport,
             _grpc_address(config.grpc),
@@ -459,7 +459,7 @@ def _stream_server(  # one caller
     binding = spec.stream
     if binding is None:
         raise LookupError(f"protocol {stream.protocol!r} does not support byte streams")
-    _warn_of_exposure(config, stream.address)
+    warn_of_exposure(config, stream.address)
     codec = binding.codec(limits[1], _options(spec, config, shared))
     beside = _shared_port(spec, config, built, limits, shared, count)
     return StreamServer(
@@ -590,10 +590,3 @@ def _warn_of_forwarded_memory(config: ListenerConfig) -> None:
             listener=config.name,
             instead="shared_memory: map",
         )
-
-
-def _warn_of_exposure(config: ListenerConfig, address: Address | StreamAddress) -> None:
-    """Warn of an insecure public address. `check` forbids it with `security.strict`."""
-    for risk, _ in exposure_risks(config, address):
-        event = f"listener {risk}"
-        log.warning(event, listener=config.name, address=str(address))

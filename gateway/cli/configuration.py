@@ -28,7 +28,7 @@ from gateway.cli.output import (
 )
 from gateway.cli.sidecar import load_mapping
 from gateway.config.load import ConfigError, LoadedConfig, is_secret_text, load_file
-from gateway.config.releases import later_keys
+from gateway.config.releases import check_release, later_keys
 from gateway.config.yaml_tree import Problem
 from gateway.policies.access.operations import INFERENCE, OPERATIONS
 from gateway.policies.access.rules import Size
@@ -85,6 +85,11 @@ def validate(
     Example: gateway validate gateway.yaml --strict
     """
     path = _require(config_path(config, config_option))
+    if release is not None:
+        try:
+            check_release(release)
+        except ValueError as error:
+            fail(f"--for: {error}", WRONG_USAGE)
     problems: list[Problem] = []
     advice: list[Problem] = []
     try:
@@ -115,13 +120,9 @@ def _later_keys(loaded: LoadedConfig, path: Path, release: str | None) -> list[P
     if release is None:
         return []
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    try:
-        found = list(later_keys(document, release))
-    except ValueError as error:
-        fail(f"--for: {error}", WRONG_USAGE)
     return [
         loaded.problem(at, f"came with version {later}; expected a key of {release}")
-        for at, later in found
+        for at, later in later_keys(document, release)
     ]
 
 

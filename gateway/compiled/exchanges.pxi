@@ -3,18 +3,23 @@
 import time as _time
 
 
+cdef enum:
+    _MAX_AGENT = 256  # `_MAX_AGENT` of transports/callers.py
+
+
 cdef class _ExchangeFields:
     """Where exchanges, and what they ask, have their fields."""
 
-    cdef object _exchange, _buffered, _request, _empty, _caller, _state, _shares, _head_class
+    cdef object _exchange, _buffered, _request, _empty, _caller, _client, _state, _shares, _head_class
     cdef Py_ssize_t _listener, _incoming, _connection, _head, _frontend, _handle, _deadline, _body, _held
     cdef Py_ssize_t _reservation
     cdef Py_ssize_t _limits, _budget, _slots, _handler_of
     cdef Py_ssize_t _raw_head, _checked, _here
     cdef Py_ssize_t _method, _path, _query, _headers, _length, _is_chunked, _has_coding, _timeout
-    cdef Py_ssize_t _client_slots, _memory, _caller_at, _fields, _last
+    cdef Py_ssize_t _client_slots, _memory, _caller_at, _fields, _last, _address, _agent
 
     def __cinit__(self):
+        from gateway.ir.context import Client
         from gateway.transports.client_shares import ClientShares
         from gateway.transports.callers import Caller
         from gateway.transports.http.exchange import Exchange
@@ -42,6 +47,8 @@ cdef class _ExchangeFields:
         self._has_coding, self._timeout = _offset(Head, "has_content_coding"), _offset(Head, "timeout_s")
         self._client_slots, self._memory = _offset(ClientShares, "slots"), _offset(ClientShares, "memory")
         self._caller_at = _offset(ClientShares, "caller")
+        self._client = Client
+        self._address, self._agent = _offset(Client, "address"), _offset(Client, "agent")
         self._fields, self._last = _offset(Caller, "fields"), _offset(Caller, "last")
 
     cdef object _head_of(self, incoming, limits):
@@ -53,9 +60,28 @@ cdef class _ExchangeFields:
         return incoming.head(limits)
 
     cdef object _client_of(self, caller, headers):
-        if type(caller) is self._caller and _field(caller, self._fields) is headers:
-            return _field(caller, self._last)
-        return caller.client(headers)
+        """Return the client that sent *headers*; as `Caller.client`."""
+        cdef _HeadersFields at = _of_headers()
+        cdef PyObject* place
+        if type(caller) is not self._caller:
+            return caller.client(headers)
+        last = _field(caller, self._last)
+        if _field(caller, self._fields) is headers:
+            return last
+        places = at._places(headers)
+        if places is None or type(last) is not self._client:
+            return caller.client(headers)
+        place = PyDict_GetItem(places, "user-agent")
+        agent = ""
+        if place is not NULL:
+            agent = (<tuple>(<tuple>_field(headers, at._pairs))[<Py_ssize_t><object>place])[1]
+        if agent != _field(last, self._agent):
+            if PyUnicode_GET_LENGTH(agent) > _MAX_AGENT:
+                return caller.client(headers)
+            last = self._client(_field(last, self._address), agent)
+            _set_field(caller, self._last, last)
+        _set_field(caller, self._fields, headers)
+        return last
 
 
 cdef _ExchangeFields _exchange_fields = None
@@ -128,15 +154,18 @@ cdef enum:
 cdef class _RequestFields:
     """Where requests of HTTP/1 and their heads have their fields."""
 
-    cdef object _request, _head_class
+    cdef object _request, _head_class, _reader
+    cdef Py_ssize_t _size, _unsampled, _cache
     cdef Py_ssize_t _head, _head_cache, _method, _version, _should_close, _body, _is_complete, _reservation
     cdef Py_ssize_t _of_method, _of_version, _of_should_close, _length, _is_chunked
 
     def __cinit__(self):
-        from gateway.transports.http1.head_reader import RequestHead
+        from gateway.transports.http1.head_reader import HeadReader, RequestHead
         from gateway.transports.http1.request import BufferedRequest
 
-        self._request, self._head_class = BufferedRequest, RequestHead
+        self._request, self._head_class, self._reader = BufferedRequest, RequestHead, HeadReader
+        self._size, self._unsampled = _offset(HeadReader, "size"), _offset(HeadReader, "unsampled")
+        self._cache = _offset(HeadReader, "head_cache")
         self._head, self._head_cache = _offset(BufferedRequest, "_head"), _offset(BufferedRequest, "_head_cache")
         self._method, self._version = _offset(BufferedRequest, "method"), _offset(BufferedRequest, "version")
         self._should_close = _offset(BufferedRequest, "should_close")
@@ -159,6 +188,24 @@ cdef class _RequestFields:
         _set_field(request, self._reservation, None)
         return request
 
+    cdef object _known(self, heads, cache, _HeadRecogniser recogniser, Text text, Py_ssize_t end):
+        """Return a head that needs no parser; see `HeadReader.known`."""
+        cdef Py_ssize_t unsampled = _field(heads, self._unsampled)
+        cdef bytes raw = None
+        if unsampled:
+            _set_field(heads, self._unsampled, unsampled - 1)
+        elif end - 4 <= _CACHED_HEAD:
+            raw = PyBytes_FromStringAndSize(<const char*>text, end)
+            head = cache.get(raw)
+            if head is not None:
+                return head
+        head = recogniser._known(text, end)
+        if head is None:
+            _set_field(heads, self._unsampled, 0)
+        elif raw is not None:
+            heads.sample(raw, head)
+        return head
+
 
 cdef _RequestFields _request_fields = None
 
@@ -177,7 +224,7 @@ cdef Py_ssize_t _head_end(Text text, Py_ssize_t size) noexcept:
     return 0
 
 
-def known_request(buffer, Py_ssize_t nbytes, head_cache):
+def known_request(buffer, Py_ssize_t nbytes, heads):
     """See `gateway.transports.http1.request.known_request`."""
     global _request_fields
     cdef Py_buffer raw
@@ -186,23 +233,29 @@ def known_request(buffer, Py_ssize_t nbytes, head_cache):
     if _request_fields is None:
         _request_fields = _RequestFields()
     cdef _RequestFields of = _request_fields
+    if type(heads) is not of._reader:
+        return _python_version("known_request")(buffer, nbytes, heads)
+    if _field(heads, of._size):  # a part of a head has arrived before
+        return None
+    cache = _field(heads, of._cache)
+    cdef _HeadRecogniser recogniser = _recogniser_of(cache.recognise)
     PyObject_GetBuffer(buffer, &raw, PyBUF_SIMPLE)
     try:
-        if not 0 <= nbytes <= raw.len:
-            return _python_version("known_request")(buffer, nbytes, head_cache)
+        if not 0 <= nbytes <= raw.len or recogniser is None:
+            return _python_version("known_request")(buffer, nbytes, heads)
         text = <Text>raw.buf
         end = _head_end(text, nbytes)
-        if not end or end - 4 > _CACHED_HEAD:
+        if not end:
             return None
-        head = head_cache.get(PyBytes_FromStringAndSize(<const char*>text, end))
-        if type(head) is not of._head_class or _field(head, of._is_chunked):
+        head = of._known(heads, cache, recogniser, text, end)
+        if type(head) is not of._head_class:
             return None
-        if end + (_field(head, of._length) or 0) != nbytes:
-            return None
+        if _field(head, of._is_chunked) or end + (_field(head, of._length) or 0) != nbytes:
+            return head
         body = memoryview(PyBytes_FromStringAndSize(<const char*>text + end, nbytes - end))
     finally:
         PyBuffer_Release(&raw)
-    return of._new(head, head_cache, body)
+    return of._new(head, cache, body)
 
 
 cdef class _ResponseFields:

@@ -321,6 +321,55 @@ def texts_and_id(tuple metadata not None):
     return metadata, found
 
 
+cdef class _HeadersFields:
+    """Where headers have their fields."""
+
+    cdef object _headers
+    cdef Py_ssize_t _pairs, _lowered, _positions
+
+    def __cinit__(self):
+        from gateway.wire.http import Headers
+
+        self._headers = Headers
+        self._pairs, self._lowered = _offset(Headers, "pairs"), _offset(Headers, "_lowered")
+        self._positions = _offset(Headers, "positions")
+
+    cdef object _places(self, headers):
+        """Return where the values of a template stand, by name; None for other fields."""
+        if type(headers) is not self._headers:
+            return None
+        places = _field(headers, self._positions)
+        return places if type(places) is dict else None
+
+
+cdef _HeadersFields _headers_fields = None
+
+
+cdef inline _HeadersFields _of_headers():
+    global _headers_fields
+    if _headers_fields is None:
+        _headers_fields = _HeadersFields()
+    return _headers_fields
+
+
+def sender_metadata(headers):
+    """See `gateway.wire.metadata.sender_metadata`."""
+    cdef _HeadersFields of = _of_headers()
+    cdef PyObject* place
+    cdef str found
+    places = of._places(headers)
+    lowered = None if places is None else _field(headers, of._lowered)
+    if type(lowered) is not tuple:
+        return _python_version("sender_metadata")(headers)
+    place = PyDict_GetItem(places, "x-request-id")
+    if place is NULL:
+        return lowered, ""
+    found = <str?>(<tuple>(<tuple>lowered)[<Py_ssize_t><object>place])[1]
+    if PyUnicode_GET_LENGTH(found) > 128 or not is_printable_ascii(found):
+        found = ""
+    return lowered, found
+
+
 def pairs_named(tuple metadata not None, is_wanted not None):
     """See `gateway.policies.forward_headers.pairs_named`."""
     cdef list found = []
@@ -389,7 +438,7 @@ def join_response(
 
 cdef enum:
     _TEXT_BYTES = 4096  # of the text of a head; a longer one is left to Python
-    _MAX_LINES = 128
+    _MAX_SLOTS = 128
     _MAX_DIGITS = 15
 
 cdef uint8_t _IN_NAME[256]
@@ -430,6 +479,41 @@ cdef inline Text _line_end(Text at, Text stop) noexcept:
 _UNREAD = (None, None)
 
 
+cdef extern from "Python.h":
+    bint PyCFunction_Check(object)
+    PyObject* PyCFunction_GET_SELF(object)
+    PyObject* PyTuple_GET_ITEM(object, Py_ssize_t)
+
+
+cdef struct _Cut:
+    # A head that is split: its target, Content-Length or -1, the values of its slots, and the rest.
+    Text target
+    Py_ssize_t target_bytes
+    int64_t length
+    int count
+    Text values[_MAX_SLOTS]
+    Py_ssize_t sizes[_MAX_SLOTS]
+    Py_ssize_t text_bytes
+    char text[_TEXT_BYTES]
+
+
+cdef inline int _put_pair(tuple pairs, Py_ssize_t place, name, value) except -1:
+    """Write a field into a tuple that nobody else has."""
+    cdef tuple pair = (name, value)
+    Py_INCREF(pair)
+    PyTuple_SET_ITEM(pairs, place, pair)
+    return 0
+
+
+cdef inline void _put_others(tuple pairs, tuple others) noexcept:
+    """Write those of *others* into a tuple that it does not have yet."""
+    cdef Py_ssize_t index
+    for index in range(len(others)):
+        if PyTuple_GET_ITEM(pairs, index) is NULL:
+            Py_INCREF(others[index])
+            PyTuple_SET_ITEM(pairs, index, others[index])
+
+
 cdef class _HeadRecogniser:
     """Reads heads by their templates; what is unusual, *python* does."""
 
@@ -456,47 +540,67 @@ cdef class _HeadRecogniser:
 
     def recognise(self, bytes data not None, Py_ssize_t at, Py_ssize_t end):
         cdef Text start = <Text>PyBytes_AS_STRING(data)
-        cdef tuple cut
+        cdef _Cut cut
+        cdef Py_ssize_t index
         if end - at > self._most_bytes:
             return None, None
         if not 0 <= at <= end - 4 or end > PyBytes_GET_SIZE(data):
             return self._python(data, at, end)
-        cut = self._split(start + at, start + end - 4)
-        if cut is None:
+        if not self._split(start + at, start + end - 4, &cut):
             return self._python(data, at, end)
-        template = self._template_of(cut[0])
-        if template is None:
-            return None, cut
-        return template.fill(cut[1], cut[2], self._filled(<tuple>template.headers, <list>cut[3])), None
+        text = PyBytes_FromStringAndSize(cut.text, cut.text_bytes)
+        head = self._by_template(text, &cut)
+        if head is not None:
+            return head, None
+        values = [_ascii(cut.values[index], cut.sizes[index]) for index in range(cut.count)]
+        return None, (text, _ascii(cut.target, cut.target_bytes), cut.length, values)
 
-    cdef object _filled(self, tuple template, list values):
+    cdef object _known(self, Text at, Py_ssize_t size):
+        """Return the head of a text by its template; None without one."""
+        cdef _Cut cut
+        if size > self._most_bytes or not self._split(at, at + size - 4, &cut):
+            return None
+        return self._by_template(PyBytes_FromStringAndSize(cut.text, cut.text_bytes), &cut)
+
+    cdef object _by_template(self, bytes text, _Cut* cut):
+        """Return a head that is split by its template; None without one."""
+        template = self._template_of(text)
+        if template is None:
+            return None
+        headers = self._filled(<tuple>template.headers, cut)
+        return template.fill(_ascii(cut.target, cut.target_bytes), cut.length, headers)
+
+    cdef object _filled(self, tuple template, _Cut* cut):
         """Return the fields of a template with other values."""
         cdef tuple pairs = <tuple>template[0]
         cdef tuple lowered = <tuple>template[1]
         cdef tuple places = <tuple>template[2]
         cdef Py_ssize_t index, place
-        cdef list filled = list(pairs)
-        cdef list filled_lowered = filled if lowered is pairs else list(lowered)
-        for index in range(len(places)):
+        cdef tuple filled = PyTuple_New(len(pairs))
+        cdef tuple filled_lowered = filled if lowered is pairs else PyTuple_New(len(lowered))
+        if len(places) != cut.count:
+            raise ValueError(f"found {cut.count} slots in a head, its template has {len(places)}")
+        for index in range(cut.count):
             place = places[index]
             if place >= 0:
-                value = values[index]
-                filled[place] = ((<tuple>pairs[place])[0], value)
+                value = _ascii(cut.values[index], cut.sizes[index])
+                _put_pair(filled, place, (<tuple>pairs[place])[0], value)
                 if filled_lowered is not filled:
-                    filled_lowered[place] = ((<tuple>lowered[place])[0], value)
-        pairs = tuple(filled)
+                    _put_pair(filled_lowered, place, (<tuple>lowered[place])[0], value)
+        _put_others(filled, pairs)
+        if filled_lowered is not filled:
+            _put_others(filled_lowered, lowered)
         headers = PyType_GenericAlloc(<PyTypeObject*><void*>self._headers, 0)
-        _set_field(headers, self._pairs, pairs)
-        _set_field(headers, self._lowered, pairs if filled_lowered is filled else tuple(filled_lowered))
+        _set_field(headers, self._pairs, filled)
+        _set_field(headers, self._lowered, filled_lowered)
         _set_field(headers, self._read, _UNREAD)
         _set_field(headers, self._positions, template[3])
         return headers
 
-    cdef tuple _split(self, Text at, Text stop):
-        """Split a head; return None for what Python should read."""
-        cdef char text[_TEXT_BYTES]
-        cdef char* out = text
-        cdef char* full = text + _TEXT_BYTES
+    cdef bint _split(self, Text at, Text stop, _Cut* cut) except -1:
+        """Split a head; return False for what Python should read."""
+        cdef char* out = cut.text
+        cdef char* full = cut.text + _TEXT_BYTES
         cdef Text line_end = _line_end(at, stop)
         cdef Text here = at
         cdef Text value
@@ -504,33 +608,33 @@ cdef class _HeadRecogniser:
         cdef Py_ssize_t size
         cdef int64_t length = -1
         cdef int kind
-        cdef list values = []
-        cdef object target = ""
+        cdef int count = 0
+        cut.target, cut.target_bytes = at, 0
         if self._most_target:
             while here < line_end and c"A" <= here[0] <= c"Z":
                 here += 1
             if here == at or here == line_end or here[0] != c" ":
-                return None
+                return False
             here += 1
             value = here
             while here < line_end and _IN_TARGET[here[0]]:
                 here += 1
             if here == line_end or here[0] != c" " or value[0] != c"/" or here - value > self._most_target:
-                return None
+                return False
             if line_end - at > full - out:
-                return None
+                return False
             out = _put_text(out, <const char*>at, value - at)
             out = _put_text(out, <const char*>here, line_end - here)
-            target = _ascii(value, here - value)
+            cut.target, cut.target_bytes = value, here - value
         else:
             if line_end - at > full - out:
-                return None
+                return False
             out = _put_text(out, <const char*>at, line_end - at)
         while line_end < stop:
             at = line_end + 2
             line_end = _line_end(at, stop)
             if full - out < 2:
-                return None
+                return False
             out = _put_text(out, b"\r\n", 2)
             here = at
             while here < line_end and _IN_NAME[here[0]]:
@@ -541,9 +645,9 @@ cdef class _HeadRecogniser:
                 kind = self._kind(at, size)
             if kind == 1 or here == line_end or here[0] != c":" or not size:
                 if kind != 1 or (here < line_end and here[0] != c":"):
-                    return None
+                    return False
                 if line_end - at > full - out:
-                    return None
+                    return False
                 out = _put_text(out, <const char*>at, line_end - at)
                 continue
             value, value_end = here + 1, line_end
@@ -552,21 +656,23 @@ cdef class _HeadRecogniser:
             while value < value_end and ((value_end - 1)[0] == c" " or (value_end - 1)[0] == c"\t"):
                 value_end -= 1
             if not _is_value(value, value_end - value):
-                return None
+                return False
             if kind == 2:
                 if value == value_end or length >= 0:
-                    return None
+                    return False
                 length = _length(value, value_end - value)
                 if length < 0:
                     if line_end - at > full - out:
-                        return None
+                        return False
                     out = _put_text(out, <const char*>at, line_end - at)
                     continue
-            if size > full - out:
-                return None
+            if size > full - out or count == _MAX_SLOTS:
+                return False
             out = _put_text(out, <const char*>at, size)
-            values.append(_ascii(value, value_end - value))
-        return PyBytes_FromStringAndSize(text, out - text), target, length, values
+            cut.values[count], cut.sizes[count] = value, value_end - value
+            count += 1
+        cut.length, cut.count, cut.text_bytes = length, count, out - cut.text
+        return True
 
     cdef int _kind(self, Text at, Py_ssize_t size) except -1:
         """Return 1 for a fixed name, 2 for that of the length; 0 for another one."""
@@ -593,6 +699,14 @@ cdef int64_t _length(Text at, Py_ssize_t size) noexcept:
             return -1
         length = length * 10 + (at[index] - c"0")
     return length
+
+
+cdef inline _HeadRecogniser _recogniser_of(function):
+    """Return what recognises heads by its method *function*; None for a function in Python."""
+    cdef PyObject* owner = PyCFunction_GET_SELF(function) if PyCFunction_Check(function) else NULL
+    if owner is NULL or type(<object>owner) is not _HeadRecogniser:
+        return None
+    return <_HeadRecogniser><object>owner
 
 
 def head_recogniser(template_of, fixed, Py_ssize_t most_bytes, Py_ssize_t most_target):

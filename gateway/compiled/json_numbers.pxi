@@ -48,13 +48,13 @@ cdef class _Numbers:
             self._python = _python_version(self._name)(self._format, self._expected)
         return self._python(argument)
 
-    cdef bint _read(self, Text at, Py_ssize_t length, char* out) noexcept:
-        """Read a list of short numbers; return whether it is one."""
+    cdef bint _read(self, Py_ssize_t count, Text at, Py_ssize_t length, char* out) noexcept:
+        """Read a list of short numbers; return whether it is one of *count*."""
         cdef Text end = at + length
         cdef Py_ssize_t index = 0
         if at[0] != c'[':
             return False
-        while index < self._count:
+        while index < count:
             at += 1
             while at[0] == c' ':
                 at += 1
@@ -65,7 +65,7 @@ cdef class _Numbers:
             index += 1
             while at[0] == c' ':
                 at += 1
-            if at[0] != (c',' if index < self._count else c']'):
+            if at[0] != (c',' if index < count else c']'):
                 return False
         return at + 1 == end
 
@@ -183,7 +183,7 @@ cdef class _NumberPacker(_Numbers):
         cdef bytes raw
         if self._count > 0 and length and at[length - 1] == c']':
             raw = PyBytes_FromStringAndSize(NULL, self._count * self._size)
-            if self._read(at, length, PyBytes_AS_STRING(raw)):
+            if self._read(self._count, at, length, PyBytes_AS_STRING(raw)):
                 return raw
         return self._in_python(PyBytes_FromStringAndSize(<const char*>at, length))
 
@@ -280,8 +280,19 @@ def packed_numbers(bytes text not None, str code not None, tuple dims not None):
     return _python_version("packed_numbers")(text, code, dims)
 
 
+cdef tuple _tuple(Py_ssize_t* sizes, int rank):
+    cdef tuple shape = PyTuple_New(rank)
+    cdef object size
+    cdef int index
+    for index in range(rank):
+        size = sizes[index]
+        Py_INCREF(size)
+        PyTuple_SET_ITEM(shape, index, size)
+    return shape
+
+
 cdef tuple _shape(Py_ssize_t* sizes, int rank):
-    cdef tuple shape = tuple([sizes[index] for index in range(rank)])
+    cdef tuple shape = _tuple(sizes, rank)
     found = (<dict>_SHAPES).get(shape)
     if found is None:
         if len(<dict>_SHAPES) == 1024:

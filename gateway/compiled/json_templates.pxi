@@ -127,7 +127,6 @@ cdef class _TemplateParser:
         cdef Text at = text
         cdef int count = 0
         cdef object template = None
-        cdef object holes = ()
         cdef bytes key
         if end < size:
             key = PyBytes_FromStringAndSize(<const char*>text, end)
@@ -143,14 +142,11 @@ cdef class _TemplateParser:
                 count += 1
             key = PyBytes_FromStringAndSize(out, used - out)
             template = self._template_of(key)
-            holes = None
         if template is not None and count == (<tuple>template)[3] and size - end == (<tuple>template)[4]:
             found = self._fill(<tuple>template, starts, stops, body, end)
             if found is not None:
                 return found, None
-        if holes is None:
-            holes = [_between(starts[index], stops[index]) for index in range(count)]
-        return None, (key, holes, body[end:])
+        return None, key
 
     cdef tuple _fill(self, tuple template, Text* starts, Text* stops, body, Py_ssize_t end):
         """Fill a template; return None where the content of a hole does not fit."""

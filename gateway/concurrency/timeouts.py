@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Hashable
+from itertools import repeat
 from time import monotonic
 from typing import Any, Final, Protocol, Self
 
@@ -14,6 +15,9 @@ STEP_S: Final = 0.005
 _EXPIRED: Final = "the timeout of the task has expired"
 _NONE: Final = -1
 _SWEEP_STEPS: Final = 64
+_TURN_S: Final = 1e-6
+_TURNS: Final = 20
+"""Of the event loop, in which a connection is made that the kernel has accepted."""
 _NO_TASK: Final = "a timeout needs a running task"
 
 
@@ -120,6 +124,16 @@ class Timeout:
         return (is_only and type(error) is asyncio.CancelledError) or isinstance(
             error, TimeoutError
         )
+
+
+def patient_timeout(seconds: float) -> Timeout:
+    """Return a timeout that counts no time for which the event loop itself was held up.
+
+    When the time has passed, the loop still gets some turns to read what has arrived: otherwise a
+    busy process would blame its peer, whose bytes wait in the kernel.
+    """
+    turns = repeat(_TURN_S, _TURNS)
+    return Timeout(seconds, lambda: next(turns, 0.0))
 
 
 class TimerTarget(Hashable, Protocol):

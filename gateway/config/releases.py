@@ -22,9 +22,8 @@ def later_keys(
     Raises:
         ValueError: There is no such release.
     """
+    check_release(version, added)
     releases = list(added)
-    if version not in releases:
-        raise ValueError(f"version is {version!r}; expected one of {', '.join(releases)}")
     for later in releases[releases.index(version) + 1 :]:
         for path in _paths(document):
             name = ".".join(str(part) for part in path)
@@ -33,6 +32,12 @@ def later_keys(
                 fnmatchcase(name, key) and name.count(".") == key.count(".") for key in added[later]
             ):
                 yield path, later
+
+
+def check_release(version: str, added: Mapping[str, tuple[str, ...]] = ADDED) -> None:
+    """Raise ValueError if there is no such release."""
+    if version not in added:
+        raise ValueError(f"version is {version!r}; expected one of {', '.join(added)}")
 
 
 def _paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

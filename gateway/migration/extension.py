@@ -31,6 +31,7 @@ class MigrationExtension:
     name = "migration"
     settings = (STOCK, CAPTURE, MIGRATIONS, EVENTS)
     metrics = METRICS
+    recorded_calls = "gateway.migration.replay.trial:try_recorded_calls"
     commands: Mapping[str, str] = MappingProxyType(
         {
             "capture": f"{_COMMANDS}.capture:capture",

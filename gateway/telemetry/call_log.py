@@ -146,8 +146,11 @@ class CallLog:
         if self._access is not None:
             self._access.write("call", keys)
         if skipped is not None:
-            write = log.info if error is None else log.warning
-            write("call", **keys, **_skipped(skipped))
+            keys |= _skipped(skipped)
+            if error is None:
+                log.info("call", **keys)
+            else:
+                log.warning("call", **keys)
 
     def rejected(self, listener: str, protocol: str, error: GatewayError) -> None:
         """Write the line of a request that reached no service."""
@@ -189,8 +192,10 @@ class CallLog:
         self._summary = None
         succeeded, failed = self._succeeded.drain(), self._failed.drain()
         if succeeded + failed:
-            write = log.warning if failed else log.info
-            write("lines about calls are missing", **_skipped(succeeded + failed))
+            if failed:
+                log.warning("lines about calls are missing", **_skipped(succeeded + failed))
+            else:
+                log.info("lines about calls are missing", **_skipped(succeeded + failed))
 
 
 def code_of(error: BaseException) -> str:

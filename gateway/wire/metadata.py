@@ -54,6 +54,7 @@ def form_of(call: Call[Any], kind: type[F]) -> F:
     return form
 
 
+@accelerated
 def sender_metadata(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]:
     """Return all of a client's headers as metadata, and its request id."""
     return headers.lowered, header_request_id(headers)

@@ -316,7 +316,7 @@ class Client:
         patience_s: How long it waits for anything.
     """
 
-    def __init__(self, address: str, patience_s: float = 10.0) -> None:
+    def __init__(self, address: str, patience_s: float = 30.0) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), patience_s)
         self._next = 0

@@ -51,7 +51,7 @@ MESSAGE = body(message(b"x"))
 WHOLE = CALL + MESSAGE
 """A whole call on stream 1."""
 
-_SECONDS = 10.0
+_SECONDS = 30.0
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ async def _call(client: GrpcClient, rng: random.Random, number: int) -> None:
 
 async def _responses(client: GrpcClient, wire: GrpcRequest) -> list[GrpcResponse]:
     """Send *wire* until it is accepted: grpcio's core refuses streams while it cleans up."""
-    deadline = monotonic() + 15
+    deadline = monotonic() + 30
     while True:
         try:
             if wire.method == UNARY:

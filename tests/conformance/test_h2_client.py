@@ -240,12 +240,12 @@ async def test_native_client_conforms(name: str, monkeypatch: pytest.MonkeyPatch
         address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         async with calling(address) as client:
             with suppress(GatewayError):
-                first = await client.send(ask(b"first"), deadline=monotonic() + 5)
+                first = await client.send(ask(b"first"), deadline=monotonic() + 30)
                 found = "answered" if first.status is GrpcStatus.OK else "failed"
-            second = await client.send(ask(b"second"), deadline=monotonic() + 5)
+            second = await client.send(ask(b"second"), deadline=monotonic() + 30)
             assert (GrpcStatus.OK, GOOD) == (second.status, bytes(second.view))
             same = server.connections == 1
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await server.all_closed.wait()
     judgement = judged(server.received[len(PREFACE) :])
     if case.expected.startswith("connection"):

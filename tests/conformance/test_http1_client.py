@@ -69,7 +69,7 @@ class Recorder:
 
     async def closed(self) -> None:
         """Wait until no client is connected."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await self._closed.wait()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

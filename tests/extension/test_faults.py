@@ -96,7 +96,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def status(running: Serving, model: str) -> int:
-    connection = HTTPConnection(str(running.addresses["main.http"]), timeout=30)
+    connection = HTTPConnection(str(running.addresses["main.http"]), timeout=60)
     try:
         connection.request("POST", f"/v2/models/{model}/infer", BODY)
         return connection.getresponse().status

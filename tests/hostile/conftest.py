@@ -36,7 +36,7 @@ def patient() -> Iterator[Patient]:
         assert grown <= _GROWTH_BYTES
         assert peak <= _PEAK_BYTES
         gateway.process.terminate()
-        assert gateway.process.wait(20) == 0
+        assert gateway.process.wait(60) == 0
     log = bugs_of(gateway)
     assert [] == [line for line in log.splitlines() if "Traceback" in line]
     assert [] == [line for line in log.splitlines() if CANARY in line]

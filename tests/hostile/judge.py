@@ -30,7 +30,7 @@ CLIENTS_FAULT = frozenset(
         grpc.StatusCode.OUT_OF_RANGE,
     }
 )
-_SECONDS = 8.0
+_SECONDS = 30.0
 
 
 class Patient:

@@ -125,7 +125,7 @@ def running(*arguments: str) -> Iterator[Gateway]:
         gateway.close()
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
     """Wait for a condition without an event; return whether it was met."""
     end = time.monotonic() + within_s
     while not condition():

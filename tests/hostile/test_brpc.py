@@ -43,7 +43,7 @@ SUM = Tensor("OUTPUT0", INT32, (1, 16), tuple(range(0, 32, 2)))
 OK = (200, "OK", oracle.SUCCESS)
 MESSAGE_BYTES = 4 << 20
 TURNED = 500
-_SLOW_S = 8.0
+_SLOW_S = 30.0
 
 # What is answered with an error code; the rest is closed without a word.
 CODES = {

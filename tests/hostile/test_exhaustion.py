@@ -32,6 +32,7 @@ from tests.hostile.wire import (
     is_good,
     post,
 )
+from tests.scheduling import delayed_s
 
 pytestmark = pytest.mark.hostile
 
@@ -43,10 +44,12 @@ _MIB = 1 << 20
 
 
 def _good_within(gateway: Gateway, seconds: float) -> None:
-    """Assert that another client's request succeeds in time."""
-    started_s = time.monotonic()
+    """Assert that another client's request succeeds in time; time without a processor is no delay."""
+    pid = gateway.process.pid
+    delayed, started_s = delayed_s(pid), time.monotonic()
     assert is_good(ask(gateway.http, LAST_GOOD, source=OTHER))
-    assert time.monotonic() - started_s < seconds
+    took_s = time.monotonic() - started_s
+    assert took_s - max(0.0, delayed_s(pid) - delayed) < seconds
 
 
 SLOW: dict[str, bytes] = {
@@ -68,7 +71,7 @@ def test_slow_clients_are_closed_in_time(patient: Patient, name: str) -> None:
             raw.send([SLOW[name]])
         started_s = time.monotonic()
         open_ones = set(raws)
-        while open_ones and time.monotonic() - started_s < 30:  # else they would stay for good
+        while open_ones and time.monotonic() - started_s < 45:  # else they would stay for good
             _good_within(patient.gateway, 1)
             time.sleep(0.1)
             for raw in list(open_ones):
@@ -140,9 +143,7 @@ def test_expensive_input_delays_no_other_client(patient: Patient, name: str) -> 
         for _ in range(3):
             raw = stack.enter_context(Raw(gateway.http))
             raw.send([post(EXPENSIVE[name], path="/v2/models/identity_int32/infer")])
-            started_s = time.monotonic()
-            assert is_good(ask(gateway.http, LAST_GOOD, source=OTHER))
-            assert time.monotonic() - started_s < 1
+            _good_within(gateway, 1)
             response = raw.answer()
             assert response is not None
             assert response.status in (400, 413, 501)
@@ -205,7 +206,7 @@ def test_connection_over_the_limit_gets_an_error(
     def is_logged() -> bool:
         """Connect once more; a line about others may have been logged in the same second."""
         nonlocal refused
-        with socket.create_connection(gateway.addresses[name], 8, (source, 0)) as sock:
+        with socket.create_connection(gateway.addresses[name], 30, (source, 0)) as sock:
             sock.sendall(data)
             received = b"".join(iter(lambda: sock.recv(65536), b""))
         assert response in received
@@ -218,7 +219,7 @@ def test_connection_over_the_limit_gets_an_error(
 
     with ExitStack() as stack:
         for _ in range(PER_ADDRESS):
-            sock = socket.create_connection(gateway.addresses[name], 8, (source, 0))
+            sock = socket.create_connection(gateway.addresses[name], 30, (source, 0))
             stack.enter_context(sock).sendall(data)
             assert sock.recv(4096)  # one that had sent nothing would be closed soon
         assert eventually(is_logged, 20)
@@ -248,7 +249,7 @@ def test_unknown_names_leave_no_series_and_no_memory(patient: Patient) -> None:
     # Each kind of call and of refusal has its series from its first call on.
     ask(gateway.http, head("GET", "/v2/models/invented/ready"))
     ask(gateway.http, head("GET", "/v2/models/simple/versions/7"))
-    infer.future(request(tensor(), raw=[bytes(4)], model="invented"), timeout=8).exception()
+    infer.future(request(tensor(), raw=[bytes(4)], model="invented"), timeout=30).exception()
     series = _series(gateway)
     memory = gateway.status("VmRSS")
     with Raw(gateway.http) as raw:
@@ -260,7 +261,7 @@ def test_unknown_names_leave_no_series_and_no_memory(patient: Patient) -> None:
                 assert response is not None
                 assert response.status in (400, 404, 503)
     calls = [
-        infer.future(request(tensor(), raw=[bytes(4)], model=f"invented_{number}"), timeout=8)
+        infer.future(request(tensor(), raw=[bytes(4)], model=f"invented_{number}"), timeout=30)
         for number in range(50)
     ]
     for call in calls:
@@ -296,7 +297,7 @@ def test_bodies_over_the_memory_budget_are_503(tmp_path: Path) -> None:
         size = 4 * _MIB
         part = post(b"", length=size) + bytes(3 * _MIB)
         for raw in raws:
-            raw.socket.settimeout(3)
+            raw.socket.settimeout(30)
             raw.send([part])
         responses = [raw.answer() for raw in raws]
         statuses = [response.status for response in responses if response is not None]

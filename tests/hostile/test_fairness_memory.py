@@ -67,7 +67,7 @@ def test_announced_grpc_messages_hold_no_memory(gateway: Gateway) -> None:
     """Calls that send only the prefix of a large message do not delay others."""
     with ExitStack() as stack:
         for _ in range(2):
-            sock = stack.enter_context(socket.create_connection(gateway.addresses["main.grpc"], 8))
+            sock = stack.enter_context(socket.create_connection(gateway.addresses["main.grpc"], 30))
             data = frames.BEGIN
             for stream in range(1, 120, 2):
                 prefix = frames.message(b"x", length=LARGEST)
@@ -84,7 +84,7 @@ def test_announced_frames_hold_no_memory(gateway: Gateway, name: str) -> None:
         begin = b"PRPC" + struct.pack(">II", LARGEST - 100, 20) + bytes(10)
     with ExitStack() as stack:
         for _ in range(20):
-            sock = stack.enter_context(socket.create_connection(gateway.addresses[name], 8))
+            sock = stack.enter_context(socket.create_connection(gateway.addresses[name], 30))
             sock.sendall(begin)
         _watched(gateway).check()
 

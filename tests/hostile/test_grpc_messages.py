@@ -168,7 +168,7 @@ def test_cancelled_calls_hold_no_slot(patient: Patient) -> None:
     slow = request(tensor(), raw=[(60_000).to_bytes(4, "little")], model="slow")
     infer = patient.channel.unary_unary(INFER)
     for number in range(100):
-        call = infer.future(slow, timeout=8)
+        call = infer.future(slow, timeout=30)
         if number % 2:
             with pytest.raises(grpc.FutureTimeoutError):
                 call.result(timeout=number / 10_000)
@@ -182,7 +182,7 @@ def test_surplus_messages_of_a_unary_call_are_not_run(patient: Patient) -> None:
     """The call succeeds or is rejected as an error of the client."""
     stream = patient.channel.stream_unary(INFER)
     try:
-        stream(iter([good_call()] * 50), timeout=8)
+        stream(iter([good_call()] * 50), timeout=30)
         code = grpc.StatusCode.OK
     except grpc.RpcError as error:
         code = error.code()
@@ -193,7 +193,7 @@ def test_unary_call_without_a_message_is_rejected(patient: Patient) -> None:
     """A call that ends before its message is rejected at once."""
     stream = patient.channel.stream_unary(INFER)
     with pytest.raises(grpc.RpcError) as caught:
-        stream(iter([]), timeout=8)
+        stream(iter([]), timeout=30)
     assert caught.value.code() in CLIENTS_FAULT
 
 

@@ -69,7 +69,7 @@ def call_grpc(patient: Patient, method: str, data: bytes) -> tuple[grpc.StatusCo
     """Return the status of a gRPC call, and the code in its message's Status."""
     ask = patient.channel.unary_unary(SERVICE + method)
     try:
-        message = pb.GrpsMessage.FromString(ask(data, timeout=8))
+        message = pb.GrpsMessage.FromString(ask(data, timeout=30))
     except grpc.RpcError as error:
         check_text(error.details() or "")
         return error.code(), 0
@@ -114,7 +114,7 @@ def test_bad_protobuf_of_the_golden_set_is_a_failure(
         code, status = call_grpc(patient, method, data)
         assert (code in CLIENTS_FAULT and status == 0) or status in (400, 413), (code, status)
         return
-    stream = patient.channel.unary_stream(SERVICE + method)(data, timeout=8)
+    stream = patient.channel.unary_stream(SERVICE + method)(data, timeout=30)
     with suppress(grpc.RpcError):
         (only,) = stream
         assert pb.GrpsMessage.FromString(only).status.code in (400, 413)

@@ -167,7 +167,7 @@ class Load:
             while True:
                 number = next(_NUMBERS)
                 try:
-                    response = infer(_message(20, number), timeout=20)
+                    response = infer(_message(20, number), timeout=60)
                 except grpc.RpcError as error:
                     self._refused(
                         number, f"{error.code()}", is_refusal=error.code() in _NEVER_BEGUN
@@ -192,9 +192,9 @@ def test_stop_finishes_long_calls() -> None:
     """Slow calls succeed after SIGTERM, on both ports."""
     with running(str(CONFIG)) as gateway, ExitStack() as stack:
         channel = stack.enter_context(grpc.insecure_channel(gateway.address("main.grpc")))
-        call = channel.unary_unary(INFER).future(_message(1500, 1), timeout=20)
+        call = channel.unary_unary(INFER).future(_message(4000, 1), timeout=60)
         raw = stack.enter_context(Raw(gateway.http))
-        raw.send([post(_body(1500, 2), path=PATH)])
+        raw.send([post(_body(4000, 2), path=PATH)])
         idle = stack.enter_context(Raw(gateway.http))
         idle.send([head("GET", "/v2/health/live")])
         assert idle.answer() is not None
@@ -202,7 +202,7 @@ def test_stop_finishes_long_calls() -> None:
         assert eventually(lambda: _time_of(gateway, "begun", 2) is not None)
         gateway.process.send_signal(signal.SIGTERM)
         assert b"" == idle.rest()
-        assert (1).to_bytes(4, "little") in call.result(timeout=20)
+        assert (1).to_bytes(4, "little") in call.result(timeout=60)
         response = raw.answer()
         assert response is not None
         assert (200, True) == (response.status, response.closes)

@@ -18,7 +18,7 @@ from tests.hostile.wire import post
 pytestmark = pytest.mark.hostile
 
 SERVICE = "/tensorflow.serving.PredictionService/"
-SECONDS = 10.0
+SECONDS = 30.0
 DEEP = 100_000
 REFUSED_CODES = CLIENTS_FAULT | {grpc.StatusCode.FAILED_PRECONDITION}
 _ALLOWED = frozenset({400, 404, 413, 501})

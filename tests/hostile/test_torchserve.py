@@ -20,7 +20,7 @@ JSON, FORM, MULTIPART = (
     "multipart/form-data; boundary=B",
 )
 PART = b'--B\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
-SECONDS = 10.0
+SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.hostile
 
 SERVICE = "/nvidia.inferenceserver.GRPCService/"
 INFER, STREAM = SERVICE + "Infer", SERVICE + "StreamInfer"
-SECONDS = 10.0
+SECONDS = 30.0
 HUGE = (1 << 63) - 1
 
 

@@ -14,7 +14,7 @@ Address = tuple[str, int]
 Piece = bytes | float
 """What to send, or how many seconds to wait before the next."""
 
-PATIENCE_S = 8.0
+PATIENCE_S = 30.0
 SIMPLE = "/v2/models/simple/infer"
 _PAIR = [
     {"name": f"INPUT{n}", "datatype": "INT32", "shape": [1, 16], "data": list(range(16))}

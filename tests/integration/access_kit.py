@@ -104,7 +104,7 @@ async def exchange(
 
 async def read_response(reader: asyncio.StreamReader) -> HttpReply:
     """Read one response."""
-    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).decode()
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode()
     first, *lines = head.split("\r\n")
     fields = {
         name.lower(): value.strip()
@@ -121,7 +121,7 @@ async def call(
     async with aio.insecure_channel(address) as channel:
         unary = channel.unary_unary(method)
         try:
-            return grpc.StatusCode.OK, "", await unary(message, metadata=metadata, timeout=10)
+            return grpc.StatusCode.OK, "", await unary(message, metadata=metadata, timeout=60)
         except aio.AioRpcError as error:
             return error.code(), error.details() or "", b""
 
@@ -146,7 +146,7 @@ def brpc_frame(
 
 async def read_brpc(reader: asyncio.StreamReader) -> tuple[RpcMeta, bytes]:
     """Read one frame of baidu_std."""
-    head = await asyncio.wait_for(reader.readexactly(12), 10)
+    head = await asyncio.wait_for(reader.readexactly(12), 20)
     body, size = struct.unpack(">II", head[4:])
     rest = await reader.readexactly(body)
     return RpcMeta.FromString(rest[:size]), rest[size:]

@@ -112,7 +112,7 @@ def free_port() -> int:
 def get(url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
     """Send one HTTP request and return status and JSON (None for an empty body)."""
     parts = urlsplit(url)
-    with closing(HTTPConnection(parts.netloc, timeout=10)) as connection:
+    with closing(HTTPConnection(parts.netloc, timeout=60)) as connection:
         if body is None:
             connection.request("GET", parts.path)
         else:

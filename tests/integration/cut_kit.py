@@ -211,7 +211,7 @@ def request(
 
 
 async def response_of(raw: Raw) -> Answer:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         return await raw.answer()
 
 

@@ -12,7 +12,7 @@ import grpc
 from gateway.schema import grps_pb2 as pb
 
 SERVICE = "/grps.protos.v1.GrpsService/"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def post(

@@ -209,7 +209,7 @@ class Raw:
 
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait, some seconds at most, for a condition without an event."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

@@ -131,7 +131,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
     """Close a connection."""
     writer.close()
     with suppress(OSError):  # TimeoutError is one
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await writer.wait_closed()
 
 
@@ -149,7 +149,7 @@ async def proxied(server: Redis) -> AsyncIterator[Proxy]:
 
 def quotas_at(url: str) -> QuotaStoreConfig:
     """Return the configuration of a store."""
-    return QuotaStoreConfig(url=url, timeout=0.2)
+    return QuotaStoreConfig(url=url, timeout=0.5)
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ async def endless(inputs: dict[str, Any], _job: Job) -> Answers:
             number += 1
             await asyncio.sleep(0.001)
     finally:
-        _path(inputs).write_text(str(time.monotonic()))
+        _path(inputs).touch()
 
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
@@ -55,7 +54,7 @@ async def silent(inputs: dict[str, Any], _job: Job) -> Answers:
         yield _token("word")
         await asyncio.Event().wait()
     finally:
-        _path(inputs).write_text(str(time.monotonic()))
+        _path(inputs).touch()
 
 
 @declares(inputs=_TEXT, outputs=_TOKEN)
@@ -67,7 +66,7 @@ async def thinking(inputs: dict[str, Any], _job: Job) -> Answers:
         await asyncio.Event().wait()
         yield _token("never")
     finally:
-        path.write_text(str(time.monotonic()))
+        path.touch()
 
 
 @declares(inputs=_TEXT, outputs=(Tensor("data", Datatype.FP32, (-1,)),))

@@ -129,7 +129,7 @@ async def get(address: str, context: ssl.SSLContext, headers: str = "") -> int:
         host, int(port), ssl=context, server_hostname="localhost"
     )
     writer.write(f"GET /v2 HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
-    status = int((await asyncio.wait_for(reader.readline(), 10)).split()[1])
+    status = int((await asyncio.wait_for(reader.readline(), 20)).split()[1])
     writer.close()
     return status
 
@@ -252,7 +252,7 @@ async def test_a_unix_socket_names_its_user(tmp_path: Path, seen: Seen) -> None:
         async with running(text, tmp_path):
             reader, writer = await asyncio.open_unix_connection(str(path))
             writer.write(graphpipe_frame())
-            size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 5), "little")
+            size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 20), "little")
             body = await reader.readexactly(size)
             assert (b"a credential is missing" in body) is not is_known
             writer.close()

@@ -92,7 +92,7 @@ async def test_401_on_a_brpc_port(gateway: Gateway) -> None:
     writer.write(brpc_frame("ServerMetadata"))
     meta, _ = await read_brpc(reader)
     assert (meta.response.error_code, meta.response.error_text) == (1004, f"[E1004]{MISSING}")
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()
     reply = await exchange(address, "/GrpsBrpcService/ServerMetadata", method="POST", body=b"{}")
     assert (reply.status, reply.headers["x-bd-error-code"]) == (401, "1004")
@@ -106,7 +106,7 @@ async def test_401_on_a_graphpipe_stream(gateway: Gateway) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     for _ in range(2):
         writer.write(graphpipe_frame())
-        size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 5), "little")
+        size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 20), "little")
         body = await reader.readexactly(size)
         assert b"a credential is missing" in body
         assert (401).to_bytes(8, "little") in body or (401).to_bytes(4, "little") in body

@@ -69,8 +69,8 @@ async def test_security_is_switched_on_by_a_reload(tmp_path: Path, transport: st
         await stream.readexactly(4)
         await reload(gateway, configured(transport), tmp_path)
         if transport == "native":
-            assert await asyncio.wait_for(reader.read(), 5) == b""
-            await asyncio.wait_for(stream.read(), 5)
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+            await asyncio.wait_for(stream.read(), 20)
         else:  # it asks on every connection, because grpcio cannot begin to
             writer.write(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await read_response(reader)).status == 401
@@ -126,7 +126,7 @@ async def test_a_stream_ends_at_its_next_message_after_its_key_is_revoked(
         running(configured(transport), tmp_path) as gateway,
         aio.insecure_channel(gateway.addresses["main.grpc"]) as channel,
     ):
-        stream = channel.stream_stream(STREAM)(metadata=[("x-api-key", KEY)], timeout=10)
+        stream = channel.stream_stream(STREAM)(metadata=[("x-api-key", KEY)], timeout=60)
         await stream.write(infer_message())
         reply = open_inference_pb2.ModelStreamInferResponse.FromString(await stream.read())
         assert reply.error_message

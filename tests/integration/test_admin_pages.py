@@ -9,29 +9,20 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway import migration
 from gateway.api.admin import Page
-from gateway.app import admin
+from gateway.app import Gateway, admin
 from gateway.app.admin import overview
 from gateway.app.admin.html import render
-from tests.admin_kit import ask
-from tests.integration.test_admin_api import api, started
-from tests.unit.migration.admin.kit import Cutover, Evidence
+from tests.integration.test_admin_api import started
 
 
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
         ("", 200, "<h1>Overview</h1>"),
-        ("migrations", 200, '<a href="/ui/migrations/fraud">fraud</a>'),
-        ("migrations/fraud", 200, "Nothing was compared yet."),
-        ("migrations/fraud/samples/1-1", 200, "<h1>Call 1-1</h1>"),
-        ("stock", 200, "stock-taking is off"),
         ("configuration", 200, "hosts:"),
         ("static/page.css", 200, "color-scheme: light dark"),
         ("static/page.js", 200, '"use strict"'),
-        ("migrations/other", 404, "There is no such page."),
-        ("migrations/<script>", 404, "There is no such page."),
         ("static/../pages.py", 404, ""),
         ("static/%2e%2e%2fpages.py", 404, "unknown file"),
         ("nothing", 404, "There is no such page."),
@@ -39,8 +30,13 @@ from tests.unit.migration.admin.kit import Cutover, Evidence
 )
 async def test_pages_have_a_strict_policy_and_no_secrets(path: str, status: int, text: str) -> None:
     """Each page is served with a strict content security policy and without secrets."""
+    async with started() as gateway:
+        await check_page(gateway, path, status, text)
+
+
+async def check_page(gateway: Gateway, path: str, status: int, text: str) -> None:
+    """Check the status and a text of a page, its policy, and that it has no secrets."""
     async with (
-        started() as gateway,
         aiohttp.ClientSession(f"http://{gateway.addresses['admin']}") as session,
         session.get(f"/ui/{path}") as response,
     ):
@@ -71,36 +67,6 @@ async def test_pages_reject_foreign_hosts() -> None:
             assert 403 == response.status
         async with session.post(url) as response:
             assert 405 == response.status
-
-
-async def test_cutover_page_offers_commands_of_its_state() -> None:
-    """The buttons stay hidden until the script that sends the command shows them."""
-
-    class Stepping(Cutover):
-        def document(self, migration: str) -> dict[str, object]:
-            return {
-                "state": "waiting_for_approval",
-                "weight": 50,
-                "step": 4,
-                "steps": [50, 100],
-                "events": [],
-                "bake": None,
-                "calls": None,
-                "next": "100%",
-                "reason": "",
-            }
-
-    class Nothing(Evidence):
-        def __init__(self) -> None:
-            super().__init__()
-            self.evidence = {}
-
-    reply = await ask(api(Nothing(), Stepping()), "/ui/migrations/fraud")
-    text = reply.body.decode()
-    assert 200 == reply.status
-    commands = [part.partition('"')[0] for part in text.split('data-command="')[1:]]
-    assert ["approve", "pause", "rollback"] == commands
-    assert 3 == text.count('<button type="button" hidden')
 
 
 async def test_overview_shows_targets_with_and_without_calls() -> None:
@@ -142,12 +108,3 @@ def test_tables_broke_names_in_the_middle() -> None:
     template = (folder / "overview" / "page.html").read_text("utf-8")
     for value in ("target.name", "endpoint.address"):
         assert f'<td class="name">{{{{ {value} }}}}</td>' in template
-    report = (Path(migration.__file__).parent / "report" / "page.html").read_text("utf-8")
-    assert "anywhere" not in report
-    assert "div{overflow-x:auto}" in report
-
-
-async def test_the_list_of_migrations_has_the_reason_of_failures() -> None:
-    """The number of failed calls has the most frequent reason beside it."""
-    reply = await ask(api(Evidence("holds"), Cutover()), "/ui/migrations")
-    assert "<td>internal: no GPU</td>" in reply.body.decode()

@@ -160,7 +160,7 @@ async def send_brpc(gateway: Gateway, counting: Counting, size: int) -> None:
     assert counting.held == [0]
     assert meta.response.error_code == (1004 if refuses else 0)
     if refuses:
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()
 
 
@@ -174,7 +174,7 @@ async def test_each_graphpipe_frame_is_authenticated_once(
     reader, writer = await asyncio.open_connection(host, int(port))
     for count in (1, 2):
         writer.write(graphpipe_frame())
-        size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 5), "little")
+        size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 20), "little")
         await reader.readexactly(size)
         assert len(counting.requests) == count
     assert counting.held == [0, 0]

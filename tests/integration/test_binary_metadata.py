@@ -135,16 +135,16 @@ def _call_grpc(running: Running, model: str, *, streams: bool = False) -> None:
     with grpc.insecure_channel(running.addresses["main.grpc"]) as channel:
         if streams:
             call = channel.stream_stream(INFER.replace("ModelInfer", "ModelStreamInfer"))
-            assert 1 == len(list(call(iter([data]), metadata=metadata, timeout=10)))
+            assert 1 == len(list(call(iter([data]), metadata=metadata, timeout=60)))
         else:
-            channel.unary_unary(INFER)(data, metadata=metadata, timeout=10)
+            channel.unary_unary(INFER)(data, metadata=metadata, timeout=60)
 
 
 def _call_http(running: Running, model: str, value: str = BASE64) -> None:
     body = {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}]}
     headers = {"X-Key-Bin": value, "x-other-bin": BASE64}
     url = urlsplit(running.url(f"/v2/models/{model}/infer"))
-    with closing(HTTPConnection(url.netloc, timeout=10)) as connection:
+    with closing(HTTPConnection(url.netloc, timeout=60)) as connection:
         connection.request("POST", url.path, json.dumps(body), headers)
         assert 200 == connection.getresponse().status
 

@@ -105,6 +105,43 @@ def test_unknown_values_are_refused(rendered: Documents, value: str) -> None:
         charts.render([*command, "--set", value])
 
 
+@pytest.mark.parametrize(
+    ("lifecycle", "expected"),
+    [
+        ({}, 40),
+        ({"drain": "2m"}, 130),
+        ({"pre_stop": "1.5s", "drain": "90500ms"}, 97),
+        ({"drain": "${env:DRAIN}"}, 40),
+    ],
+    ids=str,
+)
+def test_pods_have_the_time_that_their_configuration_needs(
+    rendered: Documents, lifecycle: dict[str, str], expected: int
+) -> None:
+    """The grace is above `pre_stop` + `drain` of the values, in each unit."""
+    words = [f"--set=config.lifecycle.{key}={value}" for key, value in lifecycle.items()]
+    documents = charts.render([*charts.sources()["helm"], *words])
+    (pod,) = (
+        each["spec"]["template"]["spec"] for each in documents if each["kind"] == "Deployment"
+    )
+    assert expected == pod["terminationGracePeriodSeconds"]
+
+
+def test_no_container_is_privileged(rendered: Documents) -> None:
+    """Model servers beside a gateway, too: no root, no writable files, no capabilities."""
+    found = 0
+    for name, parts in rendered.items():
+        for part in parts:
+            spec = part.get("spec") or {}
+            pod = spec.get("template", {}).get("spec", spec)
+            for each in (*pod.get("initContainers", ()), *pod.get("containers", ())):
+                found += 1
+                restricted = {key: RESTRICTED[key] for key in RESTRICTED.keys() - {"runAsUser"}}
+                assert restricted.items() <= each["securityContext"].items(), name
+                assert {"cpu", "memory"} <= each["resources"]["requests"].keys(), name
+    assert found > len(list(containers(rendered)))
+
+
 def test_the_schema_has_every_value(rendered: Documents) -> None:
     """`ci/all-values.yaml` sets all values of the chart but those that exclude others."""
     values = charts.yaml.safe_load((charts.CHART / "values.yaml").read_text())
@@ -184,7 +221,7 @@ def on_free_ports(text: str, folder: Path) -> str:
 
 def status_of(url: str) -> int:
     try:
-        with urlopen(url, timeout=20) as response:  # noqa: S310  # http on this machine
+        with urlopen(url, timeout=60) as response:  # noqa: S310  # http on this machine
             return int(response.status)
     except HTTPError as error:
         return error.code

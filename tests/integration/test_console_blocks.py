@@ -1,6 +1,6 @@
 """Console blocks of README and docs: each page is run in order, in a folder of its own.
 
-`...` matches anything. A block below `<!-- not run: REASON -->` is only parsed, by
+`...` matches anything, and so do the numbers of a block below `<!-- any numbers -->`. A block below `<!-- not run: REASON -->` is only parsed, by
 `tests/unit/test_console_blocks.py`. `docs/migrating.md` has a test of its own.
 """
 
@@ -9,21 +9,26 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import signal
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
+from tests.integration import fork_server
 from tests.integration.cli_kit import free_port, gateway, serving
 from tests.integration.workers_kit import eventually
+from tests.interop.programs import program as installed
 from tests.unit.test_console_blocks import PAGES, ROOT, matches, name_of
 
 GUIDE = ROOT / "docs" / "migrating.md"
 BLOCK = re.compile(
-    r"^(?P<mark><!-- not run: [^\n]+ -->\n+)?```(?P<language>console|yaml)\n(?P<code>.*?)^```$",
+    r"^(?P<mark><!-- not run: [^\n]+ -->\n+)?(?P<numbers><!-- any numbers -->\n+)?```(?P<language>console|yaml)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 FILE = re.compile(r"# (\S+\.yaml)\n")
@@ -33,18 +38,18 @@ ASKS_ADMIN = frozenset({"stock", "status", "top", "reload"})
 # What a `serve` without a file listens on.
 LISTENERS = {"--http": "127.0.0.1:8000", "--grpc": "127.0.0.1:8001", "--admin": ADMIN}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.migration, pytest.mark.timeout(300)]
 
 
-def run_commands(page: Path) -> Iterator[tuple[str, str]]:
-    """Yield each command of *page* that is run, and the output below it."""
+def run_commands(page: Path) -> Iterator[tuple[str, str, bool]]:
+    """Yield each command of *page* that is run, the output below it, and whether numbers differ."""
     for block in BLOCK.finditer(page.read_text("utf-8")):
         if block["language"] == "console" and not block["mark"]:
             for part in re.split(r"^\$ ", block["code"].replace("\\\n", " "), flags=re.MULTILINE)[
                 1:
             ]:
                 line, _, output = part.partition("\n")
-                yield line, output
+                yield line, output, bool(block["numbers"])
 
 
 RUN = [page for page in PAGES if page != GUIDE and any(run_commands(page))]
@@ -82,6 +87,11 @@ class Terminal:
         program, *words = shlex.split(self.moved(line), comments=True)
         if program in {"pip", "export"}:  # it is installed, and found
             return ""
+        if (program, *words) == ("make", "run"):  # it installs, and then this
+            return self.shown(self._demo())
+        if program == "curl":
+            command = [installed("curl"), "--silent", "--max-time", "60", *words]
+            return subprocess.run(command, check=True, capture_output=True, text=True).stdout
         assert program == "gateway", f"mark the block of: {line}"
         if words[0] == "serve":
             self._serve(words[1:])
@@ -94,6 +104,25 @@ class Terminal:
             return ""
         assert done.returncode == 0, (line, done.stdout, done.stderr)
         return self.shown(done.stdout)
+
+    def _demo(self) -> str:
+        """Return what the demo prints until it only serves."""
+        flags = [word for flag, where in LISTENERS.items() for word in (flag, self.moved(where))]
+        with TemporaryFile("w+") as printed:
+            process = fork_server.start(
+                ["demo", *flags], printed.fileno(), printed.fileno(), self.folder
+            )
+
+            def text() -> str:
+                assert process.poll() is None
+                printed.seek(0)
+                return printed.read()
+
+            eventually(lambda: "Ctrl-C stops." in text())
+            found = text()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        return found
 
     def _serve(self, words: list[str]) -> None:
         self.served.close()
@@ -132,8 +161,8 @@ def test_commands_print_what_the_page_shows(
             terminal.write(named[1], block["code"])
     with terminal.served:
         found = {}
-        for line, output in run_commands(page):
+        for line, output, any_number in run_commands(page):
             printed = terminal.run(line)
-            if output and not matches(output, printed):
+            if output and not matches(output, printed, any_number=any_number):
                 found[line] = printed
     assert {} == found

@@ -52,7 +52,7 @@ async def test_expect_continue_precedes_a_cut_through_body() -> None:
         head, body = request(("a", "UINT8", os.urandom(MIB)), headers=("Expect: 100-continue",))
         fields, _, text = head.partition(b"\r\n\r\n")
         await raw.send(fields + b"\r\n\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             status, _ = await raw.head()
         await raw.send(text + body)
         response = await response_of(raw)
@@ -72,7 +72,7 @@ async def test_expired_drain_ends_both_connections() -> None:
         await gateway.server.drain(0.05)
         response = await response_of(raw)
         await raw.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await far.seen[0].end.wait()
     assert (503, "close") == (response.status, response.headers.get("connection"))
     assert far.seen[0].on_reset
@@ -192,7 +192,7 @@ async def test_closed_windows_pause_the_client() -> None:
         unsent, used_bytes = raw.writer.transport.get_write_buffer_size(), gateway.budget.used_bytes
         before = far.received
         far.grant(64 * MIB)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             await sending
             await far.request_end.wait()
         raw.writer.transport.abort()

@@ -63,14 +63,14 @@ class Refusing:
 
     def refuse(self) -> None:
         """Respond and reset, before this method returns."""
-        assert self.has_read.wait(10)
+        assert self.has_read.wait(30)
         self._may_refuse.set()
-        self._thread.join(10)
+        self._thread.join(30)
 
     def close(self) -> None:
         self._may_refuse.set()
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(30)
 
     def _run(self) -> None:
         connection: Any = self._listener.accept()[0]
@@ -83,7 +83,7 @@ class Refusing:
             while self._marker not in data:
                 data += connection.recv(65536)
             self.has_read.set()
-            assert self._may_refuse.wait(10)
+            assert self._may_refuse.wait(30)
             connection.sendall(self._response)
             time.sleep(0.02)  # the response is there before the reset
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -59,7 +59,7 @@ def ask(
     method: str = "POST",
 ) -> tuple[int, str, bytes]:
     """Return status, content type and body."""
-    with closing(HTTPConnection(address, timeout=10)) as connection:
+    with closing(HTTPConnection(address, timeout=60)) as connection:
         connection.request(method, path, body, dict(headers or {}))
         response = connection.getresponse()
         kind = response.getheader("Content-Type", "").partition(";")[0]
@@ -129,7 +129,7 @@ def test_content_type_is_ignored(model_server: Running, headers: dict[str, str])
 def test_accepts_a_chunked_body(model_server: Running) -> None:
     """A client may send a body without announcing its length."""
     address = model_server.addresses["main.http"]
-    with closing(HTTPConnection(address, timeout=10)) as connection:
+    with closing(HTTPConnection(address, timeout=60)) as connection:
         pieces = iter([QUESTION[:7], QUESTION[7:100], QUESTION[100:]])
         connection.request("POST", "/graphpipe", pieces, encode_chunked=True)
         response = connection.getresponse()
@@ -143,7 +143,7 @@ def test_expect_continue_gets_100(model_server: Running) -> None:
         f"POST /graphpipe HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\n"
         f"Content-Length: {len(QUESTION)}\r\nConnection: close\r\n\r\n"
     )
-    with closing(socket.create_connection((host, int(port)), timeout=10)) as sock:
+    with closing(socket.create_connection((host, int(port)), timeout=60)) as sock:
         sock.sendall(head.encode())
         assert sock.recv(64).startswith(b"HTTP/1.1 100 ")
         sock.sendall(QUESTION)
@@ -183,7 +183,7 @@ def test_missing_metadata_is_404_for_every_method(
 
 def test_head_has_the_length_of_get_and_no_body(model_server: Running) -> None:
     """The connection stays usable after HEAD."""
-    with closing(HTTPConnection(model_server.addresses["main.http"], timeout=10)) as connection:
+    with closing(HTTPConnection(model_server.addresses["main.http"], timeout=60)) as connection:
         seen = []
         for method in ("HEAD", "GET", "HEAD"):
             connection.request(method, "/graphpipe/simple")
@@ -197,7 +197,7 @@ def test_head_has_the_length_of_get_and_no_body(model_server: Running) -> None:
 
 def test_other_methods_are_405(model_server: Running) -> None:
     """The Allow header lists the methods."""
-    with closing(HTTPConnection(model_server.addresses["own.http"], timeout=10)) as connection:
+    with closing(HTTPConnection(model_server.addresses["own.http"], timeout=60)) as connection:
         connection.request("DELETE", "/")
         response = connection.getresponse()
         response.read()

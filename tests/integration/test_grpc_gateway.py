@@ -96,9 +96,9 @@ def test_errors_keep_their_status(front: Running) -> None:
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         call = channel.unary_unary(INFER)
         with pytest.raises(grpc.RpcError) as unknown:
-            call(infer_message("none"), timeout=10)
+            call(infer_message("none"), timeout=60)
         with pytest.raises(grpc.RpcError) as broken:
-            call(b"\xff", timeout=10)
+            call(b"\xff", timeout=60)
     assert grpc.StatusCode.NOT_FOUND is unknown.value.code()
     assert grpc.StatusCode.INVALID_ARGUMENT is broken.value.code()
 
@@ -107,7 +107,7 @@ def test_stream_through_two_gateways(front: Running) -> None:
     """Each message of a bidirectional stream gets a response on it."""
     with grpc.insecure_channel(front.addresses["main.grpc"]) as channel:
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        responses = list(stream(iter([infer_message()] * 3), timeout=10))
+        responses = list(stream(iter([infer_message()] * 3), timeout=60))
     assert 3 == len(responses)
 
 
@@ -130,7 +130,7 @@ def test_sigterm_ends_open_connections_with_status_0(tmp_path: Path) -> None:
         serving(str(config)) as running,
         grpc.insecure_channel(running.addresses["main.grpc"]) as channel,
     ):
-        assert [0, 2] == sums(channel.unary_unary(INFER)(infer_message(), timeout=10))[:2]
+        assert [0, 2] == sums(channel.unary_unary(INFER)(infer_message(), timeout=60))[:2]
         began = monotonic()
         assert 0 == running.stop()
     assert monotonic() - began < 5

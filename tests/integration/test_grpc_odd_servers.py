@@ -55,7 +55,7 @@ async def responding(data: bytes, *, close: bool = False) -> AsyncIterator[str]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await served.wait()
 
 
@@ -106,7 +106,7 @@ async def test_malformed_response_is_an_upstream_protocol_error(name: str) -> No
     sent, why = BROKEN[name]
     async with responding(sent) as address, calling(address) as client:
         with pytest.raises(UpstreamProtocolError, match=why):
-            await client.send(ask(b"message"), deadline=monotonic() + 5)
+            await client.send(ask(b"message"), deadline=monotonic() + 30)
 
 
 STATUSES = {
@@ -133,7 +133,7 @@ async def test_status_without_a_message_is_mapped(name: str) -> None:
     """HTTP statuses of proxies and resets become gRPC statuses."""
     sent, status = STATUSES[name]
     async with responding(sent) as address, calling(address) as client:
-        response = await client.send(ask(b"message"), deadline=monotonic() + 5)
+        response = await client.send(ask(b"message"), deadline=monotonic() + 30)
     assert status is response.status
 
 
@@ -144,14 +144,14 @@ async def test_unprocessed_call_raises_not_sent(sent: bytes) -> None:
     """A refused stream, and one above GOAWAY's last, may be sent again."""
     async with responding(sent) as address, calling(address) as client:
         with pytest.raises(NotSent, match="without processing it"):
-            await client.send(ask(b"message"), deadline=monotonic() + 5)
+            await client.send(ask(b"message"), deadline=monotonic() + 30)
 
 
 async def test_connection_closed_within_a_response_is_unavailable() -> None:
     """The upstream has seen the call, so the error is not NotSent."""
     async with responding(HEAD + ANSWER, close=True) as address, calling(address) as client:
         with pytest.raises(Unavailable, match="broke the connection") as caught:
-            await client.send(ask(b"message"), deadline=monotonic() + 5)
+            await client.send(ask(b"message"), deadline=monotonic() + 30)
     assert Unavailable is type(caught.value)
 
 

@@ -61,7 +61,7 @@ async def test_tls_requires_a_trusted_authority(files: Files) -> None:
         for stranger in (tls.ClientTls(), None):
             async with calling(server, tls=stranger) as client:
                 with pytest.raises(NotSent):
-                    await client.send(ask(), deadline=monotonic() + 5)
+                    await client.send(ask(), deadline=monotonic() + 30)
 
 
 @pytest.mark.usefixtures("grpc_makes")
@@ -77,7 +77,7 @@ async def test_mutual_tls_requires_a_client_certificate(files: Files, tmp_path: 
         for refused in (tls.ClientTls(ca=files.ca), wrong):
             async with calling(server, tls=refused) as client:
                 with pytest.raises(NotSent):
-                    await client.send(ask(), deadline=monotonic() + 5)
+                    await client.send(ask(), deadline=monotonic() + 30)
     assert 1 == len(frontend.requests)
 
 

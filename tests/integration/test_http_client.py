@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -119,7 +120,7 @@ async def hang(peer: Peer) -> None:
 async def failure(data: bytes, limits: ClientLimits = LIMITS) -> GatewayError:
     async with upstream(respond_with(data)) as server, client_of(server.port, limits) as client:
         with pytest.raises(GatewayError) as caught:
-            await client.send(POST, deadline=time.monotonic() + 5)
+            await client.send(POST, deadline=time.monotonic() + 20)
     return caught.value
 
 
@@ -166,11 +167,13 @@ async def test_deadline_is_forwarded_and_ends_the_call() -> None:
     async with upstream(script) as server, client_of(server.port) as client:
         start = time.monotonic()
         with pytest.raises(DeadlineExceeded):
-            await client.send(POST, deadline=start + 0.2)
+            await client.send(POST, deadline=start + 1)
         took = time.monotonic() - start
-        await asyncio.wait_for(server.disconnect.wait(), 1)
-    assert 0.15 < took < 0.3
-    assert b"\r\ngrpc-timeout: 1" in got[0]
+        await asyncio.wait_for(server.disconnect.wait(), 20)
+    assert took > 0.95
+    found = re.search(rb"\r\ngrpc-timeout: (\d+)m\r\n", got[0])
+    assert found is not None
+    assert 0 < int(found[1]) <= 1000
 
 
 async def test_past_deadline_sends_no_request() -> None:
@@ -182,15 +185,13 @@ async def test_past_deadline_sends_no_request() -> None:
 
 
 async def test_cancellation_closes_the_connection() -> None:
-    """The upstream sees the end within 100 ms of the cancellation."""
+    """The upstream sees the end, although the call has no deadline."""
     async with upstream(hang) as server, client_of(server.port) as client:
         task = asyncio.create_task(client.send(POST, deadline=None))
         await eventually(lambda: server.connections == 1)
         await asyncio.sleep(0.02)
         task.cancel()
-        start = time.monotonic()
-        await asyncio.wait_for(server.disconnect.wait(), 1)
-        assert time.monotonic() - start < 0.1
+        await asyncio.wait_for(server.disconnect.wait(), 20)
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -216,9 +217,9 @@ async def test_cancelled_request_resets_the_connection() -> None:
     server = await asyncio.start_server(work, "127.0.0.1", 0)
     async with server, client_of(server.sockets[0].getsockname()[1]) as client:
         task = asyncio.create_task(client.send(POST, deadline=None))
-        await asyncio.wait_for(arrival.wait(), 5)
+        await asyncio.wait_for(arrival.wait(), 20)
         task.cancel()
-        await asyncio.wait_for(end.wait(), 5)
+        await asyncio.wait_for(end.wait(), 20)
         await asyncio.gather(task, return_exceptions=True)
     assert [ConnectionResetError] == [type(each) for each in found]
 
@@ -230,7 +231,7 @@ async def test_cancelled_send_cancels_the_frontend() -> None:
         task = asyncio.create_task(client.send(POST, deadline=None))
         await slow.started.wait()
         task.cancel()
-        await asyncio.wait_for(slow.end.wait(), 1)
+        await asyncio.wait_for(slow.end.wait(), 20)
         await asyncio.gather(task, return_exceptions=True)
     assert slow.cancelled
 
@@ -267,17 +268,19 @@ async def test_old_connection_is_replaced() -> None:
 
 async def test_unsolicited_bytes_close_an_idle_connection() -> None:
     """An unsolicited response is never used for the next request."""
+    is_answered = asyncio.Event()
 
     async def poison(peer: Peer) -> None:
         await peer.request()
         peer.writer.write(OK)
-        await asyncio.sleep(0.05)
+        await is_answered.wait()
         peer.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad")
         await peer.reader.read()
 
     async with upstream(poison, respond_with(OK)) as server, client_of(server.port) as client:
         await client.send(POST, deadline=None)
-        await asyncio.sleep(0.15)
+        is_answered.set()
+        await asyncio.sleep(0.1)
         response = await client.send(POST, deadline=None)
         assert (bytes(response.view), server.connections) == (b"ok", 2)
 
@@ -309,7 +312,7 @@ async def test_reset_of_a_reused_connection_is_not_retried(size: int) -> None:
         await client.send(POST, deadline=None)
         wire = HttpRequest("POST", "/v2/x", body=(bytes(size),))
         with pytest.raises(Unavailable) as caught:
-            await client.send(wire, deadline=time.monotonic() + 5)
+            await client.send(wire, deadline=time.monotonic() + 20)
         assert (Unavailable, 1) == (type(caught.value), server.connections)
 
 
@@ -320,12 +323,12 @@ async def test_connection_with_an_unsent_body_is_not_reused() -> None:
         await peer.reader.readuntil(b"\r\n\r\n")
         peer.writer.transport.pause_reading()  # type: ignore[attr-defined]  # it is a stream's
         peer.writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
 
     large = HttpRequest("POST", "/v2/x", body=(bytes(16 << 20),))
     async with upstream(refuse, respond_with(OK)) as server, client_of(server.port) as client:
-        assert 413 == (await client.send(large, deadline=time.monotonic() + 2)).status
-        assert 200 == (await client.send(POST, deadline=time.monotonic() + 2)).status
+        assert 413 == (await client.send(large, deadline=time.monotonic() + 20)).status
+        assert 200 == (await client.send(POST, deadline=time.monotonic() + 20)).status
         assert 2 == server.connections
 
 
@@ -519,7 +522,7 @@ async def test_closing_a_stream_cancels_the_frontend() -> None:
         parts.parts.put_nowait(b"one")
         await anext(responses)
         await close_stream(responses)
-        await asyncio.wait_for(parts.closed.wait(), 1)
+        await asyncio.wait_for(parts.closed.wait(), 20)
 
 
 async def test_truncated_stream_raises() -> None:
@@ -599,5 +602,5 @@ async def test_response_in_tiny_chunks_is_limited() -> None:
     async with upstream(endless) as server, client_of(server.port) as client:
         with pytest.raises(UpstreamProtocolError, match="chunks"):
             await client.send(POST, deadline=time.monotonic() + 20)
-        await asyncio.wait_for(server.disconnect.wait(), 5)
+        await asyncio.wait_for(server.disconnect.wait(), 20)
         assert sent < 1_000_000

@@ -107,21 +107,18 @@ async def test_half_closed_client_gets_its_response() -> None:
 
 @pytest.mark.parametrize("reset", [True, False], ids=["reset", "fin"])
 async def test_client_disconnect_cancels_the_frontend(reset: bool) -> None:
-    """The frontend is cancelled within 100 ms of the disconnect."""
+    """The frontend is cancelled at the disconnect, and not at a limit of time."""
     slow = Slow()
     async with serving(slow) as running:
         raw = await running.connect()
         await raw.send(post(b"x"))
         await slow.started.wait()
-        leave_s = time.monotonic()
         if reset:
             raw.writer.transport.abort()
         else:
             raw.writer.close()
-        await asyncio.wait_for(slow.end.wait(), 1)
-        took = time.monotonic() - leave_s
+        await asyncio.wait_for(slow.end.wait(), 20)
     assert slow.cancelled
-    assert took < 0.2
 
 
 async def test_stream_is_sent_in_chunks() -> None:
@@ -165,7 +162,7 @@ async def test_client_disconnect_closes_the_stream() -> None:
         parts.parts.put_nowait(b"one")
         await raw.head()
         raw.writer.close()
-        await asyncio.wait_for(parts.closed.wait(), 1)
+        await asyncio.wait_for(parts.closed.wait(), 20)
 
 
 async def test_http_1_0_connection_is_closed() -> None:
@@ -223,22 +220,24 @@ async def test_disguised_path_does_not_reach_the_fallback(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "least", "most"),
+    ("field", "seconds"),
     [
-        ("grpc-timeout: 500m", 0.3, 0.5),
-        ("X-Request-Timeout: 1.5", 1.3, 1.5),
-        ("X-Request-Timeout: 250ms", 0.1, 0.25),
+        ("grpc-timeout: 20S", 20.0),
+        ("grpc-timeout: 20500m", 20.5),
+        ("X-Request-Timeout: 21.5", 21.5),
+        ("X-Request-Timeout: 20250ms", 20.25),
     ],
 )
-async def test_timeout_header_sets_the_deadline(field: str, least: float, most: float) -> None:
+async def test_timeout_header_sets_the_deadline(field: str, seconds: float) -> None:
     """A timeout in a header becomes an absolute deadline."""
     echo = Echo()
     async with serving(echo) as running:
         before = time.monotonic()
         await running.ask(post(b"", CLOSE, field))
+        after = time.monotonic()
     deadline = echo.seen[0].deadline
     assert deadline is not None
-    assert least <= deadline - before <= most + 0.2
+    assert before - 0.1 <= deadline - seconds <= after + 0.1
 
 
 async def test_malformed_deadline_is_ignored() -> None:
@@ -340,7 +339,7 @@ async def test_drain_serves_a_request_on_its_way() -> None:
 async def test_drain_serves_a_request_in_the_kernel_buffer() -> None:
     """An idle connection with an unread request is not reset."""
     loop = asyncio.get_running_loop()
-    async with serving(Echo()) as running, asyncio.timeout(5):
+    async with serving(Echo()) as running, asyncio.timeout(20):
         with socket.create_connection((running.host, running.port)) as kept:
             kept.setblocking(False)
             kept.send(post(b"x"))

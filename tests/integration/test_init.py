@@ -6,6 +6,7 @@ import asyncio
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
@@ -13,11 +14,11 @@ from typer.testing import CliRunner, Result
 from gateway.cli.commands import command_line
 from gateway.cli.demo.config import demo_config
 from tests.integration.asking_kit import ask, running, urls
-from tests.integration.test_convert import PIXELS
 
 pytestmark = pytest.mark.timeout(60)
 
 DIGITS = str(files("gateway.cli.demo") / "models" / "digits")
+PIXELS = np.arange(64, dtype=np.float32).reshape(1, 64) % 17
 
 
 def command(*arguments: str) -> Result:

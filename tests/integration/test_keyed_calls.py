@@ -51,7 +51,7 @@ async def test_process_over_its_memory_limit_rejects_inferences() -> None:
     """Once its memory is measured, no server gets inferences."""
     more = "policies: {overload: {memory: 1MiB}}\n"
     async with gateway_before("{targets: [{upstream: pair}]}", more=more) as (replicas, ask, _):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(45):
             while await ask(1) != [503]:
                 continue
         read = [replica.read for replica in replicas]

@@ -36,7 +36,7 @@ def running(
 
 def fetch(running: Running, method: str, path: str, body: str | None = None) -> tuple[int, str]:
     """Send a request over a connection of its own, which any worker may get."""
-    with closing(HTTPConnection(running.addresses[NAME], timeout=20)) as connection:
+    with closing(HTTPConnection(running.addresses[NAME], timeout=60)) as connection:
         connection.request(method, path, body)
         response = connection.getresponse()
         return response.status, response.read().decode()

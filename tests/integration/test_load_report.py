@@ -38,7 +38,7 @@ def running(
 
 def headers_of(running: Running, form: str | None) -> dict[str, str]:
     fields = {} if form is None else {FORMAT: form}
-    with closing(HTTPConnection(running.addresses["main.http"], timeout=10)) as connection:
+    with closing(HTTPConnection(running.addresses["main.http"], timeout=60)) as connection:
         connection.request("POST", "/v2/models/simple/infer", BODY, fields)
         response = connection.getresponse()
         assert 200 == response.status, response.read()

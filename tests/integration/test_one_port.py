@@ -69,9 +69,9 @@ def test_grpc_with_grpcio(running: Running) -> None:
     """Calls and health work as on a port of gRPC alone."""
     with grpc.insecure_channel(running.addresses[NAME]) as channel:
         ready = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
-        assert b"\x08\x01" == ready(b"\x0a\x06simple", timeout=10)
+        assert b"\x08\x01" == ready(b"\x0a\x06simple", timeout=60)
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
-        assert b"\x08\x01" == check(b"", timeout=10)
+        assert b"\x08\x01" == check(b"", timeout=60)
 
 
 async def test_grpc_and_http_share_an_http_2_connection(running: Running) -> None:
@@ -131,7 +131,7 @@ async def test_alpn_selects_the_version(tmp_path: Path) -> None:
         credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
         async with grpc.aio.secure_channel(found.addresses[NAME], credentials) as channel:
             live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-            assert b"\x08\x01" == await live(b"", timeout=10)
+            assert b"\x08\x01" == await live(b"", timeout=60)
 
 
 def test_reference_implementation_is_rejected_by_line(tmp_path: Path) -> None:

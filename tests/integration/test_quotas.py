@@ -330,7 +330,7 @@ def test_workers_share_a_budget_exactly(tmp_path: Path) -> None:
         def client(count: int) -> Counter[int]:
             statuses: Counter[int] = Counter()
             for _ in range(count):
-                with closing(HTTPConnection(host, int(port), timeout=30)) as connection:
+                with closing(HTTPConnection(host, int(port), timeout=60)) as connection:
                     connection.request("POST", "/v2/models/simple/infer", BODY)
                     response = connection.getresponse()
                     response.read()

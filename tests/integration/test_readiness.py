@@ -137,7 +137,7 @@ async def test_probes_and_calls_have_separate_headers() -> None:
         return web.json_response(documents.get(request.path, {}))
 
     async with listening(reply) as port, running(GUARDED.replace("PORT", str(port))) as gateway:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while not await gateway.ready():  # noqa: ASYNC110  # nothing notifies of readiness
                 await asyncio.sleep(0.01)
         await gateway.service(ModelMetadataRequest(model=ModelRef("m")))

@@ -68,7 +68,7 @@ def gateway(servers: list[Running], tmp_path: Path) -> Iterator[Running]:
 def add(gateway: Running, model: str, sequence: int | str, value: int, **flags: bool) -> Any:
     """Return the sum so far, or status and text of an error."""
     body = {"INPUT": value, "sequence_id": sequence, **flags}
-    with closing(HTTPConnection(gateway.addresses["main.http"], timeout=10)) as connection:
+    with closing(HTTPConnection(gateway.addresses["main.http"], timeout=60)) as connection:
         connection.request("POST", f"/v2/models/{model}/generate", json.dumps(body))
         response = connection.getresponse()
         document = json.loads(response.read())
@@ -140,13 +140,13 @@ def test_sequences_per_client_are_limited(transport: str, tmp_path: Path) -> Non
                 "/inference.GRPCInferenceService/ModelInfer",
                 request_serializer=pb.ModelInferRequest.SerializeToString,
             )
-            method(request, timeout=10)
+            method(request, timeout=60)
             for number in (2, 3):
                 assert 200 == generate(address, "127.0.0.1", number, sequence_start=True)
             assert 503 == generate(address, "127.0.0.1", 4, sequence_start=True)
             request.parameters["sequence_id"].int64_param = 5
             with pytest.raises(grpc.RpcError, match="sequences_per_client"):
-                method(request, timeout=10)
+                method(request, timeout=60)
         assert 200 == generate(address, "127.0.0.1", 1)
         assert 200 == generate(address, "127.0.0.2", 6, sequence_start=True)
         assert 200 == generate(address, "127.0.0.1", 2, sequence_end=True)

@@ -51,7 +51,7 @@ class Peer:
     async def frame(self) -> tuple[int, int, int, bytes] | None:
         """Return the next frame; None at the end of the connection."""
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 head = await self._reader.readexactly(9)
                 payload = await self._reader.readexactly(int.from_bytes(head[:3], "big"))
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -132,7 +132,7 @@ async def test_deadlines_that_end_together_leave_the_stream_of_a_neighbour() -> 
     async with serving(slow, _LIMITS) as server, grpc.aio.insecure_channel(server.address) as ours:
         neighbour = ours.unary_stream(STREAM)(b"x")
         assert b"first" == await neighbour.read()
-        calls = [ours.unary_unary(UNARY)(b"x", timeout=1) for _ in range(_CALLS)]
+        calls = [ours.unary_unary(UNARY)(b"x", timeout=4) for _ in range(_CALLS)]
         await slow.reached(1 + _CALLS)
         codes = [await call.code() for call in calls]
         slow.go.set()

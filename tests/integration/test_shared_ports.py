@@ -110,7 +110,7 @@ async def test_two_servers_share_a_port(new: Start) -> None:
         await second.start()
         assert [address] * 2 == [first.address, second.address]
         await first.stop()
-        socket.create_connection(("127.0.0.1", guard.port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", guard.port), timeout=60).close()
     finally:
         await first.stop()
         await second.stop()
@@ -156,12 +156,12 @@ async def test_drain_serves_connections_in_the_accept_backlog(
     await server.start()
     clients = []
     for _ in range(5):  # the loop has no turn, so nobody takes them yet
-        client = socket.create_connection(("127.0.0.1", guard.port), timeout=5)
+        client = socket.create_connection(("127.0.0.1", guard.port), timeout=60)
         client.sendall(request_)
         clients.append(client)
     await server.drain(5)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", guard.port), timeout=5)
+        socket.create_connection(("127.0.0.1", guard.port), timeout=60)
     responses = [client.recv(1 << 16)[part] for client in clients]
     assert [expected] * 5 == responses
     for client in clients:

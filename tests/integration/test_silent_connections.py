@@ -16,7 +16,7 @@ from gateway.transports.reference import grpc_pool
 from gateway.wire.grpc import GrpcStatus
 from tests.integration.grpc_echo import MAKES, STREAM, Answers, Slow, ask, calling, echo, serving
 
-_SILENT_S = 0.2
+_SILENT_S = 0.5
 
 
 @pytest.fixture(autouse=True, params=["native", "reference"])
@@ -89,7 +89,7 @@ async def behind_nat(target: str) -> AsyncIterator[tuple[Nat, str]]:
             await nat.close()
 
 
-async def times_out(client: GrpcClient, within_s: float = 0.05) -> bool:
+async def times_out(client: GrpcClient, within_s: float = 0.1) -> bool:
     """Call with a short deadline; return whether there was no response."""
     try:
         response = await client.send(ask(), deadline=monotonic() + within_s)
@@ -110,7 +110,7 @@ async def test_a_forgotten_connection_is_replaced() -> None:
         nat.forget()
         began = monotonic()
         assert await times_out(client)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while await times_out(client):
                 pass
         assert monotonic() - began >= 2 * _SILENT_S
@@ -126,12 +126,12 @@ async def test_cancelled_calls_show_a_forgotten_connection() -> None:
     ):
         await client.send(ask(), deadline=None)
         nat.forget()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while nat.connections < 2:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0.05):
                         await client.send(ask(), deadline=None)
-        assert not await times_out(client, 5)
+        assert not await times_out(client, 20)
 
 
 async def test_a_call_without_a_deadline_shows_a_forgotten_connection() -> None:
@@ -146,7 +146,7 @@ async def test_a_call_without_a_deadline_shows_a_forgotten_connection() -> None:
         await client.send(ask(), deadline=None)
         nat.forget()
         waiting = asyncio.ensure_future(client.send(ask(), deadline=None))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             # None of these ends, so none of them asks.
             pending = {waiting}
             while nat.connections < 2:
@@ -170,7 +170,7 @@ async def test_calls_of_a_replaced_connection_go_on() -> None:
         stream = client.stream(ask(method=STREAM), deadline=None)
         assert (b"first",) == (await anext(stream)).message
         nat.forget()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while nat.connections < 2:
                 await times_out(client)
         nat.remember()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -15,6 +16,7 @@ import pytest
 from gateway import __version__
 from gateway.cli.commands import COMMANDS
 from gateway.ir.errors import ErrorCode
+from gateway.telemetry.access_log import FIELDS
 from gateway.telemetry.names import METRICS
 from tests.unit.release.loading import load
 
@@ -100,4 +102,46 @@ def test_generated_pages_describe_this_version(site: Path) -> None:
     metrics = text_of(site / "reference" / "metrics.html")
     assert {each.name for each in METRICS if each.name not in metrics} == set()
     assert {each.name for each in METRICS if ", ".join(each.labels) not in metrics} == set()
-    assert "configuration reloaded" in text_of(site / "reference" / "log-events.html")
+
+
+def test_each_page_names_the_version(site: Path) -> None:
+    """A reader who comes from a search sees what the page describes."""
+    pages = sorted(site.rglob("*.html"))
+    assert [] == [page.name for page in pages if f"Version {__version__}." not in text_of(page)]
+
+
+def test_each_key_of_the_configuration_has_a_page(site: Path) -> None:
+    """The page of a top key has all keys below it."""
+    folder = site / "reference" / "configuration"
+    schema = json.loads((ROOT / "gateway" / "config" / "schema.json").read_text())
+    assert {f"{name}.html" for name in schema["properties"]} == {
+        path.name for path in folder.iterdir()
+    }
+    assert "drain" in text_of(folder / "lifecycle.html")
+    assert "migrations.NAME.cutover.guards.latency" in text_of(folder / "migrations.html")
+
+
+def test_the_log_events_have_their_fields(site: Path) -> None:
+    """Lines about calls, cut-overs and reloads are there, whoever writes them."""
+    rows = re.findall(
+        r"<tr>\s*<td>(.*?)</td>\s*<td>(.*?)</td>\s*<td>(.*?)</td>",
+        (site / "reference" / "log-events.html").read_text("utf-8"),
+    )
+    found = {
+        event: (level, set(re.findall(r"<code>(.*?)</code>", names)))
+        for event, level, names in rows
+    }
+    level, names = found["call"]
+    assert "info, warning" == level
+    assert {*FIELDS} - {"timestamp", "event", "listener"} <= names
+    for event in ("rejected", "configuration reloaded", "cutover step", "hedging paused"):
+        assert found[event][1]
+
+
+@pytest.mark.parametrize(
+    "line", ['log.info(f"call {x}")', 'log.info("new event", **keys)', "write = log.info"]
+)
+def test_a_line_of_the_log_that_the_page_would_lack_fails_the_build(line: str) -> None:
+    """The event and the names of its fields must be readable without a run."""
+    with pytest.raises(ValueError, match=r"x\.py:1: "):
+        list(load("log_events").written(line, "x.py"))

@@ -75,7 +75,7 @@ def connected(address: str) -> socket.socket:
     else:
         host, _, port = address.rpartition(":")
         sock = socket.create_connection((host, int(port)))
-    sock.settimeout(10)
+    sock.settimeout(60)
     return sock
 
 
@@ -115,7 +115,7 @@ def test_model_is_served_on_a_stream(model_server: Running, carrier: str) -> Non
 
 def test_model_is_served_over_http(model_server: Running) -> None:
     """The response over HTTP is that of the stream."""
-    with closing(HTTPConnection(model_server.addresses["main.http"], timeout=10)) as connection:
+    with closing(HTTPConnection(model_server.addresses["main.http"], timeout=60)) as connection:
         connection.request("POST", "/graphpipe/simple", QUESTION)
         response = connection.getresponse()
         assert 200 == response.status
@@ -201,7 +201,7 @@ def test_restarted_upstream_is_used_again(tmp_path: Path) -> None:
         first.process.wait()
         assert 1 == len(errors(ask(sock, QUESTION)))
         stack.enter_context(serving(str(config)))
-        end = time.monotonic() + 10
+        end = time.monotonic() + 45
         while errors(response := ask(sock, QUESTION)):
             assert time.monotonic() < end, errors(response)
             time.sleep(0.05)

@@ -78,7 +78,7 @@ class Load:
     async def _repeat(self, name: str, make: Callable[[], Awaitable[None]]) -> None:
         while not self._is_over.is_set():
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(45):
                     await make()
             except Exception as error:  # noqa: BLE001  # each is a finding
                 self.failures.append(f"{name}: {error!r}")

@@ -52,7 +52,7 @@ async def raw(address: str, text: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(text)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             return await reader.read()
     except ConnectionResetError:
         return b""

@@ -117,7 +117,7 @@ class Client:
             self._channel = await self._stack.enter_async_context(channel)
         try:
             unary = self._channel.unary_unary(GRPC[carrier])
-            await unary(b"", metadata=tuple(headers.items()), timeout=10)
+            await unary(b"", metadata=tuple(headers.items()), timeout=60)
         except aio.AioRpcError as error:
             return STATUSES.get(error.code().name, 200), error.details() or ""
         return 200, ""
@@ -131,7 +131,7 @@ class Client:
             meta, _ = await read_brpc(reader)
             code, text = meta.response.error_code, meta.response.error_text
             if code == 1004:
-                assert b"" == await asyncio.wait_for(reader.read(), 5)
+                assert b"" == await asyncio.wait_for(reader.read(), 20)
         return {0: 200, 1004: 401, 2004: 429}[code], text.rpartition("]")[2]
 
 

@@ -123,7 +123,7 @@ def connected_to(running: Running, worker: int) -> HTTPConnection:
     raise AssertionError(f"the kernel gives worker {worker} no connection")
 
 
-_LOGGED_WITHIN_S = 1.0
+_LOGGED_WITHIN_S = 20.0
 
 
 def pids(running: Running) -> dict[int, int]:

@@ -12,7 +12,7 @@ from gateway.backends.python import declares
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata as Tensor
 
-SLOW_S = 1.5
+SLOW_S = 4.0
 INPUTS = (Tensor("INPUT0", Datatype.INT32, (-1, 16)), Tensor("INPUT1", Datatype.INT32, (-1, 16)))
 OUTPUTS = (Tensor("OUTPUT0", Datatype.INT32, (-1, 16)), Tensor("OUTPUT1", Datatype.INT32, (-1, 16)))
 

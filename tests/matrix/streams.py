@@ -18,7 +18,7 @@ import grpc
 from gateway.schema import grps_pb2, open_inference_pb2, tensorrt_v1_pb2
 from tests.integration.cli_kit import Running
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from gateway.transports.http.faults import HttpError
 from gateway.transports.http.request_head import Head, read_head
 from gateway.transports.http1.head_reader import HeadReader, RequestHead, RequestHeadCache
 from gateway.transports.http1.head_template import END
+from gateway.transports.http1.request import BufferedRequest, known_request
 from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
 from tests.accelerated_parts import damaged
 from tests.hostile.smuggling import CORPUS
@@ -84,6 +85,26 @@ def requested(reader: HeadReader, memory: RequestHeadCache, data: bytes) -> obje
         _teach(memory, head, checked)
     except HttpError as error:
         return error.status, error.message, error.should_close
+    return shown(head, checked, at)
+
+
+def at_once(reader: HeadReader, data: bytes) -> object:
+    """Return the same for a head that needs no parser; None for another one."""
+    found = known_request(memoryview(data), len(data), reader)
+    head = found._head if isinstance(found, BufferedRequest) else found
+    if head is None:
+        return None
+    assert head.checked is not None
+    at = data.find(END) + len(END)
+    if isinstance(found, BufferedRequest):
+        assert found.buffered_body == data[at:]
+        assert len(data) - at == (head.length or 0)
+        assert not head.is_chunked
+    return shown(head, head.checked, at)
+
+
+def shown(head: RequestHead, checked: Head, at: int) -> object:
+    """Return all that is read of a head that ends at *at*."""
     framing = head.method, head.version, head.should_close, head.length, head.is_chunked
     fields = checked.headers.pairs, checked.headers.lowered
     names = {name for name, _ in checked.headers.lowered}
@@ -108,8 +129,13 @@ def agree(known: bytes, data: bytes) -> bool:
     end = data.find(END) + len(END)
     is_recognised = end >= len(END) and memory.recognise(data, 0, end)[0] is not None
     without_lookup = HeadReader(LIMITS, memory)
-    without_lookup._unsampled = 1
+    without_lookup.unsampled = 1
     assert expected == requested(without_lookup, memory, data)
+    for unsampled in (0, 1):
+        reader = HeadReader(LIMITS, memory)
+        reader.unsampled = unsampled
+        found = at_once(reader, data)
+        assert found == expected or (found is None and not is_recognised)
     return is_recognised
 
 

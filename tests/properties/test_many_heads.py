@@ -16,6 +16,7 @@ import pytest
 from gateway.accelerator import EXTENSION, PYTHON_VERSIONS
 from gateway.transports.http1.head_reader import HeadReader, RequestHead, RequestHeadCache
 from gateway.transports.http1.head_template import END
+from gateway.transports.http1.request import BufferedRequest
 from gateway.transports.http1.response_reader import ResponseHead, ResponseHeadCache
 from gateway.transports.http2.hpack import NO_ENTRIES, Table
 from tests.accelerated_parts import decode_block, outcome, read_call_block, use_functions
@@ -70,7 +71,17 @@ def request_recogniser(source: Mapping[str, Any], seeds: Sequence[bytes]) -> Rec
         memory = RequestHeadCache(LIMITS)
         for seed in (*seeds, *seeds):
             requested(HeadReader(LIMITS, memory), memory, seed)
-        return memory.recognise
+
+    def recognise(data: bytes, at: int, end: int) -> tuple[Any, Any]:
+        """Return what a template recognises; the same head begins a request."""
+        reader = HeadReader(LIMITS, memory)
+        reader.unsampled = 1
+        request = source["known_request"](memoryview(data), end, reader)
+        found = memory.recognise(data, at, end)
+        assert found[0] == (request._head if isinstance(request, BufferedRequest) else request)
+        return found
+
+    return recognise
 
 
 def response_recogniser(source: Mapping[str, Any], seeds: Sequence[bytes]) -> Recognise:

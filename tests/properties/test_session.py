@@ -87,7 +87,7 @@ async def play(plans: list[Plan], most: int, arrivals: list[int], reader: int) -
             await turns(arrivals[number % len(arrivals)])
             yield SessionCall(partial(call, number, plan, seen), plan.order_key)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         async for reply in Session[Numbers](most).run(session_calls()):
             seen.replies.append(reply)
             await turns(reader)
@@ -141,7 +141,7 @@ def test_closing_a_session_ends_its_calls(
                 yield SessionCall(partial(call, number, plan, seen), plan.order_key)
 
         replies = Session[Numbers](most).run(session_calls())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             for _ in range(count):
                 if await anext(replies, None) is None:
                     break

@@ -79,6 +79,7 @@ def test_other_controllers_request_the_verdict() -> None:
     assert limit < metric["count"], "undecided verdicts would pass"
 
 
+@pytest.mark.migration
 @pytest.mark.parametrize("name", ["replay", "diff"])
 def test_jobs_have_commands_with_flags_that_exist(name: str) -> None:
     """The arguments of their containers are those of a command of the gateway."""

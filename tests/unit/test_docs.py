@@ -129,6 +129,14 @@ def test_the_lists_of_protocols_have_its_title_and_page(name: str) -> None:
     assert listed.startswith(f"| [protocols/{spec.page}](protocols/{spec.page}) |")
 
 
+@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+def test_servers_of_each_protocol_have_a_guide(name: str) -> None:
+    """A how-to page shows how the gateway stands before such a server."""
+    folder = ROOT / "docs" / "how-to"
+    url = re.compile(rf"\b{name}\+\w+://")
+    assert any(url.search(path.read_text("utf-8")) for path in folder.glob("*.md"))
+
+
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_lead_to_existing_files_and_headings(path: Path) -> None:
     """A link within the repository names an existing file and one of its headings."""
@@ -151,6 +159,7 @@ def wrong_paths(text: str) -> Iterator[str]:
             yield path
 
 
+@pytest.mark.migration
 @pytest.mark.parametrize("path", [page for page in PAGES if page != PAST], ids=name_of)
 def test_paths_of_the_repository_exist(path: Path) -> None:
     """A file or a folder that a page names in its prose is there; `*`, `{a,b}` and `<name>` are patterns."""
@@ -210,6 +219,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 8 << 10
 
 
+@pytest.mark.migration
 @pytest.mark.parametrize("text", readme_code("yaml"), ids=lambda text: text.split(":")[0])
 def test_configuration_in_the_guides_is_valid(text: str) -> None:
     """A YAML example of the README or a guide is valid, alone or as part of a file."""

@@ -166,6 +166,7 @@ def test_a_class_name_occurs_once() -> None:
     assert {} == repeated
 
 
+@pytest.mark.migration
 def test_every_role_is_still_repeated() -> None:
     """An exception that is not needed any more is removed from the list."""
     assert ROLES == {name for name, paths in classes().items() if len(paths) > 1} & ROLES

@@ -76,6 +76,21 @@ def test_a_release_publishes_all_of_its_files() -> None:
     assert any("pypi-publish" in step.get("uses", "") for step in found["publish"]["steps"])
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_install_only_what_a_lock_names(path: Path) -> None:
+    """Each install checks the hashes of a lock that there is, and nothing is run from an index."""
+    text = path.read_text()
+    assert [] == re.findall(r"\b(?:pipx|uvx|uv tool|npx)\b.*", text)
+    wrong = []
+    for line in re.findall(r"\bpip install\b.*", text):
+        lock = re.search(r"--require-hashes --no-deps --requirement \S*?([\w.-]+\.lock)", line)
+        if lock is None or not (
+            lock[1] == "build.lock" or (ROOT / "requirements" / lock[1]).exists()
+        ):
+            wrong.append(line)
+    assert [] == wrong
+
+
 def test_every_night_runs_the_long_suites() -> None:
     """Slow and hostile tests, faults, memory, PyTorch and the image."""
     (job,) = jobs(ROOT / ".github" / "workflows" / "nightly.yml").values()

@@ -89,8 +89,10 @@ class LeaderCutover(LeaderState):
             except OSError:  # a warning has said so
                 self.is_leader = False
         if led != self.is_leader:
-            event = "cutover leads" if self.is_leader else "cutover leads no more"
-            log.info(event, migration=self.plan.migration)
+            if self.is_leader:
+                log.info("cutover leads", migration=self.plan.migration)
+            else:
+                log.info("cutover leads no more", migration=self.plan.migration)
         return shared
 
     async def command(self, verb: str, at_step: int | None) -> None:

@@ -49,7 +49,8 @@ _RESET_S: Final = 5.0
 # Counts that change nothing else are written this often.
 _SAVE_S: Final = 5.0
 
-_ERROR_EVENTS: Final = frozenset({"cutover tripped", "cutover state unusable"})
+ERROR_EVENTS: Final = frozenset({"cutover tripped", "cutover state unusable"})
+"""Events of cut-overs that are errors in the log."""
 
 
 def _is_material(old: CutoverState, new: CutoverState) -> bool:
@@ -235,7 +236,7 @@ class LeaderState:
         self._saved_at_s = self._monotonic()
 
     def _record(self, event: CutoverEvent) -> None:
-        write = log.error if event.event in _ERROR_EVENTS else log.info
+        write = log.error if event.event in ERROR_EVENTS else log.info
         write(
             event.event,
             migration=self.plan.migration,

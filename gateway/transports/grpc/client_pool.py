@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, Final
 
 from gateway.concurrency.limiter import CLIENT_MEMORY
+from gateway.concurrency.timeouts import patient_timeout
 from gateway.ir import errors
 from gateway.transports.contract import ClientLimits
 from gateway.transports.grpc.client_call import ClientCall
@@ -459,7 +460,7 @@ class GrpcConnectionPool:
             options["ssl"] = self._tls.current
         connection: GrpcClientConnection | None = None
         try:
-            async with asyncio.timeout(self._limits.connect_timeout_s):
+            with patient_timeout(self._limits.connect_timeout_s):
                 connection = await self._upstream.connect(self._make, options)
                 await connection.ready
         except TimeoutError:

@@ -7,7 +7,7 @@ from math import inf
 from time import monotonic
 from urllib.parse import urlsplit
 
-from gateway.concurrency.timeouts import TimerWheel
+from gateway.concurrency.timeouts import TimerWheel, patient_timeout
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http.client_rules import (
     UpstreamErrors,
@@ -26,6 +26,24 @@ _PORTS = {"http": 80, "https": 443}
 
 class Http1ConnectionPool:
     """The connections of a client, with its arguments."""
+
+    # The compiled methods find these at their offsets; a subclass has a dictionary for its own.
+    __slots__ = (
+        "_buffer",
+        "_heads",
+        "_idle",
+        "_is_closed",
+        "_limits",
+        "_line_end",
+        "_open",
+        "_peer",
+        "_prefix",
+        "_pruning",
+        "_slots",
+        "_tls",
+        "_upstream",
+        "_wheel",
+    )
 
     sends_rest = True
 
@@ -121,13 +139,13 @@ class Http1ConnectionPool:
         loop = asyncio.get_running_loop()
         make = partial(Http1ClientConnection, self._peer, loop, self._buffer, self._heads)
         timeout_s = self._peer.connect_timeout_s
-        scope = asyncio.timeout(timeout_s)
+        scope = patient_timeout(timeout_s)
         try:
-            async with scope:
+            with scope:
                 options = {} if self._tls is None else {"ssl": self._tls.current}
                 connection = await self._upstream.connect(make, options)
         except TimeoutError as error:
-            if not scope.expired():
+            if not scope.has_expired:
                 raise self._peer.unreached(error) from error
             raise self._peer.unreached(f"no connection within {timeout_s} s") from error
         except OSError as error:  # includes the errors of ssl

@@ -187,12 +187,34 @@ class HeadReader:
     Args:
         limits: The limits of the listener.
         head_cache: The cache of the listener.
+
+    Attributes:
+        head_cache: The cache of the listener.
+        size: How many bytes of an incomplete head have arrived.
+        unsampled: How many of the next heads are not looked up in the cache.
     """
+
+    __slots__ = (
+        "_cut",
+        "_fields",
+        "_is_chunked",
+        "_is_complete",
+        "_length",
+        "_limits",
+        "_parser",
+        "_raw",
+        "_should_close",
+        "_tail",
+        "_target",
+        "head_cache",
+        "size",
+        "unsampled",
+    )
 
     def __init__(self, limits: ServerLimits, head_cache: RequestHeadCache) -> None:
         self._limits = limits
-        self._head_cache = head_cache
-        self._unsampled = 0
+        self.head_cache = head_cache
+        self.unsampled = 0
         self.forget()
 
     def forget(self) -> None:
@@ -202,7 +224,7 @@ class HeadReader:
         self._cut: SplitHead | None = None
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
-        self._size = 0
+        self.size = 0
         self._tail = b""
         self._is_complete = False
         self._length: int | None = None
@@ -212,15 +234,38 @@ class HeadReader:
     @property
     def is_started(self) -> bool:
         """Whether a part of a head has arrived."""
-        return self._size > 0
+        return self.size > 0
 
-    def expects_known(self) -> bool:
-        """Return whether a head may begin now, and is likely to be in the cache."""
-        return self._parser is None and not self._unsampled
+    def known(self, data: bytes, at: int, end: int) -> RequestHead | None:
+        """Return a head that needs no parser: it is in the cache, or has a template.
 
-    def feed(  # noqa: C901  # calls would be felt
-        self, data: bytes, at: int
-    ) -> tuple[RequestHead | None, int]:
+        Args:
+            data: Has the head.
+            at: Where it begins.
+            end: Where it ends, after the empty line.
+        """
+        cache, raw = self.head_cache, b""
+        if self.unsampled:  # heads of this client differ
+            self.unsampled -= 1
+        elif end - at <= MAX_CACHED_BYTES + len(END):
+            raw = data[at:end]
+            cached = cache.get(raw)
+            if cached is not None:
+                return cached
+        head, self._cut = cache.recognise(data, at, end)
+        if head is None:
+            self.unsampled = 0
+        elif raw:
+            self.sample(raw, head)
+        return head
+
+    def sample(self, raw: bytes, head: RequestHead) -> None:
+        """Cache a head that a template has recognised if it repeats; look up few of the next."""
+        self.unsampled = _SAMPLED
+        if self.head_cache.should_admit(raw):
+            self.head_cache.put(raw, head)
+
+    def feed(self, data: bytes, at: int) -> tuple[RequestHead | None, int]:
         """Parse *data* from *at* up to the end of a head.
 
         Returns:
@@ -230,27 +275,15 @@ class HeadReader:
             HttpError: The data is not a head, or the head is too large.
         """
         if self._parser is None:
-            cache, found = self._head_cache, data.find(END, at)
-            end = found + len(END)
-            if self._unsampled and found >= 0:  # heads of this client differ
-                self._unsampled -= 1
-                head, self._cut = cache.recognise(data, at, end)
-                if head is not None:
-                    return head, end
-            raw = data[at:end] if 0 <= found - at <= MAX_CACHED_BYTES else b""
-            cached = cache.get(raw)
-            if cached is not None:
-                return cached, end
             if data.startswith(_LINEENDS, at):
                 return self._skip_empty_lines(data, at)
-            if found >= 0:
-                head, self._cut = cache.recognise(data, at, end)
+            end = data.find(END, at) + len(END)
+            if end >= len(END):
+                head = self.known(data, at, end)
                 if head is not None:
-                    self._unsampled = _SAMPLED
-                    if raw and cache.should_admit(raw):
-                        cache.put(raw, head)
                     return head, end
-            self._raw = raw
+                if end - at <= MAX_CACHED_BYTES + len(END):
+                    self._raw = data[at:end]
             self._parser = httptools.HttpRequestParser(self)
         elif self._tail == _CR:
             return self._skip_empty_lines(data, at)
@@ -278,11 +311,11 @@ class HeadReader:
         if size > _MAX_EMPTY_BYTES or begin[:size] != _CRLF * (size // 2) + _CR * is_cut:
             raise malformed("expected at most 16 empty lines of CR LF before the request line")
         self._parser = httptools.HttpRequestParser(self) if is_cut else None
-        self._tail, self._size = (_CR, 1) if is_cut else (b"", 0)
+        self._tail, self.size = (_CR, 1) if is_cut else (b"", 0)
         return self.feed(data, at) if at < len(data) else (None, at)
 
     def _read(self, parser: httptools.HttpRequestParser, piece: bytes) -> None:
-        self._size += len(piece)
+        self.size += len(piece)
         self._tail = tail_of(self._tail, piece)
         try:
             parser.feed_data(piece)
@@ -297,7 +330,7 @@ class HeadReader:
             raise too_many_fields(limits)
         target = len(self._target)
         if target > limits.header_line_bytes or (
-            not self._is_complete and self._size - target > limits.header_total_bytes + _REST_BYTES
+            not self._is_complete and self.size - target > limits.header_total_bytes + _REST_BYTES
         ):
             raise head_too_large(limits)
 
@@ -309,7 +342,7 @@ class HeadReader:
             raise HttpError(
                 400, "the request target has characters that are not ASCII", close=True
             ) from error
-        is_whole = self._size == len(self._raw)
+        is_whole = self.size == len(self._raw)
         head = RequestHead(
             parser.get_method().decode("ascii"),
             _VERSIONS.get(version) or _version(version),

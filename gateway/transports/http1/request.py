@@ -19,7 +19,7 @@ from gateway.transports.http.request_body import (
 )
 from gateway.transports.http.request_head import Head, read_head
 from gateway.transports.http1.chunked import ChunkReader
-from gateway.transports.http1.head_reader import MAX_CACHED_BYTES, RequestHead, RequestHeadCache
+from gateway.transports.http1.head_reader import HeadReader, RequestHead, RequestHeadCache
 from gateway.transports.http1.head_template import END
 from gateway.transports.http1.streaming_body import BodySource, CutThroughBody
 from gateway.transports.reservation import Reservation
@@ -98,24 +98,28 @@ class BufferedRequest:
 
 @accelerated
 def known_request(
-    buffer: memoryview, nbytes: int, head_cache: RequestHeadCache
-) -> BufferedRequest | None:
-    """Return the request that has arrived alone and completely, with a head that is in the cache.
+    buffer: memoryview, nbytes: int, heads: HeadReader
+) -> BufferedRequest | RequestHead | None:
+    """Return the request that has arrived alone and completely, with a head that needs no parser.
 
-    Nearly every request arrives like this. The result is None for anything else, and its head is
-    read by `HeadReader`.
+    Nearly every request arrives like this. The result is only the head where more or less than its
+    body has arrived, and None for a head that must be parsed.
 
     Args:
         buffer: What was read into.
         nbytes: How many bytes were read.
-        head_cache: The cache of heads.
+        heads: Reads the heads of the connection.
     """
     data = buffer[:nbytes].tobytes()
-    at = data.find(END) + len(END)
-    head = head_cache.get(data[:at]) if 0 <= at - len(END) <= MAX_CACHED_BYTES else None
-    if head is None or head.is_chunked or at + (head.length or 0) != nbytes:
+    end = data.find(END) + len(END)
+    if heads.size or end < len(END):
         return None
-    return BufferedRequest(head, head_cache, memoryview(data[at:]))
+    head = None if heads.unsampled else heads.head_cache.get(data[:end])
+    if head is None:
+        head = heads.known(data, 0, end)
+    if head is None or head.is_chunked or end + (head.length or 0) != nbytes:
+        return head
+    return BufferedRequest(head, heads.head_cache, memoryview(data[end:]))
 
 
 class ReceivingRequest(BufferedRequest):

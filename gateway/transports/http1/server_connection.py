@@ -32,7 +32,8 @@ from gateway.transports.http.states import (
     HttpConnectionEvent,
 )
 from gateway.transports.http1 import states
-from gateway.transports.http1.head_reader import READ_BYTES
+from gateway.transports.http1.head_reader import READ_BYTES, RequestHead
+from gateway.transports.http1.head_template import END
 from gateway.transports.http1.request import BufferedRequest, ReceivingRequest, known_request
 from gateway.transports.http1.response_order import Http1ServerState, OrderedResponses
 from gateway.transports.http1.states import HTTP2, READING, UNDECIDED
@@ -164,19 +165,22 @@ class Http1ServerConnection(OrderedResponses):
         self.data_received(data.tobytes())
 
     def _takes_known(self, nbytes: int) -> bool:
-        """Return whether one whole request has arrived, with a head that is known: nearly always.
+        """Return whether a head that needs no parser has arrived: nearly always, with its body.
 
         Otherwise nothing is done.
         """
-        waits = self._reading is not None or self._unparsed or self._queue
-        if waits or self._input is not READING or not self._heads.expects_known():
+        if self._reading is not None or self._unparsed or self._queue or self._input is not READING:
             return False
-        request = known_request(self._server.buffer, nbytes, self._server.head_cache)
-        if request is None:
+        found = known_request(self._server.buffer, nbytes, self._heads)
+        if found is None:
             return False
         if self._head_timer.is_armed:
             self._head_timer.stop()
-        self._arrived(request)
+        if isinstance(found, BufferedRequest):
+            self._arrived(found)
+        else:
+            data = self._server.buffer[:nbytes].tobytes()
+            self._parse(data, self._take(found, data, data.find(END) + len(END)))
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -185,7 +189,11 @@ class Http1ServerConnection(OrderedResponses):
             return
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
-        at, end = 0, len(data)
+        self._parse(data, 0)
+
+    def _parse(self, data: bytes, at: int) -> None:
+        """Parse requests in *data* from *at*, and keep the rest."""
+        end = len(data)
         while at < end:
             reading = self._reading
             if reading is not None:
@@ -283,6 +291,10 @@ class Http1ServerConnection(OrderedResponses):
             return at
         if self._head_timer.is_armed:
             self._head_timer.stop()
+        return self._take(head, data, at)
+
+    def _take(self, head: RequestHead, data: bytes, at: int) -> int:
+        """Begin a request, whose body begins at *at*; return the position after what is read."""
         stop = at + (head.length or 0)
         if head.is_chunked or stop > len(data):
             self._reading = coming = ReceivingRequest(self, head, self._server.head_cache)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+from gateway.concurrency.timeouts import patient_timeout
 from gateway.ir.errors import ConnectFailure, NotSent, UpstreamProtocolError
 from gateway.transports.contract import ClientLimits, Decode, accepted
 from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
@@ -234,7 +235,7 @@ class StreamClient:
             raise NotSent(f"the client of upstream {self._name} is closed")
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._limits.connect_timeout_s):
+            with patient_timeout(self._limits.connect_timeout_s):
                 connection = await self._open_connection(loop)
         except (OSError, TimeoutError) as error:
             is_late = isinstance(error, TimeoutError) and not str(error)

@@ -90,7 +90,7 @@ async def test_the_trimmer_trims_often_while_memory_is_scarce() -> None:
     await asyncio.sleep(0.02)
     assert trims == []
     trimmer.on_scarce(True)
-    await asyncio.wait_for(trimmed.wait(), 10)
+    await asyncio.wait_for(trimmed.wait(), 20)
     trimmer.on_scarce(False)
     trimmer.stop()
 
@@ -110,6 +110,6 @@ async def test_the_trimmer_clears_the_attribute_cache() -> None:
     trimmer = MemoryTrimmer(lambda: True, interval_s=0.001)
     trimmer._trim = trim
     trimmer.start()
-    await asyncio.wait_for(trimmed.wait(), 10)
+    await asyncio.wait_for(trimmed.wait(), 20)
     trimmer.stop()
     assert unused == [sys.getrefcount(name) for name in names]

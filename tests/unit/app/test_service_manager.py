@@ -65,7 +65,7 @@ async def test_the_watchdog_runs_in_the_event_loop(tmp_path: Path) -> None:
         manager = ServiceManager(environ)
         manager.started({})
         found: list[str] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             while found.count("WATCHDOG=1") < 3:
                 await asyncio.sleep(0.001)
                 found += received(sock)

@@ -111,14 +111,14 @@ class Gate:
     def __call__(self, inputs: Inputs, job: Job) -> Arrays:
         self.jobs.append(job)
         self.running += 1
-        self.open.wait(5)
+        self.open.wait(45)
         self.running -= 1
         return double(inputs, job)
 
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until *condition* holds, which another thread makes true."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 45
     while not condition():
         assert time.monotonic() < end
         await asyncio.sleep(0.001)

@@ -93,4 +93,4 @@ async def test_work_of_a_cancelled_caller_does_not_block_others() -> None:
     found = asyncio.create_task(off_loop(int, "7"))
     await asyncio.sleep(0)
     released.set()
-    assert 7 == await asyncio.wait_for(found, 10)
+    assert 7 == await asyncio.wait_for(found, 20)

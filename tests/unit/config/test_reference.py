@@ -78,6 +78,7 @@ names: [x]
 """
 
 
+@pytest.mark.migration
 def test_the_page_is_current() -> None:
     """The page in docs is generated from the schema (make regenerate writes it)."""
     assert page_text(json_schema(), TEXTS) == PAGE.read_text(encoding="utf-8")

@@ -29,9 +29,9 @@ def test_keys_of_later_releases_are_found() -> None:
 
 
 def test_an_unknown_release_is_wrong_usage(tmp_path: Path) -> None:
-    """The error names the releases that there are."""
+    """The error names the releases that there are, also where the file has errors."""
     path = tmp_path / "gateway.yaml"
-    path.write_text("version: 1\nlisteners: [{http: '127.0.0.1:0'}]\nupstreams: {}\n")
+    path.write_text("version: 1\nlisteners: [{http: '127.0.0.1:0'}]\nupstreams: 7\n")
     with pytest.raises(ValueError, match=r"version is '9'; expected one of 1\.0, 1\.1"):
         list(later_keys(DOCUMENT, "9", RELEASES))
     result = CliRunner().invoke(command_line(["validate"]), ["validate", "--for", "9", str(path)])

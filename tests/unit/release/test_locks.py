@@ -23,6 +23,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "kubernetes": ("kubernetes",),
     "dev": ("dev", "onnx"),
 }
+# What `make lock` writes from a requirement in the Makefile.
+TOOLS = {"charts": "HELM", "wheels": "CIBUILDWHEEL"}
 materials = load("bill_of_materials")
 
 
@@ -57,10 +59,29 @@ def test_every_pin_has_a_hash(name: str) -> None:
     """A package without a hash could be another one tomorrow; an address would bind the lock."""
     found = entries(name)
     assert len(found) > 20
+    check_pins(found)
+
+
+def check_pins(found: list[str]) -> None:
     for entry in found:
         assert re.match(r"[a-z0-9-]+(\[[a-z0-9, -]+\])?==[^\s;]+", entry), entry
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry
         assert "://" not in entry
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_locks_of_tools_are_made_by_make(name: str) -> None:
+    """They have what the Makefile asks for, with hashes, and `make lock` writes all locks."""
+    text = (ROOT / "Makefile").read_text()
+    (line,) = re.findall(rf"^{TOOLS[name]} := (.*)$", text, re.MULTILINE)
+    wanted = Requirement(line)
+    assert wanted.specifier.contains(
+        materials.pinned(ROOT / "requirements" / f"{name}.lock")[wanted.name]
+    )
+    check_pins(entries(name))
+    locks = {path.name for path in (ROOT / "requirements").glob("*.lock")}
+    assert locks == {f"{each}.lock" for each in (*EXTRAS, *TOOLS)}
+    assert [] == [each for each in locks if f"--output-file requirements/{each}" not in text]
 
 
 def test_the_builds_tools_are_locked_in_the_version_that_builds() -> None:

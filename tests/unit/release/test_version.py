@@ -12,14 +12,16 @@ from tests.unit.release.loading import RELEASE
 
 ROOT = RELEASE.parent
 NUMBER = re.compile(
-    r"(?:tensor-gateway:|tensor_gateway-|newTag: |^gateway |^(?:appVersion|version): )(\d+\.\d+\.\d+)",
+    r"(?:tensor-gateway:|tensor_gateway-|newTag: (?!latest)|^gateway |^(?:appVersion|version): )(latest|\d+\.\d+\.\d+)",
     re.MULTILINE,
 )
 FILES = [
     ROOT / "README.md",
-    ROOT / "docs" / "deployment.md",
-    ROOT / "docs" / "tutorial" / "first-steps.md",
-    ROOT / "docs" / "how-to" / "vertex.md",
+    *(
+        path
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        if path.name != "history.md" and NUMBER.search(path.read_text())
+    ),
     *sorted(path for path in (ROOT / "deploy").rglob("*.yaml") if NUMBER.search(path.read_text())),
 ]
 
@@ -35,5 +37,6 @@ def test_files_name_this_version(path: Path) -> None:
 def test_every_manifest_with_the_image_names_a_version() -> None:
     """The chart takes that of its application; all else has a tag."""
     names = {str(path.relative_to(ROOT / "deploy")) for path in FILES if "deploy" in path.parts}
+    assert {"deployment.md", "first-steps.md", "sagemaker.md"} <= {path.name for path in FILES}
     assert {"compose.yaml", "helm/tensor-gateway/Chart.yaml", "kserve/runtime.yaml"} <= names
     assert {"kubernetes-jobs/replay.yaml", "kustomize/base/kustomization.yaml"} <= names

@@ -60,7 +60,7 @@ async def test_a_waiter_that_times_out_lets_the_next_one_pass() -> None:
     small = asyncio.create_task(budget.acquire(4, timeout_s=5))
     with pytest.raises(Overloaded) as caught:
         await big
-    await asyncio.wait_for(small, 1)
+    await asyncio.wait_for(small, 20)
     assert (caught.value.limit, budget.used_bytes) == ("in_flight_bytes", 10)
 
 
@@ -289,8 +289,8 @@ async def test_small_clients_do_not_wait() -> None:
     await asyncio.sleep(0)
     small = budget.share("small")
     first = Reservation(budget, 5, small)
-    await asyncio.wait_for(first.grow(60), 1)
-    await asyncio.wait_for(first.grow(40), 1)
+    await asyncio.wait_for(first.grow(60), 20)
+    await asyncio.wait_for(first.grow(40), 20)
     assert budget.try_acquire_response(100, budget.share("smaller"))
     with pytest.raises(Overloaded):
         await Reservation(budget, 0, small).grow(1)

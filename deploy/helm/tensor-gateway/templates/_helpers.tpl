@@ -43,3 +43,22 @@ seccompProfile: {type: RuntimeDefault}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
+
+{{- /* A duration of the configuration in seconds; 0 for what is none, which `gateway validate` reports. */ -}}
+{{- define "gateway.seconds" -}}
+{{- $number := regexFind "^[0-9]+([.][0-9]+)?" (toString .) -}}
+{{- $units := dict "us" 0.000001 "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 -}}
+{{- mulf (float64 $number) (get $units (trimPrefix $number (toString .)) | default 0.0) -}}
+{{- end -}}
+
+{{- /* The time that Kubernetes leaves a pod to end: above `pre_stop` + `drain` of the configuration. */ -}}
+{{- define "gateway.grace" -}}
+{{- $needed := 0 -}}
+{{- if not .Values.existingConfigMap -}}
+{{- $lifecycle := .Values.config.lifecycle | default dict -}}
+{{- $preStop := include "gateway.seconds" ($lifecycle.pre_stop | default "5s") -}}
+{{- $drain := include "gateway.seconds" ($lifecycle.drain | default "25s") -}}
+{{- $needed = addf (float64 $preStop) (float64 $drain) 5 | ceil | int -}}
+{{- end -}}
+{{- max (int .Values.terminationGracePeriodSeconds) $needed -}}
+{{- end -}}

@@ -118,7 +118,7 @@ class QuotaNotes:
         wait_s: After a refusal, the seconds until another call may succeed; 0 for no refusal.
 
     Attributes:
-        wait_s: As given.
+        wait_s: The same seconds, which a refusal tells the client.
     """
 
     __slots__ = ("_budgets", "_refused", "_state_of", "wait_s")

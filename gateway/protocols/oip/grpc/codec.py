@@ -50,7 +50,7 @@ from gateway.protocols.oip.grpc.encode import between
 from gateway.protocols.oip.grpc.errors import NOT_READY, error_of_status, error_response
 from gateway.protocols.oip.grpc.extension import GrpcExtension
 from gateway.protocols.oip.grpc.extensions import CALL_READERS, EXTENSIONS
-from gateway.protocols.oip.grpc.infer import Inferences
+from gateway.protocols.oip.grpc.infer import INFER, Inferences
 from gateway.protocols.oip.grpc.management import SERVICE
 from gateway.protocols.oip.grpc.numpy_contents import rewritten
 from gateway.protocols.oip.grpc.streaming import (
@@ -71,7 +71,6 @@ from gateway.wire.metadata import grpc_metadata
 
 R = TypeVar("R")
 
-_INFER = SERVICE + "ModelInfer"
 # The lookup of an enumeration's member costs as much as a call.
 _OK = GrpcStatus.OK
 
@@ -121,7 +120,8 @@ class GrpcCodec(
         self._request_bytes = self._dialect.request_bytes if given is None else given
         factor = self._dialect.strings
         self._strings = None if factor is None else int(limits.json_strings * factor)
-        self._infer = Inferences(limits, self._dialect)
+        self._infer = Inferences(limits, self._dialect, self._request_bytes)
+        self._read_plain, self._write_plain = self._infer.read_plain, self._infer.write_plain
         self._streams = StreamReplyEncoder(self._infer.writer, limits.error_text_bytes)
 
     def decode_call(self, wire: GrpcRequest, request_id: str = "", /) -> Call[Any]:
@@ -129,7 +129,7 @@ class GrpcCodec(
 
         An inference without an id has *request_id*.
         """
-        if wire.method == _INFER:
+        if wire.method == INFER:
             return self._infer.decode_call(wire, request_id)
         if wire.method == STREAM:
             return self._decode_stream(wire)
@@ -154,7 +154,7 @@ class GrpcCodec(
 
     def inferred_model(self, wire: GrpcRequest, /) -> ModelRef | None:
         """Return the model of an inference request; None for any other."""
-        if wire.method not in (_INFER, STREAM):
+        if wire.method not in (INFER, STREAM):
             return None
         model, limits = named_in(wire.view)[0], self._limits
         is_usable = is_usable_name("model name", model.name, limits.model_name_bytes)
@@ -174,7 +174,7 @@ class GrpcCodec(
             wire.method, (message,), wire.metadata, wire.deadline, client=wire.client
         )
         request = self._infer.decode_call(strict, request_id, reserves_keys=False)
-        if wire.method == _INFER:
+        if wire.method == INFER:
             return request
         return StreamInferRequest(model=request.model, context=request.context, request=request)
 
@@ -236,12 +236,16 @@ class GrpcCodec(
             Unsupported: The dialect cannot carry it.
             TooLarge: The server accepts no request of this size.
         """
+        plain = None if self._write_plain is None else self._write_plain(call)
+        return self._encode_any(call) if plain is None else plain
+
+    def _encode_any(self, call: Call[Any]) -> GrpcRequest:
         if isinstance(call, InferRequest):
             context = call.context
             message = self._infer.encode_call(call, context.request_id)
             if self._request_bytes is not None:
                 self._check_size(call, message)
-            return GrpcRequest(_INFER, message, grpc_metadata(context), context.deadline)
+            return GrpcRequest(INFER, message, grpc_metadata(context), context.deadline)
         if call.model is not None:
             check_version(self._dialect, call.model)
         if isinstance(call, StreamInferRequest):
@@ -281,17 +285,17 @@ class GrpcCodec(
             GatewayError: The error in the upstream's status.
             MalformedMessage: The response cannot be read, or belongs to another call.
         """
+        plain = self._read_plain(call, wire)
+        if plain is not None:
+            # An InferRequest's R is InferResponse: the type system cannot follow that.
+            return cast("R", plain)
         if wire.status is not _OK:
             if isinstance(call, ModelReadyRequest) and wire.status in NOT_READY:
                 return cast("R", False)
             raise error_of_status(call, wire)
         try:
             if isinstance(call, InferRequest):
-                # An InferRequest's R is InferResponse: the type system cannot follow that.
-                parts = wire.message
-                is_view = len(parts) == 1 and type(parts[0]) is memoryview  # nearly always
-                view = parts[0] if is_view else wire.view
-                return self._infer.decode_reply(call, wire, view)  # type: ignore[return-value, arg-type]
+                return cast("R", self._infer.decode_reply(call, wire, wire.view))
             extension = EXTENSIONS.get(type(call))
             if extension is not None:
                 return cast("R", extension.read_reply(call, wire.view, self._limits))

@@ -55,6 +55,9 @@ class InferReader:
 
     Args:
         limits: The limits of a message.
+
+    Attributes:
+        plain_response: Reads most responses; see `plain_reader`.
     """
 
     def __init__(self, limits: MessageLimits) -> None:
@@ -62,7 +65,7 @@ class InferReader:
         self._scanner = InferMessageScanner(limits)
         most = limits.name_bytes
         self._plain_request = plain_reader(self._scanner.cached(RAW_INPUTS), most)
-        self._plain_response = plain_reader(self._scanner.cached(RAW_OUTPUTS), most)
+        self.plain_response = plain_reader(self._scanner.cached(RAW_OUTPUTS), most)
 
     def request(self, view: memoryview, rewritten: bool = False) -> Read:
         """Read a ModelInferRequest; tensors share *view*'s memory.
@@ -105,7 +108,7 @@ class InferReader:
 
         Raises as `request`, but raw and typed contents may be mixed, as servers do.
         """
-        plain = None if places else self._plain_response(view)
+        plain = None if places else self.plain_response(view)
         if plain is not None:
             return plain
         counter = FieldCounter()

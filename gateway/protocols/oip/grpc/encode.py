@@ -145,6 +145,8 @@ class InferEncoder:
 _TensorParts = tuple[bytes, bytes, int, "np.dtype[Any] | None"]
 """A tensor's field, the header of its raw contents, their size, and the dtype of an array."""
 
+FieldParts = Callable[[str, Datatype | None, Shape | None], _TensorParts]
+
 # For a tensor that needs more checks: no data has this size.
 _NO_PARTS: Final[_TensorParts] = (b"", b"", -1, None)
 
@@ -164,21 +166,28 @@ class FastInferEncoder:
     """
 
     def __init__(self, raw_key: bytes, unknown: Datatype | None = None) -> None:
-        self._raw_key = raw_key
-        self._unknown = unknown
         cached = lru_cache(_CACHE_ENTRIES)
-        parts = cached(self._tensor_parts)
+        parts = field_parts(raw_key, unknown)
         self.write: MessageWriter = message_writer(cached(_model), parts, cached(_output))
 
-    def _tensor_parts(
-        self, name: str, datatype: Datatype | None, shape: Shape | None
-    ) -> _TensorParts:
-        """Return the parts that depend on a description alone."""
-        if datatype is None or shape is None or datatype in (self._unknown, Datatype.BYTES):
+
+@accelerated
+def field_parts(raw_key: bytes, unknown: Datatype | None) -> FieldParts:
+    """Return a function that returns the parts of a tensor that depend on its description alone.
+
+    Args:
+        raw_key: The key of its raw contents.
+        unknown: A datatype that needs more checks, as BYTES do.
+    """
+
+    @lru_cache(_CACHE_ENTRIES)
+    def parts(name: str, datatype: Datatype | None, shape: Shape | None, /) -> _TensorParts:
+        if datatype is None or shape is None or datatype in (unknown, Datatype.BYTES):
             return _NO_PARTS
         size = datatype.size_bytes * math.prod(shape)
-        field = _tensor(name, datatype, shape)
-        return field, self._raw_key + varint(size), size, datatype.numpy_dtype
+        return _tensor(name, datatype, shape), raw_key + varint(size), size, datatype.numpy_dtype
+
+    return parts
 
 
 class MessageWriter(Protocol):
@@ -199,7 +208,7 @@ class MessageWriter(Protocol):
 @accelerated
 def message_writer(  # noqa: C901  # of the function that it returns
     model_field: Callable[[ModelRef], bytes],
-    tensor_parts: Callable[[str, Datatype | None, Shape | None], _TensorParts],
+    tensor_parts: FieldParts,
     output_field: Callable[[str], bytes],
 ) -> MessageWriter:
     """Return a function that writes inference messages from cached parts.

@@ -7,9 +7,12 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md,
 "8. Inference requests and responses".
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
+from msgspec.structs import replace  # noqa: TID251  # a reply to a call keeps its origin
+
+from gateway.accelerator import accelerated
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
 from gateway.ir.datatypes import Datatype
@@ -17,15 +20,16 @@ from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import RequestedOutput, Tensor
 from gateway.protocols.oip.grpc.context import NAME, NEEDS
-from gateway.protocols.oip.grpc.decode import NOWHERE, InferReader
+from gateway.protocols.oip.grpc.decode import NOWHERE, InferReader, PlainReader, Read
 from gateway.protocols.oip.grpc.dialects import GrpcDialect, check_infer, check_version
 from gateway.protocols.oip.grpc.encode import (
     RAW_INPUTS,
     RAW_OUTPUTS,
     FastInferEncoder,
     InferEncoder,
+    MessageWriter,
 )
-from gateway.protocols.oip.grpc.management import named_model
+from gateway.protocols.oip.grpc.management import SERVICE, named_model
 from gateway.protocols.oip.grpc.streaming import FINAL, STREAM, StreamForm, split_final_mark
 from gateway.protocols.oip.outputs import requested_output, with_c_values
 from gateway.protocols.oip.parameters import (
@@ -34,9 +38,13 @@ from gateway.protocols.oip.parameters import (
     split_parameters,
 )
 from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
-from gateway.wire.grpc import GrpcRequest, GrpcResponse
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import Buffer
-from gateway.wire.metadata import grpc_context
+from gateway.wire.metadata import grpc_context, grpc_metadata
+
+INFER: Final = SERVICE + "ModelInfer"
+# The lookup of an enumeration's member costs as much as a call.
+_OK: Final = GrpcStatus.OK
 
 
 class Inferences:
@@ -45,12 +53,17 @@ class Inferences:
     Args:
         limits: The limits of a message.
         dialect: The dialect of the upstream server.
+        request_bytes: Of the largest request that it accepts; None for no limit.
 
     Attributes:
         writer: Of responses that are parts of larger messages.
+        read_plain: Reads most replies; see `reply_reader`.
+        write_plain: Writes most calls, see `call_writer`; None where each needs a check.
     """
 
-    def __init__(self, limits: MessageLimits, dialect: GrpcDialect) -> None:
+    def __init__(
+        self, limits: MessageLimits, dialect: GrpcDialect, request_bytes: int | None = None
+    ) -> None:
         self.writer = InferEncoder()
         self._limits = limits
         self._dialect = dialect
@@ -62,6 +75,17 @@ class Inferences:
             self._plain_calls = FastInferEncoder(
                 RAW_INPUTS, None if dialect.has_bf16 else Datatype.BF16
             )
+        self.write_plain: CallWriter | None = None
+        if self._plain_calls is not None and request_bytes is None:
+            self.write_plain = call_writer(self._plain_calls.write, INFER)
+        self._like = InferResponse(
+            model=ModelRef(""),
+            outputs=(),
+            has_nonfinite_words=dialect.has_nonfinite_words,
+            has_null_infinities=dialect.has_null_infinities,
+            has_half_in_json=dialect.has_half_in_json,
+        )
+        self.read_plain = reply_reader(self._reader.plain_response, self._like)
 
     def decode_call(
         self, wire: GrpcRequest, spare_id: str = "", reserves_keys: bool = True
@@ -73,7 +97,10 @@ class Inferences:
             spare_id: Of the call, for a request without an id of the client.
             reserves_keys: Refuse reserved parameters of another type.
         """
-        message, request_id, inputs = self._reader.request(wire.view)
+        read = self._reader.request(wire.view)
+        message, request_id, inputs = read
+        if not message.parameters and not message.outputs and wire.method == INFER:
+            return plain_call(wire, read, spare_id)
         reserved = NO_REQUEST_PARAMETERS
         if message.parameters:
             reserved = split_parameters(message.parameters, self._limits, reserved=reserves_keys)
@@ -166,15 +193,12 @@ class Inferences:
         model = message.model
         if not model.name and call.model is not None:
             model = ModelRef(call.model.name, model.version)
-        return InferResponse(
+        return self._like.changed(
             model=model,
             outputs=outputs,
             id=call.id,
             parameters=parameters,
             is_final=final,
-            has_nonfinite_words=self._dialect.has_nonfinite_words,
-            has_null_infinities=self._dialect.has_null_infinities,
-            has_half_in_json=self._dialect.has_half_in_json,
             origin=Origin(NAME, wire),
         )
 
@@ -200,6 +224,84 @@ class Inferences:
         if self._dialect.can_select:
             return outputs
         return tuple([tensor for tensor in outputs if tensor.name in wanted])
+
+
+ReplyReader = Callable[[Call[Any], GrpcResponse], InferResponse | None]
+
+
+@accelerated
+def reply_reader(read: PlainReader, like: InferResponse) -> ReplyReader:
+    """Return a function that reads most replies: all outputs of an inference, and nothing else.
+
+    It returns None for another one, which `Inferences.decode_reply` reads.
+
+    Args:
+        read: Reads most messages.
+        like: What the replies of a server have in common.
+    """
+
+    def read_reply(call: Call[Any], wire: GrpcResponse, /) -> InferResponse | None:
+        parts = wire.message
+        if type(call) is not InferRequest or call.outputs or wire.status is not _OK:
+            return None
+        if type(parts) is not tuple or len(parts) != 1 or type(parts[0]) is not memoryview:
+            return None
+        found = read(parts[0])
+        if found is None or found[0].parameters or not found[0].model.name:
+            return None
+        message, reply_id, outputs = found
+        if reply_id and call.id and reply_id != call.id:
+            return None
+        origin = Origin(NAME, wire)
+        return replace(like, model=message.model, outputs=outputs, id=call.id, origin=origin)
+
+    return read_reply
+
+
+CallWriter = Callable[[Call[Any]], GrpcRequest | None]
+
+
+@accelerated
+def call_writer(write: MessageWriter, method: str) -> CallWriter:
+    """Return a function that writes most calls: tensors, outputs by name, and nothing else.
+
+    It returns None for another one, which `Inferences.encode_call` writes.
+
+    Args:
+        write: Writes most messages.
+        method: The method of requests.
+    """
+
+    def write_call(call: Call[Any], /) -> GrpcRequest | None:
+        model = call.model
+        if type(call) is not InferRequest or model is None or call.parameters:
+            return None
+        if call.sequence is not None or call.priority or call.timeout_us is not None:
+            return None
+        if model.version and not (model.version.isascii() and model.version.isdecimal()):
+            return None
+        message = write(model, call.id, call.inputs, call.outputs)
+        if message is None:
+            return None
+        context = call.context
+        return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
+
+    return write_call
+
+
+@accelerated
+def plain_call(wire: GrpcRequest, read: Read, spare_id: str) -> InferRequest:
+    """Return the call of a request that has nothing but tensors.
+
+    Args:
+        wire: The request.
+        read: Its message.
+        spare_id: Of the call, for a request without an id of the client.
+    """
+    message, request_id, inputs = read
+    has_bytes = message.columns is not None
+    context = grpc_context(wire, NAME, NEEDS, None, spare_id, has_bytes)
+    return InferRequest(model=message.model, context=context, inputs=inputs, id=request_id)
 
 
 def _requested(name: str, parameters: Parameters, limits: MessageLimits) -> RequestedOutput:

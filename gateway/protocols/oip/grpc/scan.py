@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from gateway.accelerator import accelerated
 from gateway.ir.context import NO_PARAMETERS, ModelRef, Parameter, Parameters
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, TooLarge
@@ -136,9 +137,10 @@ class InferMessageScanner:
 
     def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
-        # The fields that may repeat, and some unknown ones.
-        self._fields = _OTHER_FIELDS + 2 * limits.tensors + limits.outputs + limits.parameters
-        self._remembered = lru_cache(_CACHE_ENTRIES)(self._without_contents)
+        self._fields = _most_fields(limits)
+        self._scanners = {
+            raw_tag: message_scanner(limits, raw_tag) for raw_tag in (RAW_INPUTS, RAW_OUTPUTS)
+        }
         # By the tag of raw contents. An id is the first hole.
         self._outlines: dict[int, MaskedMessageCache[CachedMessage]] = {
             raw_tag: MaskedMessageCache(_OUTLINES, _OUTLINE_BYTES)
@@ -162,7 +164,7 @@ class InferMessageScanner:
         outlines = self._outlines[raw_tag]
         found = outlines.get(view)
         if found is None:
-            scanned = self._scan(view, raw_tag, counter or FieldCounter())
+            scanned = self._scanners[raw_tag](view, counter or FieldCounter())
             if outlines.should_admit(_mark(scanned, len(view))):
                 self._remember(scanned, view, raw_tag)
             return scanned
@@ -207,7 +209,43 @@ class InferMessageScanner:
             check_name("id", request_id, self._limits.name_bytes, "name_bytes")
         return request_id
 
-    def _scan(self, view: memoryview, raw_tag: int, counter: FieldCounter) -> Scanned:
+
+def _most_fields(limits: MessageLimits) -> int:
+    """Return how many fields a message may have: those that may repeat, and some unknown ones."""
+    return _OTHER_FIELDS + 2 * limits.tensors + limits.outputs + limits.parameters
+
+
+MessageScanner = Callable[[memoryview, FieldCounter], Scanned]
+
+
+@accelerated
+def message_scanner(limits: MessageLimits, raw_tag: int) -> MessageScanner:
+    """Return a function that scans messages of one kind, which are not cached.
+
+    Args:
+        limits: The limits of names and counts.
+        raw_tag: `RAW_INPUTS` for requests, `RAW_OUTPUTS` for responses.
+    """
+    return _FieldScanner(limits, raw_tag).scan
+
+
+class _FieldScanner:
+    """Scans messages of one kind, field by field.
+
+    Args:
+        limits: The limits of names and counts.
+        raw_tag: The tag of raw contents.
+    """
+
+    def __init__(self, limits: MessageLimits, raw_tag: int) -> None:
+        self._limits = limits
+        self._raw_tag = raw_tag
+        self._fields = _most_fields(limits)
+        self._remembered = lru_cache(_CACHE_ENTRIES)(self._without_contents)
+
+    def scan(self, view: memoryview, counter: FieldCounter, /) -> Scanned:
+        """Scan a message that is not cached; raises as `InferMessageScanner.scan`."""
+        raw_tag = self._raw_tag
         name = version = request_id = ""
         raws: list[memoryview] = []
         tensors: list[memoryview] = []

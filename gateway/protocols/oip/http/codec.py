@@ -148,7 +148,7 @@ class HttpCodec(
         self._not_ready_inference: int = checked.get("not_ready_status", INFERENCE_NOT_READY)
         # KServe fails on requests without an id.
         self._spare_id = "gateway" if self._dialect.needs_id else ""
-        self._requests: RequestTemplates = JsonTemplateCache("input", limits)
+        self._requests = RequestTemplates(limits)
         self._replies: ReplyTemplates = JsonTemplateCache("output", limits)
         # Clients repeat the same few paths.
         self._find_route = partial(find_route, limits=limits)

@@ -6,7 +6,7 @@ Source: Open Inference Protocol, "Inference Request JSON Object"; docs/protocols
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 import orjson
 from msgspec import Struct
 
+from gateway.accelerator import accelerated
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import (
     NO_PARAMETERS,
-    REQUEST_ID,
     Context,
     JsonParameter,
     ModelRef,
@@ -54,7 +54,7 @@ from gateway.protocols.oip.json.server_limits import (
     check_numbers,
     too_long,
 )
-from gateway.protocols.oip.json.templates import JsonTemplateCache
+from gateway.protocols.oip.json.templates import JsonTemplateCache, Read, TemplateParser
 from gateway.protocols.oip.json.tensors import (
     TensorReader,
     input_names,
@@ -80,6 +80,7 @@ from gateway.protocols.oip.outputs import output_parameters, requested_output
 from gateway.protocols.oip.parameters import (
     BINARY_DATA_OUTPUT,
     INT64_MAX,
+    NO_REQUEST_PARAMETERS,
     RequestParameters,
     join_parameters,
     split_parameters,
@@ -87,7 +88,6 @@ from gateway.protocols.oip.parameters import (
 from gateway.protocols.oip.shared_memory import join_shared
 from gateway.wire.http import Buffer, Headers, HttpRequest, size_of, view_of
 from gateway.wire.metadata import sender_metadata
-from gateway.wire.request_id import valid_request_id
 
 _WHAT = "the request"
 _ALL_BINARY = b'"parameters":%b,' % dump({BINARY_DATA_OUTPUT: True})
@@ -96,6 +96,8 @@ _HOW_BINARY = (
     f"{LENGTH_HEADER} set to the length of the JSON; with Python's requests pass "
     "data=json_bytes + tensor_bytes, not json= and data= together"
 )
+
+_BYTES_AT_HAND = frozenset({RawData})
 
 _write_binary = binary_writer(partial(binary_part, "input"))
 
@@ -126,7 +128,36 @@ class ParsedRequest(Struct, frozen=True):
     form: InferReplyFormat
 
 
-RequestTemplates = JsonTemplateCache[ParsedRequest]
+class HeaderFields(Struct, frozen=True):
+    """The parsed header fields of an inference request.
+
+    Attributes:
+        metadata: All of them, names in lower case.
+        request_id: The client's; "" for none.
+        json_bytes: Length of the JSON; None for that of the whole body.
+    """
+
+    metadata: tuple[tuple[str, str], ...]
+    request_id: str
+    json_bytes: int | None
+
+
+RequestReader = Callable[[ModelRef, memoryview, int | None], tuple[Read[ParsedRequest], bool]]
+
+
+class RequestTemplates(JsonTemplateCache[ParsedRequest]):
+    """The templates of requests.
+
+    Args:
+        limits: The limits of messages.
+
+    Attributes:
+        decode: Makes the call of a request; see `request_decoder`.
+    """
+
+    def __init__(self, limits: MessageLimits) -> None:
+        super().__init__("input", limits)
+        self.decode = request_decoder(self.parse, request_reader(limits), self.learn)
 
 
 def decode_request(
@@ -152,36 +183,108 @@ def decode_request(
         InvalidRequest: The bytes or members are wrong.
         TooLarge: A limit is exceeded.
     """
-    body, rest = view_of(wire.body), wire.body_stream
-    fields = wire.headers.parsed_with(_fields_of)
+    # A template does not help large tensors, and only these arrive later. It is strict.
+    if dialect is None and wire.body_stream is None:
+        return templates.decode(model, wire, request_id)
+    body, rest, limits = view_of(wire.body), wire.body_stream, templates.limits
+    fields = wire.headers.parsed_with(fields_of)
     length = fields.json_bytes
     end = len(body) if length is None else length
     if end > len(body) and (rest is None or end > rest.end):
         raise too_short(end, len(body) if rest is None else rest.end)
     if length == 0:
-        whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
-        context = _context(wire, fields, ALL_BINARY, request_id)
-        return InferRequest(model=model, context=context, inputs=(whole,))
-    # A template does not help large tensors, and only these arrive later. It is strict.
-    is_plain = rest is None and dialect is None
-    found, cut = templates.parse(body, end) if is_plain else (None, None)
-    if found is None:
-        limits, has_header = templates.limits, length is not None
-        if dialect is not None and dialect.reads_words is not None:
-            document = read_with_words(body[:end], _WHAT, limits, dialect.reads_words)
-        else:
-            document = _document(body[:end], limits, has_header=has_header)
-        binary = BinaryPart("input", body[end:], has_header=has_header, rest=rest)
-        parsed, own_id, inputs = _read(model, document, binary, limits, dialect)
-        if cut is not None:
-            templates.learn(cut, parsed, own_id, inputs)
+        return _raw_request(model, wire, fields, request_id, body)
+    has_header = length is not None
+    if dialect is not None and dialect.reads_words is not None:
+        document = read_with_words(body[:end], _WHAT, limits, dialect.reads_words)
     else:
-        parsed, own_id, inputs = found
-    parameters = parsed.parameters
+        document = _document(body[:end], limits, has_header=has_header)
+    binary = BinaryPart("input", body[end:], has_header=has_header, rest=rest)
+    read = _read(model, document, binary, limits, dialect)
+    return _call(model, wire, fields, request_id, read)
+
+
+RequestDecoder = Callable[[ModelRef, HttpRequest, str], InferRequest]
+
+
+@accelerated
+def request_decoder(
+    parse: TemplateParser[ParsedRequest],
+    read: RequestReader,
+    learn: Callable[[bytes, memoryview, int, Read[ParsedRequest]], None],
+) -> RequestDecoder:
+    """Return a function that makes the call of a complete request, as strictly as the protocol.
+
+    It takes the model, the request, and the id of the call for a request without one.
+
+    Args:
+        parse: Parses a request by its template.
+        read: Reads one without a template.
+        learn: Caches the template of one that was read.
+    """
+
+    def decode(model: ModelRef, wire: HttpRequest, request_id: str, /) -> InferRequest:
+        body = view_of(wire.body)
+        fields = wire.headers.parsed_with(fields_of)
+        length = fields.json_bytes
+        end = len(body) if length is None else length
+        if end > len(body):
+            raise too_short(end, len(body))
+        if length == 0:
+            return _raw_request(model, wire, fields, request_id, body)
+        found, key = parse(body, end)
+        if found is not None:  # a template is that of a message whose tensors are in it
+            return _call(model, wire, fields, request_id, found, has_bytes=True)
+        found, has_bytes = read(model, body, length)
+        if key is not None:
+            learn(key, body, end, found)
+        return _call(model, wire, fields, request_id, found, has_bytes)
+
+    return decode
+
+
+def _raw_request(
+    model: ModelRef, wire: HttpRequest, fields: HeaderFields, request_id: str, body: memoryview
+) -> InferRequest:
+    """Return the call of a raw binary request."""
+    whole = Tensor("", None, None, RawData(body), NO_PARAMETERS)
+    parsed = ParsedRequest(NO_REQUEST_PARAMETERS, (), ALL_BINARY)
+    return _call(model, wire, fields, request_id, (parsed, "", (whole,)))
+
+
+def _call(
+    model: ModelRef,
+    wire: HttpRequest,
+    fields: HeaderFields,
+    request_id: str,
+    read: Read[ParsedRequest],
+    has_bytes: bool = False,
+) -> InferRequest:
+    """Return the call of a parsed request.
+
+    Args:
+        model: From the path.
+        wire: The request.
+        fields: Its header fields.
+        request_id: For a request without an id of the client.
+        read: The request.
+        has_bytes: Whether each of its inputs certainly has its bytes.
+    """
+    parsed, own_id, inputs = read
+    origin = Origin(NAME, wire, parsed.form, has_bytes)
+    found, parameters = fields.request_id, parsed.parameters
     return InferRequest(
         model=model,
-        # A template is that of a message whose tensors are in it.
-        context=_context(wire, fields, parsed.form, request_id, found is not None),
+        context=Context(
+            NAME,
+            fields.metadata,
+            found or request_id,
+            wire.deadline,
+            None,
+            NEEDS,
+            origin,
+            wire.client,
+        ),
         inputs=inputs,
         outputs=parsed.outputs,
         id=own_id,
@@ -192,52 +295,41 @@ def decode_request(
     )
 
 
-class _HeaderFields(Struct, frozen=True):
-    """The parsed header fields of an inference request.
-
-    Attributes:
-        metadata: All of them, names in lower case.
-        request_id: The client's; "" for none.
-        json_bytes: Length of the JSON; None for that of the whole body.
-    """
-
-    metadata: tuple[tuple[str, str], ...]
-    request_id: str
-    json_bytes: int | None
-
-
-def _fields_of(headers: Headers) -> _HeaderFields:
+def fields_of(headers: Headers) -> HeaderFields:
     """Parse the header fields of an inference request.
 
     Raises:
         MalformedMessage: The length of the JSON is not a number.
     """
+    metadata, request_id = sender_metadata(headers)
     names = headers.positions
-    if names is None:
-        return _HeaderFields(*sender_metadata(headers), json_length(headers))
-    metadata, place = headers.lowered, names.get(REQUEST_ID)
-    request_id = "" if place is None else valid_request_id(metadata[place][1])
-    length = json_length(headers) if LENGTH_KEY in names else None
-    return _HeaderFields(metadata, request_id, length)
+    length = json_length(headers) if names is None or LENGTH_KEY in names else None
+    return HeaderFields(metadata, request_id, length)
 
 
-def _context(
-    wire: HttpRequest, fields: _HeaderFields, form: Any, request_id: str, has_bytes: bool = False
-) -> Context:
-    """Return the context of an inference with parsed *fields*; as `context_of`.
+@accelerated
+def request_reader(limits: MessageLimits) -> RequestReader:
+    """Return a function that reads a request strictly, without a template.
+
+    It takes the model, the body, and the length of the JSON in it; None for all of it. It returns
+    what was read, and whether each of its inputs certainly has its bytes.
 
     Args:
-        wire: The request.
-        fields: Its own.
-        form: Kept for the response.
-        request_id: For a request without an id of the client.
-        has_bytes: Whether the origin has the bytes of the message.
+        limits: The limits of messages.
     """
-    origin = Origin(NAME, wire, form, has_bytes)
-    found = fields.request_id
-    return Context(
-        NAME, fields.metadata, found or request_id, wire.deadline, None, NEEDS, origin, wire.client
-    )
+
+    def read(
+        model: ModelRef, body: memoryview, length: int | None, /
+    ) -> tuple[Read[ParsedRequest], bool]:
+        has_header = length is not None
+        document = _document(body[:length], limits, has_header=has_header)
+        rest = body[len(body) if length is None else length :]
+        binary = BinaryPart("input", rest, has_header=has_header)
+        found = _read(model, document, binary, limits, None)
+        has_bytes = {type(tensor.data) for tensor in found[2]} <= _BYTES_AT_HAND
+        return found, has_bytes
+
+    return read
 
 
 def _read(
@@ -246,7 +338,7 @@ def _read(
     binary: BinaryPart,
     limits: MessageLimits,
     dialect: Dialect | None,
-) -> tuple[ParsedRequest, str, tuple[Tensor, ...]]:
+) -> Read[ParsedRequest]:
     """Read a request without a template."""
     members = document.members
     json_values = dialect is not None and dialect.reads_json_parameters

@@ -235,15 +235,15 @@ def decode_response(
         raise too_short(end, len(body))
     places = outputs_in_shared_memory(call.outputs) if call.outputs else NOWHERE
     # The call determines which outputs are in shared memory, not the response.
-    cached, cut = (None, None) if places else templates.parse(body, end)
+    cached, key = (None, None) if places else templates.parse(body, end)
     if cached is None:
         binary = BinaryPart("output", body[end:], has_header=length is not None)
         document = read_leniently(body[:end], _WHAT, templates.limits)
         found = _scalar_text(document.members.get("id"))
         _check_id(call, sent_id, found, echoes_id)
         parsed, outputs = _read(document, binary, templates.limits, places)
-        if cut is not None:
-            templates.learn(cut, parsed, found, outputs)
+        if key is not None:
+            templates.learn(key, body, end, (parsed, found, outputs))
     else:
         parsed, found, outputs = cached
         if found != sent_id:

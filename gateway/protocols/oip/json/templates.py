@@ -50,9 +50,6 @@ _NO_HOLES: Final[Sequence[bytes]] = ()
 # Not in any id or list of numbers.
 _MARK: Final = rb'"\u0000%d"'
 
-Cut = tuple[bytes, Sequence[bytes], memoryview]
-"""The text around the holes, the holes, and the bytes after the JSON."""
-
 Read = tuple[T, str, tuple[Tensor, ...]]
 """The parsed message without id and tensors, the id, and the tensors."""
 
@@ -115,18 +112,19 @@ class JsonTemplateCache(Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def learn(self, cut: Cut, rest: T, request_id: str, tensors: Sequence[Tensor]) -> None:
+    def learn(self, key: bytes, body: memoryview, end: int, read: Read[T]) -> None:
         """Cache the template of a completely parsed message, once it occurs a second time.
 
         Args:
-            cut: The message.
-            rest: The parsed message without id and tensors; depends on the text alone.
-            request_id: Its id.
-            tensors: The tensors that were parsed.
+            key: Of the message, as `parse` returned it.
+            body: The message.
+            end: The end of its JSON.
+            read: What was parsed. What is neither id nor tensors depends on *key* alone.
         """
-        key, holes, tail = cut
         if not self._kept.should_admit(key):
             return
+        rest, request_id, tensors = read
+        _, holes = split_holes(bytes(body[:end]))
         template = None
         try:
             document = orjson.loads(_marked(key, holes))
@@ -136,13 +134,14 @@ class JsonTemplateCache(Generic[T]):
         except (ValueError, LookupError):
             pass  # it was read leniently, or an element is in no hole
         else:
-            if not marks and tail.nbytes == sum(slot.stop - slot.start for slot in slots):
-                template = _Template(rest, request_id, id_hole, len(holes), tail.nbytes, slots)
+            size = len(body) - end
+            if not marks and size == sum(slot.stop - slot.start for slot in slots):
+                template = _Template(rest, request_id, id_hole, len(holes), size, slots)
         # None is cached too: this text has no template.
         self._kept.put(key, template)
 
 
-TemplateParser = Callable[[memoryview, int], tuple[Read[T] | None, Cut | None]]
+TemplateParser = Callable[[memoryview, int], tuple[Read[T] | None, bytes | None]]
 
 
 @accelerated
@@ -152,9 +151,9 @@ def template_parser(
     """Return a function that parses messages by their templates.
 
     It takes a message, and the end of its JSON.  It returns the parsed message, whose tensors after
-    the JSON are views of it, and None.  Or it returns None and the argument of `learn`, when there
-    is no template or the message does not fit it: parse it completely.  This argument is None where
-    the message is too long for a template.
+    the JSON are views of it, and None.  Or it returns None and the key for `learn`, which is the
+    text around the holes, when there is no template or the message does not fit it: parse it
+    completely.  The key is None where the message is too long for a template.
 
     Args:
         template_of: Returns the template for the text around the holes, if there is one.
@@ -162,7 +161,7 @@ def template_parser(
         id_bytes: The largest size of an id.
     """
 
-    def parse(body: memoryview, end: int, /) -> tuple[Read[T] | None, Cut | None]:
+    def parse(body: memoryview, end: int, /) -> tuple[Read[T] | None, bytes | None]:
         if end > most_bytes:
             return None, None
         template, holes = None, _NO_HOLES
@@ -181,7 +180,7 @@ def template_parser(
             found = _fill(template, holes, tail, id_bytes)
             if found is not None:
                 return found, None
-        return None, (key, holes, tail)
+        return None, key
 
     return parse
 

@@ -147,6 +147,7 @@ BinaryPart = tuple[bytes, int]
 BinaryWriter = Callable[[tuple[Tensor, ...]], tuple[bytes, list[memoryview]] | None]
 
 
+@accelerated
 @lru_cache(_CACHE_ENTRIES)
 def binary_part(
     kind: str, name: str, datatype: Datatype | None, shape: Shape | None

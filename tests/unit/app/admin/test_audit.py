@@ -163,7 +163,7 @@ async def test_a_file_that_takes_no_lines_is_an_error_in_the_log(tmp_path: Path)
     begin = monotonic()
     for _ in range(20):
         assert 200 == (await ask(router, "/reload", "POST")).status
-    assert monotonic() - begin < 1
+    assert monotonic() - begin < 10  # if each waited, they would take 20 s
     os.close(writer)
     with capture_logs() as logs:
         os.close(reader)  # from now on the file refuses lines

@@ -17,9 +17,9 @@ from gateway.app.processes.channel import (
 )
 from gateway.app.worker_slot import WorkerSlot
 from gateway.config.load import load_file, load_text
+from tests.unit.config.test_examples import EACH_EXAMPLE
 
 LOADED = load_text("version: 1\nlisteners: [{http: 8000}]\nworkers: 2\n", source="some.yaml")
-EXAMPLES = sorted((Path(__file__).parents[4] / "config").glob("*.yaml"))
 SETUP = WorkerSetup(LOADED, WorkerSlot(2, 2), should_log_warnings=True)
 
 
@@ -78,7 +78,7 @@ async def test_the_setup_precedes_other_messages() -> None:
     await supervisor.close()
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EACH_EXAMPLE)
 async def test_a_setup_carries_every_example_configuration(path: Path) -> None:
     """The worker receives the configuration of the supervisor unchanged."""
     loaded = load_file(path, environment={})

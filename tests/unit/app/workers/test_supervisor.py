@@ -132,7 +132,7 @@ class FakeLauncher:
 
     async def wait_launched(self, count: int) -> FakeWorker:
         """Wait for the worker with this number, and return it."""
-        async with asyncio.timeout(5), self._more:
+        async with asyncio.timeout(20), self._more:
             await self._more.wait_for(lambda: len(self.started) >= count)
         await settle()
         return self.started[count - 1]
@@ -211,7 +211,7 @@ async def test_repeated_failures_stop_the_gateway(
         child = launcher.started[0] if started == 1 else await launcher.wait_launched(started)
         assert not failed.done()
         child.end(1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await failed
     assert 1 == await supervisor.stop()
     assert ["stop"] == launcher.started[1].commands
@@ -475,7 +475,7 @@ async def silenced(supervisor: Supervisor, *workers: FakeWorker) -> None:
     """Let workers miss polls until the supervisor notices."""
     for each in workers:
         each.replies = False
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(45):
         while len([row for row in (await rows(supervisor)).values() if not row]) < len(workers):
             await settle()
 
@@ -509,7 +509,7 @@ async def test_a_worker_that_hangs_is_down(lenient: Supervisor, launcher: FakeLa
         assert 'gateway_worker_up{worker="1"} 0.0' in found
         assert 'gateway_worker_up{worker="2"} 1.0' in found
         launcher.started[0].replies = True
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             while not await lenient.ready():
                 await settle()
     assert [("process does not reply", 1), ("process replies again", 1)] == [

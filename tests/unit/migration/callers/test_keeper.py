@@ -33,7 +33,7 @@ async def test_a_failed_write_is_logged_and_the_next_follows(
     monkeypatch.setattr(stock, "save", save)
     with capture_logs() as logs:
         keeper.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             await again.wait()
         await keeper.close()
     assert ["stock not written"] == [each["event"] for each in logs]

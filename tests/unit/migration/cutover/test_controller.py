@@ -479,7 +479,7 @@ async def test_wake_triggers_a_decision_at_once(tmp_path: Path) -> None:
         leader.wall.advance(1)
         leader.report("trips")
         controller.wake()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(45):
             while leader.at[0] == "mirroring":  # noqa: ASYNC110  # it notifies nobody
                 await asyncio.sleep(0.001)
     await controller.stop()

@@ -120,7 +120,7 @@ async def test_a_process_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch)
     launcher.started[0].metrics = [["gateway_log_lines_lost", "Lost.", "counter", lost]]
     launcher.started[0].replies = False
     with capture_logs() as logs:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             while len(launcher.started) < 2:
                 await settle()
     assert [

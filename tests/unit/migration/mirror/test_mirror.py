@@ -80,7 +80,7 @@ class Target:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(45):
         while not condition():  # noqa: ASYNC110  # the mirror announces nothing
             await asyncio.sleep(0.01)
 

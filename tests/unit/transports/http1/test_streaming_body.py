@@ -219,7 +219,7 @@ async def test_a_body_that_is_too_slow_times_out() -> None:
     scene = Streaming(body_idle_timeout_s=0.02)
     streaming_body = await scene.receive_start()
     streaming_body.pipe_to(Sink())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not scene.errors:  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(0.005)
     assert (408, "body_idle_timeout_s") == (scene.errors[0].status, scene.errors[0].limit)
@@ -228,12 +228,12 @@ async def test_a_body_that_is_too_slow_times_out() -> None:
 
 async def test_paused_time_does_not_count_for_the_timeout() -> None:
     """A client is not blamed for a slow upstream."""
-    scene = Streaming(body_idle_timeout_s=0.05)
+    scene = Streaming(body_idle_timeout_s=1.0)
     streaming_body = await scene.receive_start()
     sink = Sink()
     streaming_body.pipe_to(sink)
     streaming_body.pause()
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(1.2)
     streaming_body.resume()
     await asyncio.sleep(0.01)
     scene.source.send()
@@ -250,7 +250,7 @@ async def test_a_paused_body_checks_its_peer_periodically() -> None:
     await asyncio.sleep(0.1)
     before = len(scene.source.checks)
     streaming_body.pause()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while len(scene.source.checks) < before + 2:  # noqa: ASYNC110  # nothing announces it
             await asyncio.sleep(0.01)
     assert {(1 << 20) - 1000} == set(scene.source.checks[before:])

@@ -71,6 +71,7 @@ async def test_a_silent_name_server_delays_no_other_look_up(
             await look_up("silent.test")
     assert ["silent.test"] == server.questions
     assert ["::1"] == await look_up("::1")
+    monkeypatch.setattr(module, "_WAIT_S", 60.0)
     other = asyncio.ensure_future(look_up("other.test"))
     await asyncio.sleep(0)
     server.replies.set()
@@ -84,6 +85,7 @@ async def test_a_late_reply_is_kept_for_the_next_one(
     monkeypatch.setattr(module, "_WAIT_S", 0.05)
     with pytest.raises(OSError, match="has not replied"):
         await look_up("slow.test")
+    monkeypatch.setattr(module, "_WAIT_S", 60.0)
     server.replies.set()
     server.threads[0].join()
     assert ["127.0.0.9"] == await look_up("slow.test")

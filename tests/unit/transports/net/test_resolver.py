@@ -116,7 +116,7 @@ async def test_known_addresses_serve_while_the_name_server_is_silent() -> None:
         upstream = UpstreamConnector("host", port, floor_s=0.0, resolve=names)
         await peer_of(upstream)
         names.is_silent = True
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(20):
             assert "127.0.0.1" == await peer_of(upstream)
 
 
