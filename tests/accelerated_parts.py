@@ -70,6 +70,7 @@ from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Head, read_head
+from gateway.transports.http1 import client as http1_client
 from gateway.transports.http1 import head_reader, head_template, response_reader
 from gateway.transports.http1.head_reader import HeadReader, RequestHead, RequestHeadCache
 from gateway.transports.http1.head_template import HeaderTemplate
@@ -98,6 +99,7 @@ from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpRespons
 from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.rows import read_rows_document
+from tests.http_client_parts import CLIENT_CALLERS, CLIENT_CLASSES, CLIENT_PARTS
 
 Part = Callable[[Random], tuple[Any, ...]]
 """Returns the arguments of a function, and then those of the function that it returns, if any."""
@@ -152,10 +154,11 @@ MODULES: Final = (
     validation,
     outputs,
     tensor,
+    http1_client,
 )
 """All modules that have such functions."""
 
-CLASSES: Final = (Exchange, Limiter, Http2Receiver, Http2StreamWriter)
+CLASSES: Final = (Exchange, Limiter, Http2Receiver, Http2StreamWriter, *CLIENT_CLASSES)
 """All classes that have such methods."""
 
 _INTEGERS: Final = "bBhHiIqQ"
@@ -1360,6 +1363,7 @@ PARTS: Final[dict[str, Part]] = {
         known_request,
         raw_array,
         response_text,
+        *CLIENT_PARTS,
     )
 }
 """The inputs of each function, by its name."""
@@ -1538,11 +1542,11 @@ def _known(  # one argument for each part of the state
     heads = HeadReader(limits, cache)
     if start:
         heads.feed(start, 0)
-    heads._unsampled = unsampled
+    heads.unsampled = unsampled
     found = function(memoryview(bytearray(data)), nbytes, heads)
     if isinstance(found, BufferedRequest):
         found = [getattr(found, name) for name in found.__slots__ if name != "_head_cache"]
-    return found, heads._unsampled, len(cache)
+    return found, heads.unsampled, len(cache)
 
 
 def _viewed(function: Callable[..., Any], tensor: Tensor) -> object:
@@ -1616,11 +1620,19 @@ _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
     "known_request": _known,
     "raw_array": _viewed,
     "response_text": _written_at_once,
+    **CLIENT_CALLERS,
 }
 """What calls a function, and returns its result and what it has changed in a form to compare."""
 
 _UNCHANGED: Final = frozenset(
-    {"raw_array", "response_text", "request_decoder", "reply_reader", "plain_call"}
+    {
+        "raw_array",
+        "response_text",
+        "request_decoder",
+        "reply_reader",
+        "plain_call",
+        *CLIENT_CALLERS,
+    }
 )
 """Those of them whose arguments stay as they are."""
 
