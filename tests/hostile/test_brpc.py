@@ -279,8 +279,12 @@ def test_decompression_bombs_are_rejected(patient: Patient, address: str, name: 
 def test_large_compressed_message_is_served(address: str, kind: int) -> None:
     """A large message within the limits succeeds in every compression."""
     rows = [Tensor(f"INPUT{n}", INT32, (2000, 16), tuple(range(32_000))) for n in range(2)]
+    # A connection that sends nothing while this is written would be closed.
+    frame = Question("Predict", oracle.message("simple", rows), compress=kind).bytes(1)
     with Client(address) as client:
-        response = client.ask(Question("Predict", oracle.message("simple", rows), compress=kind))
+        send(client, frame)
+        response = client.answer()
+    assert response is not None
     assert OK == response.status
 
 

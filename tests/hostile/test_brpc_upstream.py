@@ -31,7 +31,7 @@ _IN_TIME_S = 30.0
 BODY = json.dumps(
     {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}
 ).encode()
-QUESTION = post(BODY, "X-Request-Timeout: 600ms", path="/v2/models/m/infer")
+QUESTION = post(BODY, "X-Request-Timeout: 2s", path="/v2/models/m/infer")
 
 STATUS = oracle.put(1, oracle.put(1, 200) + oracle.put(2, "OK") + oracle.put(3, oracle.SUCCESS))
 RIGHT = STATUS + oracle.message("", [Tensor("y", FLOAT32, (1, 2), (3.0, 4.0))])

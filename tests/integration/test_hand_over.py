@@ -262,7 +262,7 @@ def test_many_hand_overs_lose_no_call(tmp_path: Path, workers: int) -> None:
 def test_responses_during_pre_stop_close_the_connection(tmp_path: Path) -> None:
     """From the start of `pre_stop`, HTTP responses have `Connection: close`."""
     path = write_config(tmp_path)
-    path.write_text(path.read_text().replace("pre_stop: 300ms", "pre_stop: 2s"))
+    path.write_text(path.read_text().replace("pre_stop: 300ms", "pre_stop: 5s"))
     with serving(str(path)) as running:
         connection = connect(running)
         assert 200 == ask(connection)

@@ -149,7 +149,7 @@ async def test_idempotent_call_is_retried_at_the_other_replica(targets: str) -> 
 
 async def test_hedged_call_gets_the_reply_of_the_other_replica() -> None:
     """The losing attempt is cancelled at its server."""
-    route = "{retry: {idempotent: true}, hedge: {after: 20ms, at_most: 1}, targets: [TARGET]}"
+    route = "{retry: {idempotent: true}, hedge: {after: 500ms, at_most: 1}, targets: [TARGET]}"
     route = route.replace("TARGET", "{upstream: pair}")
     async with gateway_before(route) as (replicas, ask, _):
         replicas[0].mode = "hang"
@@ -160,8 +160,8 @@ async def test_hedged_call_gets_the_reply_of_the_other_replica() -> None:
 
 async def test_per_try_timeout_leaves_time_for_a_retry() -> None:
     """`per_try_timeout` ends an attempt at a hanging replica before the call's deadline."""
-    retry = "{on: [timeout], idempotent: true, per_try_timeout: 50ms}"
-    route = f"{{timeout: 5s, retry: {retry}, targets: [{{upstream: pair}}]}}"
+    retry = "{on: [timeout], idempotent: true, per_try_timeout: 1s}"
+    route = f"{{timeout: 60s, retry: {retry}, targets: [{{upstream: pair}}]}}"
     async with gateway_before(route) as (replicas, ask, _):
         replicas[0].mode = "hang"
         assert [200] * 4 == await ask(4)
@@ -217,7 +217,7 @@ async def test_exhausted_retry_budget_is_counted() -> None:
 
 async def test_hedges_are_counted() -> None:
     """The metric has the attempt whose reply was returned."""
-    hedge = "retry: {idempotent: true}, hedge: {after: 20ms, at_most: 1}"
+    hedge = "retry: {idempotent: true}, hedge: {after: 500ms, at_most: 1}"
     route = f"{{name: r, {hedge}, targets: [{{upstream: pair}}]}}"
     async with gateway_before(route) as (replicas, ask, gateway):
         replicas[0].mode = "hang"

@@ -23,7 +23,7 @@ models:
   patient:
     backend: python
     options: {callable: "tests.integration.sharing_model:patient"}
-    batching: {max_delay: 1s, preferred_sizes: [2]}
+    batching: {max_delay: 3s, preferred_sizes: [2]}
 lifecycle: {pre_stop: 0s, drain: 5s}
 """
 

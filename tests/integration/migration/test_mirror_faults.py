@@ -78,7 +78,7 @@ async def test_faulty_new_targets_fail_no_call(scans: kit.Scans) -> None:
             targets = [legacy, {"upstream": fault, "weight": 0}]
             config["routes"].append({"name": fault, "match": {"model": fault}, "targets": targets})
             names = {"route": fault, "old": f"legacy/{kit.NAME}:1", "new": fault}
-            config["migrations"][fault] = {**migration, **names, "mirror": {"timeout": "300ms"}}
+            config["migrations"][fault] = {**migration, **names, "mirror": {"timeout": "2s"}}
         gateway = await stack.enter_async_context(running(yaml.safe_dump(config)))
         for fault in FAULTS:
             assert len(await kit.classify(gateway, "oip.http", scans[:8], model=fault)) == 8
