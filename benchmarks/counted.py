@@ -19,7 +19,7 @@ from pathlib import Path
 time.monotonic = itertools.count(1e3, 2e-6).__next__  # before the gateway is imported
 
 from benchmarks.counts import CannotCountError, all_ways  # noqa: E402
-from benchmarks.stages import START, Bench, run  # noqa: E402
+from benchmarks.stages import RELOAD, START, Bench, run  # noqa: E402
 from benchmarks.wires import MemoryLoop  # noqa: E402
 from gateway.telemetry import logs  # noqa: E402
 
@@ -45,6 +45,10 @@ async def _two_runs(bench: Bench) -> list[str]:
     send = bench.load()
     if bench.way.moment != START:
         await send(_WARM_UP)
+    if bench.way.moment == RELOAD:
+        MemoryLoop.timer_factor = 1  # it waits for the calls of the replaced parts
+        await bench.reload()
+        MemoryLoop.timer_factor = _TIMER_FACTOR
     loop = asyncio.get_running_loop()
     pids = []
     for requests in bench.way.runs:

@@ -26,7 +26,8 @@ _HEAD = (
 _COUNTS = (
     "`make counts` has counted these, on a simulated processor. *first of a connection* is the "
     "cost of a connection that carries one request. The first 100 requests of a start arrive on 32 "
-    "connections, and the figure is that of one of them."
+    "connections, and the figure is that of one of them. The reload replaces the upstream with its "
+    "connections, the routes and all layers. It keeps the connections of clients."
 )
 _GOALS = (
     "Each goal has a *required* value, a *stretch* value, or both. The value of a peer is its CPU "

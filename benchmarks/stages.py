@@ -52,6 +52,7 @@ T = TypeVar("T")
 
 CONNECTION = "first of a connection"
 START = "first 100 of a start"
+RELOAD = "first 100 of a reload"
 """The moments of requests that are not repeated ones on an open connection."""
 _FEW = (80, 320)
 _FIRST_100 = (0, 100)
@@ -117,7 +118,7 @@ class Way:
         back: Carrier of the upstream; None for a model in the gateway.
         kind: Of requests as applications send them; "" for one that is repeated.
         protocol: The protocol of the client.
-        moment: CONNECTION or START; "" for requests of a warm gateway.
+        moment: CONNECTION, START or RELOAD; "" for requests of a warm gateway.
         runs: The requests of the short and the long run of `counts`.
     """
 
@@ -178,10 +179,10 @@ def extreme_ways() -> list[Way]:
 
 
 def first_ways() -> list[Way]:
-    """Return the ways of the first requests of a connection and of a start."""
+    """Return the ways of the first requests of a connection, of a start and of a reload."""
     return [
         replace(way, name=f"{way.name}, {moment}", moment=moment, runs=runs)
-        for moment, runs in ((CONNECTION, _FEW), (START, _FIRST_100))
+        for moment, runs in ((CONNECTION, _FEW), (START, _FIRST_100), (RELOAD, _FIRST_100))
         for way in ways()[:2]
     ]
 
@@ -247,12 +248,12 @@ async def _run(
 ) -> T:
     more_fields = applications.reply_fields(way.kind)
     loop.upstream = lambda: _canned(way.back or "http", way.case, more_fields)
-    loaded = load_text(json.dumps({**_configuration(way), **more}))
-    gateway = Gateway(loaded)
+    configuration = {**_configuration(way), **more}
+    gateway = Gateway(load_text(json.dumps(configuration)))
     await gateway.start()
     freeze_startup_objects()
     try:
-        return await ask(Bench(loop, gateway, way))
+        return await ask(Bench(loop, gateway, way, configuration))
     finally:
         await gateway.stop(0, 0)
         await asyncio.sleep(0)  # closed connections are notified in the next turn
@@ -292,23 +293,38 @@ def _configuration(way: Way) -> dict[str, object]:
         found["models"] = {way.case.model: {"signature": messages.signature(way.case)}}
     if way.back is None:
         return found | {"models": noop.models(way.case)}
+    return found | _upstream(way.back, probe="1h")
+
+
+def _upstream(carrier: str, probe: str) -> dict[str, object]:
+    """Return the upstream of a configuration, with the time between two probes."""
     server = {
-        "url": f"oip+{way.back}://127.0.0.1:9",
+        "url": f"oip+{carrier}://127.0.0.1:9",
         "options": {"dialect": "unknown"},
-        "probe": {"interval": "1h"},
+        "probe": {"interval": probe},
     }
-    return found | {"upstreams": {"server": server}}
+    return {"upstreams": {"server": server}}
 
 
 class Bench:
     """One way and its parts.
 
+    Args:
+        loop: The loop of the gateway.
+        gateway: The running gateway.
+        way: What is measured.
+        configuration: That of the gateway.
+
     Attributes:
         way: What is measured.
     """
 
-    def __init__(self, loop: MemoryLoop, gateway: Gateway, way: Way) -> None:
+    def __init__(
+        self, loop: MemoryLoop, gateway: Gateway, way: Way, configuration: Mapping[str, object]
+    ) -> None:
         self._loop = loop
+        self._gateway = gateway
+        self._configuration = configuration
         self.way = way
         # Transports cache repeated heads of requests and responses.
         length = ("Content-Length", str(len(way.question.body)))
@@ -351,6 +367,13 @@ class Bench:
         # One after the other: the interpreter specialises code for the last client.
         found = await least(steps, batches)
         return [*self._rows(found | await least(inner, batches))]
+
+    async def reload(self) -> Mapping[str, list[str]]:
+        """Replace the upstreams, routes and layers of the gateway; return what changed."""
+        changed = {**self._configuration, "policies": {"timeout": "59s"}}
+        if self.way.back is not None:
+            changed |= _upstream(self.way.back, probe="2h")
+        return await self._gateway.reload(load_text(json.dumps(changed)))
 
     def load(self) -> Step:
         """Return the step that sends requests to the gateway."""

@@ -29,15 +29,20 @@ _CARRIERS: Mapping[str, str] = {
 }
 
 
+def link_to(spec: ProtocolSpec, folder: str) -> str:
+    """Return the link to the page of a protocol, a file or a URL, from the parent of a folder."""
+    return spec.page if "://" in spec.page else f"{folder}/{spec.page}"
+
+
 def readme_text(text: str) -> str:
     """Return the README with a row for each protocol."""
 
     def is_own(row: str, spec: ProtocolSpec) -> bool:
-        return f"](docs/protocols/{spec.page}) |" in row
+        return f"]({link_to(spec, 'docs/protocols')}) |" in row
 
     def written(row: str, spec: ProtocolSpec) -> str:
         rest = row.split(" | ", 1)[1] if row else f"{_carriers(spec)} | yes | yes |"
-        return f"| [{spec.title}](docs/protocols/{spec.page}) | {rest}"
+        return f"| [{spec.title}]({link_to(spec, 'docs/protocols')}) | {rest}"
 
     return _with_rows(text, "| in-process |", is_own, written)
 
@@ -50,8 +55,8 @@ def pages_text(text: str) -> str:
 
     def written(row: str, spec: ProtocolSpec) -> str:
         words = row.split(" | ")[1] if row else f"{spec.title}, {_carriers(spec)}"
-        page = f"[protocols/{spec.page}](protocols/{spec.page})"
-        return f"| {page} | {words} | `gateway/protocols/{spec.name}` |"
+        page = link_to(spec, "protocols")
+        return f"| [{page}]({page}) | {words} | `gateway/protocols/{spec.name}` |"
 
     return _with_rows(text, "| [protocols/rows.md]", is_own, written)
 

@@ -41,9 +41,10 @@ from gateway.policies.complete import untyped
 from gateway.policies.limits import deadline as deadlines
 from gateway.policies.limits import policy as limits
 from gateway.protocols.oip.grpc import decode, encode, infer, scan
+from gateway.protocols.oip.http import codec as http_codec
 from gateway.protocols.oip.http import infer_request, infer_response
 from gateway.protocols.oip.http.codec import HttpCodec
-from gateway.protocols.oip.json import elements, templates, write
+from gateway.protocols.oip.json import binary_tensors, elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.protocols.openai.http import embeddings
 from gateway.protocols.tfs.http.predict import read_tensors, row_rules
@@ -64,14 +65,22 @@ from gateway.transports.grpc import (
 from gateway.transports.grpc.call_responses import CallResponses
 from gateway.transports.grpc.client_call import ClientCall
 from gateway.transports.grpc.headers import GrpcRequestHead, GrpcResponseHead
+from gateway.transports.grpc.server_call import ServerCall
+from gateway.transports.grpc.server_connection import GrpcServerConnection
 from gateway.transports.http import client_rules
 from gateway.transports.http import response_writer as http_response_writer
 from gateway.transports.http.exchange import Exchange
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.request_head import Head, read_head
+from gateway.transports.http1 import client as http1_client
 from gateway.transports.http1 import head_reader, head_template, response_reader
-from gateway.transports.http1.head_reader import HeadReader, RequestHead, RequestHeadCache
+from gateway.transports.http1.head_reader import (
+    MAX_CACHED_BYTES,
+    HeadReader,
+    RequestHead,
+    RequestHeadCache,
+)
 from gateway.transports.http1.head_template import HeaderTemplate
 from gateway.transports.http1.request import BufferedRequest
 from gateway.transports.http2 import connection, frames, hpack, receiver, streams
@@ -98,6 +107,7 @@ from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpRespons
 from gateway.wire.message_cache import MaskedMessageCache
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.rows import read_rows_document
+from tests.http_client_parts import CLIENT_CALLERS, CLIENT_CLASSES, CLIENT_PARTS
 
 Part = Callable[[Random], tuple[Any, ...]]
 """Returns the arguments of a function, and then those of the function that it returns, if any."""
@@ -108,6 +118,8 @@ MODULES: Final = (
     encode,
     scan,
     infer,
+    binary_tensors,
+    http_codec,
     infer_request,
     infer_response,
     elements,
@@ -152,10 +164,19 @@ MODULES: Final = (
     validation,
     outputs,
     tensor,
+    http1_client,
 )
 """All modules that have such functions."""
 
-CLASSES: Final = (Exchange, Limiter, Http2Receiver, Http2StreamWriter)
+CLASSES: Final = (
+    Exchange,
+    Limiter,
+    Http2Receiver,
+    Http2StreamWriter,
+    CallResponses,
+    GrpcServerConnection,
+    *CLIENT_CLASSES,
+)
 """All classes that have such methods."""
 
 _INTEGERS: Final = "bBhHiIqQ"
@@ -809,10 +830,12 @@ def head_recogniser(random: Random) -> tuple[Any, ...]:
             places = tuple(random.choice((index, -1)) for index in range(len(cut[3])))
             fields = HeaderTemplate(pairs, lowered, places, {"n0": 0})
             templates[cut[0]] = _FilledFields(fields)
-        before = random.randbytes(random.randrange(3))
-        head = damaged(random, head, b"\r\n: \t\0aA\x7f\xff") if random.random() < 0.3 else head
-        if head.endswith(b"\r\n\r\n"):
-            sent.append((before + head + b"body", len(before), len(before) + len(head)))
+        # The head after one that fits a template is compared with its text first.
+        for is_other in (False, random.random() < 0.3, random.random() < 0.8):
+            before = random.randbytes(random.randrange(3))
+            head = damaged(random, head, b"\r\n: \t\0aA1\x7f\xff") if is_other else head
+            if head.endswith(b"\r\n\r\n"):
+                sent.append((before + head + b"body", len(before), len(before) + len(head)))
     return templates.get, fixed, most_bytes, most_target, sent
 
 
@@ -893,7 +916,66 @@ def field_lines(random: Random) -> tuple[Any, ...]:
     pairs = [
         (random.choice(names), random.choice(_TEXT_VALUES)) for _ in range(random.randrange(6))
     ]
-    return (tuple(pairs),)
+    coding = random.choice(((), (), ("",), ("é",)))
+    return tuple(pairs), *coding
+
+
+def extended_headers(random: Random) -> tuple[Any, ...]:
+    """Return the fields of many messages, those of a call, and a request id or none."""
+    base = Headers((("Content-Type", "application/json"),))
+    kept = http.ExtendedHeaders(base, (("a", "b"),)) if random.random() < 0.1 else base
+    return kept, *metadata_with_id(random)
+
+
+def lines_of(random: Random) -> tuple[Any, ...]:
+    """Return fields of a request, with or without those of a call."""
+    base, more = (Headers(field_lines(random)[0]) for _ in range(2))
+    if random.random() < 0.1:
+        base = http.ExtendedHeaders(base, more.pairs)
+    return (http.ExtendedHeaders(base, more.pairs) if random.random() < 0.8 else base,)
+
+
+def json_length(random: Random) -> tuple[Any, ...]:
+    """Return fields with or without the length of the JSON, as of a template or not."""
+    name = random.choice((LENGTH_HEADER, LENGTH_HEADER.lower(), "Content-Length"))
+    values = ("5", "0", "05", "x", "", "9" * 15, "9" * 19, "9" * 20, "é", "1" * 5000)
+    pairs = [(name, random.choice(values)) for _ in range(random.choice((0, 1, 1, 2)))]
+    pairs.insert(random.randrange(len(pairs) + 1), ("Content-Type", "a"))
+    positions: dict[str, int] = {}
+    for place, (key, _) in enumerate(pairs):
+        positions.setdefault(key.lower(), place)
+    return (Headers(pairs, None, random.choice((None, positions))),)
+
+
+_METHOD_PATH: Final = "/a.B/C"
+
+
+def on_complete_stream(random: Random) -> tuple[Any, ...]:
+    """Return the head and the message of a call, most of which is unary and without a timeout."""
+    path = random.choice((_METHOD_PATH, _METHOD_PATH, _METHOD_PATH, "/other"))
+    view, limit = whole_message(random)
+    head = GrpcRequestHead(
+        path,
+        (),
+        random.choice((None, None, 0.0, 1.5)),
+        "identity",
+        random.choice((200, 200, 200, 405)),
+        random.choice((0, 0, 0, 300)),
+        random.choice((None, None, None, 0, len(view))),
+    )
+    return head, view, limit, random.random() < 0.8
+
+
+def _wire_request(random: Random) -> tuple[Any, ...]:
+    """Return the metadata of two calls of a connection, and how the second one was received."""
+    agents: tuple[tuple[tuple[str, str | bytes], ...], ...] = (
+        (),
+        (("user-agent", "a"),),
+        (("x", "y"), ("user-agent", "b" * 300)),
+        (("user-agent", b"bytes"),),
+    )
+    message = random.choice((None, None, messages.GrpcMessage(memoryview(b"ab"), "gzip")))
+    return random.choice(agents), random.choice(agents), message, random.random() < 0.1
 
 
 def response_lines(random: Random) -> tuple[Any, ...]:
@@ -1245,7 +1327,7 @@ def known_request(random: Random) -> tuple[Any, ...]:
     buffer[: len(data)] = damaged(random, data, b"\r\n")[: len(data)].ljust(len(data), b"\r")
     nbytes = random.choice((len(data), len(data), len(data) - 1, 3, 0, 8192))
     known = RequestHead("POST", (1, 1), random.random() < 0.2, length, random.random() < 0.1)
-    cached = {head: known} if random.random() < 0.5 else {}
+    cached = {head: known} if len(head) <= MAX_CACHED_BYTES and random.random() < 0.5 else {}
     start = b"GET /" if random.random() < 0.1 else b""
     return bytes(buffer), nbytes, cached, before, random.choice((0, 0, 1, 7)), start
 
@@ -1331,7 +1413,12 @@ PARTS: Final[dict[str, Part]] = {
         is_printable_ascii,
         metadata_with_id,
         headers_with_id,
+        extended_headers,
         field_lines,
+        lines_of,
+        json_length,
+        on_complete_stream,
+        _wire_request,
         response_lines,
         first_value,
         texts_among,
@@ -1360,6 +1447,7 @@ PARTS: Final[dict[str, Part]] = {
         known_request,
         raw_array,
         response_text,
+        *CLIENT_PARTS,
     )
 }
 """The inputs of each function, by its name."""
@@ -1513,6 +1601,100 @@ def _begun(  # one argument for each part of the state
     return result, kept, caller, exchange._frontend, exchange._handle, left[:2], shares
 
 
+class _WatchedConnection(GrpcServerConnection):
+    """A connection that notes what it is asked for, and is its own core."""
+
+    def __init__(self, methods: Mapping[str, Any], shares: ClientShares) -> None:  # as is needed
+        self._methods = methods
+        self.client = shares
+        self.core: Any = self
+        self.events: list[object] = []
+
+    def refuse(self, _stream: Http2Stream, code: int) -> None:
+        self.events.append(("refuse", code))
+
+    def _serve_other(self, _stream: Http2Stream, head: Any, _body: memoryview | None) -> None:
+        self.events.append(("other", head.path))
+
+    def schedule(self, _call: object, deadline: float) -> None:
+        self.events.append(("schedule", deadline))
+
+
+def _connected(*, is_unary: bool = True, limit: int = 1 << 20) -> _WatchedConnection:
+    """Return a connection that serves one method."""
+    connection = _WatchedConnection({}, ClientShares(None, None, callers.Caller("::1")))
+    method: Any = SimpleNamespace(
+        path=_METHOD_PATH,
+        is_unary=is_unary,
+        is_bidirectional=False,
+        limits=ServerLimits(message_bytes=limit),
+        wheel=connection,
+    )
+    connection._methods = {_METHOD_PATH: method}
+    return connection
+
+
+def _started(
+    function: Callable[..., Any], head: GrpcRequestHead, view: memoryview, limit: int, unary: bool
+) -> object:
+    """Return what a connection has done with a call, and what has become of its stream."""
+    connection, stream = _connected(is_unary=unary, limit=limit), Http2Stream(3, 9, 9, None)
+    events = connection.events
+
+    def run(_call: ServerCall, running: Any) -> None:
+        events.append((running.__name__, bytes(running.cr_frame.f_locals["view"])))
+        running.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(call_responses, "monotonic", lambda: 7.0)
+        patch.setattr(ServerCall, "_run", run)
+        patch.setattr(ServerCall, "_start", lambda _call, _message: events.append("start"))
+        patch.setattr(ServerCall, "_fail", lambda _call, error: events.append(error.message))
+        patch.setattr(ServerCall, "_receiving", lambda _call: _Feeds(events))
+        result = function(connection, stream, head, view, None)
+    call = stream.owner
+    names = ("_head", "_started_at", "_deadline", "_state", "task")
+    return result, events, call and [getattr(call, name) for name in names]
+
+
+class _Feeds:
+    """A receiver of messages that notes what it is fed."""
+
+    def __init__(self, events: list[object]) -> None:
+        self._events = events
+        self.messages: list[object] = []
+
+    def feed(self, view: memoryview, *, end: bool) -> None:
+        self._events.append(("feed", bytes(view), end))
+
+
+def _asked(
+    function: Callable[..., Any], before: Any, metadata: Any, message: Any, is_odd: bool
+) -> object:
+    """Return the request of a call, and what is known of the sender."""
+    connection = _connected()
+    caller = connection.client.caller
+    caller.client(before)
+    connection_of_call: Any = SimpleNamespace(client=connection.client) if is_odd else connection
+    head = GrpcRequestHead(_METHOD_PATH, metadata, None, "identity", 200, 0)
+    method: Any = connection._methods[_METHOD_PATH]
+    call = ServerCall(connection_of_call, Http2Stream(3, 9, 9, None), head, method)
+    found = function(call, memoryview(b"view"), message)
+    return found, found.message, caller.fields is metadata, caller.last, found.client is caller.last
+
+
+def _extended(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return all of the fields of headers."""
+    found = function(*arguments)
+    parts = found.base, found.more, found.pairs, found.lowered, found.positions
+    return type(found).__name__, parts
+
+
+def _direct(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the result for copies of the arguments, which may cache it."""
+    return function(*arguments)
+
+
 def _known(  # one argument for each part of the state
     function: Callable[..., Any],
     data: bytes,
@@ -1538,11 +1720,11 @@ def _known(  # one argument for each part of the state
     heads = HeadReader(limits, cache)
     if start:
         heads.feed(start, 0)
-    heads._unsampled = unsampled
+    heads.unsampled = unsampled
     found = function(memoryview(bytearray(data)), nbytes, heads)
     if isinstance(found, BufferedRequest):
         found = [getattr(found, name) for name in found.__slots__ if name != "_head_cache"]
-    return found, heads._unsampled, len(cache)
+    return found, heads.unsampled, len(cache)
 
 
 def _viewed(function: Callable[..., Any], tensor: Tensor) -> object:
@@ -1616,11 +1798,25 @@ _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
     "known_request": _known,
     "raw_array": _viewed,
     "response_text": _written_at_once,
+    "extended_headers": _extended,
+    "lines_of": _direct,
+    "on_complete_stream": _started,
+    "_wire_request": _asked,
+    **CLIENT_CALLERS,
 }
 """What calls a function, and returns its result and what it has changed in a form to compare."""
 
 _UNCHANGED: Final = frozenset(
-    {"raw_array", "response_text", "request_decoder", "reply_reader", "plain_call"}
+    {
+        "raw_array",
+        "response_text",
+        "request_decoder",
+        "reply_reader",
+        "plain_call",
+        "on_complete_stream",
+        "_wire_request",
+        *CLIENT_CALLERS,
+    }
 )
 """Those of them whose arguments stay as they are."""
 

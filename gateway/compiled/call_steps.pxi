@@ -18,6 +18,12 @@ cdef class _TimeoutFields:
         self._loop, self._latest = _offset(TimerWheel, "loop"), _offset(TimerWheel, "_latest")
         self._start, self._end = _offset(TimerWheel, "_start"), _offset(TimerWheel, "_end")
 
+    cdef object _step_of(self, wheel, double when):
+        """Return the step of a deadline, which is the latest one nearly always."""
+        if not <double>_field(wheel, self._start) <= when < <double>_field(wheel, self._end):
+            wheel.turn_to(when)
+        return _field(wheel, self._latest)
+
     cdef object _new(self, wheel, deadline):
         """Return a `WheelTimeout`; None where Python must make it."""
         cdef double when = deadline
@@ -26,10 +32,8 @@ cdef class _TimeoutFields:
         task = self._current_task(_field(wheel, self._loop))
         if task is None:
             return None
-        if not <double>_field(wheel, self._start) <= when < <double>_field(wheel, self._end):
-            wheel.turn_to(deadline)
+        step = self._step_of(wheel, when)
         timeout = PyType_GenericAlloc(<PyTypeObject*><void*>self._timeout, 0)
-        step = _field(wheel, self._latest)
         _set_field(timeout, self._task, task)
         _set_field(timeout, self._before, task.cancelling())
         _set_field(timeout, self._has_expired, False)
@@ -41,12 +45,16 @@ cdef class _TimeoutFields:
 cdef _TimeoutFields _timeout_fields = None
 
 
-def start_timeout(call, double own_s, double now, wheel):
-    """See `gateway.policies.limits.policy.start_timeout`."""
+cdef inline _TimeoutFields _of_timeouts():
     global _timeout_fields
-    cdef _InferenceFields at = _of_inferences()
     if _timeout_fields is None:
         _timeout_fields = _TimeoutFields()
+    return _timeout_fields
+
+
+def start_timeout(call, double own_s, double now, wheel):
+    """See `gateway.policies.limits.policy.start_timeout`."""
+    cdef _InferenceFields at = _of_inferences()
     if type(call) is not at._call:
         return None
     context = _field(call, at._context_at)
@@ -61,7 +69,7 @@ def start_timeout(call, double own_s, double now, wheel):
         deadline = now + own_s
     if <double>deadline <= now:
         return None
-    timeout = _timeout_fields._new(wheel, deadline)
+    timeout = _of_timeouts()._new(wheel, deadline)
     if timeout is None:
         return _python_version("start_timeout")(call, own_s, now, wheel)
     return at._changed(call, at._deadline, deadline) if is_own else call, timeout, deadline

@@ -164,7 +164,7 @@ cdef class _RequestFields:
         from gateway.transports.http1.request import BufferedRequest
 
         self._request, self._head_class, self._reader = BufferedRequest, RequestHead, HeadReader
-        self._size, self._unsampled = _offset(HeadReader, "_size"), _offset(HeadReader, "_unsampled")
+        self._size, self._unsampled = _offset(HeadReader, "size"), _offset(HeadReader, "unsampled")
         self._cache = _offset(HeadReader, "head_cache")
         self._head, self._head_cache = _offset(BufferedRequest, "_head"), _offset(BufferedRequest, "_head_cache")
         self._method, self._version = _offset(BufferedRequest, "method"), _offset(BufferedRequest, "version")

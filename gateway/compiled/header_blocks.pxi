@@ -14,7 +14,73 @@ cdef enum:
     _EMIT = 1 << 9
     _FAIL = 1 << 10
 
+# By the next 12 bits of a string: one symbol or two in 8 bits each, their number, the bits of both
+# and of the first, in 4 bits each; 0 for a longer code.
+cdef uint32_t _pairs[1 << 12]
+cdef enum:
+    _LOOKED_AT = 12
+
 _static_table = None
+
+
+cdef int _fill_pairs(codes, lengths) except -1:
+    """Fill the table of pairs from the code of each symbol and the number of its bits."""
+    cdef uint32_t first, second, bits
+    cdef int index, symbol
+    cdef list single = [0] * (1 << _LOOKED_AT)
+    for symbol in range(256):
+        bits = lengths[symbol]
+        if bits <= _LOOKED_AT:
+            for index in range(1 << (_LOOKED_AT - bits)):
+                single[codes[symbol] << (_LOOKED_AT - bits) | index] = symbol | bits << 24
+    for index in range(1 << _LOOKED_AT):
+        first = single[index]
+        bits = first >> 24
+        _pairs[index] = first | bits << 20 | 1 << 16 if first else 0
+        second = single[index << bits & 0xFFF] if first else 0
+        if second and bits + (second >> 24) <= _LOOKED_AT:
+            _pairs[index] = first | (second & 0xFF) << 8 | 2 << 16 | (bits + (second >> 24)) << 20
+    return 0
+
+
+cdef Py_ssize_t _decode_pairs(Text here, Text end, char* out) noexcept:
+    """Decode a string of symbols with short codes, two at a time; -1 for any other string."""
+    cdef uint64_t bits = 0
+    cdef int count = 0
+    cdef int size
+    cdef uint32_t entry
+    cdef char* last = out
+    while True:
+        if count < _LOOKED_AT:
+            if end - here >= 4:
+                bits = bits << 32 | <uint64_t>here[0] << 24 | here[1] << 16 | here[2] << 8 | here[3]
+                count += 32
+                here += 4
+            else:
+                while here < end:
+                    bits = bits << 8 | here[0]
+                    count += 8
+                    here += 1
+                if count < _LOOKED_AT:
+                    break
+        entry = _pairs[bits >> (count - _LOOKED_AT) & 0xFFF]
+        if not entry:
+            return -1
+        last[0], last[1] = <char>entry, <char>(entry >> 8)
+        last += entry >> 16 & 15
+        count -= entry >> 20 & 15
+    while count:
+        bits &= (<uint64_t>1 << count) - 1
+        if count < 8 and bits == (<uint64_t>1 << count) - 1:
+            break  # padding
+        entry = _pairs[bits << (_LOOKED_AT - count) | ((1 << (_LOOKED_AT - count)) - 1)]
+        size = entry >> 24
+        if not entry or size > count:
+            return -1
+        last[0] = <char>entry
+        last += 1
+        count -= size
+    return last - out
 
 
 cdef tuple _static():
@@ -22,6 +88,7 @@ cdef tuple _static():
     global _static_table
     cdef int index
     if _static_table is None:
+        from hpack import huffman_constants as constants
         from hpack import huffman_table as code
 
         from gateway.transports.http2.hpack import STATIC
@@ -33,6 +100,7 @@ cdef tuple _static():
                 | (_EMIT if flags & code.HUFFMAN_EMIT_SYMBOL else 0)
                 | (_FAIL if flags & code.HUFFMAN_FAIL else 0)
             )
+        _fill_pairs(constants.REQUEST_CODES, constants.REQUEST_CODES_LENGTH)
         _static_table = STATIC
     return <tuple>_static_table
 
@@ -83,6 +151,10 @@ cdef Py_ssize_t _text(Text* at, Text end, char* out, Text* found) noexcept:
     if size > _CODED_BYTES:
         return -1
     here, coded_end = at[0], at[0] + size
+    size = _decode_pairs(here, coded_end, out)
+    if size >= 0:
+        at[0], found[0] = coded_end, <Text>out
+        return size
     while here < coded_end:
         # Half a byte has one symbol at most: it is written anyhow, and kept if it is one.
         step = _huffman[(step & 0xFF) << 4 | here[0] >> 4]
@@ -321,16 +393,19 @@ _NO_FIELDS = []
 
 def read_call_block(Py_ssize_t block_bytes, Py_ssize_t limit_bytes, bytes block not None, tuple table not None):
     """See `gateway.transports.grpc.headers.read_call_block`."""
-    found = _read_call_block(block, table, block_bytes, limit_bytes)
+    found = _read_call_block(block, table, block_bytes, limit_bytes, False)
     if found is None:
         return _python_version("read_call_block")(block_bytes, limit_bytes, block, table)
     return found
 
 
-cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py_ssize_t limit_bytes):
+cdef tuple _read_call_block(
+    bytes block, tuple table, Py_ssize_t block_bytes, Py_ssize_t limit_bytes, bint is_own
+):
     """Return the head of a usual gRPC call and the table after it; None for any other block.
 
-    One pass reads the fields, checks them, and makes objects of those that are read later.
+    One pass reads the fields, checks them, and makes objects of those that are read later. If
+    *is_own*, nobody else has the table, and its list becomes that of the new table.
     """
     global _call_heads
     cdef Text at = <Text>PyBytes_AS_STRING(block)
@@ -430,7 +505,13 @@ cdef tuple _read_call_block(bytes block, tuple table, Py_ssize_t block_bytes, Py
         limit_bytes if total > limit_bytes else 0,
     )
     if changed:
-        table = (_joined_entries(entries, added, evicted), size, table_bytes)
+        if is_own and 0 < evicted < len(entries):  # churns
+            del entries[:evicted]
+            for each in added:
+                entries.append(each)
+        else:
+            entries = _joined_entries(entries, added, evicted)
+        table = (entries, size, table_bytes)
     return found, _NO_FIELDS, table
 
 

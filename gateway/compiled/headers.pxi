@@ -143,7 +143,8 @@ cdef dict _headers = {}
 def headers_with_id(tuple pairs not None, str request_id not None, str without not None):
     """See `gateway.wire.metadata.headers_with_id`."""
     global _is_header
-    cdef list headers = []
+    cdef list kept = None
+    cdef Py_ssize_t index = 0
     cdef bint has_id = False
     cdef tuple pair
     if _is_header is None:
@@ -152,61 +153,141 @@ def headers_with_id(tuple pairs not None, str request_id not None, str without n
         _is_header = is_header
     for each in pairs:
         pair = <tuple?>each
-        if _known(_headers, _is_header, pair[0]) and is_printable_ascii(pair[1]):
-            if not without or not pair[0].startswith(without):
-                headers.append(pair)
-                has_id = has_id or pair[0] == "x-request-id"
-    if request_id and not has_id:
-        headers.append(("x-request-id", request_id))
-    return tuple(headers)
+        if (
+            not _known(_headers, _is_header, pair[0])
+            or not is_printable_ascii(pair[1])
+            or (without and pair[0].startswith(without))
+        ):
+            if kept is None:
+                kept = list(pairs[:index])
+        else:
+            has_id = has_id or pair[0] == "x-request-id"
+            if kept is not None:
+                kept.append(pair)
+        index += 1
+    if kept is not None:
+        pairs = tuple(kept)
+    return pairs if has_id or not request_id else pairs + (("x-request-id", request_id),)
 
 
-_begin_of_line = None
+cdef class _LineFields:
+    """Where header fields have what is known of them, and what writes them as lines."""
+
+    cdef object _headers, _extended, _begin_of_line, _lines
+    cdef Py_ssize_t _pairs, _lowered, _read, _positions, _base, _more
+
+    def __cinit__(self):
+        from gateway.transports.http import client_rules
+        from gateway.wire.http import ExtendedHeaders, Headers
+
+        self._headers, self._extended = Headers, ExtendedHeaders
+        self._begin_of_line, self._lines = client_rules.begin_of_line, client_rules._lines
+        self._pairs, self._lowered = _offset(Headers, "pairs"), _offset(Headers, "_lowered")
+        self._read, self._positions = _offset(Headers, "_read"), _offset(Headers, "positions")
+        self._base, self._more = _offset(ExtendedHeaders, "base"), _offset(ExtendedHeaders, "more")
+
+    cdef object _extend(self, base, tuple pairs, tuple more):
+        """Return an `ExtendedHeaders`."""
+        headers = PyType_GenericAlloc(<PyTypeObject*><void*>self._extended, 0)
+        _set_field(headers, self._pairs, pairs + more)
+        _set_field(headers, self._lowered, None)
+        _set_field(headers, self._read, _UNREAD)
+        _set_field(headers, self._positions, None)
+        _set_field(headers, self._base, base)
+        _set_field(headers, self._more, more)
+        return headers
+
+    cdef object _lines_of(self, headers):
+        """Return the lines of fields, which are cached with them."""
+        cdef tuple read = <tuple?>_field(headers, self._read)
+        return read[1] if read[0] is self._lines else headers.parsed_with(self._lines)
+
+
+cdef _LineFields _line_fields = None
+
+
+cdef inline _LineFields _of_lines():
+    global _line_fields
+    if _line_fields is None:
+        _line_fields = _LineFields()
+    return _line_fields
+
+
+def extended_headers(base, tuple pairs not None, str request_id not None):
+    """See `gateway.wire.metadata.extended_headers`."""
+    cdef _LineFields of = _of_lines()
+    if type(base) is not of._headers:
+        return _python_version("extended_headers")(base, pairs, request_id)
+    return of._extend(base, <tuple?>_field(base, of._pairs), headers_with_id(pairs, request_id, ""))
+
+
 cdef dict _begins = {}
 
 
 cdef bytes _LINE_END = b"\r\n"
-cdef bytes _REFUSES_CODINGS = b"Accept-Encoding: identity\r\n"
+cdef str _REFUSES_CODINGS = "Accept-Encoding: identity\r\n"
 
 
-def field_lines(tuple pairs not None):
-    """See `gateway.transports.http.client_rules.field_lines`."""
-    global _begin_of_line
+cdef str _text_lines(_LineFields of, tuple pairs, str before, str coding, bint* has_coding):
+    """Return *before*, the lines of fields, and *coding* if none is there; None for odd fields."""
     cdef list parts = []
-    cdef Py_ssize_t total = 0
+    cdef Py_ssize_t total = PyUnicode_GET_LENGTH(before)
     cdef Py_ssize_t index
     cdef tuple pair
-    cdef bint has_coding = False
     cdef char* out
-    if _begin_of_line is None:
-        from gateway.transports.http.client_rules import begin_of_line
-
-        _begin_of_line = begin_of_line
+    has_coding[0] = False
+    if not PyUnicode_IS_COMPACT_ASCII(before) or not PyUnicode_IS_COMPACT_ASCII(coding):
+        return None
     for each in pairs:
         pair = <tuple?>each
-        begin = _known(_begins, _begin_of_line, pair[0])
+        begin = _known(_begins, of._begin_of_line, pair[0])
         if begin is None:
             continue
         if not is_printable_ascii(pair[1]) or not PyUnicode_IS_COMPACT_ASCII(begin):
-            return _python_version("field_lines")(pairs)
+            return None
         parts.append(begin)
         parts.append(pair[1])
         total += PyUnicode_GET_LENGTH(begin) + PyUnicode_GET_LENGTH(pair[1]) + 2
         if PyUnicode_GET_LENGTH(pair[0]) == 15 and pair[0].lower() == "accept-encoding":
-            has_coding = True
-    if not has_coding:
-        total += PyBytes_GET_SIZE(_REFUSES_CODINGS)
+            has_coding[0] = True
+    if not has_coding[0]:
+        total += PyUnicode_GET_LENGTH(coding)
     text = PyUnicode_New(total, 127)
-    out = <char*>PyUnicode_1BYTE_DATA(text)
+    out = _put_ascii(<char*>PyUnicode_1BYTE_DATA(text), before)
     for index in range(0, len(parts), 2):
-        begin, value = parts[index], parts[index + 1]
-        out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(begin), PyUnicode_GET_LENGTH(begin))
-        out = _put_text(out, <const char*>PyUnicode_1BYTE_DATA(value), PyUnicode_GET_LENGTH(value))
+        out = _put_ascii(_put_ascii(out, <str>parts[index]), <str>parts[index + 1])
         out[0], out[1] = c"\r", c"\n"
         out += 2
-    if not has_coding:
-        _put(out, _REFUSES_CODINGS)
-    return text
+    if not has_coding[0]:
+        _put_ascii(out, coding)
+    return <str>text
+
+
+cdef inline char* _put_ascii(char* out, text) noexcept:
+    """Copy a compact ASCII text, and return the position after it."""
+    return _put_text(out, <const char*>PyUnicode_1BYTE_DATA(text), PyUnicode_GET_LENGTH(text))
+
+
+def field_lines(tuple pairs not None, str coding not None=_REFUSES_CODINGS):
+    """See `gateway.transports.http.client_rules.field_lines`."""
+    cdef bint has_coding = False
+    lines = _text_lines(_of_lines(), pairs, "", coding, &has_coding)
+    return _python_version("field_lines")(pairs, coding) if lines is None else lines
+
+
+def lines_of(headers):
+    """See `gateway.transports.http.client_rules.lines_of`."""
+    cdef _LineFields of = _of_lines()
+    cdef bint has_coding = False
+    if type(headers) is of._headers:
+        return of._lines_of(headers)
+    if type(headers) is of._extended:
+        base = _field(headers, of._base)
+        if type(base) is of._headers:
+            lines = _text_lines(of, <tuple?>_field(headers, of._more), <str?>of._lines_of(base), "", &has_coding)
+            if lines is not None and not has_coding:
+                return lines
+    return _python_version("lines_of")(headers)
 
 
 _prefix_of_field = None
@@ -370,13 +451,37 @@ def sender_metadata(headers):
     return lowered, found
 
 
+def json_length(headers):
+    """See `gateway.protocols.oip.json.binary_tensors.json_length`."""
+    cdef _HeadersFields of = _of_headers()
+    cdef int64_t length
+    cdef PyObject* place
+    places = of._places(headers)
+    pairs = None if places is None else _field(headers, of._pairs)
+    if type(pairs) is tuple and len(<dict>places) == len(<tuple>pairs):
+        place = PyDict_GetItem(places, "inference-header-content-length")
+        if place is NULL:
+            return None
+        text = (<tuple>(<tuple>pairs)[<Py_ssize_t><object>place])[1]
+        if PyUnicode_CheckExact(text) and PyUnicode_IS_COMPACT_ASCII(text) and PyUnicode_GET_LENGTH(text):
+            length = _length(PyUnicode_1BYTE_DATA(text), PyUnicode_GET_LENGTH(text))
+            if length >= 0:
+                return length
+    return _python_version("json_length")(headers)
+
+
 def pairs_named(tuple metadata not None, is_wanted not None):
     """See `gateway.policies.forward_headers.pairs_named`."""
-    cdef list found = []
+    cdef list found = None
+    cdef Py_ssize_t index = 0
     for pair in metadata:
         if is_wanted[pair[0]]:
-            found.append(pair)
-    return tuple(found)
+            if found is not None:
+                found.append(pair)
+        elif found is None:
+            found = list(metadata[:index])
+        index += 1
+    return metadata if found is None else tuple(found)
 
 
 cdef bytes _VARIES = b"Vary: Accept-Encoding\r\n"
@@ -522,6 +627,8 @@ cdef class _HeadRecogniser:
     cdef Py_ssize_t _most_bytes, _most_target
     cdef object _template_of, _python, _headers
     cdef Py_ssize_t _pairs, _lowered, _read, _positions  # of the fields
+    cdef tuple _last  # of the last template of a response: fields, texts before slots and after all, filler
+    cdef Py_ssize_t _length_slot
 
     def __cinit__(self, template_of, frozenset fixed, Py_ssize_t most_bytes, Py_ssize_t most_target, python):
         from gateway.wire.http import Headers
@@ -546,6 +653,8 @@ cdef class _HeadRecogniser:
             return None, None
         if not 0 <= at <= end - 4 or end > PyBytes_GET_SIZE(data):
             return self._python(data, at, end)
+        if self._last is not None and self._as_before(start + at, start + end - 4, &cut):
+            return self._last[2]("", cut.length, self._filled(<tuple>self._last[0], &cut)), None
         if not self._split(start + at, start + end - 4, &cut):
             return self._python(data, at, end)
         text = PyBytes_FromStringAndSize(cut.text, cut.text_bytes)
@@ -558,7 +667,11 @@ cdef class _HeadRecogniser:
     cdef object _known(self, Text at, Py_ssize_t size):
         """Return the head of a text by its template; None without one."""
         cdef _Cut cut
-        if size > self._most_bytes or not self._split(at, at + size - 4, &cut):
+        if size > self._most_bytes:
+            return None
+        if self._last is not None and self._as_before(at, at + size - 4, &cut):
+            return self._last[2]("", cut.length, self._filled(<tuple>self._last[0], &cut))
+        if not self._split(at, at + size - 4, &cut):
             return None
         return self._by_template(PyBytes_FromStringAndSize(cut.text, cut.text_bytes), &cut)
 
@@ -567,8 +680,59 @@ cdef class _HeadRecogniser:
         template = self._template_of(text)
         if template is None:
             return None
+        if not self._most_target:
+            self._remember(template, text, cut.count)
         headers = self._filled(<tuple>template.headers, cut)
         return template.fill(_ascii(cut.target, cut.target_bytes), cut.length, headers)
+
+    cdef int _remember(self, template, bytes text, Py_ssize_t slots) except -1:
+        """Note a template, and the texts before its *slots*, whose lines are names without a colon."""
+        cdef list parts = []
+        cdef list lines = text.split(b"\r\n")
+        cdef bytes before = <bytes>lines[0]
+        self._length_slot = -1
+        for line in lines[1:]:
+            before = before + b"\r\n" + <bytes>line
+            if b":" not in <bytes>line:
+                if (<bytes>line).lower() == b"content-length":
+                    self._length_slot = len(parts)
+                parts.append(before + b":")
+                before = b""
+        parts.append(before)
+        self._last = (template.headers, parts, template.fill) if len(parts) == slots + 1 else None
+        return 0
+
+    cdef bint _as_before(self, Text here, Text stop, _Cut* cut) noexcept:
+        """Find the slots of a head that has the text of the last one; return False for another head."""
+        cdef list parts = <list>self._last[1]
+        cdef Py_ssize_t slots = len(parts) - 1
+        cdef Py_ssize_t index, size
+        cdef Text value
+        cdef Text value_end
+        cdef Text line_end
+        cdef bytes part
+        cut.length, cut.count = -1, <int>slots
+        for index in range(slots):
+            part = <bytes>parts[index]
+            size = PyBytes_GET_SIZE(part)
+            if stop - here < size or memcmp(here, PyBytes_AS_STRING(part), size):
+                return False
+            value = here + size
+            line_end = value_end = _line_end(value, stop)
+            while value < value_end and (value[0] == c" " or value[0] == c"\t"):
+                value += 1
+            while value < value_end and ((value_end - 1)[0] == c" " or (value_end - 1)[0] == c"\t"):
+                value_end -= 1
+            if not _is_value(value, value_end - value):
+                return False
+            if index == self._length_slot:
+                cut.length = _length(value, value_end - value) if value < value_end else -1
+                if cut.length < 0:
+                    return False
+            cut.values[index], cut.sizes[index] = value, value_end - value
+            here = line_end
+        part = <bytes>parts[slots]
+        return stop - here == PyBytes_GET_SIZE(part) and not memcmp(here, PyBytes_AS_STRING(part), stop - here)
 
     cdef object _filled(self, tuple template, _Cut* cut):
         """Return the fields of a template with other values."""
@@ -577,7 +741,9 @@ cdef class _HeadRecogniser:
         cdef tuple places = <tuple>template[2]
         cdef Py_ssize_t index, place
         cdef tuple filled = PyTuple_New(len(pairs))
-        cdef tuple filled_lowered = filled if lowered is pairs else PyTuple_New(len(lowered))
+        cdef tuple filled_lowered = filled if lowered is pairs else None
+        if filled_lowered is None and self._most_target:  # those of responses are rarely read
+            filled_lowered = PyTuple_New(len(lowered))
         if len(places) != cut.count:
             raise ValueError(f"found {cut.count} slots in a head, its template has {len(places)}")
         for index in range(cut.count):
@@ -585,10 +751,10 @@ cdef class _HeadRecogniser:
             if place >= 0:
                 value = _ascii(cut.values[index], cut.sizes[index])
                 _put_pair(filled, place, (<tuple>pairs[place])[0], value)
-                if filled_lowered is not filled:
+                if filled_lowered is not filled and filled_lowered is not None:
                     _put_pair(filled_lowered, place, (<tuple>lowered[place])[0], value)
         _put_others(filled, pairs)
-        if filled_lowered is not filled:
+        if filled_lowered is not filled and filled_lowered is not None:
             _put_others(filled_lowered, lowered)
         headers = PyType_GenericAlloc(<PyTypeObject*><void*>self._headers, 0)
         _set_field(headers, self._pairs, filled)

@@ -50,15 +50,17 @@ cdef bint _read_whole(bytes data, Py_ssize_t at, Py_ssize_t max_block, _Whole* w
 cdef class _StreamFields:
     """Where connections of HTTP/2, their writers and their streams have their fields."""
 
-    cdef object _receiver, _writer, _stream, _budget, _failure
+    cdef object _receiver, _writer, _stream, _budget, _failure, _partial, _read_call_block
     cdef object _open, _half_local, _half_remote, _closed, _remote_ended, _end
     cdef Py_ssize_t _max_block, _has_settings, _streams, _window, _heads, _has_heads, _events, _writer_at
-    cdef Py_ssize_t _last, _is_accepting, _max_streams
+    cdef Py_ssize_t _last, _is_accepting, _max_streams, _read_block, _read_head, _table
     cdef Py_ssize_t _initial, _room, _is_paused, _has_shrunk, _out, _flood_budget, _open_streams, _remaining
     cdef Py_ssize_t _number, _owner, _stream_room, _stream_window, _left, _state, _expected, _waiting
     cdef Py_ssize_t _unread, _written
 
     def __cinit__(self):
+        from functools import partial
+
         from gateway.transports.http2 import states
         from gateway.transports.http2.flood_control import FloodBudget
         from gateway.transports.http2.frames import Http2StreamError
@@ -67,6 +69,7 @@ cdef class _StreamFields:
 
         self._receiver, self._writer, self._stream = Http2Receiver, Http2StreamWriter, Http2Stream
         self._budget, self._failure = FloodBudget, Http2StreamError
+        self._partial, self._read_call_block = partial, read_call_block
         self._open, self._closed = states.OPEN, states.CLOSED
         self._half_local, self._half_remote = states.HALF_CLOSED_LOCAL, states.HALF_CLOSED_REMOTE
         self._remote_ended, self._end = states.REMOTE_ENDED, states.Http2StreamEvent.RECEIVE_END
@@ -76,7 +79,9 @@ cdef class _StreamFields:
         self._heads, self._has_heads = _offset(Http2Receiver, "_heads"), _offset(Http2Receiver, "_has_heads")
         self._events, self._writer_at = _offset(Http2Receiver, "_receiver"), _offset(Http2Receiver, "writer")
         self._last, self._is_accepting = _offset(Http2Receiver, "last"), _offset(Http2Receiver, "_is_accepting")
-        self._max_streams = _offset(Http2Receiver, "_max_streams")
+        self._max_streams, self._table = _offset(Http2Receiver, "_max_streams"), _offset(Http2Receiver, "_table")
+        self._read_block = _offset(Http2Receiver, "_read_block")
+        self._read_head = _offset(Http2Receiver, "_read_head")
         self._initial, self._room = _offset(Http2StreamWriter, "initial_window"), _offset(Http2StreamWriter, "_room")
         self._is_paused = _offset(Http2StreamWriter, "is_paused")
         self._has_shrunk, self._out = _offset(Http2StreamWriter, "has_shrunk"), _offset(Http2StreamWriter, "_out")
@@ -127,6 +132,40 @@ cdef object _content(bytes data, Py_ssize_t begin, Py_ssize_t stop):
     return memoryview(data)[begin:stop]
 
 
+cdef object _fresh_head(core, _StreamFields of, bytes block):
+    """Return the head that a block is; as `gateway.transports.http2.receiver.Http2Receiver._fresh_head`."""
+    cdef tuple before = <tuple?>_field(core, of._table)
+    cdef tuple found, limits
+    head = None
+    read_block = _field(core, of._read_block)
+    if read_block is None:
+        found = _decode_block(block, before, _field(core, of._max_block))
+        if found is None:
+            found = <tuple?>_python_version("decode_block")(block, before, _field(core, of._max_block))
+        fields, table = found[0], found[1]
+    else:
+        found = None
+        if type(read_block) is of._partial and read_block.func is of._read_call_block:
+            limits = <tuple>read_block.args
+            found = _read_call_block(block, before, limits[0], limits[1], True)
+        if found is None:
+            found = <tuple?>read_block(block, before)
+        head, fields, table = found[0], found[1], found[2]
+    _set_field(core, of._table, table)
+    if head is None:
+        head = _field(core, of._read_head)(fields)
+    if table is not before:  # until then, equal bytes mean equal fields
+        if _field(core, of._has_heads):
+            _set_field(core, of._has_heads, False)
+            _field(core, of._heads).clear()
+    elif not isinstance(head, of._failure):
+        heads = _field(core, of._heads)
+        if heads.should_admit(block):
+            _set_field(core, of._has_heads, True)
+            heads.put(block, head)
+    return head
+
+
 def new_stream(number, room, window, owner):
     """See `gateway.transports.http2.streams.new_stream`."""
     cdef _StreamFields of = _of_streams()
@@ -160,7 +199,7 @@ def take_request(self, bytes data not None, Py_ssize_t at):
     block = PyBytes_FromStringAndSize(<const char*>whole.block, whole.block_bytes)
     head = _field(self, of._heads).get(block) if _field(self, of._has_heads) else None
     if head is None:
-        head = self._fresh_head(block)
+        head = _fresh_head(self, of, block)
         if isinstance(head, of._failure):
             self._head(number, head, end=False)
             return whole.begin - _HEAD_BYTES
@@ -204,13 +243,13 @@ def take_response(self, bytes data not None, Py_ssize_t at):
     heads = _field(self, of._heads).get
     head, tail = heads(block), heads(last)
     if head is None:
-        head = self._fresh_head(block)
+        head = _fresh_head(self, of, block)
         if isinstance(head, of._failure):
             self._head(number, head, end=False)
             return whole.begin - _HEAD_BYTES
         tail = heads(last)  # the table of fields may have changed
     if tail is None:
-        tail = self._fresh_head(last)
+        tail = _fresh_head(self, of, last)
         if isinstance(tail, of._failure):
             self._head(number, tail, end=True)
             return whole.end
@@ -310,50 +349,3 @@ def answer(call, head, view, tail):
     elif _field(call, of._rest) is None and not _field(stream, streams._unread):
         _set_field(stream, streams._owner, None)  # as `release`, which has nothing else to do
     return True
-
-
-cdef class _ServerCallFields:
-    """Where calls of a server have their fields."""
-
-    cdef object _call, _module, _receiving
-    cdef Py_ssize_t _connection, _stream, _head, _method, _incoming, _started_at, _sent, _final_response
-    cdef Py_ssize_t _state, _step, _deadline, _task
-
-    def __cinit__(self):
-        from gateway.transports.grpc import call_responses
-        from gateway.transports.grpc.server_call import ServerCall
-        from gateway.transports.grpc.states import RECEIVING
-
-        self._call, self._module, self._receiving = ServerCall, call_responses, RECEIVING
-        self._connection, self._stream = _offset(ServerCall, "_connection"), _offset(ServerCall, "_stream")
-        self._head, self._method = _offset(ServerCall, "_head"), _offset(ServerCall, "_method")
-        self._incoming, self._started_at = _offset(ServerCall, "_incoming"), _offset(ServerCall, "_started_at")
-        self._sent, self._final_response = _offset(ServerCall, "_sent"), _offset(ServerCall, "_final_response")
-        self._state, self._step = _offset(ServerCall, "_state"), _offset(ServerCall, "_step")
-        self._deadline, self._task = _offset(ServerCall, "_deadline"), _offset(ServerCall, "task")
-
-
-cdef _ServerCallFields _server_call_fields = None
-
-
-def new_call(connection, stream, head, method):
-    """See `gateway.transports.grpc.server_call.new_call`."""
-    global _server_call_fields
-    if _server_call_fields is None:
-        _server_call_fields = _ServerCallFields()
-    cdef _ServerCallFields of = _server_call_fields
-    started_at, timeout_s = of._module.monotonic(), head.timeout_s
-    call = PyType_GenericAlloc(<PyTypeObject*><void*>of._call, 0)
-    _set_field(call, of._connection, connection)
-    _set_field(call, of._stream, stream)
-    _set_field(call, of._head, head)
-    _set_field(call, of._method, method)
-    _set_field(call, of._incoming, None)
-    _set_field(call, of._started_at, started_at)
-    _set_field(call, of._sent, None)
-    _set_field(call, of._final_response, None)
-    _set_field(call, of._state, of._receiving)
-    _set_field(call, of._step, None)
-    _set_field(call, of._deadline, None if timeout_s is None else started_at + timeout_s)
-    _set_field(call, of._task, None)
-    return call

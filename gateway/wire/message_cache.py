@@ -36,6 +36,8 @@ class ParseCache(Generic[T]):
         get: Returns the value of a key; None if there is none.
     """
 
+    __slots__ = ("_entries", "_key_bytes", "_once", "_once_before", "_young", "get")
+
     def __init__(self, entries: int, key_bytes: int) -> None:
         self._entries = entries
         self._key_bytes = key_bytes

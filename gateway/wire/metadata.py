@@ -20,7 +20,7 @@ from gateway.ir.calls import Call
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, Context, Need, Origin
 from gateway.ir.errors import InternalError
 from gateway.wire.grpc import GrpcRequest, Metadata
-from gateway.wire.http import Headers, HttpRequest, is_printable_ascii
+from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, is_printable_ascii
 from gateway.wire.request_id import header_request_id, metadata_request_id
 
 F = TypeVar("F")
@@ -138,6 +138,14 @@ def headers_with_id(
     if request_id and not any(name == REQUEST_ID for name, _ in headers):
         headers.append((REQUEST_ID, request_id))
     return tuple(headers)
+
+
+@accelerated
+def extended_headers(
+    base: Headers, pairs: tuple[tuple[str, str], ...], request_id: str
+) -> ExtendedHeaders:
+    """Return fields of a message, and after them those of `headers_with_id`."""
+    return ExtendedHeaders(base, headers_with_id(pairs, request_id, ""))
 
 
 def grpc_metadata(context: Context) -> Metadata:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from gateway.app import Gateway
 from gateway.app.admin.router import ROUTES
@@ -13,6 +14,7 @@ from gateway.app.reload import Reloader
 from gateway.config.load import load_text
 from schemas.admin_api import PAGE, all_routes, page_text
 
+pytestmark = pytest.mark.migration
 CONFIG = """
 version: 1
 listeners: [{http: "127.0.0.1:0"}]

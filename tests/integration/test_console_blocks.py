@@ -38,7 +38,7 @@ ASKS_ADMIN = frozenset({"stock", "status", "top", "reload"})
 # What a `serve` without a file listens on.
 LISTENERS = {"--http": "127.0.0.1:8000", "--grpc": "127.0.0.1:8001", "--admin": ADMIN}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.migration, pytest.mark.timeout(300)]
 
 
 def run_commands(page: Path) -> Iterator[tuple[str, str, bool]]:

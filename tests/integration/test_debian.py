@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway import __version__
 from tests.integration.cli_kit import get
 from tests.integration.runc_kit import listening
 from tests.interop.programs import program
@@ -111,6 +113,22 @@ def triton_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     prepare = partial(triton.prepare, models=SACRIFICIAL)
     with running("triton", prepare, tmp_path_factory.mktemp("triton")) as server:
         yield server
+
+
+@pytest.mark.parametrize("tool", ["pip", "pipx", "uv"])
+def test_each_line_of_the_installation_leads_to_the_command(debian: Debian, tool: str) -> None:
+    """A wheel that `make dist` would write is installed, and the command is where the README says."""
+    if not (debian.root / "tensor-gateway" / "dist").exists():
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(ROOT)]
+        command += ["--outdir", str(debian.root / "tensor-gateway" / "dist")]
+        environment = {**os.environ, "GATEWAY_PURE": "1"}
+        subprocess.run(command, env=environment, check=True, capture_output=True)
+        debian.run("python3 -m venv /tools && /tools/bin/pip install --quiet pipx uv")
+    row = re.search(rf"^\| {tool} \| `([^`]+)` \| `([^`]+)` \|$", README, re.MULTILINE)
+    assert row is not None
+    tools = "PATH=/tools/bin:$PATH; rm -f ~/.local/bin/gateway; "
+    shown = debian.run(f"{tools}{row[1]} >&2; {row[2]}/gateway --version")
+    assert shown.startswith(f"gateway {__version__} ")
 
 
 def line_of_the_readme(start: str) -> str:

@@ -129,11 +129,11 @@ def agree(known: bytes, data: bytes) -> bool:
     end = data.find(END) + len(END)
     is_recognised = end >= len(END) and memory.recognise(data, 0, end)[0] is not None
     without_lookup = HeadReader(LIMITS, memory)
-    without_lookup._unsampled = 1
+    without_lookup.unsampled = 1
     assert expected == requested(without_lookup, memory, data)
     for unsampled in (0, 1):
         reader = HeadReader(LIMITS, memory)
-        reader._unsampled = unsampled
+        reader.unsampled = unsampled
         found = at_once(reader, data)
         assert found == expected or (found is None and not is_recognised)
     return is_recognised

@@ -75,7 +75,7 @@ def request_recogniser(source: Mapping[str, Any], seeds: Sequence[bytes]) -> Rec
     def recognise(data: bytes, at: int, end: int) -> tuple[Any, Any]:
         """Return what a template recognises; the same head begins a request."""
         reader = HeadReader(LIMITS, memory)
-        reader._unsampled = 1
+        reader.unsampled = 1
         request = source["known_request"](memoryview(data), end, reader)
         found = memory.recognise(data, at, end)
         assert found[0] == (request._head if isinstance(request, BufferedRequest) else request)

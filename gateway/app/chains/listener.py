@@ -105,7 +105,7 @@ def _check_authoriser(config: ConfigView) -> Iterator[Finding]:
 def _apply_quotas(inner: Entries, access: ClientAccess) -> Service | None:
     if access.quotas is None:
         return None
-    return access.quotas(inner.questions, inference=inner.inference)
+    return access.quotas(inner.questions, inference=inner.inference, plain=inner.plain)
 
 
 def _own_sequences(inner: Entries, access: ClientAccess) -> Service | None:

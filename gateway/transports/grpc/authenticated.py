@@ -147,9 +147,9 @@ class AuthenticatedCall(ServerCall):
         self._access = connection
         self._client = client
 
-    def _request(self, view: memoryview, message: GrpcMessage | None) -> GrpcRequest:
+    def _wire_request(self, view: memoryview, message: GrpcMessage | None) -> GrpcRequest:
         self._name_client()
-        return super()._request(view, message)
+        return super()._wire_request(view, message)
 
     def _reject(self, error: GatewayError) -> GrpcResponse:
         self._name_client()

@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from gateway.accelerator import accelerated
 from gateway.concurrency.timeouts import TimerStep
 from gateway.ir import errors
 from gateway.transports.grpc.compression import decompress_message
@@ -107,7 +108,8 @@ class CallResponses:
         ratio, floor = limits.decompressed_ratio, limits.decompressed_ratio_floor_bytes
         return await decompress_message(message, limits.message_bytes, ratio, floor)
 
-    def _request(self, view: memoryview, message: GrpcMessage | None) -> GrpcRequest:
+    @accelerated
+    def _wire_request(self, view: memoryview, message: GrpcMessage | None) -> GrpcRequest:
         """Return the request with the bytes *view*, which were received as *message*."""
         elements = None
         if message is not None and message.coding is not None:

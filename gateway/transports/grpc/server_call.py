@@ -178,7 +178,7 @@ class ServerCall(CallResponses):
         """Yield the messages of a bidirectional stream."""
         async with aclosing(self._receiving().read()) as messages:
             async for message in messages:
-                yield self._request(await self._plain(message), message)
+                yield self._wire_request(await self._plain(message), message)
 
     # -- the response
 
@@ -200,7 +200,7 @@ class ServerCall(CallResponses):
             if message is not None and message.coding is not None:
                 view = await self._plain(message)
             size = len(view) + admission.budget.call_bytes
-            request = self._request(view, message)
+            request = self._wire_request(view, message)
             held = None if self._incoming is None else self._incoming.take_reservation()
             free = False
             if held is not None or not admission.admit(size, client):
@@ -256,7 +256,7 @@ class ServerCall(CallResponses):
     async def _server_stream(self, message: GrpcMessage) -> None:
         view = await self._plain(message)
         held = None if self._incoming is None else self._incoming.take_reservation()
-        request = self._request(view, message)
+        request = self._wire_request(view, message)
         async with (
             Slot(
                 self._method.admission,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final
 
+from gateway.accelerator import accelerated
 from gateway.api.access import Peer
 from gateway.ir.context import REQUEST_ID
 from gateway.ir.errors import GatewayError, InvalidRequest
@@ -190,6 +191,7 @@ class GrpcServerConnection(GrpcConnectionLifecycle):
         if end and stream.owner is not None:
             call.on_data(memoryview(b""), end=True)
 
+    @accelerated
     def on_complete_stream(
         self, stream: Http2Stream, head: GrpcRequestHead, view: memoryview, _tail: object
     ) -> None:

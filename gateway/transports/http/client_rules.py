@@ -16,7 +16,7 @@ from gateway.transports.http.headers import decode_field, end_to_end, is_writabl
 from gateway.transports.http.timeout_headers import coarse_timeout
 from gateway.transports.memory_budget import UNLIMITED, MemoryBudget
 from gateway.transports.reservation import Reservation, ResponseReservation
-from gateway.wire.http import Headers, HttpRequest, is_printable_ascii
+from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, is_printable_ascii
 
 HEADER_LINE_BYTES = 8190
 HEADER_FIELD_BYTES = 32 * 1024
@@ -30,6 +30,7 @@ SERVER_FAILED = 500
 _KEEP_ALIVE = re.compile(r"\btimeout\s*=\s*(\d{1,9})", re.IGNORECASE)
 _CODING = "accept-encoding"
 _CODING_CHARS = len(_CODING)
+_NO_CODING = "Accept-Encoding: identity\r\n"
 _LOOPBACK_CONNECT_S = 1.0
 # How much earlier a connection is given up than the server closes it.
 _MARGIN_S = 1.0
@@ -170,7 +171,7 @@ def header_lines(wire: HttpRequest, left_s: float | None) -> str:
         wire: The request.
         left_s: The seconds until the deadline, sent as `grpc-timeout`; None for no deadline.
     """
-    lines = wire.headers.parsed_with(_lines)
+    lines = lines_of(wire.headers)
     if wire.request_id:
         lines = f"{lines}{REQUEST_ID}: {safe_value(wire.request_id)}\r\n"
     if left_s is None:
@@ -178,16 +179,27 @@ def header_lines(wire: HttpRequest, left_s: float | None) -> str:
     return f"{lines}grpc-timeout: {coarse_timeout(left_s)}\r\n"
 
 
+@accelerated
+def lines_of(headers: Headers) -> str:
+    """Return the lines of *headers*, and one that refuses codings if there is none.
+
+    Codecs use the same few header objects again and again, so their lines are cached with them.
+    """
+    if type(headers) is not ExtendedHeaders:
+        return headers.parsed_with(_lines)
+    if any(name.lower() == _CODING for name, _ in headers.more):
+        return field_lines(headers.pairs)
+    return headers.base.parsed_with(_lines) + field_lines(headers.more, "")
+
+
 def _lines(headers: Headers) -> str:
-    """Return the lines of *headers*; codecs use the same few header objects again and again."""
     return field_lines(headers.pairs)
 
 
 @accelerated
-def field_lines(pairs: tuple[tuple[str, str], ...]) -> str:
-    """Return the lines of a request's fields, and one that refuses codings if there is none."""
+def field_lines(pairs: tuple[tuple[str, str], ...], coding: str = _NO_CODING) -> str:
+    """Return the lines of a request's fields, and *coding* unless a field accepts codings."""
     lines = ""
-    coding = "Accept-Encoding: identity\r\n"
     for name, value in pairs:
         begin = begin_of_line(name)
         if begin is None:

@@ -4,11 +4,14 @@ Bodies are sent as the buffers they are, with their exact length.  Responses are
 or in pieces, within the limits.  There are no redirects, cookies or proxies.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from time import monotonic
 from types import CoroutineType
 from typing import Any
 
+from gateway.accelerator import accelerated
+from gateway.concurrency.timeouts import TimerStep
 from gateway.ir.errors import Unavailable, UpstreamProtocolError
 from gateway.transports.contract import Decode, accepted
 from gateway.transports.http.client_rules import (
@@ -28,6 +31,8 @@ _JOIN_BYTES = 64 * 1024
 # on a connection that has been idle for less than this.
 _MAX_IDLE_FOR_STREAMING_S = 1.0
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+
+Response = asyncio.Future[HttpResponse | None]
 
 
 class HttpClient(Http1ConnectionPool):
@@ -53,28 +58,19 @@ class HttpClient(Http1ConnectionPool):
         decode: Decode[HttpResponse] | None = None,
     ) -> Any:
         """Send one request and return its complete response; see `contract.Client`."""
-        now = monotonic()
-        if deadline is not None and deadline <= now:
-            raise self._peer.late()
-        connection = self._try_immediate(now) if wire.body_stream is None else None
-        if connection is None:
+        sent = self._send_at_once(wire, deadline)
+        if sent is None:
             return await self._send_after_wait(wire, deadline, decode)
         # The usual case.  It needs no timeout for its task: the timer wheel notifies the connection
         # at the deadline.
-        step = None if deadline is None else self._wheel.schedule(connection, deadline)
+        connection, waiter, step = sent
         try:
             try:
-                buffers = self._buffers(wire, None if deadline is None else deadline - now)
-                found = (
-                    await connection.exchange(wire.method, buffers) or connection.response_reader()
-                )
+                found = await waiter or connection.response_reader()
             except Unavailable:
                 if not self._is_unread(connection, wire):
                     raise
                 return await self._send_again(wire, deadline, decode)
-            finally:
-                if step is not None:
-                    step.discard(connection)
             response = (
                 await self._plain(found, deadline) if isinstance(found, ResponseReader) else found
             )
@@ -86,8 +82,7 @@ class HttpClient(Http1ConnectionPool):
             connection.mark_unusable()
             raise
         finally:
-            self._put_back(connection)
-            self._slots.release()
+            self._end_exchange(connection, step)
 
     async def _plain(self, reader: ResponseReader, deadline: float | None) -> HttpResponse:
         """Return a complete response without its content coding."""
@@ -97,14 +92,44 @@ class HttpClient(Http1ConnectionPool):
                 body = await self._peer.decode_body(body, head.codings)
         return HttpResponse(head.status, head.headers, (body,))
 
-    def _try_immediate(self, now: float) -> Http1ClientConnection | None:
-        """Return the connection used last, and acquire a slot; None if that needs waiting."""
+    @accelerated
+    def _send_at_once(
+        self, wire: HttpRequest, deadline: float | None
+    ) -> tuple[Http1ClientConnection, Response, TimerStep | None] | None:
+        """Send *wire* on the connection used last; return None if that needs waiting.
+
+        Pass the result to `_end_exchange`, except for the future of the response.
+
+        Raises:
+            DeadlineExceeded: The deadline has passed.
+        """
+        now = monotonic()
+        if deadline is not None and deadline <= now:
+            raise self._peer.late()
         idle = self._idle
-        if not (
-            idle and self._is_fresh(idle[-1], now, self._peer.reuse_s) and self._slots.try_acquire()
+        if wire.body_stream is not None or not (
+            idle and self._is_fresh(idle[-1], now, self._peer.reuse_s)
         ):
             return None
-        return idle.pop()
+        left_s = None if deadline is None else deadline - now
+        buffers = request_buffers(wire, self._prefix, self._line_end, left_s)
+        if not self._slots.try_acquire():
+            return None
+        connection = idle.pop()
+        step = None if deadline is None else self._wheel.schedule(connection, deadline)
+        try:
+            return connection, connection.exchange(wire.method, buffers), step
+        except BaseException:
+            self._end_exchange(connection, step)
+            raise
+
+    @accelerated
+    def _end_exchange(self, connection: Http1ClientConnection, step: TimerStep | None) -> None:
+        """Return the connection of `_send_at_once` to the pool, and release its slot."""
+        if step is not None:
+            step.discard(connection)
+        self._put_back(connection)
+        self._slots.release()
 
     async def _send_after_wait(
         self, wire: HttpRequest, deadline: float | None, decode: Decode[HttpResponse] | None
@@ -239,21 +264,29 @@ class HttpClient(Http1ConnectionPool):
             raise self._peer.lost("it was closed before the request was sent")
         if wire.body_stream is not None and wire.body_stream.is_started:
             raise self._peer.lost("its body was streamed and cannot be sent again")
-        buffers = self._buffers(wire, None if deadline is None else deadline - monotonic())
+        left_s = None if deadline is None else deadline - monotonic()
+        buffers = request_buffers(wire, self._prefix, self._line_end, left_s)
         return connection.begin(wire.method, buffers, wire.body_stream, streamed=streamed)
 
-    def _buffers(self, wire: HttpRequest, left_s: float | None) -> Sequence[Buffer]:
-        """Return *wire* as the buffers to write: one, unless it is large."""
-        body = wire.body
-        size = size_of(body)
-        target = (
-            f"{self._prefix}{wire.path}?{wire.query}" if wire.query else self._prefix + wire.path
-        )
-        length = size if wire.body_stream is None else size + wire.body_stream.remaining_bytes
-        framing = f"Content-Length: {length}\r\n" if length or wire.method in _WITH_BODY else ""
-        head = (
-            f"{wire.method} {target}{self._line_end}{header_lines(wire, left_s)}{framing}\r\n"
-        ).encode("ascii")
-        return (head, *body) if size > _JOIN_BYTES else (b"".join((head, *body)),)
 
-    # -- the pool
+@accelerated
+def request_buffers(
+    wire: HttpRequest, prefix: str, line_end: str, left_s: float | None
+) -> Sequence[Buffer]:
+    """Return a request as the buffers to write: one, unless it is large.
+
+    Args:
+        wire: The request.
+        prefix: Stands before its path.
+        line_end: The end of the first line, and the lines that all requests have.
+        left_s: The seconds until its deadline; None for none.
+    """
+    body = wire.body
+    size = size_of(body)
+    target = f"{prefix}{wire.path}?{wire.query}" if wire.query else prefix + wire.path
+    length = size if wire.body_stream is None else size + wire.body_stream.remaining_bytes
+    framing = f"Content-Length: {length}\r\n" if length or wire.method in _WITH_BODY else ""
+    head = (f"{wire.method} {target}{line_end}{header_lines(wire, left_s)}{framing}\r\n").encode(
+        "ascii"
+    )
+    return (head, *body) if size > _JOIN_BYTES else (b"".join((head, *body)),)

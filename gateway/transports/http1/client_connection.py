@@ -41,6 +41,8 @@ class Http1ClientConnection(ResponseArrival):
             instead of a response.
     """
 
+    __slots__ = ()
+
     # -- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -55,31 +57,6 @@ class Http1ClientConnection(ResponseArrival):
         response = self.response
         room = response.room() if response is not None and response.reads_into_body else None
         return self._buffer if room is None else room
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Read a part of a response; data that no request expects ends the connection."""
-        response = self.response
-        if response is not None:
-            if response.reads_into_body and not response.is_done:
-                response.received(nbytes)
-                if response.needs_memory:
-                    self._grow(response)
-                self._notify(response)
-            else:
-                self._feed(response, self._buffer[:nbytes].tobytes())
-        elif self.is_awaiting:
-            data = self._buffer[:nbytes].tobytes()
-            complete = self._heads.complete_response(data) if self._method != "HEAD" else None
-            if complete is not None:
-                self.is_awaiting = False
-                self._wake(complete)
-            else:
-                self.response = ResponseReader(
-                    self._peer, self._method, streamed=False, heads=self._heads
-                )
-                self._feed(self.response, data)
-        else:
-            self.abort()
 
     def eof_received(self) -> bool:
         """Fail the response in progress: the upstream has closed its half."""

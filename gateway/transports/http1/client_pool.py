@@ -27,6 +27,24 @@ _PORTS = {"http": 80, "https": 443}
 class Http1ConnectionPool:
     """The connections of a client, with its arguments."""
 
+    # The compiled methods find these at their offsets; a subclass has a dictionary for its own.
+    __slots__ = (
+        "_buffer",
+        "_heads",
+        "_idle",
+        "_is_closed",
+        "_limits",
+        "_line_end",
+        "_open",
+        "_peer",
+        "_prefix",
+        "_pruning",
+        "_slots",
+        "_tls",
+        "_upstream",
+        "_wheel",
+    )
+
     sends_rest = True
 
     def __init__(

@@ -190,6 +190,8 @@ class HeadReader:
 
     Attributes:
         head_cache: The cache of the listener.
+        size: How many bytes of an incomplete head have arrived.
+        unsampled: How many of the next heads are not looked up in the cache.
     """
 
     __slots__ = (
@@ -202,17 +204,17 @@ class HeadReader:
         "_parser",
         "_raw",
         "_should_close",
-        "_size",
         "_tail",
         "_target",
-        "_unsampled",
         "head_cache",
+        "size",
+        "unsampled",
     )
 
     def __init__(self, limits: ServerLimits, head_cache: RequestHeadCache) -> None:
         self._limits = limits
         self.head_cache = head_cache
-        self._unsampled = 0
+        self.unsampled = 0
         self.forget()
 
     def forget(self) -> None:
@@ -222,7 +224,7 @@ class HeadReader:
         self._cut: SplitHead | None = None
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
-        self._size = 0
+        self.size = 0
         self._tail = b""
         self._is_complete = False
         self._length: int | None = None
@@ -232,7 +234,7 @@ class HeadReader:
     @property
     def is_started(self) -> bool:
         """Whether a part of a head has arrived."""
-        return self._size > 0
+        return self.size > 0
 
     def known(self, data: bytes, at: int, end: int) -> RequestHead | None:
         """Return a head that needs no parser: it is in the cache, or has a template.
@@ -243,8 +245,8 @@ class HeadReader:
             end: Where it ends, after the empty line.
         """
         cache, raw = self.head_cache, b""
-        if self._unsampled:  # heads of this client differ
-            self._unsampled -= 1
+        if self.unsampled:  # heads of this client differ
+            self.unsampled -= 1
         elif end - at <= MAX_CACHED_BYTES + len(END):
             raw = data[at:end]
             cached = cache.get(raw)
@@ -252,14 +254,14 @@ class HeadReader:
                 return cached
         head, self._cut = cache.recognise(data, at, end)
         if head is None:
-            self._unsampled = 0
+            self.unsampled = 0
         elif raw:
             self.sample(raw, head)
         return head
 
     def sample(self, raw: bytes, head: RequestHead) -> None:
         """Cache a head that a template has recognised if it repeats; look up few of the next."""
-        self._unsampled = _SAMPLED
+        self.unsampled = _SAMPLED
         if self.head_cache.should_admit(raw):
             self.head_cache.put(raw, head)
 
@@ -309,11 +311,11 @@ class HeadReader:
         if size > _MAX_EMPTY_BYTES or begin[:size] != _CRLF * (size // 2) + _CR * is_cut:
             raise malformed("expected at most 16 empty lines of CR LF before the request line")
         self._parser = httptools.HttpRequestParser(self) if is_cut else None
-        self._tail, self._size = (_CR, 1) if is_cut else (b"", 0)
+        self._tail, self.size = (_CR, 1) if is_cut else (b"", 0)
         return self.feed(data, at) if at < len(data) else (None, at)
 
     def _read(self, parser: httptools.HttpRequestParser, piece: bytes) -> None:
-        self._size += len(piece)
+        self.size += len(piece)
         self._tail = tail_of(self._tail, piece)
         try:
             parser.feed_data(piece)
@@ -328,7 +330,7 @@ class HeadReader:
             raise too_many_fields(limits)
         target = len(self._target)
         if target > limits.header_line_bytes or (
-            not self._is_complete and self._size - target > limits.header_total_bytes + _REST_BYTES
+            not self._is_complete and self.size - target > limits.header_total_bytes + _REST_BYTES
         ):
             raise head_too_large(limits)
 
@@ -340,7 +342,7 @@ class HeadReader:
             raise HttpError(
                 400, "the request target has characters that are not ASCII", close=True
             ) from error
-        is_whole = self._size == len(self._raw)
+        is_whole = self.size == len(self._raw)
         head = RequestHead(
             parser.get_method().decode("ascii"),
             _VERSIONS.get(version) or _version(version),

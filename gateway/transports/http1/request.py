@@ -110,11 +110,13 @@ def known_request(
         nbytes: How many bytes were read.
         heads: Reads the heads of the connection.
     """
-    if heads.is_started:
-        return None
     data = buffer[:nbytes].tobytes()
     end = data.find(END) + len(END)
-    head = heads.known(data, 0, end) if end >= len(END) else None
+    if heads.size or end < len(END):
+        return None
+    head = None if heads.unsampled else heads.head_cache.get(data[:end])
+    if head is None:
+        head = heads.known(data, 0, end)
     if head is None or head.is_chunked or end + (head.length or 0) != nbytes:
         return head
     return BufferedRequest(head, heads.head_cache, memoryview(data[end:]))

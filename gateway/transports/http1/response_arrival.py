@@ -4,6 +4,7 @@ import asyncio
 from time import monotonic
 from typing import Any
 
+from gateway.accelerator import accelerated
 from gateway.ir.errors import GatewayError
 from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.http.client_rules import UpstreamErrors
@@ -25,6 +26,32 @@ WRITING = 2
 
 class ResponseArrival(asyncio.BufferedProtocol):
     """The input of a connection, with its arguments."""
+
+    # The compiled methods find these at their offsets.
+    __slots__ = (
+        "_buffer",
+        "_first",
+        "_growing",
+        "_heads",
+        "_late",
+        "_method",
+        "_paused",
+        "_peer",
+        "_pending",
+        "_rest",
+        "_socket",
+        "_waiter",
+        "created_at",
+        "failure",
+        "is_awaiting",
+        "is_usable",
+        "last_used_at",
+        "loop",
+        "response",
+        "transport",
+        "unread_bytes",
+        "uses",
+    )
 
     def __init__(
         self,
@@ -54,6 +81,34 @@ class ResponseArrival(asyncio.BufferedProtocol):
         self.is_awaiting = False
         self.response: ResponseReader | None = None
         self.unread_bytes = 0
+
+    @accelerated
+    def buffer_updated(self, nbytes: int) -> None:
+        """Read a part of a response; data that no request expects ends the connection."""
+        response = self.response
+        if response is not None:
+            if response.reads_into_body and not response.is_done:
+                response.received(nbytes)
+                if response.needs_memory:
+                    self._grow(response)
+                self._notify(response)
+            else:
+                self._feed(response, self._buffer[:nbytes].tobytes())
+        elif self.is_awaiting:
+            data = self._buffer[:nbytes].tobytes()
+            complete = self._heads.complete_response(data) if self._method != "HEAD" else None
+            if complete is not None:
+                self.is_awaiting = False
+                self._wake(complete)
+            else:
+                self._begin_response(data)
+        else:
+            self.abort()
+
+    def _begin_response(self, data: bytes) -> None:
+        """Read the first part of a response that is not plain."""
+        self.response = ResponseReader(self._peer, self._method, streamed=False, heads=self._heads)
+        self._feed(self.response, data)
 
     def has_ended(self) -> bool:
         """Return whether the peer has closed it, even if the loop has not read that yet."""

@@ -109,6 +109,8 @@ class ResponseHeadCache(ParseCache[ResponseHead]):
         recognise: Reads a head by its template; see `head_recogniser`.
     """
 
+    __slots__ = ("_templates", "_unsampled", "recognise")
+
     def __init__(self) -> None:
         super().__init__(_MAX_CACHED, _MAX_CACHED_BYTES)
         self._unsampled = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from benchmarks.counts import (
     table,
 )
 from benchmarks.counts import record as write
-from benchmarks.stages import START, first_ways
+from benchmarks.stages import RELOAD, START, Bench, first_ways, run
 
 _ROOT = Path(__file__).parents[3]
 
@@ -86,6 +87,23 @@ def test_keeps_the_record_of_the_other_build(
 def test_first_requests_are_counted_without_a_warm_up() -> None:
     """The 100 requests after a start are compared with none."""
     assert {(0, 100)} == {way.runs for way in first_ways() if way.moment == START}
+
+
+def test_a_reload_replaces_the_upstream_before_the_first_requests() -> None:
+    """Requests pass before it and after it, on the same connections."""
+
+    async def reload(bench: Bench) -> Mapping[str, list[str]]:
+        send = bench.load()
+        await send(32)
+        changes = await bench.reload()
+        await send(32)
+        return changes
+
+    for way in first_ways():
+        if way.moment == RELOAD:
+            changes = run(way, reload)
+            assert "upstream server" in changes["replaced"]
+            assert [each for each in changes["replaced"] if each.startswith("route ")]
 
 
 def test_every_way_is_recorded() -> None:

@@ -59,6 +59,7 @@ class Limit:
         unit: "calls", "elements", "bytes" or "seconds".
         rate: Of rates: the amount of one second; else 0.
         capacity: The most that one call may take.
+        fixed_s: The seconds of the period; 0 for a month.
     """
 
     amount: float
@@ -68,6 +69,7 @@ class Limit:
     # Each call reads them.
     rate: float = field(init=False, repr=False, compare=False, default=0.0)
     capacity: float = field(init=False, repr=False, compare=False, default=0.0)
+    fixed_s: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         """Compute what follows from the other fields."""
@@ -77,6 +79,7 @@ class Limit:
             capacity = self.burst if self.burst is not None else max(1.0, rate)
         object.__setattr__(self, "rate", rate)
         object.__setattr__(self, "capacity", capacity)
+        object.__setattr__(self, "fixed_s", _PERIODS.get(self.period, 0))
 
     @property
     def is_rate(self) -> bool:
@@ -85,9 +88,8 @@ class Limit:
 
     def window_s(self, utc: float) -> int:
         """Return the length of the period at a time, in seconds."""
-        seconds = _PERIODS.get(self.period)
-        if seconds is not None:
-            return seconds
+        if self.fixed_s:
+            return self.fixed_s
         at = datetime.fromtimestamp(utc, UTC)
         return calendar.monthrange(at.year, at.month)[1] * 86400
 
@@ -129,6 +131,18 @@ class Bucket:
             self._tokens = min(most, self._tokens + (now - self._at) * limit.rate)
         self._at = now
         return self._tokens
+
+    def charge(self, amount: float) -> bool:
+        """Take an amount if there is room for it; return whether there was."""
+        if self.room() < amount:
+            return False
+        self._tokens -= amount
+        return True
+
+    def told(self) -> tuple[float, float]:
+        """Return what is left now, and the seconds until the bucket is full."""
+        left = self.room()
+        return left, self.reset_s()
 
     def take(self, amount: float) -> None:
         """Take an amount, even if there is no room for it."""
@@ -193,6 +207,22 @@ class Window:
             self._used = self.held = 0.0
         return self.limit.amount - self._used
 
+    def charge(self, amount: float) -> bool:
+        """Take an amount if there is room for it; return whether there was."""
+        if self._clock() >= self.ends:
+            self.room()
+        if self.limit.amount - self._used < amount:
+            return False
+        self._used += amount
+        return True
+
+    def told(self) -> tuple[float, float]:
+        """Return what is left now, and the seconds until the window ends."""
+        now = self._clock()
+        if now >= self.ends:
+            self.room()
+        return self.limit.amount - self._used, self.ends - now
+
     def take(self, amount: float) -> None:
         """Take an amount, even if there is no room for it."""
         self._used += amount
@@ -247,6 +277,14 @@ class Budget(Protocol):
 
     def room(self) -> float:
         """Return what is left now."""
+        ...
+
+    def charge(self, amount: float, /) -> bool:
+        """Take an amount if there is room for it; return whether there was."""
+        ...
+
+    def told(self) -> tuple[float, float]:
+        """Return what is left now, and the seconds until the budget is whole again."""
         ...
 
     def take(self, amount: float, /) -> None:
@@ -305,6 +343,9 @@ class Budgets:
         limits: By the name of the quota.
         clocks: The clocks.
         pools: Has the budgets instead, if replicas share them; None for no store.
+
+    Attributes:
+        known: The budgets that calls have, by their keys; `find` returns further ones.
     """
 
     def __init__(
@@ -317,10 +358,13 @@ class Budgets:
         self._pools = pools
         self._limits = dict(limits)
         self._budgets: dict[str, dict[Key, Budget]] = {name: {} for name in limits}
+        # Those that `find` has returned for their own keys: each call looks one up.
+        self.known: dict[Key, Budget] = {}
 
     def change(self, limits: Mapping[str, Limit]) -> None:
         """Follow other limits; what was used of those that stay is still used."""
         old, kept = self._limits, self._budgets
+        self.known.clear()
         self._limits = dict(limits)
         self._budgets = {name: {} for name in limits}
         for name, limit in limits.items():
@@ -334,6 +378,7 @@ class Budgets:
     def move(self, pools: Pools | None) -> None:
         """Have the budgets in a store, or without one; what was used of them is still used."""
         self._pools = pools
+        self.known.clear()
         for budgets in self._budgets.values():
             for key, old in budgets.items():
                 old.room()  # of the current window
@@ -354,7 +399,11 @@ class Budgets:
         if budgets is None:
             return None
         found = budgets.get(key)
-        return self._new(key, budgets) if found is None else found
+        if found is None:
+            found = self._new(key, budgets)
+        if key in budgets:  # else it is the one that the keys beyond the bound share
+            self.known[key] = found
+        return found
 
     def _new(self, key: Key, budgets: dict[Key, Budget]) -> Budget:
         """Return a budget for a new key."""
@@ -376,6 +425,7 @@ class Budgets:
     def _drop_unused(self, budgets: dict[Key, Budget]) -> None:
         for key in [key for key, budget in budgets.items() if budget.is_unused()]:
             del budgets[key]
+            self.known.pop(key, None)
             if self._pools is not None:
                 self._pools.close(key)
 
@@ -450,12 +500,9 @@ class LocalAccounts:
             The charges without room; those that are only counted are among them.
         """
         if len(charges) == 1:  # on the path of every call: half the time of the lists below
-            [charge] = charges
-            only = self.budgets.find(charge.key)
-            if only is None:
-                return []
-            if only.room() >= charge.amount > 0:
-                only.take(charge.amount)
+            key, amount, _ = charges[0]
+            only = self.budgets.known.get(key) or self.budgets.find(key)
+            if only is None or (amount > 0 and only.charge(amount)):
                 return []
         found = [(each, self.budgets.find(each.key)) for each in charges]
         short = [
@@ -492,12 +539,13 @@ class LocalAccounts:
 
     def state(self, key: Key) -> BudgetState | None:
         """Return what a client is told of a budget."""
-        budget = self.budgets.find(key)
+        budget = self.budgets.known.get(key) or self.budgets.find(key)
         if budget is None:
             return None
-        limit, left = budget.limit, budget.room()
-        window_s = _PERIODS.get(limit.period) or limit.window_s(self.clocks.utc())
-        return BudgetState(limit, max(0.0, left), budget.reset_s(), window_s)
+        limit = budget.limit
+        left, reset_s = budget.told()
+        window_s = limit.fixed_s or limit.window_s(self.clocks.utc())
+        return BudgetState(limit, max(0.0, left), reset_s, window_s)
 
     def used(self) -> Iterator[tuple[Hashable, float]]:
         """Yield what is used of each budget."""

@@ -141,7 +141,7 @@ class QuotaNotes:
         for name, keys in self._budgets:
             state = state_of(keys[0]) if len(keys) == 1 else _least(map(state_of, keys))
             if state is not None:
-                is_refused = bool(refused) and not refused.isdisjoint(keys)
+                is_refused = refused and not refused.isdisjoint(keys)
                 left = 0 if is_refused else int(state.left + _TOLERANCE)
                 found.append(
                     QuotaState(name, state.limit, state.window_s, left, ceil(state.reset_s))
@@ -308,6 +308,7 @@ class ApplyQuotas:
         accounts: Charges budgets.
         on_refused: Counts the calls beyond a quota.
         inference: Handles each InferRequest; None for *inner*.
+        plain: Handles each plain inference, see `Entries`; None for *inference*.
         utc: Seconds since 1970.
     """
 
@@ -319,10 +320,12 @@ class ApplyQuotas:
         *,
         on_refused: OnRefused = lambda _quota, _identity, _mode: None,
         inference: Service | None = None,
+        plain: Service | None = None,
         utc: Callable[[], float] = time.time,  # noqa: TID251  # calendar windows are those of UTC
     ) -> None:
         self._inner = bound_call(inner)
         self._inference = self._inner if inference is None else bound_call(inference)
+        self._plain = self._inference if plain is None else bound_call(plain)
         self._plan_of = quotas.of
         self._accounts = accounts
         self._charge, self._state_of = accounts.charge, accounts.state
@@ -336,9 +339,12 @@ class ApplyQuotas:
             QuotaExceeded: A quota is used up.
             TooLarge: The call is larger than a quota allows at any time.
         """
-        identity = call.context.client.identity
-        kind = type(call)
-        inner = self._inference if kind is InferRequest else self._inner
+        context, kind, inner = call.context, type(call), self._inner
+        if type(call) is InferRequest:
+            origin = context.origin
+            has_bytes = origin is not None and origin.has_bytes
+            inner = self._plain if has_bytes and not call.outputs else self._inference
+        identity = context.client.identity
         if identity is GATEWAY:
             return await inner(call)
         plan = self._plan_of(call, identity, self._state_of)

@@ -82,6 +82,18 @@ class Pool:
             self.share, self.is_shared_out = None, False
         return self.left
 
+    def charge(self, amount: float) -> bool:
+        """Take an amount if there is room for it; return whether there was."""
+        if self.room() < amount:
+            return False
+        self.take(amount)
+        return True
+
+    def told(self) -> tuple[float, float]:
+        """Return what is left here now, and the seconds until the budget is whole again."""
+        left = self.room()
+        return left, self.reset_s()
+
     def take(self, amount: float) -> None:
         """Take an amount, even if there is no room for it."""
         self.left -= amount

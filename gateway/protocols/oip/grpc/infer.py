@@ -10,6 +10,8 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md,
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace  # noqa: TID251  # a reply to a call keeps its origin
+
 from gateway.accelerator import accelerated
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.context import ModelRef, Origin, Parameters
@@ -251,7 +253,7 @@ def reply_reader(read: PlainReader, like: InferResponse) -> ReplyReader:
         if reply_id and call.id and reply_id != call.id:
             return None
         origin = Origin(NAME, wire)
-        return like.changed(model=message.model, outputs=outputs, id=call.id, origin=origin)
+        return replace(like, model=message.model, outputs=outputs, id=call.id, origin=origin)
 
     return read_reply
 

@@ -83,7 +83,7 @@ from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.event_stream import EventSplitter
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import headers_with_id, http_headers
+from gateway.wire.metadata import extended_headers, http_headers
 
 R = TypeVar("R")
 
@@ -338,8 +338,8 @@ class HttpCodec(
             sent_id = call.id or request_id or self._spare_id
             headers, body = encode_request(call, sent_id, self._dialect, self._limits)
             if context.metadata:
-                passed = headers_with_id(context.metadata, request_id, "")
-                headers, request_id = Headers((*headers.pairs, *passed)), ""
+                headers = extended_headers(headers, context.metadata, request_id)
+                request_id = ""
             path = self._model_path(call)
             return HttpRequest("POST", path, "", headers, body, deadline, None, request_id)
         passed = http_headers(context)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from gateway.accelerator import accelerated
 from gateway.ir.data import StreamedData
 from gateway.ir.errors import InvalidTensor, MalformedMessage
 from gateway.ir.streaming_body import StreamingBody
@@ -41,6 +42,7 @@ def too_short(length: int, body_bytes: int) -> MalformedMessage:
     )
 
 
+@accelerated
 def json_length(headers: Headers) -> int | None:
     """Return the length of the JSON, without a check against the body; None for no header.
 

@@ -17,6 +17,7 @@ from gateway.transports.contract import HttpFrontend, HttpMount, ServerLimits
 from gateway.transports.http.cut_through import cut_through_limiter
 from gateway.transports.http.interfaces import ListenerState
 from gateway.transports.http.path_router import PathRouter
+from gateway.transports.http1 import head_reader
 from gateway.transports.http1.head_reader import READ_BYTES
 from gateway.transports.http1.server_connection import Http1ServerConnection, Http1ServerProtocol
 from gateway.transports.http2.frames import PREFACE
@@ -223,6 +224,43 @@ async def test_any_split_of_the_bytes_reads_the_same_requests(piece: int) -> Non
     await settle(lambda: len(scene.frontend.seen) == len(bodies))
     assert bodies == [bytes(seen.view) for seen in scene.frontend.seen]
     await settle(lambda: scene.budget.used_bytes == 0)
+    await scene.close()
+
+
+def traced(number: int, body: bytes) -> bytes:
+    """Return a request with values of its own."""
+    fields = f"X-Request-ID: {number}", f"traceparent: 00-{number:032x}-{number:016x}-01"
+    return head(*fields, length=len(body), path=f"/v2/{number}") + body
+
+
+@pytest.mark.parametrize("cut", [-5, -3, -1])
+async def test_a_head_with_values_of_its_own_needs_no_parser(
+    cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its body may arrive with it, later, in part, or with the next request."""
+    scene = Connected()
+    scene.frontend.go.set()
+    bodies = [b"%05d" % number for number in range(14)]
+    for number in range(2):
+        scene.send(traced(number, bodies[number]))
+        await settle(lambda: not scene.connection.in_flight)
+    monkeypatch.setattr(head_reader, "httptools", None)
+    for number in range(2, 12):
+        sent = traced(number, bodies[number])
+        if number % 2:
+            scene.send(sent)
+        else:
+            scene.send(sent[:cut])
+            scene.send(sent[cut:])
+        await settle(lambda: not scene.connection.in_flight)
+    scene.send(traced(12, bodies[12]) + traced(13, bodies[13]))
+    await settle(lambda: len(scene.frontend.seen) == len(bodies))
+    assert bodies == [bytes(seen.view) for seen in scene.frontend.seen]
+    ids = [seen.headers.get("x-request-id") for seen in scene.frontend.seen]
+    assert [str(number) for number in range(len(bodies))] == ids
+    assert [f"/v2/{number}" for number in range(len(bodies))] == [
+        seen.path for seen in scene.frontend.seen
+    ]
     await scene.close()
 
 
