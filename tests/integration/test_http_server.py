@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
 import socket
 import time
 import zlib
@@ -274,6 +275,24 @@ async def test_response_is_compressed_by_accept_encoding() -> None:
     assert response.headers.get("vary") == "Accept-Encoding"
     assert (plain.headers.get("content-encoding"), plain.body) == (None, b"a" * 1000)
     assert ["an-id"] * 2 == [each.headers.get("x-request-id") for each in (response, plain)]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("size", [1, 4096, 4097])
+async def test_responses_of_all_sizes_are_compressed(size: int, coding: str) -> None:
+    """Small ones are written with a small window, which every client reads."""
+    chance = random.Random(size)  # noqa: S311  # no secret
+    body = chance.randbytes(size // 2).hex().encode() + b"a" * (size % 2)
+    async with serving(Echo(compressible=True)) as running:
+        raw = await running.connect()
+        await raw.send(post(body, f"Accept-Encoding: {coding}"))
+        response = await raw.answer()
+        await raw.close()
+    assert coding == response.headers.get("content-encoding")
+    decoded = (gzip.decompress if coding == "gzip" else zlib.decompress)(response.body)
+    assert body == decoded
+    deflated = response.body[0] >> 4 if coding == "deflate" else None
+    assert deflated in {None, 4 if size <= 4096 else 7}
 
 
 async def test_expect_continue_gets_100() -> None:

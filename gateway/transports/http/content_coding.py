@@ -21,6 +21,10 @@ _STEP_BYTES = 64 * 1024
 _ON_LOOP_BYTES = 64 * 1024
 _HOP_BYTES = 1 << 20
 _LEVEL = 4
+# The memory of a compressor is made anew for each response. Small ones need 20 KiB, others 256 KiB.
+_SMALL_BYTES = 4096
+_SMALL_WINDOW = {"gzip": 16 + 12, "deflate": 12}
+_SMALL_MEMORY = 4
 _QUALITY = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)", re.ASCII)
 
 
@@ -158,7 +162,11 @@ async def compress(coding: str, buffers: Sequence[Buffer]) -> bytes:
 
 
 def _compress(coding: str, buffers: Sequence[Buffer]) -> bytes:
-    deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[coding])
+    if size_of(buffers) <= _SMALL_BYTES:
+        window, memory = _SMALL_WINDOW[coding], _SMALL_MEMORY
+    else:
+        window, memory = _WINDOW[coding], zlib.DEF_MEM_LEVEL
+    deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, window, memory)
     pieces = [deflater.compress(buffer) for buffer in buffers]
     pieces.append(deflater.flush())
     return b"".join(pieces)
