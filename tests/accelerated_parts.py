@@ -105,6 +105,7 @@ from gateway.wire import fields as header_fields
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpResponse
 from gateway.wire.message_cache import MaskedMessageCache
+from gateway.wire.protobuf import FieldCounter
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.rows import read_rows_document
 from tests.http_client_parts import CLIENT_CALLERS, CLIENT_CLASSES, CLIENT_PARTS
@@ -295,11 +296,11 @@ def _any_input(random: Random, name: str) -> tuple[dict[str, Any], bytes]:
     if random.random() < 0.3:
         own = bytes(max(count, 0) * datatype.size_bytes)
         parameters: dict[str, Any] = {"binary_data_size": len(own)}
-        members.append(("parameters", random.choice((parameters, {**parameters, "k": 1}))))  # type: ignore[arg-type]  # values of several types
+        members.append(("parameters", random.choice((parameters, {**parameters, "k": 1}))))
     else:
         members.append(("data", data))
     if random.random() < 0.05:
-        members.append(("parameters", random.choice(({}, None, {"k": 1}))))  # type: ignore[arg-type]  # as above
+        members.append(("parameters", random.choice(({}, None, {"k": 1}))))
     if random.random() < 0.5:
         random.shuffle(members)
     return dict(members[: len(members) - (random.random() < 0.03)]), own
@@ -445,7 +446,7 @@ def message_scanner(random: Random) -> tuple[Any, ...]:
                 else writer.response(model, request_id, parameters, tensors)
             )
             message = damaged(random, b"".join(parts), b"\0\n\x12\x1a\x7f\xff")
-            messages.append((message, random.choice((scan.FieldCounter().remaining, 6))))
+            messages.append((message, random.choice((FieldCounter().remaining, 6))))
     raw_tag = scan.RAW_INPUTS if is_request else scan.RAW_OUTPUTS
     return random.choice(_LIMITS), raw_tag, messages
 
@@ -1775,7 +1776,7 @@ def _scanned(function: Callable[..., Any], *arguments: Any) -> object:
     scanner = function(*of_scanner)
     found = []
     for message, allowed in messages:
-        counter = scan.FieldCounter(allowed)
+        counter = FieldCounter(allowed)
         found.append((_result(scanner, memoryview(message), counter), counter.remaining))
     return found
 

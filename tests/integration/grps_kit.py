@@ -40,7 +40,13 @@ class Channel:
     """A gRPC client that knows nothing but the schema."""
 
     def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])
+        # A client that reads slowly reads ahead as far as its window, which grows on a slow machine.
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.http2.lookahead_bytes", 65_536),
+            ("grpc.http2.bdp_probe", 0),
+        ]
+        self._channel = grpc.insecure_channel(address, options)
 
     def __enter__(self) -> Self:
         return self

@@ -119,7 +119,7 @@ def test_response_has_the_correlation_id_of_its_request(address: str, number: in
 def test_responses_are_sent_as_they_complete(address: str) -> None:
     """A slow request does not delay later requests of its connection."""
     with Client(address) as client:
-        slow = client.send(waiting(1, 300))
+        slow = client.send(waiting(1, 4000))
         prompt = [client.send(PREDICT) for _ in range(20)]
         responses = [client.answer() for _ in range(21)]
     numbers = [response.number for response in responses if response is not None]

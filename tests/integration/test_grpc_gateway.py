@@ -133,4 +133,4 @@ def test_sigterm_ends_open_connections_with_status_0(tmp_path: Path) -> None:
         assert [0, 2] == sums(channel.unary_unary(INFER)(infer_message(), timeout=60))[:2]
         began = monotonic()
         assert 0 == running.stop()
-    assert monotonic() - began < 5
+    assert monotonic() - began < 20

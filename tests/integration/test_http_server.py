@@ -276,20 +276,6 @@ async def test_response_is_compressed_by_accept_encoding() -> None:
     assert ["an-id"] * 2 == [each.headers.get("x-request-id") for each in (response, plain)]
 
 
-@pytest.mark.parametrize("size", [1, 511, 512])
-async def test_small_responses_are_not_compressed(size: int) -> None:
-    """Clients that always accept gzip, as those of Go do, get them as they are."""
-    async with serving(Echo(compressible=True)) as running:
-        raw = await running.connect()
-        await raw.send(post(b"a" * size, "Accept-Encoding: gzip"))
-        response = await raw.answer()
-        await raw.close()
-    coding = response.headers.get("content-encoding")
-    assert ("gzip" if size >= 512 else None) == coding
-    assert response.headers.get("vary") == "Accept-Encoding"
-    assert b"a" * size == (gzip.decompress(response.body) if coding else response.body)
-
-
 async def test_expect_continue_gets_100() -> None:
     """A client that expects 100 Continue gets it, then its response."""
     async with serving(Echo()) as running:

@@ -97,7 +97,8 @@ def at_once(reader: HeadReader, data: bytes) -> object:
     assert head.checked is not None
     at = data.find(END) + len(END)
     if isinstance(found, BufferedRequest):
-        assert found.buffered_body == data[at:]
+        assert found.buffered_body is not None
+        assert data[at:] == found.buffered_body.tobytes()
         assert len(data) - at == (head.length or 0)
         assert not head.is_chunked
     return shown(head, head.checked, at)

@@ -16,9 +16,6 @@ from gateway.wire.http import Buffer, size_of
 ACCEPTED = "gzip, deflate"
 """The codings that a response to an unknown coding offers."""
 
-LEAST_CODED_BYTES = 512
-"""A smaller response is sent as it is: to compress it costs more than the bytes that it saves."""
-
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _STEP_BYTES = 64 * 1024
 _ON_LOOP_BYTES = 64 * 1024

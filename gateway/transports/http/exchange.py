@@ -15,7 +15,7 @@ from gateway.accelerator import accelerated
 from gateway.concurrency.limiter import WAITED_S, waited_s
 from gateway.ir import errors
 from gateway.transports.contract import HttpAsk, HttpFrontend, is_probe
-from gateway.transports.http.content_coding import LEAST_CODED_BYTES, coding_of
+from gateway.transports.http.content_coding import coding_of
 from gateway.transports.http.cut_through import OpenBodyStream, early_dispatch_bytes, whole_of
 from gateway.transports.http.faults import HttpError
 from gateway.transports.http.interfaces import HttpConnection, ListenerState, RequestReader
@@ -90,11 +90,7 @@ class Exchange(ResponseSender):
                     wire = None  # with the body, of which nothing is needed any more
                     body, head = response.body, self._head
                     size = len(body[0]) if len(body) == 1 else size_of(body)
-                    if (
-                        size > RESPONSE_UNCOUNTED_BYTES
-                        or head is None
-                        or (head.wants is not None and size >= LEAST_CODED_BYTES)
-                    ):
+                    if size > RESPONSE_UNCOUNTED_BYTES or head is None or head.wants is not None:
                         await self._send(response)
                     elif not self._write(response, response.is_compressible and size > 0):
                         await self._finish_write()

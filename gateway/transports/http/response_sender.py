@@ -12,7 +12,7 @@ from gateway.ir import errors
 from gateway.telemetry.error_texts import error_text
 from gateway.transports.authentication import challenge
 from gateway.transports.contract import HttpFrontend
-from gateway.transports.http.content_coding import ACCEPTED, LEAST_CODED_BYTES, compress
+from gateway.transports.http.content_coding import ACCEPTED, compress
 from gateway.transports.http.cut_through import OpenBodyStream
 from gateway.transports.http.faults import HttpError, text_response
 from gateway.transports.http.interfaces import HttpConnection, ListenerState, RequestReader
@@ -252,15 +252,14 @@ class ResponseSender(ABC):
 
     async def _send(self, response: HttpResponse) -> None:
         body = response.body
-        total = len(body[0]) if len(body) == 1 else size_of(body)
-        if total > RESPONSE_UNCOUNTED_BYTES:
+        if (len(body[0]) if len(body) == 1 else size_of(body)) > RESPONSE_UNCOUNTED_BYTES:
             size = uncounted_bytes(body)
             if not self._hold_response(size):
                 await self._refuse(no_memory(size))
                 return
         head = self._head
         varies = response.is_compressible and head is not None and bool(response.body)
-        if varies and head is not None and head.wants is not None and total >= LEAST_CODED_BYTES:
+        if varies and head is not None and head.wants is not None:
             response = await _coded(response, head.wants)
         if not self._write(response, varies):
             await self._finish_write()
