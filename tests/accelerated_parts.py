@@ -1673,7 +1673,7 @@ class _Feeds:
         self._events.append(("feed", bytes(view), end))
 
 
-def _asked(
+def _asking_call(
     function: Callable[..., Any], before: Any, metadata: Any, message: Any, is_odd: bool
 ) -> object:
     """Return the request of a call, and what is known of the sender."""
@@ -1813,7 +1813,7 @@ _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
     "extended_headers": _extended,
     "lines_of": _direct,
     "on_complete_stream": _started,
-    "_wire_request": _asked,
+    "_wire_request": _asking_call,
     **CLIENT_CALLERS,
 }
 """What calls a function, and returns its result and what it has changed in a form to compare."""

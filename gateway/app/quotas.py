@@ -360,15 +360,15 @@ def tell_grpc(response: GrpcResponse, request_id: str) -> GrpcResponse:
     if notes is None:
         return attach_grpc_request_id(response, request_id)
     note_quotas(None)
-    told: Metadata = response.metadata
+    trailers: Metadata = response.metadata
     states = notes.states()
     if states:
         policies, left = rate_limits(states)
-        told = (*told, ("ratelimit-policy", policies), ("ratelimit", left))
+        trailers = (*trailers, ("ratelimit-policy", policies), ("ratelimit", left))
     if notes.wait_s and response.status is not GrpcStatus.OK:
-        told = (*told, *_retry_trailers(response, notes.wait_s))
+        trailers = (*trailers, *_retry_trailers(response, notes.wait_s))
     return GrpcResponse(
-        response.message, response.status, response.details, (*told, (REQUEST_ID, request_id))
+        response.message, response.status, response.details, (*trailers, (REQUEST_ID, request_id))
     )
 
 
