@@ -486,7 +486,7 @@ def request_decoder(random: Random) -> tuple[Any, ...]:
             pairs.append((LENGTH_HEADER, str(sent)))
         body = random.choices(((view,), [view], (bytes(view),)), (20, 1, 1))[0]
         deadline = random.choice((None, 7.0))
-        wire = HttpRequest("POST", "/", "", Headers(pairs), body, deadline)
+        wire = HttpRequest("POST", "/", "", _headers(random, tuple(pairs)), body, deadline)
         for _ in range(random.choice((0, 2))):
             with suppress(GatewayError):
                 templates.decode(model, wire, "")
@@ -1277,7 +1277,11 @@ def _sent_headers(random: Random) -> Headers:
     """Return the headers of a client, often those of a template."""
     names = random.sample(("user-agent", "x-request-id", "X-Request-ID", "accept"), 2)
     texts = "a", "b", "", "x" * 128, "x" * 300, "a\tb", "\xe9"
-    pairs = tuple([(name, random.choice(texts)) for name in names])
+    return _headers(random, tuple([(name, random.choice(texts)) for name in names]))
+
+
+def _headers(random: Random, pairs: tuple[tuple[str, str], ...]) -> Headers:
+    """Return headers, nearly always as a template makes them."""
     lowered = tuple([(name.lower(), value) for name, value in pairs])
     positions: dict[str, int] = {}
     for place, (name, _) in enumerate(lowered):
@@ -1669,7 +1673,7 @@ class _Feeds:
         self._events.append(("feed", bytes(view), end))
 
 
-def _asked(
+def _asking_call(
     function: Callable[..., Any], before: Any, metadata: Any, message: Any, is_odd: bool
 ) -> object:
     """Return the request of a call, and what is known of the sender."""
@@ -1762,6 +1766,13 @@ def _with_origins(function: Callable[..., Any], *arguments: Any) -> object:
     return [_with_origin(_result(read, *each)) for each in arguments[-1]]
 
 
+def _decoded(function: Callable[..., Any], *arguments: Any) -> object:
+    """Return the same for requests whose headers nobody has parsed."""
+    for _, wire, _ in arguments[-1]:
+        wire.headers._read = None, None
+    return _with_origins(function, *arguments)
+
+
 def _with_origin(found: Any) -> object:
     """Return a call or a reply, and what its equality leaves out; else the value itself."""
     if isinstance(found, InferResponse):
@@ -1783,7 +1794,7 @@ def _scanned(function: Callable[..., Any], *arguments: Any) -> object:
 
 _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
     "message_scanner": _scanned,
-    "request_decoder": _with_origins,
+    "request_decoder": _decoded,
     "reply_reader": _with_origins,
     "plain_call": lambda function, *arguments: _with_origin(function(*arguments)),
     "try_acquire": _limited,
@@ -1802,7 +1813,7 @@ _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
     "extended_headers": _extended,
     "lines_of": _direct,
     "on_complete_stream": _started,
-    "_wire_request": _asked,
+    "_wire_request": _asking_call,
     **CLIENT_CALLERS,
 }
 """What calls a function, and returns its result and what it has changed in a form to compare."""

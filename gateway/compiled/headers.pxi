@@ -433,7 +433,7 @@ cdef inline _HeadersFields _of_headers():
     return _headers_fields
 
 
-def sender_metadata(headers):
+cpdef object sender_metadata(headers):
     """See `gateway.wire.metadata.sender_metadata`."""
     cdef _HeadersFields of = _of_headers()
     cdef PyObject* place

@@ -4,7 +4,7 @@ cdef class _RequestDecoder:
     """Makes calls of requests over HTTP; what is unusual, *python* does."""
 
     cdef object _python, _parse, _read, _learn, _fields_of, _like, _context_like, _origin_like
-    cdef object _wire, _headers, _plain_parameters
+    cdef object _wire, _headers, _plain_parameters, _fields_like, _length_key
     cdef Py_ssize_t _headers_at, _body, _rest, _deadline, _client, _cached
     cdef Py_ssize_t _fields_metadata, _fields_id, _fields_length
     cdef Py_ssize_t _parsed_parameters, _parsed_outputs, _parsed_form
@@ -24,6 +24,7 @@ cdef class _RequestDecoder:
         self._python = python(parse, read, learn)
         self._parse, self._read, self._learn = parse, read, learn
         self._fields_of, self._plain_parameters = infer_request.fields_of, NO_REQUEST_PARAMETERS
+        self._fields_like, self._length_key = fields((), "", None), infer_request.LENGTH_KEY
         self._origin_like = Origin(NAME, None)
         self._context_like = Context(NAME, needs=NEEDS)
         self._like = InferRequest(parameters=NO_REQUEST_PARAMETERS.custom)
@@ -47,7 +48,7 @@ cdef class _RequestDecoder:
 
     def decode(self, model, wire, request_id):
         cdef Py_ssize_t end
-        cdef tuple found, cached
+        cdef tuple found
         cdef object length, has_bytes
         if type(wire) is not self._wire or _field(wire, self._rest) is not None:
             return self._python(model, wire, request_id)
@@ -55,11 +56,7 @@ cdef class _RequestDecoder:
         if type(parts) is not tuple or len(<tuple>parts) != 1 or type((<tuple>parts)[0]) is not memoryview:
             return self._python(model, wire, request_id)
         body = (<tuple>parts)[0]
-        if PyObject_TypeCheck(headers, <PyTypeObject*><void*>self._headers):
-            cached = _field(headers, self._cached)
-            fields = cached[1] if cached[0] is self._fields_of else headers.parsed_with(self._fields_of)
-        else:
-            fields = headers.parsed_with(self._fields_of)
+        fields = self._fields(headers)
         length = _field(fields, self._fields_length)
         end = PyObject_Size(body)
         if length is not None:
@@ -75,6 +72,23 @@ cdef class _RequestDecoder:
             if key is not None:
                 self._learn(key, body, end, read)
         return self._call(model, wire, fields, <tuple>read, request_id, has_bytes)
+
+    cdef object _fields(self, headers):
+        """Return the parsed fields of a request; see `fields_of`."""
+        cdef tuple cached, sent
+        if PyObject_TypeCheck(headers, <PyTypeObject*><void*>self._headers):
+            cached = _field(headers, self._cached)
+            if cached[0] is self._fields_of:
+                return cached[1]
+            places = _of_headers()._places(headers)
+            if places is not None and PyDict_GetItem(places, self._length_key) is NULL:
+                sent = <tuple>sender_metadata(headers)
+                fields = _copy_of(self._fields_like)
+                _set_field(fields, self._fields_metadata, sent[0])
+                _set_field(fields, self._fields_id, sent[1])
+                _set_field(headers, self._cached, (self._fields_of, fields))
+                return fields
+        return headers.parsed_with(self._fields_of)
 
     cdef object _call(self, model, wire, fields, tuple read, request_id, has_bytes):
         """Return the call of a request."""

@@ -49,7 +49,7 @@ MAX_CACHED_BYTES: Final = 1024
 
 _MAX_TEXT_BYTES: Final = 2048
 # So many heads after one that a template fills are not looked up: to look at all costs 3 %.
-_SAMPLED: Final = 7
+_SAMPLED: Final = 15
 _MAX_SPLIT_BYTES: Final = 16 * 1024
 # The fields whose values decide how a request is read. Any other value may differ in one template.
 _FIXED: Final = frozenset(name.encode() for name in FRAMING - {"content-length"}) | {

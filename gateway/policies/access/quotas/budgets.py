@@ -139,7 +139,7 @@ class Bucket:
         self._tokens -= amount
         return True
 
-    def remainder(self) -> tuple[float, float]:
+    def allowance(self) -> tuple[float, float]:
         """Return what is left now, and the seconds until the bucket is full."""
         left = self.room()
         return left, self.reset_s()
@@ -216,7 +216,7 @@ class Window:
         self._used += amount
         return True
 
-    def remainder(self) -> tuple[float, float]:
+    def allowance(self) -> tuple[float, float]:
         """Return what is left now, and the seconds until the window ends."""
         now = self._clock()
         if now >= self.ends:
@@ -283,7 +283,7 @@ class Budget(Protocol):
         """Take an amount if there is room for it; return whether there was."""
         ...
 
-    def remainder(self) -> tuple[float, float]:
+    def allowance(self) -> tuple[float, float]:
         """Return what is left now, and the seconds until the budget is whole again."""
         ...
 
@@ -543,7 +543,7 @@ class LocalAccounts:
         if budget is None:
             return None
         limit = budget.limit
-        left, reset_s = budget.remainder()
+        left, reset_s = budget.allowance()
         window_s = limit.fixed_s or limit.window_s(self.clocks.utc())
         return BudgetState(limit, max(0.0, left), reset_s, window_s)
 

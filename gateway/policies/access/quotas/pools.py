@@ -89,7 +89,7 @@ class Pool:
         self.take(amount)
         return True
 
-    def remainder(self) -> tuple[float, float]:
+    def allowance(self) -> tuple[float, float]:
         """Return what is left here now, and the seconds until the budget is whole again."""
         left = self.room()
         return left, self.reset_s()

@@ -14,7 +14,7 @@ from msgspec.structs import replace  # noqa: TID251  # a reply to a call keeps i
 
 from gateway.accelerator import accelerated
 from gateway.ir.calls import Call, InferRequest, InferResponse
-from gateway.ir.context import ModelRef, Origin, Parameters
+from gateway.ir.context import REQUEST_ID, ModelRef, Origin, Parameters
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits
@@ -38,9 +38,9 @@ from gateway.protocols.oip.parameters import (
     split_parameters,
 )
 from gateway.protocols.oip.shared_memory import outputs_in_shared_memory
-from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata
 from gateway.wire.http import Buffer
-from gateway.wire.metadata import grpc_context, grpc_metadata
+from gateway.wire.metadata import grpc_context, metadata_with_id
 
 INFER: Final = SERVICE + "ModelInfer"
 # The lookup of an enumeration's member costs as much as a call.
@@ -284,7 +284,12 @@ def call_writer(write: MessageWriter, method: str) -> CallWriter:
         if message is None:
             return None
         context = call.context
-        return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
+        fields: Metadata = ()
+        if context.metadata:
+            fields = metadata_with_id(context.metadata, context.request_id)
+        elif context.request_id:  # as `grpc_metadata`, without its frame
+            fields = ((REQUEST_ID, context.request_id),)
+        return GrpcRequest(method, message, fields, context.deadline)
 
     return write_call
 
