@@ -180,19 +180,15 @@ class Http1ServerConnection(OrderedResponses):
             self._arrived(found)
         else:
             data = self._server.buffer[:nbytes].tobytes()
-            self._parse(data, self._take(found, data, data.find(END) + len(END)))
+            self.data_received(data, self._take(found, data, data.find(END) + len(END)))
         return True
 
-    def data_received(self, data: bytes) -> None:
-        """Parse requests in *data*, and keep the rest."""
+    def data_received(self, data: bytes, at: int = 0) -> None:
+        """Parse requests in *data* from *at*, and keep the rest."""
         if self._input is not READING and not self._opens(data):
             return
         if self._unparsed:
             data, self._unparsed = self._unparsed + data, b""
-        self._parse(data, 0)
-
-    def _parse(self, data: bytes, at: int) -> None:
-        """Parse requests in *data* from *at*, and keep the rest."""
         end = len(data)
         while at < end:
             reading = self._reading
@@ -282,8 +278,10 @@ class Http1ServerConnection(OrderedResponses):
     def _read_head(self, data: bytes, at: int) -> int:
         try:
             head, at = self._heads.feed(data, at)
-        except HttpError as fault:
-            self._break(fault)
+        except HttpError as fault:  # is sent after the responses before it
+            self._stop_reading()
+            self._head_timer.stop()
+            self._arrived(fault)
             return len(data)
         if head is None:
             if self._heads.is_started:
@@ -304,12 +302,6 @@ class Http1ServerConnection(OrderedResponses):
             return coming.feed(data, at)
         self._arrived(BufferedRequest(head, self._server.head_cache, memoryview(data[at:stop])))
         return stop
-
-    def _break(self, fault: HttpError) -> None:
-        """Send *fault* after the responses before it, and read nothing more."""
-        self._stop_reading()
-        self._head_timer.stop()
-        self._arrived(fault)
 
     # -- responses
 
