@@ -65,7 +65,8 @@ def previous_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving_previous(folder: Path, *arguments: str) -> Iterator[Running]:
     """Run `gateway serve` of the previous release; it has no compiled functions."""
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    # The finder of an editable install would find those of this release.
+    environment = {**os.environ, "PYTHONPATH": str(folder), "GATEWAY_ACCELERATOR": "off"}
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway", "serve", *arguments],
         cwd=folder,
