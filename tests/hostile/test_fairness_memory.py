@@ -111,7 +111,9 @@ def test_unread_responses_stay_within_the_budget(gateway: Gateway) -> None:
                 sender.join()
             time.sleep(0.5)
         grown = gateway.status("VmHWM") - memory
-        bound = 1.5 * BUDGET_BYTES + CONNECTIONS * READ_AHEAD
+        # Responses may exceed the budget by a quarter. The rest is what the allocator keeps of freed
+        # memory, and one message that is in memory as elements and as JSON while it is written.
+        bound = 1.7 * BUDGET_BYTES + CONNECTIONS * READ_AHEAD
         assert grown <= bound, f"{grown / MIB:.0f} MiB"
         # To write such a response takes the loop longer than to read its request.
         assert [] == others.refused
