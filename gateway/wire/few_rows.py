@@ -62,12 +62,13 @@ def row_writer(
                 return None
             key, code, rows, width, dtype = part
             raw = raw_of(tensor.data, dtype)
-            if raw is None or len(raw) != rows * width * dtype.itemsize:
+            size = rows * width * dtype.itemsize
+            if raw is None or len(raw) != size or (columns and len(columns[0]) != rows):
                 return None
             values = struct.iter_unpack(f"<{width}{code}", raw)
             opened.append(key)
             columns.append([orjson.dumps(row) for row in values])
-        if len(set(map(len, columns))) != 1:
+        if not columns:
             return None
         if len(columns) == 1:
             return b"[%b]" % b",".join(columns[0])
