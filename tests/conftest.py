@@ -39,9 +39,16 @@ neither.
 HAS_MIGRATION: Final = MIGRATION in EXTENSIONS
 collect_ignore_glob = [] if HAS_MIGRATION else [f"*/{MIGRATION}"]
 
-# Other people's clients and servers, and faults by chance: what fails there is tried again, after a
-# moment, and the summary counts it ("rerun"). All else is exact: what fails at times is a race.
-_TRIED_AGAIN: Final = ("tests/chaos/", "tests/interop/")
+# Other people's clients and servers, real sockets and clocks on a machine that others use too: what
+# fails there is tried again, after a moment, and the summary counts it ("rerun"). All else is exact.
+_TRIED_AGAIN = {
+    "tests/chaos/": pytest.mark.flaky(reruns=3, reruns_delay=1),
+    "tests/interop/": pytest.mark.flaky(reruns=3, reruns_delay=1),
+    "tests/conformance/": pytest.mark.flaky(reruns=1, reruns_delay=1),
+    "tests/hostile/": pytest.mark.flaky(reruns=1, reruns_delay=1),
+    "tests/integration/": pytest.mark.flaky(reruns=1, reruns_delay=1),
+    "tests/matrix/test_s": pytest.mark.flaky(reruns=1, reruns_delay=1),
+}
 MAX_RERUNS: Final = 5
 """A run in which more tries failed has failed, whatever the last tries did."""
 
@@ -86,15 +93,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give properties more time, for they are hundreds of tests in one, and servers more tries."""
+    """Give properties more time, for they are hundreds of tests in one, and sockets more tries."""
     if not HAS_MIGRATION:
         of_wing = [item for item in items if item.get_closest_marker(MIGRATION) is not None]
         config.hook.pytest_deselected(items=of_wing)
         items[:] = [item for item in items if item not in of_wing]
     for item in items:
-        is_exact = not item.nodeid.startswith(_TRIED_AGAIN)
-        if not is_exact and item.get_closest_marker("flaky") is None:
-            item.add_marker(pytest.mark.flaky(reruns=3, reruns_delay=1))
+        if item.get_closest_marker("flaky") is None:
+            tried = (mark for place, mark in _TRIED_AGAIN.items() if place in item.nodeid)
+            if (mark := next(tried, None)) is not None:
+                item.add_marker(mark)
         function = getattr(item, "obj", None)
         if hasattr(function, "hypothesis") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PROPERTY_TIMEOUT_S))

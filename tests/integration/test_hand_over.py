@@ -252,6 +252,7 @@ def test_hand_over_loses_no_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.flaky(reruns=0)  # a call that is lost once is lost
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_many_hand_overs_lose_no_call(tmp_path: Path, workers: int) -> None:
     """Seven hand-overs each with one, two and four workers."""

@@ -68,6 +68,7 @@ async def test_calls_and_streams_survive_reloads(tmp_path: Path, workers: int) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(300 + CALLS // 100)
+@pytest.mark.flaky(reruns=0)  # a call that is lost once is lost
 @pytest.mark.parametrize("workers", [1, 2, 4])
 async def test_twenty_reloads_lose_no_call(tmp_path: Path, workers: int) -> None:
     """No call is lost, and removed upstreams are no longer probed."""

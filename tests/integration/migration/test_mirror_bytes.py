@@ -38,7 +38,7 @@ from tests.integration.migration import mirror_kit as kit
 CALLS = int(os.environ.get("MIRROR_CALLS", "20000"))
 
 # A reply that differs once is wrong: no second try hides it.
-pytestmark = [pytest.mark.timeout(300 + CALLS // 100)]
+pytestmark = [pytest.mark.timeout(300 + CALLS // 100), pytest.mark.flaky(reruns=0)]
 
 SHORT = 1_400
 WINDOW = 8
