@@ -10,7 +10,7 @@ cdef class _ServerCallFields:
     cdef Py_ssize_t _methods, _client, _caller
     cdef Py_ssize_t _path, _metadata, _timeout_s, _http_status, _oversized, _length
     cdef Py_ssize_t _owner
-    cdef _Copies _requests
+    cdef object _request
     cdef Py_ssize_t _of_method, _message, _of_metadata, _of_deadline, _of_client
 
     def __cinit__(self):
@@ -39,7 +39,7 @@ cdef class _ServerCallFields:
         self._timeout_s, self._length = _offset(GrpcRequestHead, "timeout_s"), _offset(GrpcRequestHead, "length")
         self._http_status = _offset(GrpcRequestHead, "http_status")
         self._oversized = _offset(GrpcRequestHead, "oversized")
-        self._requests = _Copies(GrpcRequest(""))
+        self._request = GrpcRequest("")
         self._of_method, self._message = _offset(GrpcRequest, "method"), _offset(GrpcRequest, "message")
         self._of_metadata, self._of_client = _offset(GrpcRequest, "metadata"), _offset(GrpcRequest, "client")
         self._of_deadline = _offset(GrpcRequest, "deadline")
@@ -164,7 +164,7 @@ def _wire_request(self, view, message):
         return _python_version("_wire_request")(self, view, message)
     metadata = _field(head, of._metadata)
     client = _sender(_field(shares, of._caller), metadata)
-    request = of._requests._copy()
+    request = _copy_of(of._request)
     _set_field(request, of._of_method, _field(self, of._method).path)
     _set_field(request, of._message, (view,))
     _set_field(request, of._of_metadata, metadata)

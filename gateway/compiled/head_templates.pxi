@@ -343,17 +343,14 @@ def head_recogniser(template_of, fixed, Py_ssize_t most_bytes, Py_ssize_t most_t
 cdef class _RequestFiller:
     """Fills the template of a request."""
 
-    cdef _Copies _heads, _checked
-    cdef object _length
+    cdef object _head, _checked, _length
     cdef Py_ssize_t _head_length, _head_checked, _path, _query, _headers, _checked_length
 
     def __cinit__(self, head, checked):
         kind, checked_kind = type(head), type(checked)
         self._length = head.length
-        self._heads = _Copies(
-            kind(head.method, head.version, head.should_close, head.length, head.is_chunked)
-        )
-        self._checked = _Copies(checked)
+        self._head = kind(head.method, head.version, head.should_close, head.length, head.is_chunked)
+        self._checked = _copy_of(checked)
         self._head_length, self._head_checked = _offset(kind, "length"), _offset(kind, "checked")
         self._path, self._query = _offset(checked_kind, "path"), _offset(checked_kind, "query")
         self._headers = _offset(checked_kind, "headers")
@@ -361,7 +358,7 @@ cdef class _RequestFiller:
 
     def fill(self, str target not None, int64_t length, headers):
         size = self._length if length < 0 else length
-        checked = self._checked._copy()
+        checked = _copy_of(self._checked)
         if PyUnicode_IS_COMPACT_ASCII(target) and not memchr(
             PyUnicode_1BYTE_DATA(target), c"?", PyUnicode_GET_LENGTH(target)
         ):
@@ -373,7 +370,7 @@ cdef class _RequestFiller:
             _set_field(checked, self._query, query)
         _set_field(checked, self._headers, headers)
         _set_field(checked, self._checked_length, size)
-        head = self._heads._copy()
+        head = _copy_of(self._head)
         _set_field(head, self._head_length, size)
         _set_field(head, self._head_checked, checked)
         return head
@@ -387,20 +384,19 @@ def request_filler(head, checked):
 cdef class _ResponseFiller:
     """Fills the template of a response."""
 
-    cdef _Copies _heads
-    cdef object _length
+    cdef object _head, _length
     cdef int64_t _most_bytes
     cdef Py_ssize_t _headers, _head_length, _plain
 
     def __cinit__(self, head, int64_t most_bytes):
         kind = type(head)
-        self._heads, self._length, self._most_bytes = _Copies(head), head.length, most_bytes
+        self._head, self._length, self._most_bytes = _copy_of(head), head.length, most_bytes
         self._headers, self._head_length = _offset(kind, "headers"), _offset(kind, "length")
         self._plain = _offset(kind, "plain")
 
     def fill(self, _target, int64_t length, headers):
         size = self._length if length < 0 else length
-        head = self._heads._copy()
+        head = _copy_of(self._head)
         _set_field(head, self._headers, headers)
         _set_field(head, self._head_length, size)
         _set_field(head, self._plain, size if size is not None and size <= self._most_bytes else -1)

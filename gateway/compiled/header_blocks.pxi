@@ -368,18 +368,18 @@ cdef int _call_field(Text name, Py_ssize_t name_size, Text value, Py_ssize_t val
 cdef class _CallHeads:
     """Makes heads of gRPC calls."""
 
-    cdef _Copies _heads
+    cdef object _head
     cdef Py_ssize_t _path, _metadata, _timeout_s, _coding, _oversized
 
     def __cinit__(self, kind):
-        self._heads = _Copies(kind("", (), None, "identity", 200, 0))
+        self._head = kind("", (), None, "identity", 200, 0)
         self._path, self._metadata = _offset(kind, "path"), _offset(kind, "metadata")
         self._timeout_s, self._coding = _offset(kind, "timeout_s"), _offset(kind, "coding")
         self._oversized = _offset(kind, "oversized")
 
     cdef object head(self, path, tuple metadata, timeout_s, coding, oversized):
         """Return the head of a call that has no Content-Length."""
-        head = self._heads._copy()
+        head = _copy_of(self._head)
         _set_field(head, self._path, path)
         _set_field(head, self._metadata, metadata)
         _set_field(head, self._timeout_s, timeout_s)

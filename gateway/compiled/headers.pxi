@@ -170,7 +170,7 @@ def headers_with_id(tuple pairs not None, str request_id not None, str without n
     return pairs if has_id or not request_id else pairs + (("x-request-id", request_id),)
 
 
-cdef class _LineFields:
+cdef class _HeadersFields:
     """Where header fields have what is known of them, and what writes them as lines."""
 
     cdef object _headers, _extended, _begin_of_line, _lines
@@ -185,6 +185,13 @@ cdef class _LineFields:
         self._pairs, self._lowered = _offset(Headers, "pairs"), _offset(Headers, "_lowered")
         self._read, self._positions = _offset(Headers, "_read"), _offset(Headers, "positions")
         self._base, self._more = _offset(ExtendedHeaders, "base"), _offset(ExtendedHeaders, "more")
+
+    cdef object _places(self, headers):
+        """Return where the values of a template stand, by name; None for other fields."""
+        if type(headers) is not self._headers:
+            return None
+        places = _field(headers, self._positions)
+        return places if type(places) is dict else None
 
     cdef object _extend(self, base, tuple pairs, tuple more):
         """Return an `ExtendedHeaders`."""
@@ -203,19 +210,19 @@ cdef class _LineFields:
         return read[1] if read[0] is self._lines else headers.parsed_with(self._lines)
 
 
-cdef _LineFields _line_fields = None
+cdef _HeadersFields _headers_fields = None
 
 
-cdef inline _LineFields _of_lines():
-    global _line_fields
-    if _line_fields is None:
-        _line_fields = _LineFields()
-    return _line_fields
+cdef inline _HeadersFields _of_headers():
+    global _headers_fields
+    if _headers_fields is None:
+        _headers_fields = _HeadersFields()
+    return _headers_fields
 
 
 def extended_headers(base, tuple pairs not None, str request_id not None):
     """See `gateway.wire.metadata.extended_headers`."""
-    cdef _LineFields of = _of_lines()
+    cdef _HeadersFields of = _of_headers()
     if type(base) is not of._headers:
         return _python_version("extended_headers")(base, pairs, request_id)
     return of._extend(base, <tuple?>_field(base, of._pairs), headers_with_id(pairs, request_id, ""))
@@ -228,7 +235,7 @@ cdef bytes _LINE_END = b"\r\n"
 cdef str _REFUSES_CODINGS = "Accept-Encoding: identity\r\n"
 
 
-cdef str _text_lines(_LineFields of, tuple pairs, str before, str coding, bint* has_coding):
+cdef str _text_lines(_HeadersFields of, tuple pairs, str before, str coding, bint* has_coding):
     """Return *before*, the lines of fields, and *coding* if none is there; None for odd fields."""
     cdef list parts = []
     cdef Py_ssize_t total = PyUnicode_GET_LENGTH(before)
@@ -271,13 +278,13 @@ cdef inline char* _put_ascii(char* out, text) noexcept:
 def field_lines(tuple pairs not None, str coding not None=_REFUSES_CODINGS):
     """See `gateway.transports.http.client_rules.field_lines`."""
     cdef bint has_coding = False
-    lines = _text_lines(_of_lines(), pairs, "", coding, &has_coding)
+    lines = _text_lines(_of_headers(), pairs, "", coding, &has_coding)
     return _python_version("field_lines")(pairs, coding) if lines is None else lines
 
 
 def lines_of(headers):
     """See `gateway.transports.http.client_rules.lines_of`."""
-    cdef _LineFields of = _of_lines()
+    cdef _HeadersFields of = _of_headers()
     cdef bint has_coding = False
     if type(headers) is of._headers:
         return of._lines_of(headers)
@@ -400,37 +407,6 @@ def texts_and_id(tuple metadata not None):
             if len(found) > 128 or not is_printable_ascii(found):
                 found = ""
     return metadata, found
-
-
-cdef class _HeadersFields:
-    """Where headers have their fields."""
-
-    cdef object _headers
-    cdef Py_ssize_t _pairs, _lowered, _positions
-
-    def __cinit__(self):
-        from gateway.wire.http import Headers
-
-        self._headers = Headers
-        self._pairs, self._lowered = _offset(Headers, "pairs"), _offset(Headers, "_lowered")
-        self._positions = _offset(Headers, "positions")
-
-    cdef object _places(self, headers):
-        """Return where the values of a template stand, by name; None for other fields."""
-        if type(headers) is not self._headers:
-            return None
-        places = _field(headers, self._positions)
-        return places if type(places) is dict else None
-
-
-cdef _HeadersFields _headers_fields = None
-
-
-cdef inline _HeadersFields _of_headers():
-    global _headers_fields
-    if _headers_fields is None:
-        _headers_fields = _HeadersFields()
-    return _headers_fields
 
 
 cpdef object sender_metadata(headers):

@@ -46,34 +46,6 @@ cdef inline void _set_field(instance, Py_ssize_t offset, value) noexcept:
     Py_XDECREF(before)
 
 
-cdef class _Copies:
-    """Makes copies of a Struct, in a tenth of the instructions of a call of its class."""
-
-    cdef object _kind
-    cdef list _values
-    cdef Py_ssize_t _offsets[16]
-
-    def __cinit__(self, original):
-        cdef int index
-        names = type(original).__struct_fields__
-        if len(names) > 16:
-            raise TypeError(f"{type(original)} has more than 16 fields")
-        self._kind = type(original)
-        self._values = [getattr(original, name) for name in names]
-        for index in range(len(names)):
-            self._offsets[index] = _offset(type(original), names[index])
-
-    cdef object _copy(self):
-        """Return a copy."""
-        cdef Py_ssize_t index
-        copy = PyType_GenericAlloc(<PyTypeObject*><void*>self._kind, 0)
-        for index in range(len(self._values)):
-            value = self._values[index]
-            Py_INCREF(value)
-            (<PyObject**>(<char*><void*>copy + self._offsets[index]))[0] = <PyObject*><void*>value
-        return copy
-
-
 cdef class _Parts:
     """The parts of messages that depend on a model, or on the description of a tensor.
 
