@@ -8,9 +8,9 @@ ARG BUILD_BASE=${BASE}
 FROM ${BUILD_BASE} AS build
 ARG VARIANT=slim
 COPY requirements/${VARIANT}.lock /src/lock
-COPY release/bill_of_materials.py gateway/__init__.py /src/gateway/
+COPY release/bill_of_materials.py release/bytecode.py gateway/__init__.py /src/gateway/
 COPY dist/image/${VARIANT} /wheels
-# Neither pip nor tests, headers and debugging symbols of packages stay. Only what a start imports is compiled to bytecode.
+# Neither pip nor tests, headers and debugging symbols of packages stay. Only what a start imports is compiled.
 RUN python3 -m venv /tmp/installer \
     && python3 -m venv --without-pip /opt/gateway \
     && /tmp/installer/bin/pip --python /opt/gateway/bin/python install --no-compile --no-index --find-links /wheels --require-hashes --requirement /src/lock \
@@ -21,14 +21,15 @@ RUN python3 -m venv /tmp/installer \
     && find /opt/gateway/lib -type f \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.[ch]' -o -name '*.a' \) -delete \
     && { command -v strip > /dev/null || { apt-get update && apt-get install --yes --no-install-recommends binutils; }; } \
     && find /opt/gateway/lib -name '*.so' -not -path '*.libs/*' -exec strip --strip-unneeded {} + \
-    && /opt/gateway/bin/python -c 'import aiohttp, cramjam, grpc, httptools, msgspec, numpy, orjson, simdjson, uvloop, yaml' \
-    && /opt/gateway/bin/gateway serve --help > /dev/null \
-    && /opt/gateway/bin/python -m compileall -q /opt/gateway/lib/python3*/site-packages/gateway
+    && cp /src/gateway/bytecode.py /opt/gateway/ \
+    && /opt/gateway/bin/python /opt/gateway/bytecode.py
 
 FROM ${BASE}
 ARG VERSION
 ARG COMMIT
 COPY --from=build /opt/gateway /opt/gateway
+# That of Python itself, which is in the base. What has been compiled above stays as it is.
+RUN /opt/gateway/bin/python /opt/gateway/bytecode.py
 COPY dist/provenance.json /opt/gateway/provenance.json
 COPY config/container.yaml /etc/gateway/gateway.yaml
 LABEL org.opencontainers.image.title="Tensor Gateway" \

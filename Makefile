@@ -104,6 +104,7 @@ generated: $(VENV)/.installed-dev ## Check that generated files match their sour
 	$(BIN)/python schemas/metrics.py --check
 	$(BIN)/python schemas/admin_api.py --check
 	$(BIN)/python schemas/protocols.py --check
+	$(BIN)/python schemas/api_reference.py --check
 	$(BIN)/python release/publisher.py --check
 
 .PHONY: regenerate
@@ -114,6 +115,7 @@ regenerate: $(VENV)/.installed-dev ## Write the generated files again.
 	$(BIN)/python schemas/metrics.py
 	$(BIN)/python schemas/admin_api.py
 	$(BIN)/python schemas/protocols.py
+	$(BIN)/python schemas/api_reference.py
 	$(BIN)/python release/publisher.py
 
 .PHONY: unit
@@ -154,7 +156,7 @@ hostile: $(VENV)/.installed-dev ## Send hostile input to a running gateway, on e
 
 .PHONY: slow
 slow: $(VENV)/.installed-dev ## Run the slow tests, then the property tests with more examples.
-	$(BIN)/pytest tests -q -n $(WORKERS) --dist loadfile -m "slow and not interop and not hostile and not gpu" \
+	$(BIN)/pytest tests -q -n $(PROCESSES) --dist loadfile -m "slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=ci --timeout=300
 	$(BIN)/pytest tests -q -n $(WORKERS) --dist loadfile -m "hypothesis and not slow and not interop and not hostile and not gpu" \
 		--hypothesis-profile=thorough

@@ -25,7 +25,7 @@ from benchmarks import messages, systems
 from benchmarks.messages import Arrays, Case, Message
 from benchmarks.progress import Say
 from benchmarks.systems import SERVERS, Absent
-from gateway.app.gateway import Gateway
+from gateway.app.run.gateway import Gateway
 from gateway.config.load import load_text
 from gateway.frontend.frontend import Frontend
 from gateway.ir.calls import InferRequest

@@ -23,7 +23,7 @@ from benchmarks.processes import cores
 from benchmarks.progress import Say
 from benchmarks.rates import Row
 from gateway.app import complete_service, connect
-from gateway.app.process import freeze_startup_objects
+from gateway.app.run.process import freeze_startup_objects
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import Context, ModelRef

@@ -28,7 +28,7 @@ from benchmarks import resident, systems
 from benchmarks.progress import Say
 from benchmarks.resident import MIB, message, status
 from benchmarks.systems import Running
-from gateway.app.upstreams import Connected, connect
+from gateway.app.build.upstreams import Connected, connect
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef, Need
 from gateway.ir.errors import GatewayError

@@ -38,8 +38,8 @@ from benchmarks.traffic import (
     http_requests,
 )
 from benchmarks.wires import MemoryLoop
-from gateway.app.gateway import Gateway
-from gateway.app.process import freeze_startup_objects
+from gateway.app.run.gateway import Gateway
+from gateway.app.run.process import freeze_startup_objects
 from gateway.config.load import load_text
 from gateway.frontend.frontend import Frontend
 from gateway.ir.limits import MessageLimits

@@ -107,10 +107,10 @@ def http_requests(message: Message, path: str) -> Iterator[bytes]:
     return itertools.repeat(head + message.body)
 
 
-def grpc_requests(message: Message) -> Iterator[bytes]:
-    """Yield calls of ModelInfer, each on the next stream. The first one includes the preface."""
+def grpc_requests(message: Message, method: str = GRPC_METHOD) -> Iterator[bytes]:
+    """Yield calls of *method*, each on the next stream. The first one includes the preface."""
     # POST, http, then :path, content-type and te as literals that enter no table.
-    block = b"\x83\x86" + b"\x04" + _text(GRPC_METHOD.encode()) + b"\x01" + _text(b"127.0.0.1")
+    block = b"\x83\x86" + b"\x04" + _text(method.encode()) + b"\x01" + _text(b"127.0.0.1")
     block += b"\x0f\x10" + _text(b"application/grpc") + b"\x00" + _text(b"te") + _text(b"trailers")
     return grpc_calls(itertools.repeat(block), itertools.repeat(message.body))
 

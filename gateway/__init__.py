@@ -1,6 +1,6 @@
 """Tensor Gateway: a proxy between any inference client and any model server.
 
-Read `app/gateway.py` first; ARCHITECTURE.md in the repository describes the packages.
+Read `app/run/gateway.py` first; ARCHITECTURE.md in the repository describes the packages.
 """
 
 __version__ = "0.1.0"

@@ -31,6 +31,9 @@ _COMPILED: Final = _load()
 BUILD: Final = "plain Python" if _COMPILED is None else "compiled"
 """Which of the two is in use."""
 
+MISSING: Final = _COMPILED is None and os.environ.get("GATEWAY_ACCELERATOR") != "off"
+"""Whether plain Python is in use only because there is no extension for this platform."""
+
 PYTHON_VERSIONS: Final[dict[str, Callable[..., Any]]] = {}
 """The functions in Python that have a compiled version, by name: both have the same tests."""
 

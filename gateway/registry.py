@@ -6,21 +6,25 @@ Modules are imported on first use, so a configuration does not load protocols th
 import dataclasses
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast, get_args
 
 from gateway.api.access import Authenticator
 from gateway.api.authoriser import Authoriser
 from gateway.api.comparison import ComparisonRule
 from gateway.api.events import EventSink
-from gateway.api.extension import CompletedExtension, ConfigView, Extension, Finding
-from gateway.api.layer import Layer
+from gateway.api.extension import CompletedExtension, Extension, check_spelling
+from gateway.api.layer import Calls, Chain, Layer, Reads
 from gateway.api.platform import Platform
 from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, StreamBinding
 from gateway.api.transform import TensorTransform
-from gateway.settings.setting import Setting
+from gateway.ir.errors import GatewayError
+from gateway.settings.config_view import ConfigView, Finding
+from gateway.settings.setting import Place, Setting
 from gateway.settings.units import UNIX, Url
+from gateway.telemetry.faults import FAULTS
 
 PROTOCOLS: dict[str, str] = {
     "graphpipe": "gateway.protocols.graphpipe:SPEC",
@@ -34,6 +38,7 @@ PROTOCOLS: dict[str, str] = {
     "trtis": "gateway.protocols.trtis:SPEC",
 }
 
+_EXTENSIONS_GROUP: Final = "gateway.extensions"
 _PROTOCOLS_GROUP: Final = "gateway.protocols"
 _LAYERS_GROUP: Final = "gateway.layers"
 _EVENT_SINKS_GROUP: Final = "gateway.event_sinks"
@@ -46,32 +51,73 @@ BACKENDS: dict[str, str] = {
 
 EXTENSIONS: dict[str, str] = {
     "migration": "gateway.migration:EXTENSION",
+    "quotas": "gateway.quotas.extension:EXTENSION",
 }
 
 
 @functools.cache
 def extensions() -> Mapping[str, Extension]:
-    """Return all extensions by name: those of the gateway, then those of installed packages.
-
-    Raises:
-        LookupError: One cannot be imported, or is no extension.
-    """
+    """Return all extensions by name: those of the gateway, then those of installed packages."""
     found = {name: load_dotted(dotted) for name, dotted in EXTENSIONS.items()}
-    for entry in entry_points(group="gateway.extensions"):
-        found.setdefault(entry.name, load_dotted(entry.value))
-    return {name: _completed(name, extension) for name, extension in found.items()}
+    return {**_of_packages(_EXTENSIONS_GROUP, _completed).found, **found}
 
 
 def _completed(name: str, found: Any) -> Extension:
     if isinstance(found, type) and hasattr(found, "name"):
         found = found()
-    if isinstance(found, Extension):
-        return found
     if not isinstance(getattr(found, "name", None), str):
         kind = type(found).__name__
         message = f"extension {name!r} is a {kind}; expected a gateway.api.Extension"
         raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
-    return CompletedExtension(found)
+    check_spelling(f"extension {name!r}", found, Extension)
+    completed = found if isinstance(found, Extension) else CompletedExtension(found)
+    _check_places(f"extension {name!r}", completed.settings)
+    return completed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _OfPackages:
+    """The parts of a group of entry points, by name, and what is wrong with the others."""
+
+    found: Mapping[str, Any]
+    faults: tuple[str, ...]
+
+
+@functools.cache
+def _of_packages(group: str, check: Callable[[str, Any], Any]) -> _OfPackages:
+    """Import the parts of a group; *check* returns a part, or raises LookupError."""
+    found: dict[str, Any] = {}
+    faults = []
+    for entry in entry_points(group=group):
+        try:
+            found.setdefault(entry.name, check(entry.name, load_dotted(entry.value)))
+        except FAULTS as error:
+            package = "" if entry.dist is None else f"package {entry.dist.name!r}: "
+            faults.append(f"{package}{_reason(error)}")
+    return _OfPackages(found, tuple(faults))
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
+
+
+def package_faults() -> tuple[str, ...]:
+    """Return why parts of installed packages cannot be used; the command line works without them.
+
+    Parts that only a configuration names are checked where it names them.
+    """
+    faults = (
+        *extension_faults(),
+        *_of_packages(_LAYERS_GROUP, _checked_layer).faults,
+        *_of_packages(_PROTOCOLS_GROUP, _checked_protocol).faults,
+        *_settings()[1],
+    )
+    return tuple(dict.fromkeys(faults))
+
+
+def extension_faults() -> tuple[str, ...]:
+    """Return why extensions of installed packages cannot be used, as `package_faults` does."""
+    return _of_packages(_EXTENSIONS_GROUP, _completed).faults
 
 
 @functools.cache
@@ -80,20 +126,41 @@ def protocol_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*PROTOCOLS, *_entry_names(_PROTOCOLS_GROUP))))
 
 
-@functools.cache
 def layers() -> Mapping[str, Layer]:
-    """Return the layers of installed packages, by the names of their entry points.
+    """Return the layers of installed packages, by the names of their entry points."""
+    return _of_packages(_LAYERS_GROUP, _checked_layer).found
+
+
+def _checked_layer(name: str, layer: Any) -> Layer:
+    if not isinstance(layer, Layer):
+        message = f"layer {name!r} is a {type(layer).__name__}; expected a gateway.api.Layer"
+        raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
+    for member, found, expected in (
+        ("chain", layer.chain, get_args(Chain)),
+        ("calls", layer.calls, tuple(Calls)),
+        ("needs", layer.needs, tuple(Reads)),
+    ):
+        if found not in expected:
+            names = ", ".join(map(str, expected))
+            raise LookupError(f"layer {name!r} has the {member} {found!r}; expected one of {names}")
+    _check_places(f"layer {name!r}", layer.settings)
+    return layer
+
+
+def _check_places(owner: str, own: Iterable[Setting[Any]]) -> None:
+    """Check that keys belong to places of the file.
 
     Raises:
-        LookupError: One cannot be imported, or is no layer.
+        LookupError: One does not.
     """
-    found = {entry.name: load_dotted(entry.value) for entry in entry_points(group=_LAYERS_GROUP)}
-    for name, layer in found.items():
-        if not isinstance(layer, Layer):
-            kind = type(layer).__name__
-            message = f"layer {name!r} is a {kind}; expected a gateway.api.Layer"
-            raise LookupError(message)  # noqa: TRY004  # the object is wrong, not an argument
-    return found
+    places = get_args(Place)
+    for each in own:
+        for place in each.places:
+            if place not in places:
+                raise LookupError(
+                    f"{owner} has the key {each.key!r} in the place {place!r}; expected one of "
+                    f"{', '.join(places)}"
+                )
 
 
 class KeyOwner(Protocol):
@@ -117,24 +184,27 @@ def own_layers() -> Iterator[KeyOwner]:
     yield from load_dotted("gateway.app.layers:own_layers")()
 
 
-@functools.cache
 def settings() -> tuple[Setting[Any], ...]:
-    """Return the keys of the configuration file that extensions and layers own.
+    """Return the keys of the configuration file that extensions and layers own."""
+    return _settings()[0]
 
-    Raises:
-        LookupError: An extension or a layer cannot be imported, or two have the same key.
-    """
+
+@functools.cache
+def _settings() -> tuple[tuple[Setting[Any], ...], tuple[str, ...]]:
+    """Return the keys, and what is wrong with others that two have."""
     owners = [(f"extension {name!r}", each.settings) for name, each in extensions().items()]
     owners += [(_owner_text(each), each.settings) for each in own_layers()]
     owners += [(f"layer {name!r}", each.settings) for name, each in layers().items()]
     found: dict[tuple[str, str], tuple[str, Setting[Any]]] = {}
+    faults = []
     for owner, own in owners:
         for setting in own:
             for place in setting.places:
                 other, same = found.setdefault((place, setting.key), (owner, setting))
                 if same is not setting:
-                    raise LookupError(_same_key(setting.key, place, owner, other))
-    return tuple(dict.fromkeys(setting for _, setting in found.values()))
+                    faults.append(_same_key(setting.key, place, owner, other))
+    own_keys = dict.fromkeys(setting for _, setting in found.values())
+    return tuple(own_keys), tuple(faults)
 
 
 def _same_key(key: str, place: str, owner: str, other: str) -> str:
@@ -230,7 +300,57 @@ def protocol(name: str, /) -> ProtocolSpec:
         raise LookupError(
             f"the entry point {name!r} is the protocol {spec.name!r}; expected equal names"
         )
-    return spec
+    return spec if name in PROTOCOLS else _guarded(spec)
+
+
+def _guarded(spec: ProtocolSpec) -> ProtocolSpec:
+    """Return a protocol of a package whose codecs raise nothing that ends the process."""
+    bindings = {
+        carrier: dataclasses.replace(binding, codec=_guarding(spec.name, binding.codec))
+        for carrier in ("http", "grpc", "stream")
+        if (binding := getattr(spec, carrier)) is not None
+    }
+    return dataclasses.replace(spec, **bindings)
+
+
+def _guarding(protocol_name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes the same codec, whose methods name the protocol in their faults."""
+
+    def guarded_codec(*arguments: Any) -> Any:
+        codec = make(*arguments)
+        kind = type(codec)
+        methods = {
+            name: _guarded_method(protocol_name, method)
+            for name in dir(kind)
+            if not name.startswith("_") and inspect.isfunction(method := getattr(kind, name))
+        }
+        guarded = type(kind.__name__, (kind,), {"__slots__": (), **methods})
+        object.__setattr__(codec, "__class__", guarded)  # of a frozen one, too
+        return codec
+
+    return guarded_codec
+
+
+def _guarded_method(protocol_name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def guarded(*arguments: Any, **options: Any) -> Any:
+        try:
+            return method(*arguments, **options)
+        except GatewayError:
+            raise
+        except Exception as error:
+            error.add_note(f"protocol {protocol_name!r}")
+            raise
+        except BaseException as error:  # it would end the process
+            fault = RuntimeError(f"raised {type(error).__name__}: {error}")
+            fault.add_note(f"protocol {protocol_name!r}")
+            raise fault from error
+
+    return guarded
+
+
+def _checked_protocol(name: str, _spec: Any) -> ProtocolSpec:
+    return protocol(name)
 
 
 def platforms(names: Iterable[str], /) -> tuple[Platform, ...]:
@@ -319,8 +439,16 @@ def load_dotted(dotted: str) -> Any:
     """
     module_name, _, attribute = dotted.partition(":")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
     except ImportError as error:
         raise LookupError(f"cannot import {module_name!r}: {error}") from error
+    except FAULTS as error:  # code of a package runs
+        reason = f"{type(error).__name__}: {error}"
+        raise LookupError(f"cannot import {module_name!r}: {reason}") from error
+    found: Any = module
+    try:
+        for name in attribute.split("."):
+            found = getattr(found, name)
     except AttributeError as error:
         raise LookupError(f"module {module_name!r} has no {attribute!r}") from error
+    return found

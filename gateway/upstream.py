@@ -30,7 +30,7 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.metadata import ModelMetadata
 from gateway.ir.redaction import brief_error, redact, redacted_error
-from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
+from gateway.ir.streamed_inputs import streaming_body_of, with_buffered_body
 from gateway.ir.streams import close_stream, only_reply
 from gateway.ir.work import BOUND, LongWork
 from gateway.service import ReplyCoroutine, Service, bound_call

@@ -20,7 +20,17 @@ _LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception"})
 _OF_CUTOVERS: Final = ("migration", "text", "step", "weight")
 # It writes the events that `CutoverEvent` names elsewhere.
 _WRITES_CUTOVER_EVENTS: Final = "gateway/migration/cutover/leader_state.py"
-_CLIENT: Final = ("client", "client_name", "credential", "agent", "skipped", "skipped_by")
+_CLIENT: Final = (
+    "client",
+    "client_name",
+    "credential",
+    "subject",
+    "kid",
+    "issuer",
+    "agent",
+    "skipped",
+    "skipped_by",
+)
 _ENDPOINT: Final = ("upstream", "endpoint")
 _PROCESS: Final = ("role", "worker", "pid")
 

@@ -35,6 +35,7 @@ OTHERS: Final[Mapping[str, str]] = {
     "docs/README.md": "pages.md",
     # Generated from the code: `make generated` compares them.
     "docs/admin-api.md": "reference/admin-api.md",
+    "docs/api.md": "reference/api.md",
     "docs/metrics.md": "reference/metrics.md",
 }
 _PROGRESS = re.compile(r"^INFO .*\n", re.MULTILINE)

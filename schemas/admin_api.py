@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gateway.api.admin import AdminNeed, AdminRoute
 from gateway.app.admin.router import ROUTES
-from gateway.app.parts import OwnProcess
+from gateway.app.build.parts import OwnProcess
 from gateway.config.load import load_text
 from gateway.registry import EXTENSIONS, load_dotted
 

@@ -3,15 +3,16 @@
     python schemas/configuration.py            write what changed
     python schemas/configuration.py --check    write nothing; exit 1 and name the files that differ
 
-The files are gateway/config/schema.json and docs/configuration.md. Both come from the models in
-gateway/config and in the layers. Each section of the reference has an example: that of its model,
-or one in configuration_examples.yaml, or in the file of its extension, such as
-migration_examples.yaml, by the name of the model.
+The files are gateway/config/schema.json, docs/configuration.md and, for the chart, the keys that a
+reload changes. All come from the models in gateway/config and in the layers. Each section of the
+reference has an example: that of its model, or one in configuration_examples.yaml, or in the file
+of its extension, such as migration_examples.yaml, by the name of the model.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,17 +22,21 @@ from typing import Any
 
 import yaml
 
+from gateway.app.run.reload import restart_keys
 from gateway.config.extended import config_type
 from gateway.config.schema import json_schema, schema_text
+from gateway.config.yaml_tree import KeyPath
 from gateway.registry import EXTENSIONS
 from gateway.settings.model import Model
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = ROOT / "gateway" / "config" / "schema.json"
 PAGE = ROOT / "docs" / "configuration.md"
+RELOAD = ROOT / "deploy" / "helm" / "tensor-gateway" / "files" / "reload.json"
 EXAMPLES = [
-    Path(__file__).resolve().with_name(f"{owner}_examples.yaml")
+    path
     for owner in ("configuration", *EXTENSIONS)
+    if (path := Path(__file__).resolve().with_name(f"{owner}_examples.yaml")).exists()
 ]
 
 INTRODUCTION = """\
@@ -226,14 +231,47 @@ def _plain_type_text(found: Mapping[str, Any], sections: Mapping[str, Section]) 
     return kind
 
 
+def reload_text(schema: Mapping[str, Any]) -> str:
+    """Return the keys that a reload changes, as JSON: all but those that need a restart.
+
+    Each key has the keys below it, or true where every value will do. `*` is any name, and `[]` an
+    entry of a list. The chart takes a key that is not there for one that needs a restart.
+    """
+    tree = _reload_tree(schema, schema["$defs"], (), set(restart_keys()))
+    return json.dumps(tree, sort_keys=True, separators=(",", ":")) + "\n"
+
+
+def _reload_tree(
+    found: Mapping[str, Any], definitions: Mapping[str, Any], path: KeyPath, fixed: set[KeyPath]
+) -> Any:
+    if "$ref" in found:
+        return _reload_tree(definitions[_name_of(found)], definitions, path, fixed)
+    if "anyOf" in found:
+        trees = [_reload_tree(each, definitions, path, fixed) for each in found["anyOf"]]
+        below = [each for each in trees if each is not True]
+        return {key: value for each in below for key, value in each.items()} or True
+    parts = dict(found.get("properties", {}))
+    if _named_values(found):
+        parts["*"] = _named_values(found)
+    if isinstance(found.get("items"), dict):
+        parts["[]"] = found["items"]
+    return {
+        key: _reload_tree(each, definitions, (*path, key), fixed)
+        for key, each in parts.items()
+        if (*path, key) not in fixed
+    } or True
+
+
 def main() -> int:
-    """Write both files, or compare them; return the exit status."""
+    """Write all files, or compare them; return the exit status."""
     parser = argparse.ArgumentParser(description="Write the configuration's schema and reference.")
     parser.add_argument("--check", action="store_true", help="compare and change nothing")
     check: bool = parser.parse_args().check
     examples = all_examples()
     differs = False
-    for path, text in ((SCHEMA, schema_text()), (PAGE, page_text(json_schema(), examples))):
+    schema = json_schema()
+    texts = {SCHEMA: schema_text(), PAGE: page_text(schema, examples), RELOAD: reload_text(schema)}
+    for path, text in texts.items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         differs = True

@@ -46,13 +46,12 @@ CONCLUSION = """\
 Triton before 2.59 ends after some hundred to some ten thousand gRPC calls that are cancelled, or
 whose deadline passes. Users see clients that time out, and then pods that restart.
 
-`cancellation` of an upstream decides what happens to a unary gRPC call that nobody waits for any
-more:
+`cancellation` of an upstream decides what happens to a gRPC call that nobody waits for any more:
 
 | value | effect |
 | --- | --- |
 | `auto` | `withhold` before Triton below 2.59 and unknown servers; otherwise `forward` |
-| `withhold` | The call ends by itself and its reply is dropped. The server gets no deadline. |
+| `withhold` | The call ends by itself and its replies are dropped. The server gets no deadline. |
 | `forward` | The call is cancelled at the server. |
 
 - The client is answered at once in each case.
@@ -60,7 +59,10 @@ more:
   at most for the longest timeout of any route, or for 10 minutes where a route has none. Clients
   that leave often therefore need a larger `in_flight`, where it is set.
 - A call that waits for a place is removed from the queue. It was never sent.
-- Streams are cancelled, and so is a request whose body has not arrived completely.
+- A stream is a call like others: one whose client leaves after some replies runs to its end, or for
+  the same longest time.
+- `transport: reference` withholds no call.
+- A request whose body has not arrived completely is cancelled.
 - A gateway that stops waits for these calls, at most for `lifecycle.drain`.
 - `gateway_upstream_withheld_cancellations_total` counts these calls by upstream.
   `gateway_upstream_withheld_calls` and `withheld` in `/status` tell how many run now.

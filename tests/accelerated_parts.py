@@ -47,6 +47,7 @@ from gateway.protocols.oip.http.codec import HttpCodec
 from gateway.protocols.oip.json import binary_tensors, elements, templates, write
 from gateway.protocols.oip.json.binary_tensors import LENGTH_HEADER
 from gateway.protocols.openai.http import embeddings
+from gateway.protocols.tfs.grpc import messages as predict
 from gateway.protocols.tfs.http.predict import read_tensors, row_rules
 from gateway.protocols.tfs.options import TfsOptions
 from gateway.telemetry import upstream_metrics
@@ -100,12 +101,13 @@ from gateway.wire import (
     row_templates,
     row_values,
     rows,
+    tensor_protos,
 )
 from gateway.wire import fields as header_fields
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
 from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, HttpResponse
 from gateway.wire.message_cache import MaskedMessageCache
-from gateway.wire.protobuf import FieldCounter
+from gateway.wire.protobuf import FieldCounter, WireError
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.rows import read_rows_document
 from tests.http_client_parts import CLIENT_CALLERS, CLIENT_CLASSES, CLIENT_PARTS
@@ -226,6 +228,8 @@ def template_parser(random: Random) -> tuple[Any, ...]:
     return codec._requests._kept.get, *limits, messages
 
 
+# Packed, one by one, empty, texts, and two fields at once.
+_ELEMENTS: Final = (b"", b":\2\1\x7f", b"8\5", b":\0", b"B\0B\1a", b"-abcd*\4efgh", b"8\1P\xff\1")
 _LIMITS: Final = (
     DEFAULT_LIMITS,
     DEFAULT_LIMITS,
@@ -449,6 +453,28 @@ def message_scanner(random: Random) -> tuple[Any, ...]:
             messages.append((message, random.choice((FieldCounter().remaining, 6))))
     raw_tag = scan.RAW_INPUTS if is_request else scan.RAW_OUTPUTS
     return random.choice(_LIMITS), raw_tag, messages
+
+
+def described_reader(random: Random) -> tuple[Any, ...]:
+    """Return a description, and its messages with the fields that each may have."""
+    descriptor = random.choice((predict.REQUEST, tensor_protos.TENSOR, tensor_protos.TENSOR_SHAPE))
+    messages: list[tuple[bytes, int]] = []
+    for model, _, tensors, *_wanted in _messages(random, with_outputs=False):
+        with suppress(GatewayError, WireError):
+            spec = predict.spec_message(model.name, random.choice((0, 1, 300)), "s")
+            names = random.choices(_TEXTS, k=random.choice((0, 1, 2, 40)))
+            message = predict.REQUEST.write(
+                spec=spec, tensors=predict.tensor_entries(tensors[:3]), filter=names
+            )
+            shape = tensor_protos.shape_message(random.choice((*_SHAPES, None)))
+            if descriptor is tensor_protos.TENSOR_SHAPE:
+                message = shape
+            if descriptor is tensor_protos.TENSOR:
+                message = tensor_protos.TENSOR.write(number=3, shape=shape, content=b"abcd")
+                message.append(bytearray(random.choice(_ELEMENTS)))
+            found = damaged(random, b"".join(message), b"\0\n\x12\x1a\x7f\xff")
+            messages.append((found, random.choice((FieldCounter().remaining, 6))))
+    return descriptor, messages
 
 
 def response_writer(random: Random) -> tuple[Any, ...]:
@@ -1400,6 +1426,7 @@ PARTS: Final[dict[str, Part]] = {
         binary_part,
         plain_reader,
         message_scanner,
+        described_reader,
         layout_finder,
         take_request,
         take_response,
@@ -1792,8 +1819,20 @@ def _scanned(function: Callable[..., Any], *arguments: Any) -> object:
     return found
 
 
+def _described(function: Callable[..., Any], descriptor: Any, messages: Any) -> object:
+    """Return what messages have, and how many fields are left of those that are allowed."""
+    reader = function(descriptor)
+    found = []
+    for message, allowed in messages:
+        counter = FieldCounter(allowed)
+        value = _result(reader, (memoryview(message),), DEFAULT_LIMITS, counter)
+        found.append((value, counter.remaining))
+    return found
+
+
 _CALLED_BY: Final[dict[str, Callable[..., object]]] = {
     "message_scanner": _scanned,
+    "described_reader": _described,
     "request_decoder": _decoded,
     "reply_reader": _with_origins,
     "plain_call": lambda function, *arguments: _with_origin(function(*arguments)),

@@ -14,8 +14,8 @@ from gateway.api.extension import LeadingPart
 from gateway.app.admin.router import AdminRouter
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import admin_routers
-from gateway.app.parts import LeadingParts
-from gateway.app.reload import Reloader
+from gateway.app.build.parts import LeadingParts
+from gateway.app.run.reload import Reloader
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig, load_text
 from gateway.ir.context import Client

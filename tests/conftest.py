@@ -9,6 +9,7 @@ import gc
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Final
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import settings
 from gateway import accelerator
 from gateway.registry import EXTENSIONS
 from tests.accelerated_parts import use_functions
+from tests.implementation_marks import is_unavailable
 
 # No deadlines: a busy machine is not a failure, and pytest's own time limit ends what hangs.
 settings.register_profile("dev", max_examples=50, deadline=None)
@@ -95,9 +97,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give properties more time, for they are hundreds of tests in one, and sockets more tries."""
     if not HAS_MIGRATION:
-        of_wing = [item for item in items if item.get_closest_marker(MIGRATION) is not None]
-        config.hook.pytest_deselected(items=of_wing)
-        items[:] = [item for item in items if item not in of_wing]
+        _deselect(config, items, lambda item: item.get_closest_marker(MIGRATION) is not None)
+    _deselect(config, items, is_unavailable)
     for item in items:
         if item.get_closest_marker("flaky") is None:
             tried = (mark for place, mark in _TRIED_AGAIN.items() if place in item.nodeid)
@@ -106,6 +107,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         function = getattr(item, "obj", None)
         if hasattr(function, "hypothesis") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PROPERTY_TIMEOUT_S))
+
+
+def _deselect(
+    config: pytest.Config, items: list[pytest.Item], is_out: Callable[[pytest.Item], bool]
+) -> None:
+    """Leave out the tests that *is_out* names."""
+    out = {item for item in items if is_out(item)}
+    config.hook.pytest_deselected(items=list(out))
+    items[:] = [item for item in items if item not in out]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from random import Random
 from types import SimpleNamespace
 from typing import Any, Final
@@ -11,7 +14,12 @@ from typing import Any, Final
 import pytest
 
 from gateway.transports.contract import ClientLimits
-from gateway.transports.http1 import client
+from gateway.transports.http1 import (
+    client,
+    client_connection,
+    client_pool,
+    response_arrival,
+)
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.http1.client_connection import Http1ClientConnection
 from gateway.transports.http1.response_arrival import ResponseArrival
@@ -207,23 +215,31 @@ def _left(pool: Any, connections: list[Any]) -> object:
 
 def _run(check: Callable[[], object], state: dict[str, Any]) -> object:
     """Return the result of *check* on a loop, at a time that does not go on."""
-
-    async def run() -> object:
-        with pytest.MonkeyPatch.context() as patch:
-            for place in ("time", *_CLOCKS):
-                patch.setattr(f"{place}.monotonic", lambda: NOW_S)
-            patch.setattr(ResponseArrival, "has_ended", lambda _one: "has_ended" in state)
-            return check()
-
-    return asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patch, _as_running(_loop()):
+        for module in _CLOCKS:
+            patch.setattr(module, "monotonic", lambda: NOW_S)
+        patch.setattr(ResponseArrival, "has_ended", lambda _one: "has_ended" in state)
+        return check()
 
 
-_CLOCKS: Final = (
-    "gateway.transports.http1.client",
-    "gateway.transports.http1.client_connection",
-    "gateway.transports.http1.client_pool",
-    "gateway.transports.http1.response_arrival",
-)
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.SelectorEventLoop()
+
+
+@contextmanager
+def _as_running(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Let code make futures and timers of a loop that does not run; none of them is left."""
+    asyncio.events._set_running_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio.events._set_running_loop(None)
+        loop._ready.clear()  # type: ignore[attr-defined]
+        loop._scheduled.clear()  # type: ignore[attr-defined]
+
+
+_CLOCKS: Final = (time, client, client_connection, client_pool, response_arrival)
 
 
 def sent_at_once(  # one argument for each part of the state

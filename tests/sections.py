@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from gateway.app.chain_context import NO_CONTEXT, ChainContext
+from gateway.app.build.chain_context import NO_CONTEXT, ChainContext
 from gateway.config.load import load_text
 from gateway.config.models import Config, ModelConfig
 from gateway.telemetry.metrics import Metrics

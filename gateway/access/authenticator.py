@@ -16,13 +16,15 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, Final, Literal, Protocol
 
-from gateway.access.clients import Clients, DisabledClient, Patterns
+from gateway.access.clients import CertificatePatterns, Clients, DisabledClient
 from gateway.access.key_file import ApiKey, KeyFile
 from gateway.api.access import Authenticator, Credentials, Fields, Peer
 from gateway.config.access import ProxyConfig
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import ANONYMOUS, Identity
+from gateway.ir.limits import is_blank
+from gateway.ir.texts import visible
 from gateway.wire.fields import texts_among
 from gateway.wire.http import Headers
 
@@ -35,6 +37,8 @@ Sent = list[tuple[str, str]]
 
 _AUTHORIZATION: Final = "authorization"
 _MAX_PROXIED: Final = 4096
+_MAX_SHOWN: Final = 128
+_MAPPED_BITS: Final = 96
 
 
 class InvalidCredential(Unauthenticated):
@@ -74,9 +78,12 @@ class Proxy:
 
     def __init__(self, config: ProxyConfig, networks: Sequence[IPv4Network | IPv6Network]) -> None:
         self.config = config
-        self._certificates = Patterns((pattern, config.name) for pattern in config.certificates)
+        self._certificates = CertificatePatterns(
+            (pattern, config.name) for pattern in config.certificates
+        )
+        known = [_normal(network) for network in networks]
         self._has_address = lru_cache(1024)(
-            lambda address: any(ip_address(address) in network for network in networks)
+            lambda address: any(ip_address(address) in network for network in known)
         )
 
     def is_peer(self, peer: Peer) -> bool:
@@ -87,6 +94,14 @@ class Proxy:
             return bool(peer.address) and self._has_address(peer.address)
         except ValueError:  # an address with a zone
             return False
+
+
+def _normal(network: IPv4Network | IPv6Network) -> IPv4Network | IPv6Network:
+    """Return a network of IPv4 as such, where the file has it as IPv6: addresses are normal."""
+    mapped = network.network_address.ipv4_mapped if network.version == 6 else None  # noqa: PLR2004
+    if mapped is None or network.prefixlen < _MAPPED_BITS:
+        return network
+    return IPv4Network((mapped, network.prefixlen - _MAPPED_BITS))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -299,6 +314,13 @@ class ListenerAuthenticator:
         """Return the client of a request without a credential. Raises Unauthenticated."""
         if self.mode == "optional" or (credentials.is_public and rules.public_health):
             return ANONYMOUS
+        if credentials.peer.names:
+            raise InvalidCredential(
+                f"the certificate names no client: expected {_expected(rules)}",
+                "certificate",
+                "unknown",
+                _shown(credentials.peer.names[0]),
+            )
         raise Unauthenticated(f"a credential is missing: expected {_expected(rules)}")
 
     def _keys_and_tokens(
@@ -312,6 +334,11 @@ class ListenerAuthenticator:
             else:
                 found = self._of_key(value, rules)
                 key = key or found
+        # A server may read another one of them than the gateway.
+        if sum(name == _AUTHORIZATION for name, _ in sent) > 1:
+            raise InvalidCredential(
+                "the request has several 'authorization' fields; expected one", "key", "repeated"
+            )
         return key or token
 
     def _of_key(self, value: str, rules: AccessRules) -> Identity:
@@ -338,22 +365,25 @@ class ListenerAuthenticator:
             config = proxy.config
             if not proxy.is_peer(peer):
                 continue
-            names = [value for name, value in sent if name == config.client_header]
-            if not names:
-                continue
+            names = [value.strip() for name, value in sent if name == config.client_header]
+            # Of two fields one may be the client's own, even if the other one is empty.
             if len(names) > 1:
                 raise InvalidCredential(
                     f"the proxy sent {len(names)} names of the client; expected one",
                     "proxy",
                     "repeated",
                 )
+            if all(map(is_blank, names)):
+                continue
             client = rules.clients.proxied.client(names[0])
             if client is None and config.unlisted == "accept":
                 client = f"{config.name}:{names[0]}"
             if client is None:
-                raise InvalidCredential(
-                    "the client that the proxy names is unknown", "proxy", "unknown"
+                error = InvalidCredential(
+                    "the client that the proxy names is unknown", "proxy", "unknown", config.name
                 )
+                error.shown = {"subject": _shown(names[0])}
+                raise error
             groups = tuple(value for name, value in sent if name == config.groups_header)
             key = config.name, client, groups
             found = rules.proxied.get(key)
@@ -375,19 +405,24 @@ class ListenerAuthenticator:
         for name in peer.names:
             client = rules.clients.certificates.client(name)
             if client is not None:
-                return _enabled(rules.clients, "certificate", client, credential=name)
+                return _enabled(rules.clients, "certificate", client, credential=_shown(name))
         if not rules.unlisted_certificates:
             return None
         name = peer.names[0]
         _, _, bare = name.partition(":")
         shown = bare if name.startswith(("dns:", "cn:")) else name
-        return _enabled(rules.clients, "certificate", f"cert:{shown}", credential=name)
+        return _enabled(rules.clients, "certificate", f"cert:{shown}", credential=_shown(name))
 
     def _unix_user(self, peer: Peer, rules: AccessRules) -> Identity | None:
         client = None if peer.user_id is None else rules.clients.unix_user(peer.user_id)
         if client is None:
             return None
         return _enabled(rules.clients, "unix", client, credential=f"uid {peer.user_id}")
+
+
+def _shown(name: str) -> str:
+    """Return the name in a credential as the log shows it."""
+    return visible(name, _MAX_SHOWN)
 
 
 def _enabled(clients: Clients, kind: str, name: str, **facts: Any) -> Identity:

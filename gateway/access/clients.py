@@ -3,6 +3,7 @@
 import pwd
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.config.access import ClientConfig
@@ -40,6 +41,29 @@ class Patterns:
         return bool(self._entries)
 
 
+class CertificatePatterns:
+    """Patterns of names in certificates; those of DNS names are compared without case.
+
+    Source: RFC 5280 7.2.
+    """
+
+    def __init__(self, entries: Iterable[tuple[str, str]]) -> None:
+        entries = list(entries)
+        self._others = Patterns(entries)
+        self._dns = Patterns((pattern.lower(), client) for pattern, client in entries)
+
+    def client(self, name: str) -> str | None:
+        """Return the first client with a pattern that matches *name*; None without one.
+
+        Args:
+            name: A URI, `dns:NAME` in lower case or `cn:NAME`.
+        """
+        return (self._dns if name.startswith("dns:") else self._others).client(name)
+
+    def __bool__(self) -> bool:
+        return bool(self._others)
+
+
 class Clients:
     """The clients of a configuration.
 
@@ -49,7 +73,7 @@ class Clients:
 
     def __init__(self, clients: Mapping[str, ClientConfig]) -> None:
         self._clients = clients
-        self.certificates = Patterns(
+        self.certificates = CertificatePatterns(
             (pattern, name) for name, each in clients.items() for pattern in each.certificates
         )
         self.proxied = Patterns(
@@ -81,6 +105,7 @@ class Clients:
         claims: Mapping[str, Any] | None = None,
         credential: str = "",
         expires: float | None = None,
+        shown: Mapping[str, str] = MappingProxyType({}),
     ) -> Identity:
         """Return the client called *name*, which need not be listed.
 
@@ -98,6 +123,7 @@ class Clients:
             claims={} if claims is None else claims,
             credential=credential,
             expires=expires,
+            shown=shown,
         )
 
 
@@ -109,7 +135,7 @@ def _users(clients: Mapping[str, ClientConfig]) -> Iterator[tuple[int, str]]:
     found: dict[int, str] = {}
     for name, each in clients.items():
         for user in each.unix_users:
-            if user.isdigit():
+            if user.isascii() and user.isdecimal():
                 found.setdefault(int(user), name)
             else:
                 with suppress(KeyError):  # a user that this machine does not have never connects

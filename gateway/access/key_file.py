@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +18,7 @@ from typing import Any, Final, Literal
 
 from gateway.config.yaml_tree import read_tree
 from gateway.settings.fields import CLIENT_NAME
+from gateway.settings.private_files import replace_kept
 
 PREFIX: Final = "tg_"
 MIN_IMPORTED: Final = 20
@@ -205,19 +203,8 @@ def load_key_file(path: Path) -> KeyFile:
 
 
 def save_key_file(path: Path, keys: KeyFile) -> None:
-    """Replace *path* in one step, readable for its owner alone. Raises OSError."""
-    target = path.resolve()
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(keys.text())
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
+    """Replace *path* in one step; whoever could read it still can. Raises OSError."""
+    replace_kept(path, keys.text().encode())
 
 
 def _entry(index: int, found: Any) -> ApiKey:

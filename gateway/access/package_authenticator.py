@@ -2,13 +2,11 @@
 
 from collections.abc import Awaitable
 
-import structlog
-
 from gateway.api.access import Authenticator, Credentials
-from gateway.ir.errors import GatewayError, InternalError
+from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import Identity
-
-log = structlog.get_logger(__name__)
+from gateway.ir.limits import is_blank
+from gateway.telemetry.faults import FAULTS, internal_error
 
 
 class PackageAuthenticator:
@@ -27,23 +25,24 @@ class PackageAuthenticator:
         """Return the client. Raises GatewayError, InternalError for a bug of the package."""
         try:
             found = self._authenticator.authenticate(credentials)
-        except Exception as error:  # noqa: BLE001  # a package raises anything
+        except FAULTS as error:  # a package raises anything
             raise self._error(error) from None
         return self._checked(found) if isinstance(found, Identity) else self._later(found)
 
     async def _later(self, found: Awaitable[Identity]) -> Identity:
         try:
             return self._checked(await found)
-        except Exception as error:  # noqa: BLE001  # a package raises anything
+        except FAULTS as error:  # a package raises anything
             raise self._error(error) from None
 
     def _checked(self, found: object) -> Identity:
         if isinstance(found, Identity):
+            if is_blank(found.name):
+                raise Unauthenticated("a credential is missing: the authenticator named no client")
             return found
         raise TypeError(f"expected an Identity, found {type(found).__name__}")
 
-    def _error(self, error: Exception) -> GatewayError:
+    def _error(self, error: BaseException) -> GatewayError:
         if isinstance(error, GatewayError):
             return error
-        log.error("internal error", part=f"authenticator {self._name!r}", exc_info=error)
-        return InternalError("internal error of the gateway")
+        return internal_error(error, part=f"authenticator {self._name!r}")

@@ -28,10 +28,13 @@ from gateway.access.key_sets import KeySet, VerifyKey
 from gateway.config.access import JwtConfig
 from gateway.ir.errors import RateExceeded, Unavailable
 from gateway.ir.identity import Identity
+from gateway.ir.limits import is_blank
+from gateway.ir.texts import visible
 from gateway.policies.limits.fair_share import CallRate
 
 MAX_TOKEN_BYTES: Final = 8192
 MAX_VERIFIED: Final = 10_000
+_MAX_SHOWN: Final = 128
 _TOTAL_FACTOR: Final = 4
 _RETRY_AFTER_S: Final = 1.0
 
@@ -79,6 +82,7 @@ class _Verified:
 
     Attributes:
         key: The key that verified it.
+        shown: What the log shows of it.
         identity: Whom it names, for `clients`.
     """
 
@@ -88,6 +92,7 @@ class _Verified:
     groups: tuple[str, ...]
     claims: Mapping[str, Any]
     ends: float
+    shown: Mapping[str, str]
     clients: Clients | None = None
     identity: Identity | None = None
 
@@ -140,7 +145,11 @@ class JwtReader:
             if len(self._verified) > MAX_VERIFIED:
                 self._verified.popitem(last=False)
         if found.clients is not clients or found.identity is None:
-            found.identity, found.clients = _named(found, clients), clients
+            try:
+                found.identity, found.clients = _named(found, clients), clients
+            except InvalidCredential as error:
+                error.shown = found.shown
+                raise
         return found.identity
 
     def _is_current(self, found: _Verified) -> bool:
@@ -157,7 +166,30 @@ class JwtReader:
         signed, _, last = token.rpartition(".")
         first, _, middle = signed.partition(".")
         header, claims = _object(first, "header"), _object(middle, "claims")
-        signature = _decoded(last)
+        shown = {
+            name: visible(str(value), _MAX_SHOWN)
+            for name, value in (
+                ("subject", claims.get("sub")),
+                ("kid", header.get("kid")),
+                ("issuer", claims.get("iss")),
+            )
+            if value
+        }
+        try:
+            return self._verified_by(signed, header, claims, _decoded(last), shown, address)
+        except InvalidCredential as error:
+            error.shown = shown  # nothing of it is verified
+            raise
+
+    def _verified_by(  # the parts of a token
+        self,
+        signed: str,
+        header: Mapping[str, Any],
+        claims: Mapping[str, Any],
+        signature: bytes,
+        shown: Mapping[str, str],
+        address: str,
+    ) -> _Verified:
         algorithm = header.get("alg")
         if "crit" in header or "enc" in header:
             raise invalid("form", "has a header that is not supported: 'crit' or 'enc'")
@@ -166,7 +198,7 @@ class JwtReader:
             raise invalid("algorithm", "has an algorithm that its issuer may not use")
         ends = self._check_times(claims, issuer.config.leeway)
         value = _claim(claims, issuer.config.client)
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or is_blank(value):
             raise invalid("client", f"does not name its client: no text in {issuer.config.client}")
         key = self._key(issuer, header.get("kid"), algorithm)
         if not self._budget.admit(address):
@@ -180,7 +212,7 @@ class JwtReader:
         if not is_right:
             raise invalid("signature", "has a wrong signature")
         groups = _claim(claims, issuer.config.groups) if issuer.config.groups else ()
-        return _Verified(issuer, key, value, _texts(groups), claims, ends)
+        return _Verified(issuer, key, value, _texts(groups), claims, ends, shown)
 
     def _issuer(self, claims: Mapping[str, Any]) -> Issuer:
         """Return the issuer that a token names, by an audience that it is for."""
@@ -256,6 +288,7 @@ def _named(found: _Verified, clients: Clients) -> Identity:
             claims=found.claims,
             credential=config.name,
             expires=found.ends,
+            shown=found.shown,
         )
     except DisabledClient as error:
         raise InvalidCredential(error.message, "jwt", "disabled", config.name) from None
@@ -300,7 +333,6 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Return a text, or a list of texts, as a tuple; what is no text is left out."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
+    """Return a text, or a list of texts, as a tuple; what is no text, or blank, is left out."""
+    values = value if isinstance(value, list) else (value,)
+    return tuple(each for each in values if isinstance(each, str) and not is_blank(each))

@@ -1,7 +1,7 @@
 """The extension points: what protocols, policies, pages and wings are made of.
 
-Semantic versioning holds for these names and those of `gateway.api.tensors`; `Tap`, `TrafficShift`,
-`ServingPart`, `LeadingPart` and `Processes` may change with any release.
+Semantic versioning holds for these names and those of `gateway.api.tensors` and `gateway.api.wire`;
+`Tap`, `TrafficShift`, `ServingPart`, `LeadingPart` and `Processes` may change with any release.
 """
 
 from typing import Final
@@ -23,9 +23,7 @@ from gateway.api.backend import Arrays, Backend, Inputs, Job
 from gateway.api.comparison import ComparisonRule, RuleResult
 from gateway.api.events import Event, EventSink
 from gateway.api.extension import (
-    ConfigView,
     Extension,
-    Finding,
     LeadingPart,
     PartSetup,
     Processes,
@@ -33,7 +31,8 @@ from gateway.api.extension import (
     ServingProcess,
     TrafficShift,
 )
-from gateway.api.layer import Calls, Entries, Layer, LayerContext, no_findings
+from gateway.api.layer import Calls, Entries, Layer, LayerContext, Reads, no_findings
+from gateway.api.model_spec import ModelSpec
 from gateway.api.platform import Platform
 from gateway.api.protocol import (
     Codec,
@@ -52,11 +51,12 @@ from gateway.api.transform import TensorTransform
 from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import Identity
 from gateway.service import Service
+from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.setting import Setting
 from gateway.telemetry.names import Metric, MetricCell
 from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
 
-API_VERSION: Final = "1.0"
+API_VERSION: Final = "1.1"
 
 __all__ = [
     "API_VERSION",
@@ -93,6 +93,7 @@ __all__ = [
     "LeadingPart",
     "Metric",
     "MetricCell",
+    "ModelSpec",
     "OptionValue",
     "Options",
     "Page",
@@ -103,6 +104,7 @@ __all__ = [
     "Platform",
     "Processes",
     "ProtocolSpec",
+    "Reads",
     "Redirect",
     "RouteTap",
     "RuleResult",

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-if TYPE_CHECKING:
-    from gateway.api.extension import ConfigView
+from gateway.settings.config_view import ConfigView
 
 
 class AdminNeed(Enum):

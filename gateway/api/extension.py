@@ -1,12 +1,12 @@
 """Extension: a wing of the gateway, with keys, commands, admin pages and parts of its processes.
 
 The gateway knows an extension by these classes alone. `registry.extensions` finds it. `Extension`
-and `ConfigView` follow the version of the API; the other classes here may change with any release.
+follows the version of the API; the other classes here may change with any release.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from difflib import get_close_matches
 from socket import socket
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
@@ -17,33 +17,14 @@ from gateway.api.admin import AdminRoute
 from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.ir.calls import Call
 from gateway.ir.errors import ErrorCode
+from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.setting import Setting
 from gateway.telemetry.names import Metric
 
 T = TypeVar("T")
 
-Finding = tuple[tuple[str | int, ...], str]
-"""A path of keys in the configuration file, and what is wrong there."""
-
 Reports = Mapping[str, Mapping[str, Any] | None]
 """The reply of each serving process, by its name; None of one that is late."""
-
-
-class ConfigView(Protocol):
-    """A configuration file that matches the schema."""
-
-    @property
-    def directory(self) -> Path:
-        """The folder that paths in the file are relative to."""
-
-    def setting(self, setting: Setting[T], /) -> T:
-        """Return the value of a top-level key."""
-
-    def values(self, setting: Setting[T], /) -> Iterator[tuple[tuple[str | int, ...], T]]:
-        """Yield each value in the file, with the path of its key."""
-
-    def changed(self, **fields: Any) -> "ConfigView":
-        """Return a copy with other values of top-level keys."""
 
 
 class TrafficShift(Protocol):
@@ -75,10 +56,26 @@ class PartSetup:
     Attributes:
         document: JSON values.
         sockets: Ends of sockets, by names of the extension's own choice.
+        files: Descriptors of open files, by names of the extension's own choice.
     """
 
     document: Mapping[str, Any] = field(default_factory=dict)
     sockets: Mapping[str, socket] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyNotes:
+    """Adds what an extension tells clients to responses, besides the id of the request.
+
+    Attributes:
+        http: Takes the `QuotaHeaders` of a protocol, or None, and returns what takes an
+            `HttpResponse` and the id, and returns the response with both.
+        grpc: Takes a `GrpcResponse` and the id, and returns the response with both.
+    """
+
+    http: Callable[[Any], Callable[[Any, str], Any]]
+    grpc: Callable[[Any, str], Any]
 
 
 class ServingProcess(Protocol):
@@ -125,7 +122,7 @@ class ServingPart(Protocol):
 
     @property
     def on_call(self) -> CountCall | None:
-        """Called with each inference of a client; None for nothing."""
+        """Called with each inference or unread call of a client; None for nothing."""
         return None
 
     def route_taps(self) -> Mapping[str, RouteTap]:
@@ -135,6 +132,16 @@ class ServingPart(Protocol):
     def shifts(self, _config: ConfigView, /) -> Mapping[str, TrafficShift]:
         """Return the moved share of each route that has one, by the name of the route."""
         return {}
+
+    def listener_parts(
+        self, _config: ConfigView, _listener: str, _route_of: Callable[[Call[Any]], str], /
+    ) -> Iterable[object]:
+        """Return what the layers of a listener ask for by its class; see `LayerContext.part`."""
+        return ()
+
+    def reply_notes(self, _config: ConfigView, /) -> ReplyNotes | None:
+        """Return what adds notes to the responses of all listeners; None for nothing."""
+        return None
 
     async def start(self) -> None:
         """Begin, before the gateway listens. Raises StartError."""
@@ -161,8 +168,13 @@ class Processes(Protocol):
     def count(self) -> int:
         """The number of serving processes."""
 
-    async def exchange(self, part: str, document: Mapping[str, Any], /) -> Reports:
-        """Send a document to a part of every serving process, and return the replies."""
+    async def exchange(
+        self, part: str, document: Mapping[str, Any], /, timeout_s: float = 1.0
+    ) -> Reports:
+        """Send a document to a part of every serving process, and return the replies.
+
+        A part that did not reply in time gets nothing more until its process sends something.
+        """
 
 
 class LeadingPart:
@@ -259,6 +271,43 @@ class Extension(Protocol):
         return None
 
 
+def check_spelling(subject: str, own: object, expected: type) -> None:
+    """Check that a part of a package names no member almost like one of its interface.
+
+    Args:
+        subject: What the error calls the part.
+        own: The part.
+        expected: The interface.
+
+    Raises:
+        LookupError: It does: probably the member is misspelt, and would have no effect.
+    """
+    members = _public(expected)
+    for name in _public(own) - members:
+        close = get_close_matches(name, members, n=1, cutoff=_ALMOST)
+        if close:
+            kind = expected.__name__
+            raise LookupError(f"{subject} has {name!r}; expected {close[0]!r}, as a {kind} has")
+
+
+def _public(part: object) -> set[str]:
+    """Return the names of members; a helper of the part's own, such as `_check`, is none."""
+    return {name for name in dir(part) if not name.startswith("_")}
+
+
+def check_part(subject: str, own: object, expected: type) -> None:
+    """Check that a part of a package has all members of its interface, and misspells none.
+
+    Raises:
+        LookupError: It does not.
+    """
+    check_spelling(subject, own, expected)
+    for name in sorted(_public(expected)):
+        if not hasattr(own, name):
+            base = f"gateway.api.{expected.__name__}"
+            raise LookupError(f"{subject} has no {name!r}; expected a class derived from {base}")
+
+
 class CompletedExtension(Extension):
     """An extension of a package, with the defaults of what it leaves out.
 
@@ -273,6 +322,7 @@ class CompletedExtension(Extension):
                 setattr(self, member, getattr(own, member))
 
 
+_ALMOST: Final = 0.75  # of the letters
 _MEMBERS: Final = (
     "settings",
     "metrics",

@@ -6,15 +6,18 @@ where that table says; they are found by entry points of the group `gateway.laye
 
 import enum
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from gateway.api.extension import ConfigView, Finding
+from gateway.ir.calls import Call
 from gateway.service import Service
+from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.setting import Setting
 from gateway.telemetry.names import Metric, MetricCell
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Call[Any])
 
 Chain = Literal["listener", "route", "target", "upstream", "endpoint", "model", "pipeline"]
 """What a chain of layers belongs to; "model" is a model of the gateway or a shared one."""
@@ -30,6 +33,22 @@ class Calls(enum.Enum):
     ALL = "all"
     INFERENCE = "inference"
     QUESTIONS = "questions"
+
+
+class Reads(enum.Enum):
+    """What a layer reads of the tensors of requests and replies.
+
+    Protocols may send tensors without names, datatypes and shapes, and elements may still arrive
+    when a call begins. The gateway adds what a layer reads before the layer is called, and refuses
+    requests for which it cannot.
+    """
+
+    NOTHING = "nothing"
+    """Nothing, or only what every protocol sends."""
+    SHAPES = "shapes"
+    """Names, datatypes and shapes."""
+    VALUES = "values"
+    """Names, datatypes, shapes and elements. A body is received before the layer is called."""
 
 
 class Entries(NamedTuple):
@@ -66,6 +85,18 @@ class LayerContext(Protocol):
             LookupError: There is none here.
         """
 
+    def span(self, name: str, call: C, /, **attributes: str | float) -> AbstractContextManager[C]:
+        """Make a span of a block, inside that of the call, if `telemetry.otlp` has traces.
+
+        Args:
+            name: The name of the span.
+            call: The call that the block is about.
+            attributes: The attributes of the span.
+
+        Returns:
+            A context manager. It returns the call for the inner chain, whose spans are inside.
+        """
+
     def kept(self, source: object, make: Callable[[], T], /) -> T:
         """Return what the layer of the same place had before a reload.
 
@@ -93,6 +124,8 @@ class Layer:
         settings: Its keys in the configuration file.
         metrics: Its metrics.
         check: Yields what is wrong with its keys, beyond their types.
+        needs: What it reads of tensors. The gateway's own layers stand where they know it, so it
+            holds for layers of packages.
     """
 
     name: str
@@ -103,3 +136,4 @@ class Layer:
     settings: tuple[Setting[Any], ...] = ()
     metrics: tuple[Metric, ...] = ()
     check: Callable[[ConfigView], Iterator[Finding]] = no_findings
+    needs: Reads = Reads.VALUES

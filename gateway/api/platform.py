@@ -23,6 +23,8 @@ class Platform:
         contract: The variable with the version of its contract; "" for none.
         known_contract: The first number of the version that the protocol implements.
         storage: The variable that names artefacts which the gateway does not fetch; "" for none.
+        port: The variable with the port that it calls, a marker as well; "" for none.
+        routes: The variables with the paths that it calls, each with the option of the protocol.
         models: Returns the folder of models, where `gateway.yaml` may lie; None for no folder.
     """
 
@@ -32,6 +34,8 @@ class Platform:
     contract: str = ""
     known_contract: str = ""
     storage: str = ""
+    port: str = ""
+    routes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     models: Callable[[Environment], Path | None] = no_models
 
     def missing_models(self, environment: Environment) -> str:

@@ -8,29 +8,154 @@ import abc
 import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, Generic, Literal, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
 from gateway.api.platform import Platform
-from gateway.ir.calls import Call, InferResponse, StreamInferRequest
-from gateway.ir.context import ModelRef, Need
-from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.calls import (
+    Call,
+    InferRequest,
+    InferResponse,
+    OpaqueCall,
+    StreamInferRequest,
+    inference_of,
+    words_of,
+)
+from gateway.ir.context import ModelRef, Need, Origin
+from gateway.ir.errors import (
+    GatewayError,
+    InvalidOutput,
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    Unsupported,
+)
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ServerMetadata
+from gateway.wire.errors import refuses_caller
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from gateway.wire.http import HttpRequest, HttpResponse
 from gateway.wire.path_claims import PathClaim
+from gateway.wire.protobuf import WireError
 from gateway.wire.stream import Frame, Framer
 
 R = TypeVar("R")
 Q = TypeVar("Q")
 A = TypeVar("A")
+Q_contra = TypeVar("Q_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)  # a named tuple reads its fields slower
+class Handling:
+    """How a codec handles one kind of call; None where the protocol has no such message.
+
+    Of a request for a stream, the replies are its items.
+
+    Attributes:
+        encode_call: Writes the request to an upstream, from the call.
+        decode_reply: Reads the reply, from the call and the upstream's response.
+        encode_reply: Writes the response to a client, from the call and the reply.
+        by_status: Returns the reply where the status of the upstream's response tells it, from this
+            response; None where it does not. It decides what no error is, such as "not ready" and
+            any response to a request that is passed on. Beside the latter, a response that
+            refuses the caller is an error and is not passed to it.
+    """
+
+    encode_call: Callable[[Any], Any] | None = None
+    decode_reply: Callable[[Any, Any], Any] | None = None
+    encode_reply: Callable[[Any, Any], Any] | None = None
+    by_status: Callable[[Any], Any] | None = None
+
+
+def with_replies(
+    calls: Mapping[type[Call[Any]], Handling],
+    replies: Mapping[type[Call[Any]], Callable[[Any, Any], Any]],
+) -> Mapping[type[Call[Any]], Handling]:
+    """Return the table of a client's side, with what writes responses to clients."""
+    kinds = {**dict.fromkeys(calls), **dict.fromkeys(replies)}
+    return {
+        kind: replace(calls.get(kind, _NOT_HANDLED), encode_reply=replies.get(kind))
+        for kind in kinds
+    }
+
+
+_NOT_HANDLED: Final = Handling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limitations:
+    """What a protocol cannot carry to an upstream.
+
+    Attributes:
+        title: The protocol, for errors.
+        sequences, classes, shared_memory, versions: True for what it has no message for.
+    """
+
+    title: str = ""
+    sequences: bool = False
+    classes: bool = False
+    shared_memory: bool = False
+    versions: bool = False
+
+    def check(self, request: InferRequest, /) -> None:
+        """Refuse an inference that the protocol cannot carry.
+
+        Raises:
+            Unsupported: It has something that changes the reply, and no message carries it.
+        """
+        model = request.model
+        if self.sequences and request.sequence is not None:
+            raise Unsupported(f"{self.title} has no sequences", model=model)
+        if self.versions and model is not None and model.version:
+            raise Unsupported(
+                f"{self.title} has no versions, and the call is for version {model.version!r}",
+                model=model,
+            )
+        for output in request.outputs:
+            if self.classes and output.classes:
+                raise Unsupported(
+                    f"{self.title} has no classes: output {output.name!r} is requested as classes",
+                    model=model,
+                )
+            if self.shared_memory and output.shared is not None:
+                raise Unsupported(
+                    f"{self.title} has no shared memory: output {output.name!r} is requested in it",
+                    model=model,
+                )
+
+
+_NO_LIMITATIONS: Final = Limitations()
+
+
+class WholeMessages(Protocol[Q_contra, A]):
+    """How messages of one form pass as they came."""
+
+    def is_plain(self, wire: Q_contra, /) -> bool:
+        """Return whether every reader of a request reads the same: nothing occurs twice.
+
+        Only what `decode_call` has read, or refused for another reason, comes here.
+        """
+        ...
+
+    def is_plain_reply(self, request: Q_contra, wire: A, /) -> bool:
+        """Return the same of a response that `decode_reply` cannot read."""
+        ...
+
+    def passed(self, reply: Origin, /) -> A:
+        """Return the response of a server as the client gets it."""
+        ...
 
 
 class Codec(abc.ABC, Generic[Q, A]):
     """Translates between wire requests Q, wire responses A and calls.
 
+    A codec has a table of the calls that it handles, `calls`.  It may instead override
+    `encode_reply`, `encode_call` and `decode_reply`, which read this table.
+
     Attributes:
+        calls: How it handles each kind of call. Other kinds are `Unsupported`.
+        limitations: What it refuses to write to an upstream.
         name: Such as "oip.http"; also the codec name of every origin that it creates.
         needs: What it cannot write a call without; a policy adds that before `encode_call`.
         prefers_single_reply: An upstream is first asked for a single reply to a stream request,
@@ -38,14 +163,56 @@ class Codec(abc.ABC, Generic[Q, A]):
         only_known_models: An upstream gets inferences of models only that it knows.
         max_rows: Most rows of one inference; larger ones are divided. None for no limit.
         dialect: How the server of an upstream differs from others, for `ModelMetadata`.
+        whole: The form of the messages that pass as they came between a client's and an upstream's
+            codec with the same one; "" where an option changes what they say.
+        messages: How these messages pass; None where none do.
     """
 
+    calls: Mapping[type[Call[Any]], Handling] = MappingProxyType({})
+    limitations: Limitations = _NO_LIMITATIONS
     name: str
     needs: frozenset[Need]
     prefers_single_reply: bool = False
     only_known_models: bool = False
     max_rows: int | None = None
     dialect: str = ""
+    whole: str = ""
+    messages: WholeMessages[Q, A] | None = None
+
+    def sends_on(self, call: Call[Any], /) -> bool:
+        """Return whether an upstream gets the message of *call* as it came, with its own model."""
+        origin = call.context.origin
+        return (
+            origin is not None
+            and origin.whole != ""
+            and origin.whole == self.whole
+            and self.is_plain(origin.wire)
+        )
+
+    def is_plain(self, wire: Q, /) -> bool:
+        """Return whether every reader of a client's message reads the same."""
+        return self.messages is not None and self.messages.is_plain(wire)
+
+    def decode_unread(self, _wire: Q, _refused: GatewayError, /) -> Call[Any] | None:
+        """Return the call of a request that `decode_call` refused, if a server may read it.
+
+        Its origin is whole, and has *_refused* for a target of any other form.
+        """
+        return None
+
+    def send_on(self, call: Call[Any], _message: Origin, /) -> Q:
+        """Write a whole message to an upstream: the client's, with the model and headers of *call*.
+
+        Raises:
+            Unsupported: The server has no message for the model.
+        """
+        raise unsupported(call, self.name)
+
+    def pass_on(self, call: Call[Any], reply: Origin, /) -> A:
+        """Write the whole response of a server to the client, with the model of *call*."""
+        if self.messages is None:
+            raise unsupported(call, self.name)
+        return self.messages.passed(reply)
 
     @abc.abstractmethod
     def decode_call(self, wire: Q, request_id: str = "", /) -> Call[Any]:
@@ -55,17 +222,39 @@ class Codec(abc.ABC, Generic[Q, A]):
         the call.  The caller adds the id where the codec does not.
         """
 
-    @abc.abstractmethod
     def encode_reply(self, call: Call[R], reply: R, /) -> A:
-        """Write the response to *call*, which came from `decode_call`."""
+        """Write the response to *call*, which came from `decode_call`.
+
+        Raises:
+            Unsupported: There is no such response, or it cannot carry the reply.
+            InvalidOutput: An output is not what the protocol needs.
+        """
+        found: Any = reply
+        if type(found) is InferResponse:
+            origin, own = found.origin, call.context.origin
+            if origin and origin.whole and own is not None and own.whole == origin.whole:
+                return self.pass_on(call, origin)
+            if found.error is not None:
+                raise found.error.copy()  # its traceback will hold the reply
+        elif type(found) is Origin and found.whole and found.codec == self.name:
+            return self.pass_on(call, found)
+        write = self.calls.get(type(call), _NOT_HANDLED).encode_reply
+        if write is None:
+            raise unsupported(call, self.name)
+        try:
+            written: A = write(call, reply)
+        except ValueError as error:  # lone surrogates in a name, numbers over 64 bits
+            raise Unsupported(f"reply cannot be written: {error}", model=call.model) from error
+        return written
 
     def for_record(self, wire: Q, /) -> Q:
         """Return a request as a recording may keep it: without what names a person."""
         return wire
 
-    def encode_item(self, call: StreamInferRequest, _item: InferResponse, /) -> A:
-        """Write one response of a stream. Raises `Unsupported` unless overridden."""
-        raise unsupported(call, self.name)
+    def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> A:
+        """Write one response of a stream; raises as `encode_reply`."""
+        encode: Callable[[Any, Any], A] = self.encode_reply
+        return encode(call, item)
 
     def has_only_text(self, _call: StreamInferRequest, _item: InferResponse, /) -> bool:
         """Return whether BYTES of one response of a stream can only be text."""
@@ -84,17 +273,133 @@ class Codec(abc.ABC, Generic[Q, A]):
         """
         return
 
-    @abc.abstractmethod
     def encode_call(self, call: Call[Any], /) -> Q:
         """Write a request to an upstream. Raises `Unsupported` for what the protocol lacks."""
+        kind = type(call)
+        origin = call.message if type(call) is OpaqueCall else call.context.origin
+        if origin is not None and (kind is InferRequest or kind is OpaqueCall):
+            if origin.whole and origin.whole == self.whole:
+                return self.send_on(call, origin)
+            if origin.refusal is not None:
+                raise origin.refusal.copy()
+        write = self.calls.get(type(call), _NOT_HANDLED).encode_call
+        if write is None:
+            raise unsupported(call, self.name)
+        limitations = self.limitations
+        request = None if limitations is _NO_LIMITATIONS else inference_of(call)
+        if request is not None:
+            limitations.check(request)
+        elif type(call) is OpaqueCall and call.message.codec != self.name:
+            raise Unsupported(
+                f"a request that only {call.message.codec} understands cannot be sent over "
+                f"{self.name}",
+                model=call.model,
+            )
+        try:
+            written: Q = write(call)
+        except InvalidOutput as error:  # the tensor is an input here
+            text = error.message.replace("output", "input", 1)
+            raise Unsupported(text, model=call.model) from error
+        except ValueError as error:  # as in `encode_reply`
+            raise Unsupported(
+                f"{words_of(call)} cannot be written: {error}", model=call.model
+            ) from error
+        return written
 
-    @abc.abstractmethod
     def decode_reply(self, call: Call[R], wire: A, /) -> R:
-        """Read an upstream's response to *call*; raises the error that it contains."""
+        """Read an upstream's response to *call*; raises the error that it contains.
 
-    def decode_item(self, call: StreamInferRequest, _wire: A, /) -> InferResponse:
-        """Read one response of an upstream's stream. Raises `Unsupported` unless overridden."""
-        raise unsupported(call, self.name)
+        Raises:
+            GatewayError: The error in the response, with the response as origin.
+            MalformedMessage, InvalidTensor: The response cannot be used.
+        """
+        found = self.calls.get(type(call), _NOT_HANDLED)
+        if found.by_status is not None and (type(call) is OpaqueCall or not refuses_caller(wire)):
+            known = found.by_status(wire)
+            if known is not None:
+                return cast("R", known)  # its type is the reply's
+        self._check_response(call, wire)
+        if type(call) is OpaqueCall and call.message.whole:
+            return cast("R", Origin(self.name, wire, whole=call.message.whole))
+        origin = call.context.origin if type(call) is InferRequest else None
+        if origin is not None and origin.whole and origin.whole == self.whole:
+            return cast("R", self._whole_reply(found, call, wire))
+        read = found.decode_reply
+        if read is None:
+            raise unsupported(call, self.name)
+        try:
+            reply: R = read(call, wire)
+        except (WireError, InvalidRequest) as error:
+            raise_for_response(error)
+        return reply
+
+    def _whole_reply(self, found: Handling, call: Call[Any], wire: A) -> InferResponse:
+        """Return the reply to a message that was sent on; its error, where it cannot be read.
+
+        Raises:
+            MalformedMessage: Readers may read different things in it.
+            TooLarge: A limit is exceeded.
+        """
+        own = Origin(self.name, wire, whole=self.whole)
+        message = cast("Origin", call.context.origin)
+        unread: GatewayError | None = message.refusal
+        if unread is None:
+            try:
+                reply: InferResponse = read_response(cast("Any", found.decode_reply), call, wire)
+                return reply.changed(origin=own)
+            except (InvalidRequest, Unsupported) as error:
+                if error.origin is not None:
+                    raise  # the error in the response
+                error.__traceback__ = None  # its frames hold the response
+                unread = error
+        # Neither is the reply to a message that nobody reads of the common form.
+        if self.messages is None or not self.messages.is_plain_reply(message.wire, wire):
+            raise MalformedMessage(f"response says different things to readers: {unread.message}")
+        model = call.model or ModelRef("")
+        return InferResponse(model=model, outputs=(), error=unread, origin=own)
+
+    def _check_response(self, call: Call[Any], wire: A, /) -> None:
+        """Raise the error in an upstream's response, if it has one."""
+        failure = self.error_in(call, wire)
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame
+
+    def error_in(self, _call: Call[Any], _wire: A, /) -> GatewayError | None:
+        """Return the error in an upstream's response, with it as origin; None for a success."""
+        return None
+
+    def decode_item(self, call: StreamInferRequest, wire: A, /) -> InferResponse:
+        """Read one response of an upstream's stream; raises as `decode_reply`."""
+        if self.calls.get(type(call), _NOT_HANDLED).decode_reply is None:
+            raise unsupported(call, self.name)
+        decode: Callable[[Any, A], Any] = self.decode_reply
+        item: InferResponse = decode(call, wire)
+        return item
+
+
+def read_response(read: Callable[[Any, Any], Any], call: Call[Any], wire: object) -> Any:
+    """Return what *read* reads of an upstream's response, whose errors are the upstream's.
+
+    Raises:
+        GatewayError: The error in the response; *read* gives it an origin.
+        MalformedMessage, InvalidTensor: The response cannot be used.
+    """
+    try:
+        return read(call, wire)
+    except (WireError, InvalidRequest) as error:
+        raise_for_response(error)
+
+
+def raise_for_response(error: WireError | InvalidRequest) -> NoReturn:
+    """Raise *error*, which came of reading an upstream's response, as that of the upstream."""
+    if isinstance(error, WireError):
+        raise MalformedMessage(f"response cannot be read: {error}") from error
+    if error.origin is not None or isinstance(error, MalformedMessage | InvalidTensor):
+        raise error
+    raise MalformedMessage(error.message) from error
 
 
 class StreamCodec(Codec[Q, A]):
@@ -107,6 +412,10 @@ class StreamCodec(Codec[Q, A]):
     def is_terminal(self, _call: StreamInferRequest, _error: GatewayError, /) -> bool:
         """Return whether no item can follow an error that is the first item of a stream."""
         return True
+
+    def writes_end_mark(self, _call: StreamInferRequest, /) -> bool:
+        """Return whether `encode_item` writes an item that only marks the end of the stream."""
+        return False
 
     def encode_end(self, _call: StreamInferRequest, _last: InferResponse | None, /) -> A | None:
         """Write the end of a stream without an error; None for nothing.
@@ -200,7 +509,7 @@ class CutThroughCodec(Codec[Q, A]):
 
 def unsupported(call: Call[Any], name: str) -> Unsupported:
     """Return the error for a call that the protocol or codec *name* has no message for."""
-    return Unsupported(f"{type(call).__name__} is not supported over {name}", model=call.model)
+    return Unsupported(f"{words_of(call)} is not supported over {name}", model=call.model)
 
 
 Options = Mapping[str, Any]
@@ -239,7 +548,6 @@ class HttpBinding:
         path_option: The option that the path of an upstream's URL sets, where it replaces the
             protocol's own paths or their beginning; "" where it is a prefix of these paths.
         sets_root_path: The path "/" sets that option too; otherwise it is no path.
-        any_path: It serves every path of a listener without another protocol.
         root: It serves the path "/" where nothing else claims it.
         public: Paths below these that ask for the health of the server.
         claims: Returns one row for each further path, from a listener's options. They say who has a
@@ -255,7 +563,6 @@ class HttpBinding:
     prefixes: tuple[str, ...] = ()
     path_option: str = ""
     sets_root_path: bool = False
-    any_path: bool = False
     root: bool = False
     public: tuple[str, ...] = ()
     claims: Callable[[Options], tuple[PathClaim, ...]] = _no_claims

@@ -1,24 +1,41 @@
 """Taps: what receives calls with their replies, to record or compare them."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from time import monotonic
 from typing import Any, Protocol
 
 from msgspec import Struct, field
 
-from gateway.ir.calls import Call, InferRequest, InferResponse
+from gateway.ir.calls import Call, InferRequest, InferResponse, OpaqueCall
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import close_stream
 from gateway.ir.teed_body import TeedBody
+from gateway.ir.unread import is_refusal
 from gateway.service import Service
 from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.error_texts import error_text
 
-CountCall = Callable[[InferRequest, float, bool], None]
-"""Called with each inference, its duration in seconds, and whether it failed."""
+
+class CountCall(Protocol):
+    """Receives each call of a client that is an inference, or whose message nobody here has read.
+
+    The latter is an `OpaqueCall` that a server got as it came, or that the gateway refused.
+    """
+
+    def __call__(
+        self,
+        call: InferRequest | OpaqueCall,
+        seconds: float,
+        is_failed: bool,
+        is_refused: bool = False,
+        /,
+    ) -> None:
+        """Count a call with its duration; a failed one may be refused by the gateway itself."""
+        ...
 
 
 class TappedCall(Struct):
-    """One inference while it is served.
+    """One inference, or one call that is forwarded unread, while it is served.
 
     Attributes:
         call: It is handled in place of the original one, so it may have a teed body.
@@ -27,9 +44,11 @@ class TappedCall(Struct):
         items: The replies, each with its time since the start, seconds.
         responses: The messages to the client; none below the frontends.
         error: Code and text of the error that ended the call; None for none.
+        is_refused: Whether the gateway itself refused the call with this error.
         teed: Keeps the body of a call that began before it was received; None for others.
         is_complete: Whether a stream of replies was read to its end.
         service: What the frontend called, for questions about the model; None before that.
+        shown_error: The text of the error as the log shows it, with the part of a server marked.
     """
 
     call: Call[Any]
@@ -39,9 +58,11 @@ class TappedCall(Struct):
     items: list[tuple[float, InferResponse]] = field(default_factory=list)
     responses: list[Any] = field(default_factory=list)
     error: tuple[ErrorCode, str] | None = None
+    is_refused: bool = False
     teed: TeedBody | None = None
     is_complete: bool = False
     service: Service | None = None
+    shown_error: str = ""
 
     def add(self, item: InferResponse) -> None:
         """Note a reply."""
@@ -50,7 +71,8 @@ class TappedCall(Struct):
     def fail(self, error: BaseException) -> None:
         """Note the error that ended the call; without the object, which refers to frames."""
         if isinstance(error, GatewayError):
-            self.error = error.code, error.message
+            self.error, self.is_refused = (error.code, error.message), is_refusal(error)
+            self.shown_error = error_text(error)
         elif isinstance(error, Exception):
             self.error = ErrorCode.INTERNAL, "internal error of the gateway"
         else:
@@ -118,7 +140,10 @@ class RouteTap(Protocol):
     """Receives chosen calls of a route; its methods do not wait."""
 
     def begin(self, call: Call[Any], /) -> SampledCall | None:
-        """Return the exchange of an inference; None for a call that is not chosen."""
+        """Return the exchange of an inference; None for a call that is not chosen.
+
+        An unread call is never chosen, and may be counted.
+        """
         ...
 
     def end(self, exchange: SampledCall, /) -> None:

@@ -1,15 +1,16 @@
 """Builds the gateway from its configuration: listeners, routes, upstreams and models.
 
-Read `gateway.py` first: `Gateway` builds every object once, then starts, drains and stops them.
-`run.py` runs it in one process, and `workers` in several.
+Read `run/gateway.py` first: `Gateway` builds every object once, then starts, drains and stops them.
+`build` has the services, `listen` the servers, and `check` what is wrong with a configuration.
+`run/run.py` runs a gateway in one process, and `workers` in several.
 """
 
-from gateway.app.check import check
-from gateway.app.errors import StartError
-from gateway.app.gateway import Gateway
-from gateway.app.route_rules import Explanation, explain_call
-from gateway.app.run import run
-from gateway.app.upstreams import Connected, complete_service, connect
+from gateway.api.start_error import StartError
+from gateway.app.build.route_rules import Explanation, explain_call
+from gateway.app.build.upstreams import Connected, complete_service, connect
+from gateway.app.check.check import check
+from gateway.app.run.gateway import Gateway
+from gateway.app.run.run import run
 
 __all__ = [
     "Connected",

@@ -1,7 +1,15 @@
 """The layers of every chain, in the order in which a call passes them.
 
 `LAYERS` is the only place that decides the order: `build_chain` builds each chain from it, and
-`gateway.cli.layer_table` prints it. Layers of installed packages come where it says `PACKAGES`.
+`gateway.cli.layer_table` prints it. Layers of installed packages come where it says `PACKAGES`, and
+those that read tensors where it says `READERS`, if a chain has such a place.
+
+`app/chains` builds the layers that need objects of the gateway, by `LayerContext`. The table has a
+chain for a listener, a route, a target, an endpoint, and models that run in the gateway. Each chain
+is built at start, and `gateway explain --layers` prints them. Every chain has two entries.
+Inference takes the one that skips the layers for questions only, such as metadata and unload. A
+layer with nothing to do after a call returns what the inner service returned (`ReplyCoroutine`). It
+then adds no frame to the await chain.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,10 +17,10 @@ from types import MappingProxyType
 from typing import Final
 
 from gateway.api.layer import Calls, Entries, Layer
-from gateway.app.chain_context import ChainContext
+from gateway.app.build.chain_context import ChainContext
+from gateway.app.build.package_layers import guarded, reads
 from gateway.app.chains import listener, model, upstream
-from gateway.app.chains.rows import PACKAGES, End, Row
-from gateway.app.package_layers import guarded
+from gateway.app.chains.rows import PACKAGES, READERS, End, Row
 from gateway.policies import (
     cache,
     forward_headers,
@@ -27,6 +35,7 @@ from gateway.policies.batch.layers import BATCH, DROP_HEADERS, NORMALIZE_OUTPUTS
 from gateway.policies.limits import fair_share, hedge, policy, sequences, shed_load
 from gateway.policies.limits.adaptive.layer import ADAPTIVE_LAYER
 from gateway.policies.shared_memory.layer import SHARED_MEMORY_LAYER
+from gateway.quotas.parts import APPLY_QUOTAS
 from gateway.registry import layers
 from gateway.routing.balance import READINESS, STICKY_BY
 from gateway.routing.endpoint_keys import ENDPOINT_KEYS, check_hash_keys
@@ -45,9 +54,10 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             listener.AUTHORISE,
             listener.ASK_EXTERNAL,
             listener.ASK_AUTHORISER,
-            listener.APPLY_QUOTAS,
+            APPLY_QUOTAS,
             shed_load.LAYER,
             PACKAGES,
+            listener.OWN_FORM,
             listener.SERVER_STATUS,
             listener.UNKNOWN_MODELS,
             listener.USAGE_STATISTICS,
@@ -56,6 +66,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
             listener.OWN_SEQUENCES,
             listener.OWN_REGIONS,
             SHARED_MEMORY_LAYER,
+            READERS,
             End("Router", "chooses the route by model, version and protocol"),
         ),
         "route": (
@@ -104,6 +115,7 @@ LAYERS: Final[Mapping[str, tuple[Row, ...]]] = MappingProxyType(
         "endpoint": (
             MODEL_CALLS_LAYER,
             forward_headers.LAYER,
+            READERS,
             upstream.CLASSIFY,
             upstream.COMPLETE,
             upstream.MODEL_CONFIGURATION,
@@ -166,13 +178,21 @@ def _entries(built: Service, calls: Calls, inner: Entries) -> Entries:
 
 
 def layers_of(chain: str) -> Iterator[Layer]:
-    """Yield the layers of a chain, those of installed packages in their place."""
+    """Yield the layers of a chain, those of installed packages in their places."""
     for row in LAYERS[chain]:
         if isinstance(row, Layer):
             yield row
-        elif row is PACKAGES:
-            of = "model" if chain == SHARED_MODEL else chain
-            yield from (guarded(name, each) for name, each in layers().items() if each.chain == of)
+        elif row in (PACKAGES, READERS):
+            yield from _of_packages(chain, row)
+
+
+def _of_packages(chain: str, row: str) -> Iterator[Layer]:
+    """Yield the layers of installed packages in one of their places."""
+    of = "model" if chain == SHARED_MODEL else chain
+    has_readers = READERS in LAYERS[chain]
+    for name, layer in layers().items():
+        if layer.chain == of and (not has_readers or reads(layer) is (row == READERS)):
+            yield guarded(name, layer)
 
 
 def own_layers() -> Iterator[Layer | End]:

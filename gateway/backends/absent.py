@@ -3,8 +3,8 @@
 from typing import Final
 
 from gateway.api.backend import Arrays, Inputs, Job
+from gateway.api.model_spec import ModelSpec
 from gateway.backends.base import BackendService, LoadError
-from gateway.backends.model_spec import ModelSpec
 from gateway.ir.metadata import ModelMetadata
 
 ABSENT: Final = "gateway.backends.absent:AbsentModel"

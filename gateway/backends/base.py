@@ -32,6 +32,7 @@ from gateway.ir.streams import NotifyingStream, close_stream, only_reply
 from gateway.ir.work import LongWork
 from gateway.service import Dispatch
 from gateway.telemetry.call_path import record_model_time, record_queue_time
+from gateway.telemetry.faults import FAULTS, is_cancelled
 
 log = structlog.get_logger(__name__)
 
@@ -40,8 +41,6 @@ __all__ = ["Arrays", "Backend", "BackendService", "Inputs", "Job", "LoadError"]
 T = TypeVar("T")
 
 _TEXT_LIMIT = 500
-# Exceptions of a model; a SystemExit in a thread must not end the process.
-_MODEL_ERRORS = (Exception, SystemExit)
 
 
 class LoadError(errors.GatewayError):
@@ -111,6 +110,13 @@ class BackendService(Dispatch, backend.Backend):
 
         Raises:
             LoadError: The model cannot be loaded.
+        """
+
+    def check_here(self) -> None:
+        """Check what `load` needs of this machine, as far as that needs no load; may block.
+
+        Raises:
+            LoadError: `load` would raise it, too.
         """
 
     @abc.abstractmethod
@@ -224,7 +230,7 @@ class BackendService(Dispatch, backend.Backend):
     def _translate_errors(self, function: Callable[[], T]) -> T:
         try:
             return function()
-        except _MODEL_ERRORS as error:
+        except BaseException as error:  # noqa: BLE001  # nothing ends a thread from outside
             self._raise(error)
 
     async def _ready(self, _call: ModelReadyRequest) -> bool:
@@ -254,7 +260,11 @@ class BackendService(Dispatch, backend.Backend):
                 return run_bounded_on_loop(self._response, call, job, signature, arrays)
             except LongWork:
                 return await off_loop(self._response, call, job, signature, arrays)
-        except _MODEL_ERRORS as error:
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            self._raise(error)
+        except FAULTS as error:
             self._raise(error)
         finally:
             record_model_time(self._clock() - started)
@@ -306,15 +316,21 @@ class BackendService(Dispatch, backend.Backend):
     async def _responses(
         self, call: InferRequest, inputs: Inputs, job: Job, signature: Signature
     ) -> AsyncIterator[InferResponse]:
+        stream: AsyncIterator[Arrays] | None = None
         try:
-            stream = self.run_stream(inputs, job)
-            try:
-                async for arrays in stream:
-                    yield await run_bounded(self._response, call, job, signature, arrays)
-            finally:
+            while True:
+                try:
+                    stream = stream or self.run_stream(inputs, job)
+                    arrays = await anext(stream)
+                    response = await run_bounded(self._response, call, job, signature, arrays)
+                except StopAsyncIteration:
+                    return
+                except FAULTS as error:
+                    self._raise(error)
+                yield response
+        finally:
+            if stream is not None:
                 await close_stream(stream)
-        except _MODEL_ERRORS as error:
-            self._raise(error)
 
     def _response(
         self, call: InferRequest, job: Job, signature: Signature, arrays: Arrays

@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from gateway.api.backend import Arrays, Backend, Inputs, Job
+from gateway.api.model_spec import ModelSpec
 from gateway.backends.base import BackendService, LoadError
-from gateway.backends.model_spec import ModelSpec
 from gateway.backends.versions import Versions
 from gateway.ir.errors import GatewayError
 from gateway.ir.metadata import ModelMetadata
+from gateway.telemetry.faults import FAULTS
 
 
 def versions_of(found: Any, spec: ModelSpec) -> Versions:
@@ -65,7 +66,7 @@ class HostedBackend(BackendService):
             self._backend.load()
         except GatewayError:
             raise
-        except Exception as error:
+        except FAULTS as error:
             text = f"model {str(self.model)!r} cannot be loaded: {type(error).__name__}: {error}"
             raise LoadError(text, model=self.model) from error
 

@@ -26,6 +26,14 @@ class FileBackend(Backend):
         super().__init__(name, version, **settings)
         self._path = path
 
+    def check_here(self) -> None:
+        """Check that the file can be read. Raises LoadError."""
+        try:
+            with self._path.open("rb"):
+                pass
+        except OSError as error:
+            raise self.unloadable(str(error.strerror)) from error
+
     def unloadable(self, text: str) -> LoadError:
         """Return a LoadError that names the model and its file."""
         return LoadError(

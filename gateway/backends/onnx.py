@@ -108,6 +108,12 @@ class OnnxBackend(FileBackend):
             raise self._not_ready()
         return self._file_metadata
 
+    def check_here(self) -> None:
+        """Check that the file, its runtime and its labels are there. Raises LoadError."""
+        super().check_here()
+        _runtime(self)
+        self.read_labels(self._options.labels)
+
     def load(self) -> None:
         """Open the file.
 

@@ -15,11 +15,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from gateway.api.backend import Arrays
+from gateway.api.model_spec import ModelSpec
 from gateway.backends.base import Backend, Inputs, Job, LoadError
-from gateway.backends.model_spec import ModelSpec
 from gateway.backends.versions import Versions
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream
+from gateway.telemetry.faults import FAULTS
 
 _END = object()
 
@@ -96,6 +97,10 @@ class PythonBackend(Backend):
         )
         self._models = models
 
+    def check_here(self) -> None:
+        """Import the callable. Raises LoadError."""
+        self._import()
+
     def unload(self) -> None:
         """Delete the model, and call its `close` method if it has one."""
         models, self._models = self._models, []
@@ -156,7 +161,7 @@ class PythonBackend(Backend):
             raise self._unloadable("is not a dotted name; expected 'package.module:attribute'")
         try:
             value: Any = importlib.import_module(module_name)
-        except Exception as error:
+        except FAULTS as error:
             raise self._unloadable(f"cannot be imported: {_error_text(error)}") from error
         for part in path.split("."):
             try:
@@ -173,7 +178,7 @@ class PythonBackend(Backend):
         try:
             while len(models) < self._instances:
                 models.append(source(**self._options))
-        except Exception as error:
+        except FAULTS as error:
             _close(models)
             raise self._unloadable(f"cannot be created: {_error_text(error)}") from error
         return models

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from gateway.api.model_spec import ModelSpec
 from gateway.backends.base import Backend, LoadError
-from gateway.backends.model_spec import ModelSpec
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
 from gateway.backends.versions import Versions
 from gateway.ir.context import ModelRef

@@ -38,6 +38,11 @@ class Versions:
             raise ValueError(f"model {name!r} has duplicate versions")
         self._newest = ordered[-1]
 
+    def check_here(self) -> None:
+        """Check what a load of all versions needs of this machine; see `BackendService`."""
+        for backend in self._backends.values():
+            backend.check_here()
+
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Pass *call* to its version.
 

@@ -7,6 +7,7 @@ standard output, and errors and notes to standard error.
 import os
 import signal
 import sys
+import threading
 
 from gateway import __version__
 
@@ -15,6 +16,8 @@ def main() -> None:
     """Run the command line and exit with its status."""
     _open_closed_streams()
     _end_at_sigterm()
+    # Images of old clients set it to Python's runtime, 50 times slower: only their code needs that.
+    os.environ.pop("PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", None)
     try:
         _run()
     except KeyboardInterrupt:  # while modules are imported: commands handle it themselves
@@ -39,6 +42,10 @@ def _run() -> None:
 
     status = run(sys.argv[1:])
     _end_at_sigterm()  # also while threads end
+    if threading.active_count() > 1:
+        from gateway.concurrency.process_end import end_within  # noqa: PLC0415  # rarely needed
+
+        end_within(status)
     sys.exit(status)
 
 

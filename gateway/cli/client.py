@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from gateway.api.start_error import reason_of
 from gateway.app import connect
-from gateway.app.errors import reason_of
 from gateway.cli.guessed_outputs import with_datatypes
 from gateway.cli.health import DEFAULT_URL, NO_FLAGS, TimeoutOption, UrlArgument, VersionOption
 from gateway.cli.output import (

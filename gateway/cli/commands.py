@@ -33,6 +33,7 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "upstream": "gateway.cli.admin:upstream",
         "route": "gateway.cli.admin:route",
         "residency": "gateway.cli.residency:residency",
+        "quotas": "gateway.cli.quotas:quotas",
         "keys": "gateway.cli.keys:keys",
     }
 )
@@ -58,9 +59,11 @@ SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
         "upstream": "Stop new calls to an upstream or one of its endpoints, or allow them again.",
         "route": "Change the weights of a route's targets, or reset them to those of the file.",
         "residency": "Show which models are loaded, or pin, unpin or evict one.",
+        "quotas": "Show what clients have used of each quota, over all workers and replicas.",
         "keys": "Add, list, revoke and rotate the API keys of clients, in a file of hashed keys.",
         "capture": "Start and stop recording; show, check, export and redact what is recorded.",
-        "stock": "Show who still calls what: clients, protocols, models, inputs, rates and errors.",
+        "stock": "Show who still calls what: clients, protocols, models, inputs or path, rates and "
+        "errors.",
         "advise": "Say what each client of a model should change, and print the same call as code.",
         "import": "Write a configuration that replaces a server, or stands before one.",
         "convert": "Translate a message, or every call of a capture, to another protocol without a "
@@ -80,10 +83,10 @@ def all_commands() -> Mapping[str, str]:
     """Return the functions of all commands, those of extensions too, by name."""
     from gateway.registry import extensions  # noqa: PLC0415  # slow to import
 
-    found = dict(COMMANDS)
+    found: dict[str, str] = {}
     for extension in extensions().values():
         found |= extension.commands
-    return found
+    return {**found, **COMMANDS}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -118,9 +121,21 @@ def _summaries() -> Mapping[str, str]:
     """Return the summaries of all commands that are shown; packages must be imported for theirs."""
     if not entry_points(group="gateway.extensions"):
         return SUMMARIES
-    names = [name for name in all_commands() if name not in SUMMARIES]
-    group = typer.main.get_group(command_line(names))
-    shown = {name: each.help or "" for name, each in group.commands.items() if not each.hidden}
+    from gateway.registry import extension_faults  # noqa: PLC0415  # slow to import
+    from gateway.telemetry.faults import FAULTS  # noqa: PLC0415  # likewise
+
+    for fault in extension_faults():
+        typer.echo(f"warning: {fault}", err=True)
+    shown = {}
+    for name in all_commands():
+        if name not in SUMMARIES:
+            try:
+                command = typer.main.get_group(command_line([name])).commands[name]
+            except FAULTS as error:  # code of a package runs
+                typer.echo(f"warning: command {name!r}: {error}", err=True)
+                continue
+            if not command.hidden:
+                shown[name] = command.help or ""
     return {**SUMMARIES, **shown}
 
 

@@ -1,5 +1,6 @@
 """The commands `validate` and `explain`, and the loading of configurations for all commands."""
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +10,11 @@ import typer
 import yaml
 
 from gateway.app import check, explain_call
-from gateway.app.config_warnings import warnings
-from gateway.app.permissions import ExampleCall, ExplainedAccess, explain_access
-from gateway.app.route_rules import Explanation
+from gateway.app.access.permissions import ExampleCall, ExplainedAccess, explain_access
+from gateway.app.build.route_rules import Explanation
+from gateway.app.check.config_warnings import warnings
+from gateway.app.check.here import check_here
+from gateway.app.check.unused_addresses import unused_addresses
 from gateway.cli.config_flags import ConfigArgument, ConfigOption, config_path
 from gateway.cli.layer_table import describe_layers
 from gateway.cli.output import (
@@ -70,6 +73,14 @@ def validate(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail for warnings, too.")] = False,
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here",
+            help="Check this machine, too, as a start of this user would: files, folders, sockets, "
+            "callables and addresses.",
+        ),
+    ] = False,
     release: Annotated[
         str | None,
         typer.Option(
@@ -80,9 +91,11 @@ def validate(
 ) -> None:
     """Check a configuration file: print `ok`, or every error and warning with its line and column.
 
+    The file alone is judged, wherever it is. With --here, so is all that a start on this machine
+    needs; nothing is written, and no model is loaded.
     Exit status: 0 no errors, 1 errors, or warnings with --strict, 2 usage error.
 
-    Example: gateway validate gateway.yaml --strict
+    Example: gateway validate gateway.yaml --strict --here
     """
     path = _require(config_path(config, config_option))
     if release is not None:
@@ -94,8 +107,8 @@ def validate(
     advice: list[Problem] = []
     try:
         loaded = load_checked(path)
-        advice = warnings(loaded)
-        problems = _later_keys(loaded, path, release)
+        advice = [*warnings(loaded), *_unused_addresses(loaded)]
+        problems = [*_later_keys(loaded, path, release), *(check_here(loaded) if here else ())]
     except ConfigError as error:
         problems = error.problems
     ok = not problems and not (strict and advice)
@@ -113,6 +126,11 @@ def validate(
             print_text(in_colour("ok", "green"))
     if not ok:
         raise typer.Exit(FAILED)
+
+
+def _unused_addresses(loaded: LoadedConfig) -> list[Problem]:
+    found = asyncio.run(unused_addresses(loaded.config))
+    return [loaded.problem(path, message) for path, message in found]
 
 
 def _later_keys(loaded: LoadedConfig, path: Path, release: str | None) -> list[Problem]:
@@ -247,6 +265,10 @@ def _print_explanation(
             _print_route(example, explanation)
         if access is not None:
             print_text(f"access: {access}")
+            if access.rehearsed is not None:
+                print_text(
+                    f"rehearsed: {access.rehearsed}, if rules of 'mode: shadow' were enforced"
+                )
             if access.quotas:
                 print_text(f"quotas: {', '.join(access.quotas)}")
     if explanation is not None and explanation.route is None:

@@ -56,6 +56,8 @@ def health(  # noqa: PLR0913, PLR0917  # one for each flag
 ) -> None:
     """Check whether a server, or one of its models, is ready, or a gateway alive.
 
+    GATEWAY_ADMIN_TOKEN has the token for --live, if the admin port needs one.
+
     Exit status: 0 ready, 1 not ready or unreachable, 2 usage error.
 
     Example: gateway health oip+grpc://127.0.0.1:8001 --model fraud

@@ -4,6 +4,8 @@ A container asks every few seconds, so it imports neither typer nor another modu
 A dead model server does not matter: /livez is about the process of the gateway alone.
 """
 
+import errno
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -18,7 +20,11 @@ HTTPS: Final = "https://"
 """The prefix of the address of an admin port with TLS."""
 
 _SCHEME: Final = "http://"
+TOKEN_VARIABLE: Final = "GATEWAY_ADMIN_TOKEN"  # noqa: S105  # its name
+"""The environment variable with the token for the admin port."""
+
 _OK: Final = b" 200 "
+_REFUSED: Final = (b" 401 ", b" 403 ")
 _STATUS_BYTES: Final = 13  # "HTTP/1.1 200 "
 _LEAST_PORT: Final = 1
 _LAST_PORT: Final = 65_535
@@ -82,7 +88,10 @@ def unix_connection(path: str, timeout_s: float | None) -> socket.socket:
 
 
 def _is_live(sock: socket.socket, host: str) -> bool:
-    request = f"GET /livez HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    """Ask; raise OSError for a refusal, which says nothing about the gateway."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    bearer = f"Authorization: Bearer {token}\r\n" if token else ""
+    request = f"GET /livez HTTP/1.1\r\nHost: {host}\r\n{bearer}Connection: close\r\n\r\n"
     with sock:
         sock.sendall(request.encode())
         head = b""
@@ -91,6 +100,10 @@ def _is_live(sock: socket.socket, host: str) -> bool:
             if not received:
                 break
             head += received
+    if head.endswith(_REFUSED):
+        status = head[-4:-1].decode()
+        reason = f"status {status}; {TOKEN_VARIABLE} is to have a token that admin.tokens allows"
+        raise PermissionError(errno.EACCES, reason)
     return head.startswith(b"HTTP/1.") and head.endswith(_OK)
 
 

@@ -58,6 +58,12 @@ def write_bytes(path: Path | None, data: bytes) -> None:
         fail(f"cannot write {path}: {error.strerror}")
 
 
+def clear_terminal() -> None:
+    """Clear the terminal, if standard output is one; `print_text` would show the controls."""
+    if sys.stdout.isatty():
+        typer.echo("\x1b[H\x1b[2J", nl=False)
+
+
 def print_json(value: Any) -> None:
     """Print data as one JSON document."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)

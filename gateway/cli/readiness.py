@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from gateway.cli.server_flags import ServerFlags
 from gateway.ir.context import Metadata
-from gateway.ir.errors import ConnectFailure, DeadlineExceeded
+from gateway.ir.errors import ConnectFailure, DeadlineExceeded, Forbidden
 from gateway.settings.units import Url
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _OK: Final = 200
 _NOT_READY: Final = frozenset({*range(400, 500), 503})
+_REFUSED: Final = frozenset({401, 403, 407})
+"""Statuses that say nothing about the server or the model."""
 _LEAST_S: Final = 0.001
 _BODY_BYTES: Final = 65_536
 _SHORT_NAME: Final = 128
@@ -52,6 +54,7 @@ def ask_ready(
 
     Raises:
         ConnectFailure: The server cannot be reached.
+        Forbidden: It refuses the question, without a right credential, for example.
         DeadlineExceeded: It does not respond in time.
     """
     if url.protocol != "oip" or url.carrier not in {"http", "grpc"} or url.path:
@@ -108,11 +111,23 @@ def _ask_http(sock: socket.socket, url: Url, question: _Question) -> bool:
     connection.request("GET", path, headers=dict(question.metadata))
     response = connection.getresponse()
     body = response.read(_BODY_BYTES)
+    if response.status in _REFUSED:
+        raise Forbidden(f"the server refuses the question: {_error_of(response.status, body)}")
     if response.status in _NOT_READY:
         return False
     if response.status != _OK:
         raise _Unusual
     return _says_ready(body)
+
+
+def _error_of(status: int, body: bytes) -> str:
+    """Return the error of a response as text."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    text = document.get("error") if isinstance(document, dict) else None
+    return f"HTTP status {status}: {text}" if isinstance(text, str) else f"HTTP status {status}"
 
 
 def _says_ready(body: bytes) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from gateway.app import Gateway, StartError, run
-from gateway.app.signals import ignore_log_signals
-from gateway.app.worker_slot import resolve_workers
+from gateway.app.run.signals import ignore_log_signals
+from gateway.app.run.worker_slot import resolve_workers
 from gateway.app.workers.supervisor import supervise
 from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.output import WRONG_USAGE, fail

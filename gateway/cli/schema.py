@@ -2,7 +2,9 @@
 
 import typer
 
+from gateway.cli.output import fail
 from gateway.config.schema import schema_text
+from gateway.registry import package_faults
 
 
 def schema() -> None:
@@ -10,4 +12,10 @@ def schema() -> None:
 
     Example: gateway schema > gateway.schema.json
     """
-    typer.echo(schema_text(), nl=False)
+    try:
+        text = schema_text()
+    except LookupError as error:  # of an installed package
+        fail(str(error))
+    for fault in package_faults():
+        typer.echo(f"warning: {fault}", err=True)
+    typer.echo(text, nl=False)

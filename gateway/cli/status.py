@@ -1,6 +1,5 @@
 """The command `status`: what a running gateway says about itself on its admin port."""
 
-import sys
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Final
@@ -12,13 +11,13 @@ from gateway.cli.output import (
     FAILED,
     OutputFormat,
     OutputOption,
+    clear_terminal,
     format_table,
     print_json,
     print_text,
 )
 
 _INTERVAL_S: Final = 2.0
-_CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 @asks_admin()
@@ -44,8 +43,8 @@ def status(
 def _watch(address: str, output: OutputFormat) -> None:
     try:
         while True:
-            if output is OutputFormat.TEXT and sys.stdout.isatty():
-                print_text(_CLEAR)
+            if output is OutputFormat.TEXT:
+                clear_terminal()
             _show(address, output)
             time.sleep(_INTERVAL_S)
     except KeyboardInterrupt:

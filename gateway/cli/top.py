@@ -14,9 +14,14 @@ import typer
 from msgspec import Struct
 
 from gateway.cli.admin import asks_admin, get_traffic
-from gateway.cli.output import OutputFormat, OutputOption, format_table, print_text
+from gateway.cli.output import (
+    OutputFormat,
+    OutputOption,
+    clear_terminal,
+    format_table,
+    print_text,
+)
 
-_CLEAR: Final = "\x1b[H\x1b[2J"
 _SECTIONS: Final = 4
 _MIN_ROWS: Final = 3
 # Rates of less than a second say little.
@@ -120,9 +125,9 @@ def _show(address: str, interval_s: float, count: int, order: Order, output: Out
         if output is OutputFormat.JSON:
             print_text(msgspec.json.encode(traffic).decode())
             continue
-        is_terminal = sys.stdout.isatty()
-        rows = shutil.get_terminal_size().lines if is_terminal else None
-        print_text((_CLEAR if is_terminal else "") + "\n".join(traffic_lines(traffic, rows)))
+        rows = shutil.get_terminal_size().lines if sys.stdout.isatty() else None
+        clear_terminal()
+        print_text("\n".join(traffic_lines(traffic, rows)))
 
 
 def traffic_of(document: Mapping[str, Any], order: Order = Order.LOAD) -> Traffic:

@@ -153,9 +153,10 @@ def headers_with_id(tuple pairs not None, str request_id not None, str without n
         _is_header = is_header
     for each in pairs:
         pair = <tuple?>each
+        if not is_printable_ascii(pair[1]):
+            return _python_version("headers_with_id")(pairs, request_id, without)
         if (
             not _known(_headers, _is_header, pair[0])
-            or not is_printable_ascii(pair[1])
             or (without and pair[0].startswith(without))
         ):
             if kept is None:

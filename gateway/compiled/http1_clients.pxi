@@ -278,7 +278,10 @@ def _send_at_once(self, wire, deadline):
         _set_field(connection, of._method, wire.method)
         waiter = _field(connection, of._loop).create_future()
         _set_field(connection, of._waiter, waiter)
-        _field(connection, of._transport).write(text)
+        transport = _field(connection, of._transport)
+        transport.write(text)
+        if transport.is_closing():
+            connection.note_unsent()
     except BaseException:
         self._end_exchange(connection, step)
         raise

@@ -115,6 +115,7 @@ cdef inline Text _read_number(_Numbers kind, Text at, char* out) noexcept:
     cdef int fraction = 0
     cdef int exponent = 0
     cdef double number
+    cdef double other
     cdef float single
     cdef Text first
     at += negative
@@ -166,8 +167,12 @@ cdef inline Text _read_number(_Numbers kind, Text at, char* out) noexcept:
         memcpy(out, &number, 8)
     else:
         single = <float>number
-        if not is_float and <double>single != number:
-            return NULL  # an integer that is rounded
+        if <double>single != number:
+            if not is_float:
+                return NULL  # an integer that is rounded
+            other = number + (number - <double>single)
+            if <double><float>other == other:
+                return NULL  # it lies between two values, or beside one that has fewer bits
         memcpy(out, &single, 4)
     return at
 

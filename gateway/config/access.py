@@ -17,10 +17,14 @@ from gateway.settings.fields import (
     CLIENT_NAME,
     RATE,
     Duration,
+    FullNames,
+    FullScalar,
+    FullText,
     HeaderName,
+    InputFile,
     Name,
+    NameOf,
     Names,
-    Scalar,
     Text,
 )
 from gateway.settings.model import Model
@@ -36,21 +40,21 @@ class ClientConfig(Model):
     Patterns may contain `*`, `?` and `[...]`. Of several clients that match, the first counts.
     """
 
-    groups: Names = ()
+    groups: FullNames = ()
     """Groups of the client, for rules and routes. Default: `[]`."""
-    tier: Text | None = None
+    tier: FullText | None = None
     """Tier of the client, for rules, quotas and routes. Default: none."""
-    labels: Mapping[Name, Scalar] = Field(default_factory=dict)
+    labels: Mapping[Name, FullScalar] = Field(default_factory=dict)
     """Labels of the client, for rules and quotas. Default: none."""
-    certificates: Names = ()
-    """Patterns of names in the client's certificate: a URI as it is, `dns:NAME` or `cn:NAME`.
-    Default: `[]`."""
-    subjects: Mapping[Name, Names] = Field(default_factory=dict)
+    certificates: FullNames = ()
+    """Patterns of names in the client's certificate: a URI as it is, `dns:NAME` in any case, or
+    `cn:NAME`. Default: `[]`."""
+    subjects: Annotated[Mapping[Name, FullNames], NameOf("issuer")] = Field(default_factory=dict)
     """Patterns of the value that a token names its client by, for each issuer of `security.jwt`.
     Default: none."""
-    proxied: Names = ()
+    proxied: FullNames = ()
     """Patterns of names that a trusted proxy sends. Default: `[]`."""
-    unix_users: Names = ()
+    unix_users: FullNames = ()
     """User ids or names of processes that connect to unix sockets. Default: `[]`."""
     enabled: bool = True
     """Whether the credentials of the client are accepted. Default: `true`."""
@@ -59,7 +63,7 @@ class ClientConfig(Model):
 class KeysConfig(Model):
     """API keys. Clients send one in a header, as a bearer token, or as a `Basic` password."""
 
-    file: Text
+    file: InputFile
     """File of hashed keys, which `gateway keys` writes. It is relative to the configuration file.
     Changes are in force within 2 s."""
     header: HeaderName = "x-api-key"
@@ -71,21 +75,21 @@ class JwtConfig(Model):
 
     name: ClientName
     """Name of the issuer, as in `clients.NAME.subjects`."""
-    issuer: Text
+    issuer: FullText
     """Value of the claim `iss`."""
-    audience: Names = Field(min_length=1)
+    audience: FullNames = Field(min_length=1)
     """Values of the claim `aud`. A token needs one of them."""
-    jwks: Text
+    jwks: InputFile
     """Key set of the issuer: an `https` URL, an `http` URL of this machine, or a file, which is
     watched."""
     algorithms: tuple[Algorithm, ...] = Field(("RS256", "ES256", "EdDSA"), min_length=1)
     """Algorithms of signatures. Default: `[RS256, ES256, EdDSA]`."""
     leeway: Duration = Field(30.0, le=MAX_LEEWAY_S)
     """Difference of clocks that is tolerated. Default: `30s`."""
-    client: Text = Field("sub", min_length=1)
+    client: FullText = "sub"
     """Claim with the name of the client. A name that begins with `/` is a JSON pointer.
     Default: `sub`."""
-    groups: Text | None = None
+    groups: FullText | None = None
     """Claim with groups, a list or a text. They are added to those of the client.
     Default: none."""
     unlisted: Literal["refuse", "accept"] = "refuse"
@@ -116,7 +120,7 @@ class ProxyConfig(Model):
     """Name of the proxy."""
     addresses: Names = ()
     """Addresses or networks (CIDR) of the proxy. Default: `[]`."""
-    certificates: Names = ()
+    certificates: FullNames = ()
     """Patterns of names in the certificate of the proxy, as in `clients.NAME.certificates`.
     Default: `[]`."""
     client_header: HeaderName

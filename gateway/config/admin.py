@@ -8,7 +8,14 @@ from pydantic import Field, model_validator
 
 from gateway.config.access import ClientName
 from gateway.config.tls import TlsConfig
-from gateway.settings.fields import AdminToken, ListenAddress, Names, SocketAddress, Text
+from gateway.settings.fields import (
+    AdminToken,
+    InputFile,
+    ListenAddress,
+    LogFile,
+    Names,
+    SocketAddress,
+)
 from gateway.settings.model import Model
 from gateway.settings.units import Address, StreamAddress
 
@@ -24,7 +31,7 @@ class AdminTokenConfig(Model):
     """What the token allows. `read` shows the status, the configuration and the callers. `operate`
     adds reloads, drained endpoints, weights and recording. `migrate` adds cut-overs and payloads to
     `read`."""
-    file: Text | None = None
+    file: InputFile | None = None
     """File with the token, relative to the configuration file. Changes are in force within 2 s. A
     file that is broken leaves the token in force that was read before. Default: none."""
     token: AdminToken | None = Field(default=None, repr=False)
@@ -43,11 +50,16 @@ class AdminConfig(Model):
     @model_validator(mode="before")
     @classmethod
     def _read_off(cls, value: object) -> object:
-        """Read `off`: no port at all with `address`, unless `metrics` is set."""
+        """Read `off`: no port at all with `address`, unless `metrics` is set.
+
+        YAML 1.1, as Helm reads it, makes `false` of the word.
+        """
         if not isinstance(value, dict):
             return value
-        found = {key: None if value[key] == "off" else value[key] for key in value}
-        return {"metrics": None, **found} if value.get("address") == "off" else found
+        is_off = ("off", "false").__contains__
+        off = [key for key, each in value.items() if is_off(each) and key != "remote_changes"]
+        found = {**value, **dict.fromkeys(off)}
+        return {"metrics": None, **found} if "address" in off else found
 
     address: SocketAddress | None = StreamAddress(Address("127.0.0.1", 9901))
     """Address of `/ui/`, `/api/v1/`, `/metrics`, `/status`, `/livez`, `/readyz`, `/config`,
@@ -70,10 +82,11 @@ class AdminConfig(Model):
     `/metrics`, and `status` is `/status`. `verdict` is the verdict of a migration, whose host is
     checked. With none of `tokens`, `local` and `open` in the file, `status` and `verdict` are open,
     too, and without `token` other machines have the role `read`. Default: `[probes, metrics]`."""
-    audit: Text | None = None
+    audit: LogFile | None = None
     """File with a JSON line for each change, each view of payloads and each refusal, before its
     response: `time`, `name` of the token, `address`, `role` that the request needs, `method`,
-    `path` and `status`. A file that takes no lines is an error in the log, and delays nobody for
+    `path` and `status`; for a change also `body`, what changed, and the hashes of the configuration
+    before and after. A file that takes no lines is an error in the log, and delays nobody for
     long. Default: no such file."""
     hosts: Names = ()
     """Names of this gateway in the `host` header of requests to the same pages, besides IP

@@ -6,7 +6,8 @@ from typing import Any
 
 from gateway.config.load import LoadedConfig
 from gateway.config.models import UpstreamConfig
-from gateway.config.yaml_tree import KeyPath, resolve_references
+from gateway.config.yaml_tree import KeyPath, path_text, resolve_references
+from gateway.settings.units import parse_header_value
 
 
 def has_header_files(loaded: LoadedConfig) -> bool:
@@ -27,7 +28,7 @@ def with_renewed_headers(
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A file is not UTF-8.
+        ValueError: A file is not UTF-8, or has what no header carries.
     """
     upstreams = dict(loaded.config.upstreams)
     for path, text in loaded.references():
@@ -36,19 +37,27 @@ def with_renewed_headers(
         name = str(path[1])
         if name in upstreams:
             value = resolve_references(text, environment, loaded.directory)
-            upstreams[name] = _changed(upstreams[name], path[2:], value)
+            try:
+                upstreams[name] = _changed(upstreams[name], path[2:], value)
+            except ValueError as error:
+                raise ValueError(f"{path_text(path)}: {error}") from None
     if upstreams == loaded.config.upstreams:
         return None
     return loaded.changed(upstreams=upstreams)
 
 
 def _changed(upstream: UpstreamConfig, path: KeyPath, value: str) -> UpstreamConfig:
-    """Return *upstream* with another value of the header that *path* leads to, if it is one."""
+    """Return *upstream* with another value of the header that *path* leads to, if it is one.
+
+    Raises:
+        ValueError: No header carries it.
+    """
     match path:
         case ("headers", str(name)):
-            return upstream.model_copy(update={"headers": {**upstream.headers, name: value}})
+            headers: dict[str, Any] = {**upstream.headers, name: parse_header_value(value)}
+            return upstream.model_copy(update={"headers": headers})
         case ("probe", "headers", str(name)):
-            headers: dict[str, Any] = {**upstream.probe.headers, name: value}
+            headers = {**upstream.probe.headers, name: parse_header_value(value)}
             probe = upstream.probe.model_copy(update={"headers": headers})
             return upstream.model_copy(update={"probe": probe})
     return upstream

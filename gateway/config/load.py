@@ -17,6 +17,7 @@ from gateway.config.key_hints import key_hint
 from gateway.config.models import Config
 from gateway.config.retired import retired_keys
 from gateway.config.yaml_tree import (
+    NOWHERE,
     KeyPath,
     Problem,
     YamlTree,
@@ -24,6 +25,7 @@ from gateway.config.yaml_tree import (
     read_tree,
     reference_hint,
 )
+from gateway.registry import package_faults
 from gateway.settings.fields import FORMS
 from gateway.settings.model import Model
 from gateway.settings.setting import Place, Setting
@@ -85,6 +87,8 @@ class LoadedConfig:
 
     def problem(self, path: KeyPath, message: str) -> Problem:
         """Return a problem at the position of *path*."""
+        if path[-1:] == (0,) and path not in self._tree.values:
+            path = path[:-1]  # the file has one value, which stands for a list of it
         return Problem(self._tree.position(path), path_text(path), message)
 
     def references(self) -> Iterator[tuple[KeyPath, str]]:
@@ -166,12 +170,13 @@ def load_text(
         try:
             config = config_type().model_validate(tree.value)
         except LookupError as error:  # of an installed package
-            problems.append(Problem((1, 1), "", str(error)))
+            problems.append(Problem(NOWHERE, "", str(error)))
         except ValidationError as error:
             # Values that could not be read are missing in the tree: they are reported once.
             unreadable = {problem.path for problem in problems}
             problems += [one for one in _problems(tree, error) if one.path not in unreadable]
         problems += _reference_problems(tree)
+        problems += [Problem(NOWHERE, "", fault) for fault in package_faults()]
     if problems or config is None:
         raise ConfigError(source, problems)
     sha256 = hashlib.sha256(text.encode()).hexdigest()
@@ -202,7 +207,7 @@ def _without_secrets(tree: YamlTree, path: KeyPath, value: Any) -> Any:
 
 
 def _is_secret(path: KeyPath) -> bool:
-    is_header = path[:1] == ("upstreams",) and path[2:3] == ("headers",)
+    is_header = path[:1] == ("upstreams",) and path[-2:-1] == ("headers",)
     is_header = is_header or path[-2:-1] == ("request_headers",)
     if path == ("quota_store", "url"):  # it may hold a password
         return True
@@ -245,12 +250,12 @@ def _problems(tree: YamlTree, error: ValidationError) -> list[Problem]:
     choices: dict[KeyPath, list[ErrorDetails]] = {}
     problems = []
     for details in found:
-        *above, last = details["loc"] or ("",)
-        path = _source_path(tree, tuple(above))
+        loc = details["loc"] or ("",)
+        path = _source_path(tree, loc)
         # The last part names a member of a union, unless the file has it.
-        is_member = bool(above) and last != "[key]" and (*path, last) not in tree.values
+        is_member = len(loc) > 1 and loc[-1] != "[key]" and path not in tree.values
         if is_member and details["type"] in _MEMBER_TYPES:
-            choices.setdefault(path, []).append(details)
+            choices.setdefault(path[:-1], []).append(details)
         else:
             problems.append(_problem(tree, details))
     for path, members in choices.items():
@@ -352,8 +357,8 @@ def _reference_problems(tree: YamlTree) -> Iterator[Problem]:
     def problem(path: KeyPath, message: str) -> Problem:
         return Problem(tree.position(path), path_text(path), message)
 
-    yield from _duplicate_names(tree, "listeners", _list(root.get("listeners")), default="main")
-    yield from _duplicate_names(tree, "routes", _list(root.get("routes")), default=None)
+    yield from _duplicate_names(tree, "listeners", _list(root.get("listeners")), "main")
+    yield from _duplicate_names(tree, "routes", _list(root.get("routes")), "route-{}")
     for index, listener in enumerate(_list(root.get("listeners"))):
         found = _mapping(listener).get("passthrough")
         upstream = found.get("upstream") if isinstance(found, dict) else found
@@ -378,11 +383,11 @@ def _reference_problems(tree: YamlTree) -> Iterator[Problem]:
 
 
 def _duplicate_names(
-    tree: YamlTree, key: str, entries: list[Any], *, default: str | None
+    tree: YamlTree, key: str, entries: list[Any], default: str
 ) -> Iterator[Problem]:
     names: set[str] = set()
     for index, entry in enumerate(entries):
-        name = _mapping(entry).get("name", default)
+        name = _mapping(entry).get("name", default.format(index + 1))
         if not isinstance(name, str):
             continue
         if name in names:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gateway.config.access import ClientConfig, ClientName, SecurityConfig
 from gateway.config.admin import AdminConfig
@@ -23,13 +23,18 @@ from gateway.config.routes import PoliciesConfig, RouteConfig
 from gateway.config.telemetry import TelemetryConfig
 from gateway.config.tls import TlsConfig
 from gateway.settings.fields import (
+    OFF_OR_FALSE,
     Duration,
+    FieldName,
     FileMode,
+    Folder,
+    HeaderValue,
+    InputFile,
     ListenAddress,
     Name,
+    NameOf,
     Names,
     OrText,
-    Scalar,
     Size,
     SocketAddress,
     Text,
@@ -37,6 +42,7 @@ from gateway.settings.fields import (
     WorkerCount,
 )
 from gateway.settings.model import Model
+from gateway.settings.patterns import is_pattern
 from gateway.settings.units import UNIX, Url
 
 
@@ -61,7 +67,7 @@ class PassthroughConfig(Model):
     unless the listener lists their protocol or has options for it.
     """
 
-    upstream: Name
+    upstream: Annotated[Name, NameOf("upstream")]
     """HTTP upstream that receives the requests, unchanged."""
     allow: Names = ()
     """Patterns of pages for operators that clients may read: `/metrics`, `/openapi.json`, `/docs`
@@ -107,7 +113,9 @@ class ListenerConfig(Model):
     passthrough: Annotated[PassthroughConfig | None, OrText()] = None
     """Forwarding of requests for paths of no protocol to an HTTP upstream. Default: none, and such
     requests get status 404."""
-    default_model: Name | None = None
+    default_model: Annotated[
+        Name | None, BeforeValidator(lambda value: value or None), NameOf("model")
+    ] = None
     """Model of requests that name none. GraphPipe and grps also accept `NAME/VERSION`. Default: the
     only model, if the gateway runs one and has no upstreams, or the routes name one; otherwise
     none, and such requests are refused."""
@@ -117,10 +125,10 @@ class ListenerConfig(Model):
     Default: `gateway`."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC. `native` is the gateway's own. `reference` uses aiohttp and
-    grpcio, and needs several times the CPU. Default: `native`."""
+    grpcio, bounds less, and needs several times the CPU. Default: `native`."""
     tls: TlsConfig | None = None
     """TLS of every TCP socket of the listener. Default: no TLS."""
-    authentication: Literal["required", "optional", "off"] | None = None
+    authentication: Annotated[Literal["required", "optional", "off"] | None, OFF_OR_FALSE] = None
     """Whether clients need a credential. `required`: calls without one are refused. `optional`:
     their client is `anonymous`, and wrong credentials are refused. `off`: no credential is read.
     Default: `required` if `security` has `keys`, `jwt`, `certificates` or `proxies`, or a client
@@ -160,7 +168,7 @@ class ProbeConfig(Model):
     """Longest time of one probe. A ready address that is slower three times in a row counts as not
     ready, and calls to it fail at once. One call per `interval` is sent as a trial. A server that
     runs one request at a time needs a longer time than its slowest request. Default: `2s`."""
-    headers: Mapping[Name, Scalar] = Field(default_factory=dict, repr=False)
+    headers: Mapping[FieldName, HeaderValue] = Field(default_factory=dict, repr=False)
     """Headers or gRPC metadata of probes, and of all requests for readiness, metadata,
     configuration and index, besides `headers` of the upstream; one of the same name replaces it.
     For a server whose health is behind a key. Clients get such replies through the gateway without
@@ -184,7 +192,7 @@ class UpstreamConfig(Model):
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the protocol of the server, such as `dialect` of Open Inference. Default: none, so
     each option has its own default."""
-    headers: Mapping[Name, Scalar] = Field(default_factory=dict, repr=False)
+    headers: Mapping[FieldName, HeaderValue] = Field(default_factory=dict, repr=False)
     """Headers or gRPC metadata that the gateway adds to every request, such as an API key. Secrets
     come from `${env:NAME}`, or from `${file:PATH}`, whose changes are used within 2 s.
     Default: no headers."""
@@ -203,8 +211,8 @@ class UpstreamConfig(Model):
     """What happens to a gRPC call whose client has left, or whose deadline has passed. `forward`
     cancels it at the server. `withhold` lets it end, and drops the reply: cancelled calls end
     Triton before 2.59. It keeps its place in `in_flight` until then. `auto` withholds before Triton
-    below 2.59 and before servers that have not told their version. Streams are always cancelled.
-    HTTP upstreams need none of this. Default: `auto`."""
+    below 2.59 and before servers that have not told their version. `transport: reference` always
+    forwards. HTTP upstreams need none of this. Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
     metrics: Names = ()
@@ -271,7 +279,7 @@ class ModelConfig(Model):
     backend: Text | None = None
     """Backend that runs the model in the gateway: `onnx`, `torch`, `python`, or the dotted name of
     your own backend. Default: none, so the key names a model of an upstream."""
-    path: Text | None = None
+    path: InputFile | None = None
     """Model file, or folder with one subfolder for each version. It is relative to the
     configuration file. A reload loads the model again if its files have changed. Default: no file,
     which suits `python`."""
@@ -332,8 +340,9 @@ class LifecycleConfig(Model):
 class StateConfig(Model):
     """Files that the gateway keeps across restarts."""
 
-    directory: Text
-    """Directory of the files, relative to the configuration file. Each gateway needs its own."""
+    directory: Folder
+    """Directory of the files, relative to the configuration file. Each gateway needs its own; only
+    gateways with `lifecycle.hand_over` that follow one another share it."""
 
 
 class Config(Model):
@@ -378,10 +387,10 @@ class Config(Model):
     """Files that the gateway keeps across restarts. Default: none."""
     in_flight_bytes: Size | None = None
     """Largest number of bytes of requests and responses that a worker holds in memory. What has
-    arrived counts, not what was announced, and 16 KiB more for each request. Responses, and
-    requests of clients that hold less than 1/64 of it, may exceed it by a quarter. Default:
-    512 MiB, or 40 % of the memory limit of the cgroup if that is less, divided by the number of
-    workers."""
+    arrived counts, not what was announced, and 16 KiB more for each request. What reading or
+    writing a message takes beyond eight times its size counts, too. Responses, and requests of
+    clients that hold less than 1/64 of it, may exceed it by a quarter. Default: 512 MiB, or 40 % of
+    the memory limit of the cgroup if that is less, divided by the number of workers."""
     in_flight_bytes_per_address: Size | None = None
     """Part of `in_flight_bytes` of one client address that no other address delays. It may have
     more while memory is free. It then gives way to other addresses: their requests come first, and
@@ -403,5 +412,5 @@ class Config(Model):
             names = [name for match in matches for name in (match and match.model) or ("*",)]
         elif self.upstreams:
             return ""
-        is_plain = len(names) == 1 and not any(each in names[0] for each in "*?[")
+        is_plain = len(names) == 1 and not is_pattern(names[0])
         return names[0] if is_plain else ""

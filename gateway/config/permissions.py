@@ -15,8 +15,12 @@ from gateway.settings.fields import (
     GRPC_SERVER,
     QUOTA_LIMIT,
     STORE_URL,
+    DottedName,
     Duration,
+    FullNames,
+    HeaderNames,
     Name,
+    NameOf,
     Names,
     Size,
     Text,
@@ -39,6 +43,7 @@ Operation = Literal[
     "model-repository",
     "switch",
     "passthrough",
+    "metrics",
 ]
 CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"})
 """Headers that no other program gets."""
@@ -67,28 +72,28 @@ class ConditionsConfig(Model):
     Patterns may contain `*`, `?` and `[...]`.
     """
 
-    clients: Names | None = None
+    clients: Annotated[FullNames, NameOf("client")] | None = None
     """Names or patterns of clients. `anonymous` matches only where it stands in full. Default: any
     client but `anonymous`."""
-    groups: Names | None = None
+    groups: Annotated[FullNames, NameOf("group")] | None = None
     """Names or patterns of groups, of which the client needs one. Default: no condition."""
-    tiers: Names | None = None
+    tiers: Annotated[FullNames, NameOf("tier")] | None = None
     """Names or patterns of tiers. Default: no condition."""
-    labels: Mapping[Name, Names] = Field(default_factory=dict)
+    labels: Annotated[Mapping[Name, FullNames], NameOf("label")] = Field(default_factory=dict)
     """Labels of the client, each with patterns of its value. Default: no condition."""
-    claims: Mapping[Name, Names] = Field(default_factory=dict)
+    claims: Annotated[Mapping[Name, FullNames], NameOf("claim")] = Field(default_factory=dict)
     """Claims of the client's token, each with patterns of its value. Of a list one element must
     match, and of `scope` one word. A name that begins with `/` is a JSON pointer. Default: no
     condition."""
-    models: Names | None = None
+    models: Annotated[FullNames, NameOf("model")] | None = None
     """Names or patterns of models, as the client names them. Default: any model, and calls without
     a model."""
     versions: Names | None = None
     """Requested versions, or patterns of them. `""` stands for requests without a version. Default:
     any version."""
-    protocols: Names | None = None
+    protocols: Annotated[FullNames, NameOf("protocol")] | None = None
     """Names or patterns of protocol and carrier, such as `oip.http` or `oip.*`. Default: any."""
-    listeners: Names | None = None
+    listeners: Annotated[FullNames, NameOf("listener")] | None = None
     """Names or patterns of listeners. Default: any."""
 
     def conditions(self) -> dict[str, Any]:
@@ -100,7 +105,8 @@ class RuleConfig(ConditionsConfig):
     """A rule that allows or denies calls.
 
     A call is allowed if a rule allows it and none denies it; the order does not matter. Without
-    rules clients may do all that their listener switches on.
+    rules clients may do all that their listener switches on. Rules with `mode: shadow` are as if
+    they were absent, and calls that they would refuse are counted and logged.
     """
 
     name: Name | None = None
@@ -108,10 +114,13 @@ class RuleConfig(ConditionsConfig):
     Default: `rule-N`, with the position of the rule in the list from 1."""
     effect: Literal["allow", "deny"] = "allow"
     """What happens to the calls that match. Default: `allow`."""
+    mode: Literal["enforce", "shadow"] = "enforce"
+    """`shadow` refuses nothing: it only counts and logs the calls that would be refused if the rule
+    were enforced. Default: `enforce`."""
     operations: Operations = Field(min_length=1)
     """Operations of the rule: `health`, `metadata`, `inference`, `shared-memory`, `model-config`,
     `statistics`, `trace`, `logging`, `index`, `model-repository` with the index, `switch`,
-    `passthrough`, or `all`."""
+    `passthrough`, `metrics` of a listener, or `all`."""
     max_elements: int | None = Field(None, ge=0)
     """Largest number of elements of all inputs of an inference. Default: no condition."""
     max_bytes: Size | None = None
@@ -137,7 +146,7 @@ class ExternalConfig(Model):
     tls: TlsConfig | None = None
     """TLS to the server. `tls: {}` verifies it with the authorities of the system. Default: that
     for `grpcs://`, else no TLS."""
-    python: Text | None = None
+    python: DottedName | None = None
     """Dotted name of a callable `decide(client, facts)`, plain or async, as `package.module:name`.
     `True` allows; `False` or a text denies. Default: none."""
     timeout: Duration = Field(0.05, gt=0)
@@ -149,7 +158,7 @@ class ExternalConfig(Model):
     Default: `10s`."""
     operations: Operations = ("all",)
     """Operations that it is asked about, as in `security.rules`. Default: `[all]`."""
-    headers: Names = ()
+    headers: HeaderNames = ()
     """Headers of the client that it gets. Default: `[]`."""
 
     @model_validator(mode="after")
@@ -159,7 +168,7 @@ class ExternalConfig(Model):
         if self.grpc is None and self.tls is not None:
             raise ValueError("'tls' is for 'grpc', and 'external' has 'python'; remove it")
         for name in self.headers:
-            if name.lower() in CREDENTIAL_HEADERS:
+            if name in CREDENTIAL_HEADERS:
                 raise ValueError(f"'headers' has {name!r}, which holds credentials; remove it")
         return self
 
@@ -178,9 +187,10 @@ class ExternalConfig(Model):
 class QuotaStoreConfig(Model):
     """Where several gateways share the budgets of `quotas`: a server of Valkey or Redis.
 
-    No call waits for it. It needs the extra `quota`. A reload may change its keys: another store
-    gets the counts of the gateway. So does a store that a reload adds; without it, the gateway goes
-    on with its own counts.
+    A call that meets an empty lease waits for the answer, at most twice `timeout`. No call waits
+    for a store that is away. It needs the extra `quota`. A reload may change its keys: another
+    store gets the counts of the gateway. So does a store that a reload adds; without it, the
+    gateway goes on with its own counts.
     """
 
     url: Annotated[Text, Field(pattern=STORE_URL)] = Field(repr=False)
@@ -199,7 +209,7 @@ class QuotaMatchConfig(ConditionsConfig):
 
     operations: Operations = ("inference",)
     """Operations of the calls, as in `security.rules`. Default: `[inference]`."""
-    routes: Names | None = None
+    routes: Annotated[FullNames, NameOf("route")] | None = None
     """Names or patterns of routes. Default: any."""
 
 
@@ -212,7 +222,7 @@ class QuotaConfig(Model):
 
     match: QuotaMatchConfig = QuotaMatchConfig()
     """Which calls count, which are all inferences without it."""
-    by: Annotated[Names, Field(min_length=1)] = ("client",)
+    by: Annotated[Names, Field(min_length=1), NameOf("label", "label:")] = ("client",)
     """What has a budget of its own: `client`, `group`, `model`, `route` or `label:NAME`, or several
     of them. `none` is one budget for all. Default: `[client]`."""
     unit: Literal["calls", "elements", "bytes", "seconds"] = "calls"

@@ -59,6 +59,8 @@ def _table() -> Iterator[tuple[str, str]]:
     upstream = {"resolve_cap": "30s", "pending_by": "route", "connection_age": "5m"}
     for key, default in upstream.items():
         yield f"upstreams.NAME.limits.{key}", _FIXED.format(default)
+    forward = "it has no effect: messages go as they are to a server of the client's protocol"
+    yield "listeners[].options.NAME.forward", forward
     yield "lifecycle.reload.signal", _FIXED.format("true")
     yield "lifecycle.reload.debounce", _FIXED.format("500ms")
     for capture in ("capture", "migrations.NAME.capture"):

@@ -7,41 +7,41 @@ The keys of timeouts, retries, limits and other policies are those of their laye
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gateway.settings.fields import Name, Names, Scalar
+from gateway.settings.fields import FullNames, Name, NameOf, Names, Scalar
 from gateway.settings.model import Model
 
 
 class MatchConfig(Model):
     """Conditions on a call. All of them must hold. Patterns may contain `*`, `?` and `[...]`."""
 
-    model: Names | None = None
+    model: Annotated[Names, NameOf("model")] | None = None
     """Names or patterns of models. Default: every model."""
     version: Names | None = None
     """Requested versions. `""` stands for requests without a version. Default: every version."""
-    protocol: Names | None = None
+    protocol: Annotated[Names, NameOf("protocol")] | None = None
     """Names or patterns of protocol and carrier, such as `oip.http` or `oip.*`. Default: every
     protocol."""
     headers: Mapping[Name, Scalar] = Field(default_factory=dict)
     """Names of headers or gRPC metadata, each with the pattern of its value. Default: no
     condition."""
-    clients: Names = ()
+    clients: Annotated[FullNames, NameOf("client")] = ()
     """Names or patterns of clients, as `clients` defines them; `anonymous` without a credential.
     Default: `[]`, which means every client."""
-    groups: Names = ()
+    groups: Annotated[FullNames, NameOf("group")] = ()
     """Groups or patterns of groups; the client must have one of them. Default: `[]`, which means
     every client."""
-    tiers: Names = ()
+    tiers: Annotated[FullNames, NameOf("tier")] = ()
     """Tiers or patterns of tiers of clients. Default: `[]`, which means every client."""
 
 
 class TargetConfig(Model):
     """A destination of a route: a model of an upstream, or a model of the gateway."""
 
-    upstream: Name | None = None
+    upstream: Annotated[Name, NameOf("upstream")] | None = None
     """Upstream that serves the model. Default: the gateway itself, which runs `model`."""
     model: Name | None = None
     """Name of the model at the target. It is required without `upstream`. Default: the name that

@@ -24,6 +24,7 @@ _LISTENERS = "Addresses that clients connect to, in every protocol."
 _ADMIN = "Metrics, probes and /status for operators. `address: off` opens no port."
 _UPSTREAMS = "Model servers. Each model has its own name at the gateway."
 _MODELS = "Models that run in the gateway."
+_POLICIES = "Limits of all routes. `0s` is none: calls may take as long as without a gateway."
 
 _EXAMPLE_ADMIN = """\
 #admin:
@@ -98,7 +99,8 @@ def starter_text(config: Mapping[str, Any], servers: Mapping[str, FoundServer]) 
     untold = [model for server in servers.values() for model in server.untold]
     if untold and "models" not in config:
         parts.append(_EXAMPLE_SIGNATURE.format(model=_scalar(untold[0])))
-    parts += [_EXAMPLE_ROUTES.format(**_route_of(config, servers)), _EXAMPLE_LIMITS]
+    parts.append(_EXAMPLE_ROUTES.format(**_route_of(config, servers)))
+    parts.append(_section("policies", config, _POLICIES) or _EXAMPLE_LIMITS)
     if {"stock", "capture"} <= {setting.key for setting in settings()}:
         parts.append(_EXAMPLE_MIGRATION)
     return "\n".join(filter(None, parts))

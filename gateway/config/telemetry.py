@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gateway.settings.fields import Text, field_schema, text_parser
+from gateway.settings.fields import LogFile, field_schema, text_parser
 from gateway.settings.model import Model
 from gateway.telemetry.access_log import check_format
 
@@ -21,7 +21,7 @@ LineFormat = Annotated[
 class AccessLogConfig(Model):
     """A file with a line for every call and every rejected request."""
 
-    path: Text
+    path: LogFile
     """The file. Lines are appended. It is relative to the configuration file, and opened again when
     it was moved away, or by SIGUSR1."""
     format: LineFormat = "json"

@@ -5,16 +5,16 @@ from ssl import TLSVersion
 from typing import Literal
 
 from gateway.config.yaml_tree import KeyPath
-from gateway.settings.fields import Text
+from gateway.settings.fields import InputFile
 from gateway.settings.model import Model
 
 
 class CertificateConfig(Model):
     """A certificate with its key. Paths are relative to the configuration file."""
 
-    cert: Text
+    cert: InputFile
     """PEM file with the certificate chain."""
-    key: Text
+    key: InputFile
     """PEM file with the private key of `cert`."""
 
 
@@ -25,12 +25,12 @@ class TlsConfig(Model):
     fit together, leave those in force that were read before.
     """
 
-    cert: Text | None = None
+    cert: InputFile | None = None
     """PEM file with the certificate chain. A listener requires it. An upstream sends it as client
     certificate. Default: no certificate."""
-    key: Text | None = None
+    key: InputFile | None = None
     """PEM file with the private key of `cert`. Default: no key."""
-    ca: Text | None = None
+    ca: InputFile | None = None
     """PEM file with the trusted certificate authorities. With it, a listener requires client
     certificates (mutual TLS). Default: no client certificates for a listener, and the authorities
     of the system for an upstream."""

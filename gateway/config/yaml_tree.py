@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -41,11 +41,16 @@ _TAGS = {
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 
 
+NOWHERE: Final[Position] = (0, 0)
+"""The position of a problem that is not in the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One error in a configuration file.
 
     Attributes:
+        position: `NOWHERE` for what is wrong whatever the file has.
         path: Key as in `routes[2].upstream`; "" for the file as a whole.
     """
 
@@ -59,6 +64,8 @@ class Problem:
         return {"line": line, "column": column, "path": self.path, "message": self.message}
 
     def __str__(self) -> str:
+        if self.position == NOWHERE:
+            return f" {self.message}"
         key = f"{self.path}: " if self.path else ""
         return f"{self.position[0]}:{self.position[1]}: {key}{self.message}"
 
@@ -158,9 +165,12 @@ def resolve_references(text: str, environment: Mapping[str, str], directory: Pat
 
 
 def read_reference(directory: Path, name: str) -> str:
-    """Return the content of a file of `${file:PATH}`. Raises OSError, ValueError."""
+    """Return the content of a file of `${file:PATH}`, without a byte order mark and last line ends.
+
+    Raises OSError, ValueError.
+    """
     file = directory / Path(name).expanduser()
-    return file.read_text(encoding="utf-8").rstrip("\r\n")
+    return file.read_text(encoding="utf-8-sig").rstrip("\r\n")
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError) -> Problem:

@@ -10,7 +10,9 @@ from time import monotonic
 from types import CoroutineType
 from typing import Any, TypeVar, cast
 
-from gateway.concurrency.offload import ON_LOOP, off_loop
+from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
+
+from gateway.concurrency.offload import ON_LOOP, off_loop, run_bounded
 from gateway.frontend.carriers import (
     AttachRequestId,
     client_of,
@@ -20,12 +22,12 @@ from gateway.frontend.frontend_replies import (
     BLOCKED_S,
     CheckInference,
     FrontendReplies,
-    internal_error,
     log,
 )
 from gateway.ir.calls import (
     Call,
     InferRequest,
+    ServerSwitchRequest,
     StreamInferRequest,
     sequence_of,
 )
@@ -38,21 +40,29 @@ from gateway.ir.errors import (
     InvalidRequest,
     InvalidTensor,
     MalformedMessage,
+    Unsupported,
+    VersionNotFound,
 )
 from gateway.ir.expected_inputs import UncheckedInputs, with_expected_inputs
+from gateway.ir.streams import HeldReply
 from gateway.ir.work import BOUND, LongWork, inflated
 from gateway.model_info.decoupled_models import DecoupledModels
 from gateway.model_info.known_inputs import KnownInputs
 from gateway.model_info.server_dialects import ServerDialects
 from gateway.service import Service, bound_call
 from gateway.session import Session, SessionCall, SessionReply
+from gateway.telemetry.faults import internal_error
 from gateway.wire.decoupled import StreamsDecoupled
+from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.frontend import SessionLimits
-from gateway.wire.http import wire_bytes
+from gateway.wire.http import HttpRequest, wire_bytes
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 C = TypeVar("C", bound=Call[Any] | None)
+
+# What a server of the same form may take, for it knows more forms, values and versions.
+_UNREAD = (InvalidRequest, Unsupported, VersionNotFound)
 
 
 class Frontend(FrontendReplies[Q, A]):
@@ -203,9 +213,11 @@ class Frontend(FrontendReplies[Q, A]):
         sequence = sequence_of(call)
         order_key = None if sequence is None else (call.model, sequence.id)
         start = partial(self._session_replies, call, wire, limits)
+        hold = partial(self._held, call, limits)
         if type(call) is not StreamInferRequest:
-            return SessionCall(start, order_key)
-        return SessionCall(start, order_key, partial(self._decoupled_models.is_decoupled, call))
+            return SessionCall(start, order_key, hold=hold)
+        decoupled = partial(self._decoupled_models.is_decoupled, call)
+        return SessionCall(start, order_key, decoupled, hold)
 
     def _write(self, encode: Callable[[Any, Any], A], call: Call[Any], reply: Any) -> Any:
         """Return *reply* as a response, or a coroutine that encodes it on another thread."""
@@ -249,19 +261,29 @@ class Frontend(FrontendReplies[Q, A]):
                 async with limits.admit(wire), aclosing(self._replies(call)) as replies:
                     async for reply in replies:
                         limits.check_response(reply.wire)
-                        with limits.hold(reply.wire):
-                            yield reply
+                        yield reply
                 return
             async with limits.admit(wire):
                 response = await self._single(call)
             limits.check_response(response)
-            with limits.hold(response):
-                yield SessionReply(response, is_only=True)
-        except GatewayError as error:  # from *limits*: errors of the call are responses already
-            error.client, error.request_id = call.context.client, call.context.request_id
-            self._on_rejected(self._codec.name, error)
-            failed = self._with_request_id(call, self._failed(call, error))
-            yield SessionReply(failed, is_only=True)
+            yield SessionReply(response, is_only=True)
+        except GatewayError as error:
+            yield SessionReply(self._refused(call, error), is_only=True)
+
+    def _held(
+        self, call: Call[Any], limits: SessionLimits[Q, A], response: A
+    ) -> tuple[A, HeldReply | None]:
+        """Return *response* and its reservation while it waits, or an error without one."""
+        try:
+            return response, limits.hold(response)
+        except GatewayError as error:
+            return self._refused(call, error), None
+
+    def _refused(self, call: Call[Any], error: GatewayError) -> A:
+        """Return *error* of the limits of a session: those of the call are responses already."""
+        error.client, error.request_id = call.context.client, call.context.request_id
+        self._on_rejected(self._codec.name, error)
+        return self._with_request_id(call, self._failed(call, error))
 
     async def _decoded(self, wire: Q, decode: Callable[[Q, str], C]) -> C | GatewayError:
         """Return *wire* as a call, or the error that *decode* raises."""
@@ -284,9 +306,11 @@ class Frontend(FrontendReplies[Q, A]):
 
         A server may read what others refuse, so its clients must not notice the gateway.
         """
+        if isinstance(refused, MethodNotAllowed) and isinstance(wire, HttpRequest):
+            return await self._decoded_head(wire, refused, request_id)
         reading = self._server_reading
         if reading is None or not isinstance(refused, InvalidRequest):
-            return refused
+            return await self._decode_unread(wire, refused)
         model = reading.inferred_model(wire)
         if model is None:
             return refused
@@ -303,6 +327,36 @@ class Frontend(FrontendReplies[Q, A]):
         if dialect != reading.most_lenient:
             found = await self._decoded_in(dialect, wire, refused, request_id)
         return refused if found is None else found
+
+    async def _decode_unread(self, wire: Q, refused: GatewayError) -> Call[Any] | GatewayError:
+        """Return *wire* as a call that only a server of its form reads; *refused* if none may."""
+        if not self._codec.whole or not isinstance(refused, _UNREAD):
+            return refused
+        decode, elements = self._codec.decode_unread, getattr(wire, "elements", None)
+        if elements is not None:
+            decode = partial(inflated, elements, decode)
+        try:
+            call = await run_bounded(decode, wire, refused)
+        except GatewayError:
+            return refused
+        return refused if call is None else call
+
+    async def _decoded_head(
+        self, wire: HttpRequest, refused: GatewayError, request_id: str
+    ) -> Call[Any] | GatewayError:
+        """Return a request with HEAD as that with GET, whose response has the same head.
+
+        The transport leaves out the body.  What changes a server needs another method than HEAD.
+        Source: RFC 9110 9.3.2.
+        """
+        if wire.method != "HEAD":
+            return refused
+        try:
+            read = self._read(self._decode, cast("Q", replace(wire, method="GET")), request_id)
+            call: Call[Any] = await read if type(read) is CoroutineType else read
+        except Exception as error:  # noqa: BLE001
+            return _unread(error)
+        return refused if isinstance(call, ServerSwitchRequest) else call
 
     async def _decoded_in(
         self, dialect: str, wire: Q, refused: GatewayError, request_id: str
@@ -366,6 +420,6 @@ def _unread(error: Exception) -> GatewayError:
     here, whose text must not reach the client.
     """
     if not isinstance(error, GatewayError):
-        return internal_error(error, None)
+        return internal_error(error)
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error

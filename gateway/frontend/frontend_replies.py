@@ -32,17 +32,18 @@ from gateway.ir.context import (
 )
 from gateway.ir.errors import (
     GatewayError,
-    InternalError,
 )
 from gateway.ir.redaction import without_addresses
 from gateway.ir.stream_text import StreamText
 from gateway.ir.streams import close_stream
+from gateway.ir.unread import path_of
 from gateway.ir.work import LongWork
 from gateway.model_info.decoupled_models import DecoupledModels
 from gateway.model_info.known_inputs import KnownInputs
 from gateway.model_info.server_dialects import ServerDialects
 from gateway.service import Service, bound_call
 from gateway.session import SessionReply
+from gateway.telemetry.faults import internal_error
 from gateway.telemetry.upstream_metrics import ByteCounter
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.frontend import ServerFrontend
@@ -75,15 +76,6 @@ def _ignore_blocked(_codec: str, _model: str, _seconds: float) -> None: ...
 
 CheckInference = Callable[[Client, ModelRef], None]
 """Raises Forbidden if a client may not make any inference of a model."""
-
-
-def internal_error(error: Exception, call: Call[Any] | None) -> InternalError:
-    """Log a bug with its traceback, and return an error without its details."""
-    model = None if call is None else call.model
-    # The layer of a package that it passed notes its name.
-    part = {"part": notes[0]} if (notes := getattr(error, "__notes__", None)) else {}
-    log.error("internal error", exc_info=error, model=None if model is None else str(model), **part)
-    return InternalError("internal error of the gateway", model=model)
 
 
 class FrontendReplies(ServerFrontend[Q, A]):
@@ -161,6 +153,8 @@ class FrontendReplies(ServerFrontend[Q, A]):
                 async for item in items:
                     if item.error is not None and self._is_terminal(call, item.error, last):
                         raise item.error
+                    if item.is_end_mark and not self._writes_end_mark(call):
+                        continue
                     is_text = item.outputs and self._codec.has_only_text(call, item)
                     shown = text.complete(item) if is_text else item
                     response = await self._written_item(call, shown, last)
@@ -210,6 +204,9 @@ class FrontendReplies(ServerFrontend[Q, A]):
         streaming = self._streaming
         return streaming is None or (last is None and streaming.is_terminal(call, error))
 
+    def _writes_end_mark(self, call: StreamInferRequest) -> bool:
+        return self._streaming is not None and self._streaming.writes_end_mark(call)
+
     async def _single(self, call: Call[Any], service: Service | None = None) -> A:
         try:
             reply = await (service or self._service)(call)
@@ -224,7 +221,8 @@ class FrontendReplies(ServerFrontend[Q, A]):
 
     def _failed(self, call: Call[Any], error: Exception, *, late: bool = False) -> A:
         """Return *error* in the protocol's form; anything but a `GatewayError` is a bug here."""
-        failure = error if isinstance(error, GatewayError) else internal_error(error, call)
+        model = call.model
+        failure = error if isinstance(error, GatewayError) else internal_error(error, model)
         failure = without_addresses(failure)  # the log has them
         if late and self._streaming is not None and isinstance(call, StreamInferRequest):
             return self._streaming.encode_late_error(call, failure)
@@ -241,6 +239,7 @@ class FrontendReplies(ServerFrontend[Q, A]):
 
     def note_request(self, wire: Q, error: GatewayError, /) -> None:
         """Note in *error* whatever its form depends on, of a request without its body."""
+        error.path = path_of(wire)
         self._codec.note_request(wire, error)
 
     def _reject_unread(self, wire: Q, error: GatewayError, request_id: str) -> A:
@@ -257,7 +256,7 @@ class FrontendReplies(ServerFrontend[Q, A]):
 
     def _identify(self, wire: Q, error: GatewayError, request_id: str = "") -> None:
         """Add client and headers of *wire* to *error*, and its request id, or else *request_id*."""
-        error.client = getattr(wire, "client", None)
+        error.client, error.path = getattr(wire, "client", None), path_of(wire)
         error.metadata = metadata_of(wire)
         error.request_id = self._read_request_id(wire) or request_id or next(self._request_ids)
 
@@ -283,5 +282,5 @@ class FrontendReplies(ServerFrontend[Q, A]):
         except GatewayError as unread:
             error.origin = error.origin or unread.origin
         except Exception as bug:  # noqa: BLE001  # it must not hide *error*
-            internal_error(bug, None)
+            internal_error(bug)
         return self._attach_request_id(self._codec.encode_error(call, error), error.request_id)

@@ -11,11 +11,12 @@ import structlog
 from gateway.api.protocol import Codec
 from gateway.api.tap import RecordedStream, Tap, TappedCall
 from gateway.frontend.frontend import Frontend
-from gateway.ir.calls import Call, StreamInferRequest
+from gateway.ir.calls import Call, OpaqueCall, StreamInferRequest
 from gateway.ir.errors import GatewayError
 from gateway.service import Service
 from gateway.session import SessionReply
 from gateway.telemetry.call_path import CALL_PATH
+from gateway.telemetry.faults import FAULTS
 
 log = structlog.get_logger(__name__)
 
@@ -98,14 +99,15 @@ class TappedFrontend(Frontend[Q, A]):
             CALL_PATH.reset(token)
         if type(call) is StreamInferRequest:
             return RecordedStream(reply, exchange)
-        exchange.add(reply)
+        if type(call) is not OpaqueCall:  # nobody reads the reply to one
+            exchange.add(reply)
         return reply
 
     def _end(self, exchange: TappedCall) -> None:
         exchange.took_s = monotonic() - exchange.started
         try:
             self._tap.end(exchange)
-        except Exception:  # the client's response must not fail because of a tap
+        except FAULTS:  # the client's response must not fail because of a tap
             log.exception("call not recorded")
             if exchange.teed is not None:
                 exchange.teed.release()

@@ -6,6 +6,7 @@ that needs a different call creates one with `changed`. A call may be sent twice
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, Self, TypeVar
 
@@ -61,11 +62,15 @@ class Call(Struct, Generic[R], frozen=True, kw_only=True):
     def changed(self, **fields: Any) -> Self:
         """Return a copy with *fields* changed and without the wire origin.
 
-        The origin no longer matches the changed call, and codecs forward an origin unchanged.
+        The origin no longer matches the changed call, and codecs forward an origin unchanged.  A
+        whole message stays where only its model is another one, which codecs write into it, and a
+        refusal stays.
         """
         context = fields.get("context", self.context)
-        if context.origin is not None:
-            fields["context"] = replace(context, origin=None)
+        origin = context.origin
+        if origin is not None and not (origin.whole and fields.keys() <= _ROUTED):
+            kept = None if origin.refusal is None else origin.rewritten()
+            fields["context"] = replace(context, origin=kept)
         return replace(self, **fields)
 
     def with_context(self, **fields: Any) -> Self:
@@ -85,6 +90,7 @@ class Call(Struct, Generic[R], frozen=True, kw_only=True):
 
 
 C = TypeVar("C", bound=Call[Any])
+_ROUTED = frozenset({"model", "context"})
 
 
 @accelerated
@@ -241,6 +247,15 @@ class OpaqueCall(Call[Origin], frozen=True, kw_only=True):
 
     message: Origin
 
+    @property
+    def only_asks(self) -> bool:
+        """Whether the request has neither a body nor a query that could hold tensors."""
+        wire = self.message.wire
+        return getattr(wire, "method", "") in _ASKING and not wire.query
+
+
+_ASKING = frozenset({"GET", "HEAD"})
+
 
 class SharedRegisterRequest(Call[None], frozen=True, kw_only=True):
     """Register a region of shared memory, so that requests can refer to it by name."""
@@ -306,9 +321,16 @@ class InferResponse(IgnoresOrigin, frozen=True, kw_only=True):
     has_half_in_json: bool = False
     origin: Origin | None = None
 
+    @property
+    def is_end_mark(self) -> bool:
+        """Whether it only marks the end of a stream."""
+        return self.is_final and not self.outputs and self.error is None
+
     def changed(self, **fields: Any) -> InferResponse:
-        """Return a copy with *fields* changed and without the wire origin."""
-        fields.setdefault("origin", None)
+        """Return a copy with *fields* changed; the wire origin is left out as in `Call.changed`."""
+        origin = self.origin
+        if origin is None or not origin.whole or not fields.keys() <= _ROUTED:
+            fields.setdefault("origin", None)
         return replace(self, **fields)
 
 
@@ -363,6 +385,29 @@ class StreamInferRequest(Call[AsyncIterator[InferResponse]], frozen=True, kw_onl
     """One inference with any number of replies."""
 
     request: InferRequest
+
+
+def rewritten(call: C) -> C:
+    """Return *call* without its whole message, because a layer reads or changes its tensors.
+
+    Raises:
+        GatewayError: The refusal of a message that only its own server reads.
+    """
+    origin = call.context.origin
+    if origin is None or not (origin.whole or origin.refusal is not None):
+        return call
+    if origin.refusal is not None:
+        raise origin.refusal.copy()
+    return call.with_context(origin=origin.rewritten())
+
+
+def words_of(call: Call[Any], /) -> str:
+    """Return what *call* asks for, in words for clients: "model metadata", "infer"."""
+    name = type(call).__name__.removesuffix("Request").removesuffix("Call")
+    return _CAPITAL.sub(r" \g<0>", name).strip().lower()
+
+
+_CAPITAL = re.compile("[A-Z]")
 
 
 def inference_of(call: Call[Any], /) -> InferRequest | None:

@@ -132,6 +132,9 @@ class Need(enum.Enum):
     not have as the next wider one, and unsigned integers as signed; a value out of range is an
     error. NUMERIC_VERSIONS: versions are numbers, and 1 also stands for any other version or none.
     TEXTS: the call has a task on texts, and inputs without names (`InferRequest.texts`).
+
+    TENSORS: a layer reads the tensors of the reply, even where its message goes to the client as it
+    came.
     """
 
     NAMES = "names"
@@ -146,6 +149,7 @@ class Need(enum.Enum):
     TEXTS = "texts"
     UNTYPED = "untyped"
     ITEMS = "items"
+    TENSORS = "tensors"
 
     # Enum's hash is written in Python and takes ten times as long; every call uses it repeatedly.
     __hash__ = object.__hash__
@@ -174,12 +178,22 @@ class Origin(Struct, frozen=True):
         form: What the codec needs to encode the reply, such as which outputs are binary.
         has_bytes: Every input certainly has its bytes: none is streamed or in shared memory. False
             where the codec has not looked.
+        whole: The form of the message, such as "tfs.http": a server of this form may get its bytes,
+            for the value says nothing else. "" where it must be written anew.
+        refusal: The error of a message that only such a server reads, for a call to any other
+            target: the call has no tensors.
     """
 
     codec: str
     wire: Any
     form: Any = None
     has_bytes: bool = False
+    whole: str = ""
+    refusal: Any = None
+
+    def rewritten(self) -> Origin:
+        """Return a copy that is not whole: the message must be written anew."""
+        return replace(self, whole="")
 
 
 class Client(Struct, frozen=True):

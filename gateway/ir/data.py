@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,9 @@ from gateway.ir.items import (
     even_length,
     walk_items,
 )
+from gateway.ir.nearest import Reread
+from gateway.ir.streaming_body import StreamingBody
 from gateway.ir.work import BYTE, charge
-
-if TYPE_CHECKING:
-    from gateway.ir.streaming_body import StreamingBody
 
 _MANY_BYTES = 1 << 20
 
@@ -144,6 +143,7 @@ class UntypedRules(Struct, frozen=True, kw_only=True):
         has_doubles_only: Integers beyond 2**53 are refused where the model has integers, because
             the protocol carries numbers as doubles.
         has_bits: 0 and 1 are elements of BOOL.
+        has_single_values: One value is a column of one, where the model has a column.
         has_empty_tensors: An empty list is an empty tensor of any rank.
         bytes_element_size: Most bytes of one element of BYTES.
         adds_axis: The value is one item: its tensor gets a first axis of 1.
@@ -162,6 +162,7 @@ class UntypedRules(Struct, frozen=True, kw_only=True):
     has_whole_floats: bool = False
     has_doubles_only: bool = False
     has_bits: bool = False
+    has_single_values: bool = False
     has_empty_tensors: bool = False
     bytes_element_size: int = 16 << 20
     adds_axis: bool = False
@@ -184,11 +185,12 @@ class UntypedData(Struct, frozen=True, eq=False):
         member: The key in each row, or the column of a table.
         columns: Names of the columns of a whole table; None for the value of one tensor.
         size_bytes: Bytes of the message; 0 for all tensors but the first.
-        first_fraction: Of an array of float64: the first element that was not an integer.
+        first_fraction: In float64 and lists with some: the first element that was not an integer.
         shape: The shape of a flat list with the elements in row-major order; None for lists that
             are nested as the tensor.
         raw: The bytes of a `FIELD`. Of other layouts: those of the whole message, which are the
             element of BYTES of a model with that input only, if the message does not name it.
+        reread: Reads the value again; None where it is a text, or its message has no decimals.
     """
 
     value: Any
@@ -201,6 +203,7 @@ class UntypedData(Struct, frozen=True, eq=False):
     first_fraction: int = 0
     shape: tuple[int, ...] | None = None
     raw: memoryview | None = None
+    reread: Reread | None = None
 
 
 TensorData = (

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import enum
-from typing import TYPE_CHECKING, ClassVar, Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 if TYPE_CHECKING:
     from gateway.ir.context import Client, Metadata, ModelRef, Origin
@@ -33,6 +35,19 @@ class ErrorCode(enum.Enum):
     INTERNAL = "internal"
 
 
+SERVER_ERRORS: Final = frozenset(
+    {
+        ErrorCode.UNAVAILABLE,
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.BAD_UPSTREAM,
+        ErrorCode.UPSTREAM,
+        ErrorCode.INTERNAL,
+        ErrorCode.NOT_READY,
+    }
+)
+"""Errors of a server, whatever the request was."""
+
+
 class GatewayError(Exception):
     """Base of every error that the gateway returns to callers.
 
@@ -52,6 +67,7 @@ class GatewayError(Exception):
         client: The sender of a request that reached no service; None if it is unknown.
         request_id: The id of such a request; "" for none.
         metadata: Headers or metadata of such a request.
+        path: Its path or method, as far as its frontend has seen it; "" for none.
         wire_status: The status that its transport answers such a request with, of HTTP or of gRPC;
             None where a codec writes the response, and for no response.
     """
@@ -59,6 +75,7 @@ class GatewayError(Exception):
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
     is_retryable: ClassVar[bool] = False
     attempted: str = ""
+    path: str = ""
     retry_after_s: float | None = None
     has_alternative: bool | None = None
 
@@ -120,6 +137,10 @@ class InvalidMember(InvalidRequest):
         super().__init__(message, model=model)
         self.member = member
         self.reason = reason
+
+
+class VersionNotNumeric(InvalidRequest):
+    """The version is no whole number, and those of the model's server are."""
 
 
 class ModelNotNamed(InvalidRequest):
@@ -197,11 +218,13 @@ class Unauthenticated(GatewayError):
     Attributes:
         was_sent: Whether it sent any.
         credential: The id of what it sent, for the log only; "" if that is unknown.
+        shown: What else the log shows of it: its `subject`, `kid` and `issuer`.
     """
 
     code = ErrorCode.UNAUTHENTICATED
     was_sent: bool = False
     credential: str = ""
+    shown: Mapping[str, str] = MappingProxyType({})
 
 
 class Forbidden(GatewayError):

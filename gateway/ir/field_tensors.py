@@ -8,6 +8,8 @@ Source: docs/protocols/torchserve.md, "3. Requests".
 import math
 from typing import Final
 
+from msgspec.structs import replace  # of data, not of calls
+
 from gateway.ir.data import ItemsData, JsonLayout, RawData, UntypedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, TooLarge
@@ -42,14 +44,7 @@ def field_tensor(data: UntypedData, declared: TensorMetadata) -> Tensor:
             f"{data.place} is no JSON, and input {declared.name!r} is {datatype}: expected JSON, "
             f"or a form that the configuration declares{setting_of(data)}"
         )
-    value = UntypedData(
-        data.value,
-        JsonLayout.VALUE,
-        data.place,
-        data.rules,
-        size_bytes=data.size_bytes,
-        first_fraction=data.first_fraction,
-    )
+    value = replace(data, layout=JsonLayout.VALUE, raw=None)
     return typed_tensor(declared.name, value, declared)
 
 

@@ -22,6 +22,7 @@ class Identity(Struct, frozen=True, eq=False):
         claims: The claims of its token; none if it sent no token.
         credential: The id of its key, or the name of the issuer of its token, for the log only.
         expires: When the credential ends, in seconds since 1970; None if it does not.
+        shown: What else the log shows of the credential: its `subject`, `kid` and `issuer`.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Identity(Struct, frozen=True, eq=False):
     claims: Mapping[str, Any] = _NO_VALUES
     credential: str = ""
     expires: float | None = None
+    shown: Mapping[str, str] = _NO_VALUES
 
 
 ANONYMOUS: Final = Identity("anonymous")

@@ -8,7 +8,8 @@ found one after the other by their lengths.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, overload
 
 import numpy as np
@@ -60,8 +61,15 @@ class ItemViews(Sequence[memoryview]):
 
     def __iter__(self) -> Iterator[memoryview]:
         view = self._view
-        for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
-            yield view[start:end]
+        for at in range(0, len(self._starts), _BLOCK):  # a position is an object of 32 bytes
+            starts, ends = self._starts[at : at + _BLOCK], self._ends[at : at + _BLOCK]
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+                yield view[start:end]
+
+    @property
+    def parts(self) -> tuple[memoryview, Positions, Positions]:
+        """The buffer, and where each element starts and ends in it."""
+        return self._view, self._starts, self._ends
 
     @property
     def nbytes(self) -> int:
@@ -184,3 +192,38 @@ def walk_items(view: memoryview, expected: int | None) -> tuple[Sequence[memoryv
     starts = np.empty_like(found)
     starts[0], starts[1:] = LENGTH.size, found[:-1] + LENGTH.size
     return ItemViews(view, starts, found), position
+
+
+def text_items(texts: Iterable[str], errors: str = "strict") -> list[bytes] | ItemViews:
+    """Return texts as elements in UTF-8; many are views of one buffer, which takes little memory.
+
+    Raises:
+        UnicodeEncodeError: A text is not Unicode.
+    """
+    blocks: list[ItemViews] = []
+    rest = iter(texts)
+    while some := [text.encode("utf-8", errors) for text in islice(rest, _BLOCK)]:
+        if len(some) < _BLOCK and not blocks:
+            return some
+        blocks.append(item_views(some))
+    return joined_views(blocks) if blocks else []
+
+
+def item_views(items: Sequence[bytes | memoryview]) -> ItemViews:
+    """Copy elements into one buffer."""
+    lengths = np.fromiter(map(len, items), np.int64, len(items))
+    ends = np.cumsum(lengths)
+    return ItemViews(memoryview(b"".join(items)), ends - lengths, ends)
+
+
+def joined_views(blocks: Sequence[ItemViews]) -> ItemViews:
+    """Return the elements of several buffers, which they fill, in one."""
+    if len(blocks) == 1:
+        return blocks[0]
+    parts = [block.parts for block in blocks]
+    before = np.cumsum([0, *[len(view) for view, _, _ in parts[:-1]]])
+    return ItemViews(
+        memoryview(b"".join([view for view, _, _ in parts])),
+        np.concatenate([starts + at for (_, starts, _), at in zip(parts, before, strict=True)]),
+        np.concatenate([ends + at for (_, _, ends), at in zip(parts, before, strict=True)]),
+    )

@@ -100,6 +100,11 @@ def check_management_size(method: str, size: int) -> None:
         )
 
 
+def is_blank(name: str) -> bool:
+    """Return whether a name shows nothing: it has but spaces, controls and invisible characters."""
+    return not any(each.isprintable() and not each.isspace() for each in name)
+
+
 def is_usable_name(kind: str, name: str, limit_bytes: int) -> bool:
     """Return whether `check_name` accepts a name, without which a reply can be read as well."""
     try:

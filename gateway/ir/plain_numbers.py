@@ -10,6 +10,7 @@ from typing import Any, Final
 from gateway.ir.data import RawData, UntypedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.nearest import may_lie_between
 from gateway.ir.number_lists import CODES, packer
 from gateway.ir.tensor import Shape, Tensor
 from gateway.ir.work import JSON_NUMBER, LIST, charge
@@ -49,9 +50,11 @@ def plain_numbers(
         return None
     try:
         packed = packer(datatype, len(flat))(*flat)
+        if not datatype.is_float or not may_lie_between(flat, datatype):
+            return Tensor(name, datatype, shape, RawData(memoryview(packed)))
     except (struct.error, OverflowError):
-        return None
-    return Tensor(name, datatype, shape, RawData(memoryview(packed)))
+        pass  # `untyped.py` has the error
+    return None
 
 
 def _flat(value: list[Any], rank: int) -> tuple[Shape, list[Any]]:

@@ -2,15 +2,25 @@
 
 A server transport creates a `StreamingBody` for a large body as soon as it has the head. The client
 transport of an upstream may pipe it to a sink, once (cut-through). Everything else reads the whole
-body first, with `with_buffered_body`.
+body first. `streamed_inputs.py` has the calls whose inputs are part of such a body.
+
+Cut-through: the call of a large binary request may begin before its body is complete. The transport
+asks the frontend how many bytes it needs first (the JSON part, whose length is a header). It passes
+on these bytes with a `StreamingBody` for the rest. In the call, such tensors have a size and a
+position, but no bytes. By default no layer meets one: `policies/buffer_body` stands before all
+layers that read tensors. An upstream reads the whole body too, unless its codec and its client can
+forward it.
+
+When they can, the bytes flow from one connection to the other without a task and without a copy. A
+sink that is full pauses the source, and then the client. Forwarded bytes are gone, so nothing is
+retried. A client that disconnects or is too slow cancels the call. A response may arrive early: it
+is sent at once, and the rest of the body is dropped. The timeout of the route restarts while bytes
+move. Slow senders occupy slots, so at most a quarter of a listener's requests may be forwarded like
+this.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, TypeVar, cast
-
-from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
-from gateway.ir.data import RawData, StreamedData
-from gateway.ir.tensor import Tensor
+from typing import Protocol
 
 
 class BodySink(Protocol):
@@ -123,71 +133,3 @@ class ForwardingBody(ABC):
     async def read_all(self) -> memoryview:
         """Return the body of the source; raises what its `read_all` raises."""
         return await self._source.read_all()
-
-
-R = TypeVar("R")
-
-
-def streaming_body_of(call: Call[Any], /) -> StreamingBody | None:
-    """Return the body that the inputs of *call* are part of; None if all inputs are received."""
-    origin = call.context.origin
-    if origin is not None and origin.has_bytes:
-        return None
-    # On the path of every inference: a plain loop, and no function call for the usual kind.
-    request = call if type(call) is InferRequest else inference_of(call)
-    if request is None:
-        return None
-    for tensor in request.inputs:
-        if type(tensor.data) is StreamedData:
-            return tensor.data.source
-    return None
-
-
-def can_cut_through(call: InferRequest, /) -> bool:
-    """Return whether the streamed inputs of *call* are its last, and unchanged from their body.
-
-    They are not if a streamed input was removed or reordered, or other inputs follow.
-    """
-    offset = None
-    source = None
-    for tensor in call.inputs:
-        data = tensor.data
-        if not isinstance(data, StreamedData):
-            if offset is not None:
-                return False
-            continue
-        if offset is None:
-            source, offset = data.source, data.source.start
-        if data.source is not source or data.start != offset:
-            return False
-        offset += data.size_bytes
-    return source is not None and offset == source.end
-
-
-async def with_buffered_body(call: Call[R], /) -> Call[R]:
-    """Return *call* with all bytes of its inputs, when they are received.
-
-    Raises:
-        Unavailable: A part was already piped to a sink.
-        Overloaded: The memory budget has no room for them.
-    """
-    source = streaming_body_of(call)
-    if source is None:
-        return call
-    body = await source.read_all()
-    if isinstance(call, InferRequest):
-        return cast("Call[R]", _with_body(call, body))
-    stream = cast("StreamInferRequest", call)
-    return cast("Call[R]", stream.changed(request=_with_body(stream.request, body)))
-
-
-def _with_body(call: InferRequest, body: memoryview) -> InferRequest:
-    return call.changed(inputs=tuple([_raw_tensor(tensor, body) for tensor in call.inputs]))
-
-
-def _raw_tensor(tensor: Tensor, body: memoryview) -> Tensor:
-    data = tensor.data
-    if not isinstance(data, StreamedData):
-        return tensor
-    view = RawData(body[data.start : data.start + data.size_bytes])
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, view, tensor.parameters)

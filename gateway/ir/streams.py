@@ -5,7 +5,7 @@ that acquired a resource for a stream is notified of every end of it.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import ModelRef
@@ -15,6 +15,19 @@ R = TypeVar("R")
 
 EndCallback = Callable[[BaseException | None], None]
 """Called once when a reply is complete, with None or the error."""
+
+
+class HeldReply(Protocol):
+    """The memory of an encoded reply that waits."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it counts."""
+        ...
+
+    def close(self) -> None:
+        """Release it. A second call does nothing."""
+        ...
 
 
 class NotifyingStream:
@@ -111,7 +124,7 @@ async def only_reply(model: ModelRef, items: AsyncIterator[InferResponse]) -> In
         async for item in items:
             if item.error is not None:
                 raise item.error
-            if item.outputs or not item.is_final:  # a final reply without outputs marks the end
+            if not item.is_end_mark:
                 found.append(item)
             if len(found) > 1:
                 break

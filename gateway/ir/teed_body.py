@@ -9,7 +9,8 @@ from msgspec.structs import replace  # the bytes stay the same, so the origin ho
 
 from gateway.ir.calls import InferRequest
 from gateway.ir.data import RawData, StreamedData
-from gateway.ir.streaming_body import ForwardingBody, StreamingBody, streaming_body_of
+from gateway.ir.streamed_inputs import streaming_body_of
+from gateway.ir.streaming_body import ForwardingBody, StreamingBody
 from gateway.ir.tensor import Tensor
 
 

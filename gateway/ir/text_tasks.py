@@ -20,9 +20,13 @@ MAX_TOTAL_TOKENS: Final = 300_000
 PROMPT_TOKENS: Final = "prompt_tokens"
 """The parameter of a reply that has the number of tokens of all texts, where it is known."""
 
+COMPLETION_TOKENS: Final = "completion_tokens"
+"""The parameter of a reply that has the number of tokens of all texts written, if it is known."""
+
 FINISH_REASON: Final = "finish_reason"
 """The parameter of a reply of a stream that says why it ended; "stop" where it is absent."""
 
+STOP: Final = "stop"
 LENGTH: Final = "length"
 
 RETURN_DOCUMENTS: Final = "return_documents"
@@ -38,10 +42,12 @@ class Embed(Struct, frozen=True, kw_only=True, tag="embed"):
     Attributes:
         dimensions: Size of each row; None for that of the model.
         input_type: "query" or "passage" for texts with the prefix of this name; "" for the default.
+        encoding: How the caller asks for rows, "float" or "base64"; "" where it does not say.
     """
 
     dimensions: int | None = None
     input_type: str = ""
+    encoding: str = ""
 
 
 class Rerank(Struct, frozen=True, kw_only=True, tag="rerank"):

@@ -3,8 +3,10 @@
 import re
 from datetime import UTC, datetime
 from typing import Final
+from urllib.parse import quote
 
 _MAX_TEXT: Final = 512
+_NOT_IN_FIELD: Final = re.compile(r"^ +|[^ -$&-~]+| +$")
 
 # Controls but line breaks and tabs, and the characters of Unicode that only change how others are
 # shown. A colour of a terminal is no control here: the commands write these themselves.
@@ -21,9 +23,17 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else _escape(each) for each in text)
 
 
-def visible(text: str) -> str:
-    """Return *text* with escapes for what no font shows, cut to 512 characters."""
-    return printable(text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "...")
+def visible(text: str, most: int = _MAX_TEXT) -> str:
+    """Return *text* with escapes for what no font shows, cut to *most* characters."""
+    return printable(text if len(text) <= most else text[:most] + "...")
+
+
+def field_text(text: str) -> str:
+    """Return *text* as the value of a header: UTF-8, percent-encoded but for printable ASCII.
+
+    `%` and spaces at the ends are encoded, too, so that different texts have different values.
+    """
+    return _NOT_IN_FIELD.sub(lambda found: quote(found[0], safe="", errors="replace"), text)
 
 
 def utc_text(at_us: int) -> str:

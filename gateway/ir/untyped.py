@@ -6,11 +6,13 @@ integer wraps, and true is no number. Decimals are rounded to the nearest value 
 Source: docs/protocols/rows.md, "2. Values".
 """
 
-import base64
-import binascii
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -28,9 +30,12 @@ from gateway.ir.data import (
     UntypedData,
 )
 from gateway.ir.datatypes import Datatype, bf16_of_fp64
-from gateway.ir.doubles import NotExact, exact_array, exact_list, reads_doubles
+from gateway.ir.doubles import MOST_EXACT, NotExact, exact_array, exact_list, reads_doubles
 from gateway.ir.errors import InvalidRequest, TooLarge
+from gateway.ir.exact_values import base64_bytes
+from gateway.ir.items import ItemViews, text_items
 from gateway.ir.metadata import TensorMetadata
+from gateway.ir.nearest import Reread, lies_between, loads_to_odd, may_lie_between, to_odd
 from gateway.ir.number_lists import CODES, narrowed, nested_shape, packer, unnested
 from gateway.ir.plain_numbers import plain_numbers
 from gateway.ir.tensor import Shape, Tensor
@@ -41,8 +46,13 @@ _FIRST_LINE: Final = 2
 _SHOWN: Final = 40
 # Work for a column of a table, in items.
 _COLUMN: Final = 40
+# Work for a cell of CSV, in items.
+_CELL: Final = 2
+# More elements of BYTES than that are views of one buffer.
+_MANY: Final = 256
 _B64: Final = frozenset({"b64"})
-_INT, _FLOAT, _BOOL, _STR = frozenset({int}), frozenset({int, float}), frozenset({bool}), {str}
+_INT, _FLOAT, _BOOL = frozenset({int}), frozenset({int, float}), frozenset({bool})
+_STR: Final = frozenset({str})
 _BF16_MOST: Final = float(np.uint32(0x7F7F0000).view(np.float32))
 _EXACT_INTEGERS: Final = {
     Datatype.FP16: 1 << 11,
@@ -74,7 +84,11 @@ NO_FORM: Final = RowsForm()
 def parsed(data: UntypedData) -> UntypedData:
     """Return *data* with Python objects in place of a text."""
     value = data.value
-    return replace(data, value=orjson.loads(value)) if type(value) is bytes else data
+    if type(value) is not bytes:
+        return data
+    return replace(
+        data, value=orjson.loads(value), reread=Reread(value, partial(loads_to_odd, value))
+    )
 
 
 def value_place(data: UntypedData, indices: Sequence[int]) -> str:
@@ -133,17 +147,14 @@ def _declared_shape(data: UntypedData, declared: TensorMetadata, found: Shape) -
         found = data.shape
     if expected is None:
         return found
+    if found == () and data.rules.has_single_values and expected in ((-1,), (1,)):
+        return (1,)
     if found == (0,) and data.rules.has_empty_tensors and expected[:1] in ((-1,), (0,)):
         return tuple([max(dim, 0) for dim in expected])
     is_column = data.layout not in (JsonLayout.VALUE, JsonLayout.MEMBERS, JsonLayout.ELEMENT)
     if is_column and len(found) == 1 and len(expected) > 1 and set(expected[1:]) <= {1, -1}:
         found = (*found, *(1 for _ in expected[1:]))
-    is_match = len(found) == len(expected)
-    if is_match:
-        for size, dim in zip(found, expected, strict=True):
-            if dim not in (-1, size):
-                is_match = False
-    if not is_match:
+    if not _matches(found, expected):
         where = value_place(data, ())
         member = f" of {data.member!r}" if data.member else ""
         raise InvalidRequest(
@@ -151,6 +162,16 @@ def _declared_shape(data: UntypedData, declared: TensorMetadata, found: Shape) -
             f"{declared.name!r}"
         )
     return found
+
+
+def _matches(found: Shape, expected: Shape) -> bool:
+    """Return whether a shape is one that a model declares."""
+    if len(found) != len(expected):
+        return False
+    for size, dim in zip(found, expected, strict=True):  # noqa: SIM110  # no generator for a row
+        if dim not in (-1, size):
+            return False
+    return True
 
 
 def _elements(
@@ -164,18 +185,41 @@ def _elements(
     value = data.value
     if isinstance(value, np.ndarray):
         charge(value.size * JSON_NUMBER, 0)
-        return ArrayData(_array_elements(data, value, datatype).reshape(shape))
+        if not _must_be_reread(data, value, datatype):
+            return ArrayData(_array_elements(data, value, datatype).reshape(shape))
+        data = _reread(data)
+        value = data.value
     flat = _flattened(data, value, nested)
     if datatype is Datatype.BYTES:
         return ItemsData(_encoded(data, flat, value, has_base64))
     if data.rules.has_texts:
         flat = _from_texts(data, flat, datatype)
     if reads_doubles(datatype, data.rules):
+        if _must_be_reread(data, flat, datatype):
+            data = _reread(data)
+            flat = _flattened(data, data.value)
         numbers = exact_list(flat, datatype, data.rules)
         if isinstance(numbers, NotExact):
             raise _wrong(data, value, numbers.index, flat[numbers.index], numbers.expected)
         flat = numbers
     return _packed(data, flat, value, datatype)
+
+
+def _must_be_reread(data: UntypedData, numbers: Any, datatype: Datatype) -> bool:
+    """Return whether only the text tells what is nearest to numbers, or which are integers."""
+    if data.reread is None:
+        return False
+    if datatype.is_float:
+        return may_lie_between(numbers, datatype)
+    is_array = isinstance(numbers, np.ndarray)
+    has_floats = numbers.dtype.kind == "f" if is_array else float in set(map(type, numbers))
+    return has_floats and reads_doubles(datatype, data.rules) and data.reread.has_long_numbers
+
+
+def _reread(data: UntypedData) -> UntypedData:
+    """Return *data* with numbers that are rounded to any narrower float correctly."""
+    assert data.reread is not None  # noqa: S101  # `_must_be_reread` has looked
+    return replace(data, value=data.reread(), reread=None)
 
 
 def _array_elements(
@@ -284,8 +328,10 @@ def _packed(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) 
             raise _wrong_type(data, flat, value, datatype, allowed)
     if datatype.is_float and not rules.has_nonfinite:
         for index, each in enumerate(flat):
-            if not math.isfinite(each) and not _is_null(data, value, index):
+            if not math.isfinite(_double(each)) and not _is_null(data, value, index):
                 raise _wrong(data, value, index, each, "a finite number")
+    if datatype.is_float:
+        flat = _rounded_once(data, flat, value, datatype)
     if datatype is Datatype.BF16:
         found = _bf16_of(flat)
         if found is not None:
@@ -294,13 +340,24 @@ def _packed(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) 
     return _pack(data, flat, value, datatype)
 
 
+def _rounded_once(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) -> list[Any]:
+    """Return numbers, those of a text read again where it alone tells what is nearest to them."""
+    try:
+        if not _must_be_reread(data, flat, datatype):
+            return flat
+    except OverflowError:  # an integer beyond FP64
+        raise _out_of_range(data, flat, value, datatype) from None
+    data = _reread(data)
+    return [math.nan if each is None else each for each in _flattened(data, data.value)]
+
+
 def _pack(data: UntypedData, flat: list[Any], value: Any, datatype: Datatype) -> TensorData:
     try:
         return RawData(memoryview(packer(datatype, len(flat))(*flat)))
     except (struct.error, OverflowError):
         if not _rounds(data, datatype):
             raise _out_of_range(data, flat, value, datatype) from None
-        return ArrayData(_rounded(np.array(flat, np.float64)))
+        return ArrayData(_rounded(np.array([_double(each) for each in flat], np.float64)))
 
 
 def _rounds(data: UntypedData, datatype: Datatype) -> bool:
@@ -320,13 +377,28 @@ def _bf16_of(flat: list[Any]) -> npt.NDArray[np.uint16] | None:
         return None
 
 
+def _double(number: float) -> float:
+    """Return the nearest double, an infinity for an integer of more than 308 digits."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
 def _is_null(data: UntypedData, value: Any, index: int) -> bool:
     return data.rules.has_nulls and _element(value, _indices(value, index)) is None
 
 
-def _encoded(data: UntypedData, flat: list[Any], value: Any, has_base64: bool) -> list[bytes]:
+def _encoded(
+    data: UntypedData, flat: list[Any], value: Any, has_base64: bool
+) -> list[bytes] | ItemViews:
     charge(len(flat))
     most = data.rules.bytes_element_size
+    if len(flat) > _MANY and not has_base64 and _STR.issuperset(map(type, flat)):
+        with suppress(UnicodeEncodeError):  # found below, with its place
+            views = text_items(flat)
+            if max(map(len, views)) <= most:
+                return views
     items = []
     for index, each in enumerate(flat):
         if type(each) is str:
@@ -357,13 +429,14 @@ def _text_bytes(data: UntypedData, value: Any, index: int, text: str, has_base64
 
 def _decoded(data: UntypedData, value: Any, index: int, text: Any) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError, TypeError):
+        return base64_bytes(text)
+    except (ValueError, AttributeError):
         raise _wrong(data, value, index, text, "base64 text") from None
 
 
 def _from_texts(data: UntypedData, flat: list[Any], datatype: Datatype) -> list[Any]:
     """Return the numbers and words that texts of CSV are."""
+    charge(len(flat) * _CELL)
     found = []
     for index, text in enumerate(flat):
         try:
@@ -372,27 +445,41 @@ def _from_texts(data: UntypedData, flat: list[Any], datatype: Datatype) -> list[
             raise _wrong(
                 data, flat, index, text, f"{_WORDS[_kind(datatype)]} for {datatype.name}"
             ) from None
+    if not datatype.is_float:
+        return found
+    # The texts of few numbers are needed: those that may lie between two values.
+    doubles = np.array([math.nan if each is None else each for each in found], np.float64)
+    for at in np.flatnonzero(lies_between(doubles, datatype)).tolist():
+        found[at] = to_odd(flat[at].strip(_BLANKS))
     return found
 
 
 def _scalar(text: Any, datatype: Datatype) -> Any:
     if type(text) is not str:
         return text
-    text = text.strip()
+    text = text.strip(_BLANKS)
     if datatype is Datatype.BOOL:
         return _BOOL_TEXTS.get(text.lower(), text)
     if not text:
         return None
-    if not text.isascii() or "_" in text:
+    if not _NUMBER.fullmatch(text):
         raise ValueError(text)
-    if datatype.is_integer:
-        return int(text)
     number = float(text)
+    if datatype.is_integer:
+        # The digits are exact; those of a double need not be.
+        if math.isinf(number) or abs(number) > MOST_EXACT or Decimal(text) % 1:
+            return int(text)
+        return int(Decimal(text))
     if math.isinf(number) and "inf" not in text.lower():
         raise ValueError(text)
     return number
 
 
+_BLANKS: Final = " \t"
+_NUMBER: Final = re.compile(
+    r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?(?:nan|inf|infinity)",
+    re.IGNORECASE | re.ASCII,
+)
 _BOOL_TEXTS: Final = {"true": True, "false": False}
 _WORDS: Final = {"integer": "an integer", "number": "a number", "bool": "true or false"}
 
@@ -405,6 +492,8 @@ def _wrong_type(
     data: UntypedData, flat: list[Any], value: Any, datatype: Datatype, allowed: frozenset[type]
 ) -> InvalidRequest:
     index = next(at for at, each in enumerate(flat) if type(each) not in allowed)
+    if index < data.first_fraction and type(flat[index]) is float:
+        index = data.first_fraction  # integers beside a fraction were read as floats
     each = flat[index]
     return _wrong(data, value, index, each, f"{_WORDS[_kind(datatype)]} for {datatype.name}")
 
@@ -461,7 +550,8 @@ def _show(value: Any) -> str:
 
 def table_columns(data: UntypedData) -> dict[str, UntypedData]:
     """Return the columns of a table as values of one tensor each."""
-    columns, value = data.columns or (), parsed(data).value
+    data = parsed(data)
+    columns, value = data.columns or (), data.value
     if isinstance(value, np.ndarray):
         values: Sequence[Any] = [value[:, at] for at in range(len(columns))]
     else:
@@ -477,9 +567,14 @@ def table_columns(data: UntypedData) -> dict[str, UntypedData]:
             data.rules,
             str(at) if data.layout is JsonLayout.TABLE else name,
             shape=data.shape,
+            reread=None if data.reread is None else data.reread.then(partial(_column, at)),
         )
         for at, name in enumerate(columns)
     }
+
+
+def _column(at: int, rows: list[list[Any]]) -> list[Any]:
+    return [row[at] for row in rows]
 
 
 def matrix_tensor(
@@ -503,6 +598,10 @@ def matrix_tensor(
     data = parsed(data)
     found = table_columns(data)
     rows = len(data.value)
+    for each in columns:
+        if nested_shape(found[each].value) != (rows,):
+            where = value_place(found[each], (0,))
+            raise InvalidRequest(f"{where} is a list: expected one value for each row and column")
     whole = UntypedData(None, JsonLayout.VALUE, data.place, data.rules)
     shape = _declared_shape(whole, declared, (rows, len(columns)))
     if datatype is Datatype.BYTES:
@@ -519,7 +618,9 @@ def matrix_tensor(
         isinstance(value, np.ndarray)
         and tuple(columns) == data.columns
         and _is_exact(value, datatype)
-        and not reads_doubles(datatype, data.rules)
+        and not (value.dtype.kind == "f" and reads_doubles(datatype, data.rules))
+        and not data.rules.has_doubles_only
+        and not _must_be_reread(data, value, datatype)
     ):
         charge(value.size * JSON_NUMBER, 0)
         array = _narrow_array(value, datatype)

@@ -4,10 +4,13 @@ The unit is one *item*: a BYTES element or a text that is handled individually, 
 and conversions `charge` their work before they do it. The event loop limits it
 (gateway/concurrency/offload.py), and `inflated` limits the elements of a compressed message. By
 default there is no limit.
+
+Memory is counted likewise: what builds many times the bytes of a message calls `reserve` before.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, TypeVar
@@ -36,10 +39,28 @@ JSON_NUMBER: Final = 1 / 8
 """Items for one number that is written as JSON."""
 BYTE: Final = 1 / 500
 """Items for one byte that is only inspected."""
+BUILT_TIMES: Final = 8
+"""What is read of a message may take so many times its size without a limit or a reservation."""
+POSITIONS: Final = 40
+"""Bytes for the positions of one element in a buffer of many, and for those of its parts."""
+# It may take so many bytes more without a reservation.
+_UNRESERVED: Final = 4 << 20
 
 
 class LongWork(Exception):
     """The work is too long for the event loop; it may restart on a thread."""
+
+
+class MemoryNeeded(LongWork):
+    """Memory must be reserved before the work goes on; it may restart then.
+
+    Attributes:
+        size_bytes: All that it is known to need so far.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self.size_bytes = size_bytes
 
 
 class Allowance(Protocol):
@@ -87,6 +108,62 @@ def charge(items: float, elements: float | None = None) -> None:
     allowance = BOUND.allowance
     if allowance is not None:
         allowance.charge(items)
+
+
+def is_unreserved(size: int, built: int) -> bool:
+    """Return whether so much memory may be built from a message of so many bytes at any time."""
+    return built <= BUILT_TIMES * size + _UNRESERVED
+
+
+def reserve(size: int, built: int) -> None:
+    """Count memory that is built from a message, before it is.
+
+    Args:
+        size: Bytes of the message.
+        built: Bytes of memory.
+
+    Raises:
+        LongWork: It is too much for the event loop.
+        MemoryNeeded: It is more than is reserved.
+    """
+    reserved = _RESERVED.get()
+    if reserved is not None:
+        reserved.count(size, built)
+    elif BOUND.allowance is not None and not is_unreserved(size, built):
+        BOUND.allowance.charge(math.inf)
+
+
+class _Reserved:
+    """The memory that one piece of work may build."""
+
+    __slots__ = ("_built", "_reserved", "_size")
+
+    def __init__(self, reserved: int) -> None:
+        self._reserved = reserved
+        self._size = self._built = 0
+
+    def count(self, size: int, built: int) -> None:
+        self._size = max(self._size, size)
+        self._built += built
+        needed = self._built - BUILT_TIMES * self._size - _UNRESERVED
+        if needed > self._reserved:
+            raise MemoryNeeded(needed)
+
+
+_RESERVED: Final[ContextVar[_Reserved | None]] = ContextVar("reserved", default=None)
+
+
+def with_memory(reserved: int, function: Callable[..., T], /, *args: Any) -> T:
+    """Call *function*, which may build so many bytes beyond what each message may.
+
+    Raises:
+        MemoryNeeded: It needs more.
+    """
+    token = _RESERVED.set(_Reserved(reserved))
+    try:
+        return function(*args)
+    finally:
+        _RESERVED.reset(token)
 
 
 class _Elements:

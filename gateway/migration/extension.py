@@ -8,8 +8,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gateway.api.extension import (
-    ConfigView,
-    Finding,
     LeadingPart,
     Processes,
     ServingPart,
@@ -21,6 +19,7 @@ from gateway.migration.names import METRICS
 from gateway.migration.settings import CAPTURE, MIGRATIONS, STOCK
 from gateway.registry import event_sink_names
 from gateway.routing.rolling.settings import ROLLING_LOAD
+from gateway.settings.config_view import ConfigView, Finding
 
 _COMMANDS: Final = "gateway.migration.commands"
 
@@ -64,12 +63,18 @@ class MigrationExtension:
         yield from check_events(loaded.config, frozenset(event_sink_names()))
 
     def warnings(self, config: ConfigView, /) -> Iterator[Finding]:
-        """Yield the cut-overs that nothing stops before a server that fails all calls."""
+        """Yield the cut-overs that nothing stops before a server that fails or is wrong."""
         for name, migration in config.setting(MIGRATIONS).items():
             cutover = migration.cutover
-            if cutover is not None and cutover.guards.error_limits is None:
-                path = ("migrations", name, "cutover", "guards", "errors")
-                yield path, "no guard watches errors: calls move on to a server that fails them"
+            if cutover is None:
+                continue
+            path = ("migrations", name, "cutover", "guards")
+            if migration.guards.mismatch_limit is None:
+                text = "no guard watches replies: calls move on to a server with wrong results"
+                yield (*path, "mismatch"), text
+            if cutover.guards.error_limits is None:
+                text = "no guard watches errors: calls move on to a server that fails them"
+                yield (*path, "errors"), text
 
     def apply_changes(self, config: ConfigView, changes: Mapping[str, Any], /) -> ConfigView:
         """Return the configuration with another `capture`, and check the weights of targets.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import structlog
 from prometheus_client.core import Metric
 
-from gateway.api.extension import ConfigView, PartSetup, Processes, Reports
+from gateway.api.extension import PartSetup, Processes, Reports
 from gateway.config.load import LoadedConfig
 from gateway.migration.admin import MigrationPages
 from gateway.migration.cutover.controller import CutoverController
@@ -15,6 +16,11 @@ from gateway.migration.cutover.shifts import ShiftWeights
 from gateway.migration.events.settings import EVENTS
 from gateway.migration.mirror.keeper import NAME, EvidenceDocuments, ShadowKeeper, shadow_channels
 from gateway.migration.mirror.lost_samples import with_lost_samples
+from gateway.migration.options import captures_of
+from gateway.migration.settings import MIGRATIONS, STOCK
+from gateway.settings.config_view import ConfigView
+
+log = structlog.get_logger(__name__)
 
 
 class MigrationLeading(MigrationPages):
@@ -37,6 +43,7 @@ class MigrationLeading(MigrationPages):
         self.cutovers = CutoverController(loaded)
         self.keeper = ShadowKeeper(loaded, processes.count) if needs_shadow else None
         self._processes = processes
+        self._loaded = loaded
         evidence = None if self.keeper is None else EvidenceDocuments(self.keeper)
         has_events = bool(EVENTS.of(loaded.config))
         super().__init__(evidence, self.cutovers, has_events=has_events)
@@ -86,6 +93,7 @@ class MigrationLeading(MigrationPages):
         Raises:
             StartError: It cannot start.
         """
+        _log_books(self._loaded)
         if self.keeper is not None:
             await self.keeper.start()
 
@@ -102,3 +110,21 @@ class MigrationLeading(MigrationPages):
         if self.keeper is not None:
             await self.keeper.stop()
         await self.cutovers.stop()
+
+
+def _log_books(loaded: LoadedConfig) -> None:
+    """Log what is counted and recorded, and what becomes of calls that nobody here reads."""
+    if STOCK.of(loaded.config) is not None:
+        log.info("callers counted", calls="inferences; forwarded and refused calls with their path")
+    for options in captures_of(loaded).values():
+        has_messages = options.privacy.payload == "full"
+        log.info(
+            "calls recorded",
+            directory=str(options.directory),
+            percent=options.percent,
+            payload=options.privacy.payload,
+            forwarded=f"{'with' if has_messages else 'without'} their messages",
+        )
+    for name, migration in MIGRATIONS.of(loaded.config).items():
+        if migration.new is not None:
+            log.info("calls compared", migration=name, forwarded="counted as skipped")

@@ -27,6 +27,12 @@ CAPTURE_DROPPED: Final = Metric(
     "Sampled calls that were not recorded, by reason.",
     ("reason",),
 )
+CAPTURE_UNREAD: Final = Metric(
+    "gateway_capture_unread_total",
+    "counter",
+    "Sampled calls that a server got unread (forwarded), or that the gateway itself refused.",
+    ("reason",),
+)
 CAPTURE_OUTBOX_BYTES: Final = Metric(
     "gateway_capture_outbox_bytes",
     "gauge",
@@ -141,6 +147,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     CAPTURE_CALLS,
     CAPTURE_BYTES,
     CAPTURE_DROPPED,
+    CAPTURE_UNREAD,
     CAPTURE_OUTBOX_BYTES,
     CAPTURE_UPLOADS,
     CAPTURE_UPLOADS_PENDING,

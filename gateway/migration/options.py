@@ -1,6 +1,7 @@
 """The options of all captures, from the configuration: `capture`, and those of migrations."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -53,7 +54,8 @@ def captures_of(loaded: LoadedConfig) -> dict[str, CaptureOptions]:
     found = {}
     capture = CAPTURE.of(config)
     if capture is not None:
-        found[CAPTURE_CHANNEL] = capture_options(capture, loaded.directory)
+        options = capture_options(capture, loaded.directory)
+        found[CAPTURE_CHANNEL] = replace(options, upstreams=_upstreams(config))
     for name, migration in MIGRATIONS.of(config).items():
         if migration.capture is not None:
             directory = loaded.directory / _directory(name, migration.capture, config)
@@ -62,9 +64,16 @@ def captures_of(loaded: LoadedConfig) -> dict[str, CaptureOptions]:
                 percent=migration.capture.percent,
                 route=migration.route or "",
                 draw_key=name,
+                upstreams=_upstreams(config),
                 **_recording(migration.capture),
             )
     return found
+
+
+def _upstreams(config: Config) -> dict[str, str]:
+    return {
+        name: ", ".join(map(str, upstream.all_urls)) for name, upstream in config.upstreams.items()
+    }
 
 
 def check_captures(config: Config) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import structlog
 from gateway import registry
 from gateway.api.comparison import ComparisonRule, RuleResult
 from gateway.ir.tensor import Tensor
+from gateway.telemetry.faults import FAULTS
 
 log = structlog.get_logger(__name__)
 
@@ -37,7 +38,7 @@ class PackageRule:
         """Compare two outputs; an exception of the rule is a difference."""
         try:
             return _checked(self._rule.compare(old, new))
-        except Exception as error:
+        except FAULTS as error:
             if type(error) not in self._logged:
                 self._logged.add(type(error))
                 log.exception("internal error", part=self._part)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.api.extension import ConfigView, ServingProcess, TrafficShift
+from gateway.api.extension import ServingPart, ServingProcess, TrafficShift
 from gateway.api.tap import CountCall, RouteTap, Tap
 from gateway.config.load import LoadedConfig
 from gateway.migration.callers.keeper import InventoryKeeper
 from gateway.migration.cutover.shifts import ServingShifts
 from gateway.migration.mirror.client import ShadowClient
 from gateway.migration.mirror.keeper import ShadowKeeper, shadow_channels
+from gateway.settings.config_view import ConfigView
 
 
-class MigrationServing:
+class MigrationServing(ServingPart):
     """Records and mirrors calls, moves them by cut-overs, and counts who calls what.
 
     Args:

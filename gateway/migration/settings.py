@@ -9,9 +9,12 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.settings.fields import (
+    OFF_OR_FALSE,
     STICKY,
     Duration,
+    Folder,
     Name,
+    NameOf,
     Names,
     Share,
     Size,
@@ -29,7 +32,7 @@ _ALL: Final = 100
 class RecordingConfig(Model):
     """What is recorded of which inferences, and where it is kept."""
 
-    directory: Text | None
+    directory: Folder | None
     percent: float = Field(100.0, gt=0, le=100)
     """Share of the inferences to record. A sequence is recorded whole or not at all.
     Default: `100.0`."""
@@ -77,13 +80,13 @@ class RecordingConfig(Model):
 class CaptureConfig(RecordingConfig):
     """Recording of inferences with their replies, for `gateway capture` and `gateway replay`."""
 
-    directory: Text
+    directory: Folder
     """Directory of the files, relative to the configuration file. Only the user of the gateway can
     read it."""
     enabled: bool = True
     """Whether recording begins with the gateway. `gateway capture start` and `stop` change it while
     the gateway runs. Default: `true`."""
-    models: Names = ()
+    models: Annotated[Names, NameOf("model")] = ()
     """Models to record. Default: `[]`, which records all models."""
 
 
@@ -93,7 +96,7 @@ class MigrationCaptureConfig(RecordingConfig):
     It draws as `sample` does: the calls of the smaller share are among those of the larger one.
     """
 
-    directory: Text | None = None
+    directory: Folder | None = None
     """Directory of the files, relative to the configuration file. No other recording may use it.
     Default: `captures/NAME` in `state.directory`."""
     wire: bool = False
@@ -153,6 +156,11 @@ class CompareConfig(Model):
     outputs: Mapping[Name, RuleChoice] = Field(default_factory=dict)
     """Rules by output: `exact`, `ignore`, or conditions. Default: `{}`."""
 
+    @property
+    def ignores_all(self) -> bool:
+        """Whether no output is compared."""
+        return {"ignore"} == {self.default, *self.outputs.values()}
+
 
 class MismatchGuardConfig(Model):
     """Guard of the replies: calls whose outputs differ in values or structure."""
@@ -172,9 +180,17 @@ class ErrorsGuardConfig(Model):
     Default: no such limit."""
 
 
+DEFAULT_MISMATCH: Final = MismatchGuardConfig(below=0.02)
+"""The limit of mismatches of a cut-over that compares replies and names none. It holds after
+320 calls without a mismatch, which is less than `min_calls`."""
 DEFAULT_ERRORS: Final = ErrorsGuardConfig(above_old=0.02)
 """The limits of errors of a cut-over that names none. They hold after 320 calls without a failure,
 which is less than `min_calls`."""
+
+
+def _or_default_mismatch(value: object) -> object:
+    """Read an absent guard as the one that stands by default."""
+    return DEFAULT_MISMATCH if value is None else value
 
 
 def _or_default_errors(value: object) -> object:
@@ -195,15 +211,29 @@ class LatencyGuardConfig(Model):
 class GuardsConfig(Model):
     """Limits that the new server must keep. Each holds, trips, or needs more calls."""
 
-    mismatch: MismatchGuardConfig | None = None
-    """Limit of replies that differ. Default: no such guard."""
-    errors: Annotated[ErrorsGuardConfig | Literal["off"], BeforeValidator(_or_default_errors)] = (
-        DEFAULT_ERRORS
-    )
+    mismatch: Annotated[
+        MismatchGuardConfig | Literal["off"], BeforeValidator(_or_default_mismatch), OFF_OR_FALSE
+    ] = DEFAULT_MISMATCH
+    """Limit of replies that differ. A cut-over without it goes on to a server with wrong results:
+    only `off` switches this guard off. Where `compare` ignores all outputs there is none. Default:
+    `{below: 2%}`."""
+    errors: Annotated[
+        ErrorsGuardConfig | Literal["off"], BeforeValidator(_or_default_errors), OFF_OR_FALSE
+    ] = DEFAULT_ERRORS
     """Limits of errors. A cut-over without any limit goes on to a server that fails all calls:
     only `off` switches this guard off. Default: `{above_old: 2%}`."""
     latency: LatencyGuardConfig | None = None
     """Limits of times. Default: no such guard."""
+
+    @property
+    def mismatch_limit(self) -> float | None:
+        """The largest share of calls that may differ; None if it is off."""
+        return None if isinstance(self.mismatch, str) else self.mismatch.below
+
+    @property
+    def has_default_mismatch(self) -> bool:
+        """Whether the file names no limit of mismatches, nor that there is none."""
+        return "mismatch" not in self.model_fields_set
 
     @property
     def error_limits(self) -> ErrorsGuardConfig | None:
@@ -243,7 +273,7 @@ class CutoverConfig(Model):
     """How several gateways of one migration agree: `file` is for a directory that all of them
     share, `kubernetes` for a Lease and a ConfigMap in the namespace of their pods. Default: `none`,
     for a single gateway."""
-    directory: Text | None = None
+    directory: Folder | None = None
     """Directory of the files of the cut-over, relative to the configuration file. With
     `coordinate: file` all gateways share it, and need it. With `coordinate: kubernetes` there is
     none. Default: `cutover` in `state.directory`."""
@@ -315,7 +345,7 @@ class MigrationConfig(Model):
     Without `route` it has rules for `gateway replay --compare FILE#NAME` only.
     """
 
-    route: Name | None = None
+    route: Annotated[Name, NameOf("route")] | None = None
     """Route whose calls migrate. It needs explicit targets. Default: none, for offline use."""
     old: Name | None = None
     """Target that clients use today, by its name in logs: `UPSTREAM/MODEL:VERSION`, as far as the
@@ -341,8 +371,13 @@ class MigrationConfig(Model):
 
     @property
     def guards(self) -> GuardsConfig:
-        """The limits of the new target."""
-        return GuardsConfig(errors="off") if self.cutover is None else self.cutover.guards
+        """The limits of the new target; the default one of mismatches needs compared outputs."""
+        if self.cutover is None:
+            return GuardsConfig(mismatch="off", errors="off")
+        guards = self.cutover.guards
+        if guards.has_default_mismatch and self.compare.ignores_all:
+            return guards.model_copy(update={"mismatch": "off"})
+        return guards
 
     @model_validator(mode="after")
     def _check_targets(self) -> MigrationConfig:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.app.route_rules import RuledRoute, ruled_routes, target_name
+from gateway.app.build.route_rules import RuledRoute, ruled_routes, target_name
 from gateway.config.models import Config
 from gateway.config.routes import TargetConfig
 from gateway.config.yaml_tree import Finding, KeyPath

@@ -8,7 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from opentelemetry.sdk.metrics.export import (
@@ -32,6 +32,7 @@ from prometheus_client.samples import Sample
 
 from gateway.concurrency.background import start_background
 from gateway.concurrency.own_thread import on_own_thread
+from gateway.concurrency.slices import in_slices
 
 log = structlog.get_logger(__name__)
 
@@ -108,8 +109,7 @@ class MetricsExport:
                 log.exception("metrics not exported")
 
     async def _data(self) -> MetricsData:
-        families = await self._collect()
-        metrics = list(_metrics(families, self._started_ns, time.time_ns()))
+        metrics = await _metrics(await self._collect(), self._started_ns, time.time_ns())
         scope = ScopeMetrics(self._scope, metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
@@ -118,21 +118,33 @@ class MetricsExport:
             exporter.export(data)  # it logs its failures
 
 
-def _metrics(families: Iterable[Family], start_ns: int, now_ns: int) -> Iterator[Metric]:
-    for family in families:
-        samples: Sequence[Sample] = family.samples
-        data: DataT
-        if family.type == "histogram":
-            data = Histogram(list(_histograms(samples, start_ns, now_ns)), _CUMULATIVE)
-        else:
-            points = [
-                NumberDataPoint(sample.labels, start_ns, now_ns, sample.value) for sample in samples
-            ]
-            # Triton's counters are "unknown": they lack the ending of a counter's name.
-            is_sum = family.type in {"counter", "unknown"}
-            data = Sum(points, _CUMULATIVE, is_monotonic=True) if is_sum else Gauge(points)
-        if samples:
-            yield Metric(family.name, family.documentation, None, data)
+async def _metrics(pieces: Iterable[Family], start_ns: int, now_ns: int) -> list[Metric]:
+    """Return the metrics of families in pieces, without those that have no samples."""
+    found: dict[str, Metric] = {}
+    async for piece in in_slices(pieces):
+        points = list(_points(piece, start_ns, now_ns))
+        if piece.name in found:
+            found[piece.name].data.data_points.extend(points)  # type: ignore[union-attr]  # it is a list
+        elif points:
+            data = _data_of(piece, points)
+            found[piece.name] = Metric(piece.name, piece.documentation, None, data)
+    return list(found.values())
+
+
+def _points(
+    piece: Family, start_ns: int, now_ns: int
+) -> Iterator[HistogramDataPoint] | Iterator[NumberDataPoint]:
+    if piece.type == "histogram":
+        return _histograms(piece.samples, start_ns, now_ns)
+    return (NumberDataPoint(each.labels, start_ns, now_ns, each.value) for each in piece.samples)
+
+
+def _data_of(family: Family, points: Any) -> DataT:
+    if family.type == "histogram":
+        return Histogram(points, _CUMULATIVE)
+    # Triton's counters are "unknown": they lack the ending of a counter's name.
+    is_sum = family.type in {"counter", "unknown"}
+    return Sum(points, _CUMULATIVE, is_monotonic=True) if is_sum else Gauge(points)
 
 
 def _histograms(

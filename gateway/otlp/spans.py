@@ -6,7 +6,8 @@ the headers of clients and of upstreams.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
@@ -152,6 +153,24 @@ class CallSpans:
     def batch(self, *arguments: Any, **options: Any) -> Batch:
         """Return a batch queue that makes a span of each merged call; see `Batch`."""
         return TracedBatch(*arguments, tracer=self._tracer, **options)
+
+    @contextmanager
+    def block(self, name: str, call: C, attributes: Attributes, /) -> Iterator[C]:
+        """Make the span of a block; without one for the gateway's own calls."""
+        parent = _parent_of(call)
+        if parent is None:
+            yield call
+            return
+        span = self._tracer.start_span(name, parent, attributes=attributes)
+        error: BaseException | None = None
+        try:
+            yield _with_span(call, set_span_in_context(span), _inject_internal)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            _end(span, error)
+            del error  # its traceback holds this frame
 
     def with_codec(self, inner: Service, codec: Codec[Any, Any]) -> Service:
         """Return the layer that tells the span of a call which codec writes its response."""

@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from gateway.ir.calls import Call, InferRequest
-from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
+from gateway.ir.streamed_inputs import streaming_body_of, with_buffered_body
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import UpstreamProtocolError
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
-from gateway.ir.text_tasks import PROMPT_TOKENS
+from gateway.ir.text_tasks import COMPLETION_TOKENS, PROMPT_TOKENS
 from gateway.service import ReplyCoroutine, Service
 
 R = TypeVar("R")
@@ -91,9 +91,10 @@ def join_replies(replies: Sequence[InferResponse]) -> InferResponse:
         for at in range(len(first.outputs))
     ]
     parameters: dict[str, Any] = dict(first.parameters)
-    tokens = [reply.parameters.get(PROMPT_TOKENS) for reply in replies]
-    if all(type(each) is int for each in tokens):
-        parameters[PROMPT_TOKENS] = sum(cast("list[int]", tokens))
+    for name in (PROMPT_TOKENS, COMPLETION_TOKENS):
+        tokens = [reply.parameters.get(name) for reply in replies]
+        if all(type(each) is int for each in tokens):
+            parameters[name] = sum(cast("list[int]", tokens))
     return first.changed(outputs=tuple(outputs), parameters=parameters)
 
 

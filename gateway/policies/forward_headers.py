@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from gateway.accelerator import accelerated
-from gateway.api.extension import ConfigView, Finding
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.calls import (
     Call,
@@ -23,7 +22,10 @@ from gateway.ir.calls import (
     call_with_metadata,
 )
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, TRACING, TRITON_PREFIX, Metadata
+from gateway.ir.errors import InvalidRequest
+from gateway.ir.texts import field_text
 from gateway.service import ReplyCoroutine, Service
+from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.fields import HeaderName, Names
 from gateway.settings.setting import Setting
 
@@ -32,6 +34,7 @@ R = TypeVar("R")
 # Never forwarded, regardless of the configuration: each hop has its own. Codecs write the request
 # id from the context.
 _CREDENTIAL = "authorization"
+REPEATED_CREDENTIAL: Final = "the request has several 'authorization' fields; expected one"
 _NEVER = HOP_BY_HOP_HEADERS | {REQUEST_ID}
 
 _MAX_NAMES = 1024
@@ -57,9 +60,10 @@ FORWARD_HEADERS: Final = Setting[tuple[str, ...]](
     help=(
         "Names of client headers that are forwarded. `x-*` forwards every header that begins with "
         "`x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values "
-        "of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Names that begin "
-        "with `triton_` are refused, because they can end a Triton server. Tracing headers are "
-        "always forwarded, and HTTP servers get the request id. Default: `[]`."
+        "of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Other values that "
+        "are not printable ASCII are percent-encoded, with each `%` in them: `J%C3%BCrgen`. Names "
+        "that begin with `triton_` are refused, because they can end a Triton server. Tracing "
+        "headers are always forwarded, and HTTP servers get the request id. Default: `[]`."
     ),
     places=("upstream",),
 )
@@ -68,8 +72,9 @@ CLIENT_HEADER: Final = Setting[str | None](
     type=HeaderName | None,
     default=None,
     help=(
-        "Header with the name of the client, which replaces what the caller sent there. Calls of "
-        "different clients then share neither batches nor cached responses. Default: none."
+        "Header with the name of the client, which replaces what the caller sent there. `%`, "
+        "spaces at its ends and all but printable ASCII are percent-encoded: `J%C3%BCrgen`. "
+        "Calls of different clients then share neither batches nor cached responses. Default: none."
     ),
     places=("upstream",),
 )
@@ -112,6 +117,7 @@ class ForwardHeaders:
             frozenset([*TRACING, *(name for name in names if not name.endswith("*"))]),
             tuple(name[:-1] for name in names if name.endswith("*")),
         )
+        self._has_credential = _CREDENTIAL in names
         # Callers repeat their headers, and transports then pass the identical tuple.
         self._last: tuple[Metadata, Metadata] = ((), self._added)
 
@@ -122,6 +128,8 @@ class ForwardHeaders:
         last, forwarded = self._last
         if metadata is not last:
             forwarded = pairs_named(metadata, self._is_forwarded)
+            if self._has_credential and has_two_credentials(forwarded):
+                return _refuse(call)
             if self._added:
                 forwarded += self._added
             self._last = metadata, forwarded
@@ -131,6 +139,15 @@ class ForwardHeaders:
             has_bytes = origin is not None and origin.has_bytes
             inner = self._plain if has_bytes and not call.outputs else self._inference
         return inner(call_with_metadata(call, forwarded))
+
+
+async def _refuse(call: Call[Any]) -> Any:
+    raise InvalidRequest(REPEATED_CREDENTIAL, model=call.model)
+
+
+def has_two_credentials(pairs: Iterable[tuple[str, str]]) -> bool:
+    """Return whether fields have several `authorization`, of which a server reads any one."""
+    return sum(name.lower() == _CREDENTIAL for name, _ in pairs) > 1
 
 
 @accelerated
@@ -201,8 +218,13 @@ class NamedForwardHeaders(ForwardHeaders):
         metadata, name = context.metadata, context.client.identity.name
         last, last_name, forwarded = self._last_named
         if metadata is not last or name != last_name:
-            own = (*self._added, (self._client_header, name))
-            forwarded = pairs_named(metadata, self._is_forwarded) + own
+            # The gateway itself has no name.
+            own = ((self._client_header, field_text(name)),) if name else ()
+            own = (*self._added, *own)
+            forwarded = pairs_named(metadata, self._is_forwarded)
+            if self._has_credential and has_two_credentials(forwarded):
+                return _refuse(call)
+            forwarded += own
             self._last_named = metadata, name, forwarded
         inner = self._inner
         if type(call) is InferRequest:

@@ -13,6 +13,7 @@ from gateway.ir.calls import (
     Call,
     InferRequest,
     ModelReadyRequest,
+    OpaqueCall,
     ServerLiveRequest,
     ServerReadyRequest,
     StreamInferRequest,
@@ -20,6 +21,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.errors import GatewayError
 from gateway.ir.streams import on_stream_end
+from gateway.ir.unread import is_refusal
 from gateway.service import Service
 from gateway.telemetry.call_log import NO_FAILURES, OK, CallLog, CallRecord, code_of
 from gateway.telemetry.call_path import CallPath, reset_path, set_path
@@ -42,7 +44,7 @@ class Observe:
         plain: Handles each plain inference, see `Entries`; None for *inference*.
         calls: Writes the line of each call; None for no lines.
         new_path: Makes the record of a call's path: a new one, or the one that a tap reads.
-        on_call: Called with each inference that has ended; None for nothing.
+        on_call: Called with each inference or unread call that has ended; None for nothing.
         clock: Monotonic seconds.
     """
 
@@ -121,6 +123,8 @@ class Observe:
         if self._calls is not None and (error is not None or kind not in _QUIET):
             self._calls.call(outcome, error, reply)
         if self._on_call is not None:
-            request = inference_of(call)
-            if request is not None:
-                self._on_call(request, outcome.seconds, outcome.code not in NO_FAILURES)
+            counted = call if type(call) is OpaqueCall else inference_of(call)
+            if counted is not None:
+                is_refused = error is not None and is_refusal(error)
+                is_failed = outcome.code not in NO_FAILURES
+                self._on_call(counted, outcome.seconds, is_failed, is_refused)

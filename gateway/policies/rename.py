@@ -1,12 +1,15 @@
-"""Rename: translates the names of a model, its version and its tensors.
+"""Rename: translates the names of a model, its version and its tensors, and shapes of outputs.
 
 Callers use their names; *inner* gets the names of the target. Calls to the server pass unchanged.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from __future__ import annotations
 
-from pydantic import Field
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
+
+from pydantic import Field, model_validator
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.calls import (
@@ -16,12 +19,15 @@ from gateway.ir.calls import (
     ModelConfigRequest,
     ModelMetadataRequest,
     StreamInferRequest,
+    rewritten,
 )
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import InvalidRequest
+from gateway.ir.data import ArrayData
+from gateway.ir.errors import InvalidRequest, UpstreamProtocolError
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
+from gateway.ir.nearest import renamed_members
 from gateway.ir.streams import MappedStream
-from gateway.ir.tensor import RequestedOutput, Tensor
+from gateway.ir.tensor import RequestedOutput, Shape, Tensor
 from gateway.service import Service
 from gateway.settings.fields import Name
 from gateway.settings.model import Model
@@ -31,19 +37,29 @@ R = TypeVar("R")
 
 
 class TensorNamesConfig(Model):
-    """Translation of tensor names between the client and the target."""
+    """Translation of tensor names, and of shapes of outputs, between client and target."""
 
     inputs: Mapping[Name, Name] = Field(default_factory=dict)
     """Input names of the client, each with the name at the target. Default: the same names."""
     outputs: Mapping[Name, Name] = Field(default_factory=dict)
     """Output names of the client, each with the name at the target. Default: the same names."""
+    shapes: Mapping[Name, tuple[Annotated[int, Field(ge=-1)], ...]] | None = None
+    """Shapes in which clients get outputs, by the client's name, if the target has more or fewer
+    axes of size 1. One axis may be `-1`, for any size. Default: the shapes of the target."""
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> TensorNamesConfig:
+        for name, shape in (self.shapes or {}).items():
+            if shape.count(-1) > 1:
+                raise ValueError(f"shape of {name!r} is {list(shape)}; expected at most one -1")
+        return self
 
 
 TENSORS: Final = Setting[TensorNamesConfig](
     key="tensors",
     type=TensorNamesConfig,
     default=TensorNamesConfig(),
-    help="Tensor names that differ between the client and the target.",
+    help="Tensor names, and shapes of outputs, that differ between the client and the target.",
     places=("target",),
 )
 
@@ -64,6 +80,8 @@ class Rename:
         version: The target's version; None keeps the caller's; "" requests no version.
         inputs: Target's input names by the caller's; others are unchanged.
         outputs: Target's output names by the caller's; others are unchanged.
+        shapes: Shapes of outputs by the caller's names, with at most one axis of -1; others are
+            those of the target.
 
     Raises:
         ValueError: Two names are mapped to the same name.
@@ -77,12 +95,14 @@ class Rename:
         version: str | None = None,
         inputs: Mapping[str, str] | None = None,
         outputs: Mapping[str, str] | None = None,
+        shapes: Mapping[str, Shape] | None = None,
     ) -> None:
         self._inner = inner
         self._model = model
         self._version = version
         self._inputs = dict(inputs or {})
         self._outputs = dict(outputs or {})
+        self._shapes = dict(shapes or {})
         self._inputs_back = _inverse("inputs", self._inputs)
         self._outputs_back = _inverse("outputs", self._outputs)
 
@@ -91,6 +111,8 @@ class Rename:
 
         Raises:
             InvalidRequest: Two inputs have the same name after renaming.
+            UpstreamProtocolError: An output has another shape, not only by axes of size 1.
+            GatewayError: The message has tensors that only its own server reads.
         """
         model = call.model
         if model is None:
@@ -117,17 +139,19 @@ class Rename:
         return ModelRef(name, model.version if self._version is None else self._version)
 
     def _request(self, call: InferRequest, target: ModelRef) -> InferRequest:
+        if self._inputs or self._outputs or self._shapes:
+            call = rewritten(call)
         inputs, outputs, members = call.inputs, call.outputs, call.flat_members
         if self._inputs:
             inputs = tuple(_rename(tensor, self._inputs) for tensor in inputs)
             names = [self._inputs.get(name, name) for name in members]
             _check_distinct("input", [*(tensor.name for tensor in inputs), *names])
-            members = dict(zip(names, members.values(), strict=True))
+            members = renamed_members(members, self._inputs)
         if self._outputs:
             outputs = tuple(_rename_output(output, self._outputs) for output in outputs)
         same = inputs == call.inputs and outputs == call.outputs and members == call.flat_members
-        if target == call.model and same:
-            return call
+        if same:
+            return call if target == call.model else call.changed(model=target)
         return call.changed(model=target, inputs=inputs, outputs=outputs, flat_members=members)
 
     def _response(self, requested: ModelRef, reply: InferResponse) -> InferResponse:
@@ -136,8 +160,10 @@ class Rename:
         outputs = reply.outputs
         if self._outputs_back:
             outputs = tuple(_rename(tensor, self._outputs_back) for tensor in outputs)
-        if model == reply.model and outputs == reply.outputs:
-            return reply
+        if self._shapes:
+            outputs = tuple(_reshape(tensor, self._shapes) for tensor in outputs)
+        if outputs == reply.outputs:
+            return reply if model == reply.model else reply.changed(model=model)
         return reply.changed(model=model, outputs=outputs)
 
     async def _item(self, requested: ModelRef, item: InferResponse) -> InferResponse:
@@ -155,7 +181,10 @@ class Rename:
             name=requested.name,
             versions=versions,
             inputs=tuple(_rename_metadata(tensor, self._inputs_back) for tensor in metadata.inputs),
-            outputs=tuple(_rename_metadata(tensor, back) for tensor in metadata.outputs),
+            outputs=tuple(
+                _reshape_metadata(_rename_metadata(tensor, back), self._shapes)
+                for tensor in metadata.outputs
+            ),
             labels={back.get(name, name): labels for name, labels in metadata.labels.items()},
             configuration=configuration,
         )
@@ -179,6 +208,28 @@ def _inverse(kind: str, names: Mapping[str, str]) -> dict[str, str]:
 def _rename(tensor: Tensor, names: Mapping[str, str]) -> Tensor:
     name = names.get(tensor.name)
     return tensor if name is None else tensor.renamed(name)
+
+
+def _reshape(tensor: Tensor, shapes: Mapping[str, Shape]) -> Tensor:
+    wanted, found, data = shapes.get(tensor.name), tensor.shape, tensor.data
+    if wanted is None or found is None or wanted == found:
+        return tensor
+    rest = prod([axis for axis in wanted if axis >= 0])
+    free = prod(found) // rest if rest else 0
+    shape = tuple([free if axis < 0 else axis for axis in wanted])
+    if [axis for axis in shape if axis != 1] != [axis for axis in found if axis != 1]:
+        raise UpstreamProtocolError(
+            f"output {tensor.name!r} has shape {list(found)}; expected {list(wanted)}, with any "
+            "axes of size 1 (tensors.shapes)"
+        )
+    if isinstance(data, ArrayData):
+        data = ArrayData(data.array.reshape(shape))
+    return Tensor(tensor.name, tensor.datatype, shape, data, tensor.parameters)
+
+
+def _reshape_metadata(tensor: TensorMetadata, shapes: Mapping[str, Shape]) -> TensorMetadata:
+    shape = shapes.get(tensor.name)
+    return tensor if shape is None else TensorMetadata(tensor.name, tensor.datatype, shape)
 
 
 def _rename_output(output: RequestedOutput, names: Mapping[str, str]) -> RequestedOutput:
@@ -207,7 +258,7 @@ def _check_distinct(kind: str, names: Iterable[str]) -> None:
 
 def _build(inner: Entries, at: LayerContext) -> Service | None:
     model, tensors = at.part(TargetModel), at.setting(TENSORS)
-    if model == TargetModel() and not (tensors.inputs or tensors.outputs):
+    if model == TargetModel() and not (tensors.inputs or tensors.outputs or tensors.shapes):
         return None
     return Rename(
         inner.questions,
@@ -215,6 +266,7 @@ def _build(inner: Entries, at: LayerContext) -> Service | None:
         version=model.version,
         inputs=tensors.inputs,
         outputs=tensors.outputs,
+        shapes=tensors.shapes,
     )
 
 

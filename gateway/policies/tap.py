@@ -13,16 +13,19 @@ import structlog
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.api.tap import RecordedStream, RouteTap, SampledCall
-from gateway.ir.calls import Call, InferRequest, StreamInferRequest
+from gateway.ir.calls import Call, InferRequest, OpaqueCall, StreamInferRequest
+from gateway.ir.context import Need
 from gateway.ir.errors import ErrorCode
 from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry.call_path import CALL_PATH
+from gateway.telemetry.faults import FAULTS
 
 log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
+_TENSORS = frozenset({Need.TENSORS})
 _CANCELLED = ErrorCode.CANCELLED, "the client left before the end of the stream"
 
 
@@ -47,12 +50,17 @@ class SampleCalls:
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call *inner*."""
-        kind = type(call)
-        if kind is not InferRequest and kind is not StreamInferRequest:
+        kind, origin = type(call), call.context.origin
+        if kind is OpaqueCall:
+            if origin is None:  # a question of the gateway's own, about a model
+                return self._inner(call)
+        elif kind is not InferRequest and kind is not StreamInferRequest:
             return self._inner(call)
+        elif origin is not None and origin.whole and origin.refusal is None:
+            call = call.with_context(needs=call.context.needs | _TENSORS)
         try:
             exchange = self._tap.begin(call)
-        except Exception:
+        except FAULTS:
             log.exception("call not sampled")
             exchange = None
         return self._inner(call) if exchange is None else self._sampled(exchange)
@@ -91,7 +99,7 @@ class SampleCalls:
         exchange.took_s = monotonic() - exchange.started
         try:
             self._tap.end(exchange)
-        except Exception:  # the client's reply must not fail because of a tap
+        except FAULTS:  # the client's reply must not fail because of a tap
             log.exception("call not sampled")
 
 

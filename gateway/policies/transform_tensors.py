@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar, cast
-
-import structlog
+from typing import Any, Final, TypeVar, cast
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.api.transform import TensorTransform
-from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.errors import GatewayError, InternalError
+from gateway.ir.calls import Call, InferRequest, InferResponse, OpaqueCall, StreamInferRequest
+from gateway.ir.errors import Unsupported
 from gateway.ir.streams import MappedStream
 from gateway.policies.buffer_body import BufferBody
 from gateway.policies.classify import Classify
@@ -19,8 +17,7 @@ from gateway.policies.complete.policy import Complete
 from gateway.service import ReplyCoroutine, Service
 from gateway.settings.fields import Name
 from gateway.settings.setting import Setting
-
-log = structlog.get_logger(__name__)
+from gateway.telemetry.faults import Faults
 
 R = TypeVar("R")
 M = TypeVar("M", InferRequest, InferResponse)
@@ -64,13 +61,22 @@ class TransformTensors:
 
         Raises:
             InternalError: The transform raised anything but a `GatewayError`.
+            Unsupported: The call has tensors that the gateway does not read.
         """
         # Each branch has its R; the type system cannot follow an isinstance that far.
         if isinstance(call, InferRequest):
             return cast("ReplyCoroutine[R]", self.handle_inference(call))
         if isinstance(call, StreamInferRequest):
             return cast("ReplyCoroutine[R]", self._stream(call))
+        if isinstance(call, OpaqueCall) and not call.only_asks:
+            return self._refuse(call)
         return self._inner.questions(call)
+
+    async def _refuse(self, call: Call[Any]) -> Any:
+        raise Unsupported(
+            f"the request passes the gateway unread, and transform {self._name!r} changes tensors",
+            model=call.model,
+        )
 
     async def handle_inference(self, call: InferRequest, /) -> InferResponse:
         """Call the target with an InferRequest."""
@@ -100,13 +106,8 @@ class TransformTensors:
         return self._applied(InferResponse, request, lambda: self._transform.after(request, reply))
 
     def _applied(self, kind: type[M], request: InferRequest, apply: Callable[[], M]) -> M:
-        try:
+        with Faults(f"transform {self._name!r}", request.model):
             return _checked(kind, apply())
-        except GatewayError:
-            raise
-        except Exception as error:
-            log.exception("internal error", part=f"transform {self._name!r}")
-            raise InternalError("internal error of the gateway", model=request.model) from error
 
 
 def _checked(kind: type[M], found: M) -> M:

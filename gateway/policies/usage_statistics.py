@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from gateway.concurrency.slices import in_slices
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -106,11 +107,11 @@ class UsageStatistics:
 
     async def _own(self, call: ModelStatisticsRequest) -> tuple[ModelStatistics, ...]:
         """Return the gateway's statistics, including those of unused versions."""
-        used = self._usage.of(call.model)
+        used = [each async for each in in_slices(self._usage.each_of(call.model))]
         keys = {(one.name, one.version) for one in used}
         unused = [
             ModelStatistics(name=model.name, version=model.version)
-            for model in await self._served(call)
+            async for model in in_slices(await self._served(call))
             if (model.name, model.version) not in keys
         ]
         return (*used, *unused)

@@ -7,11 +7,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from gateway.api.extension import ConfigView, Finding
 from gateway.ir.call_keys import key_of
 from gateway.ir.errors import ErrorCode
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
 from gateway.routing.outlier_detection import OFF, OutlierDetection
+from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.fields import CallKey, Duration, Off
 from gateway.settings.model import Model
 from gateway.settings.setting import Setting

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from gateway.concurrency.timeouts import is_timeout
 from gateway.ir.calls import Call, InferRequest, StreamInferRequest, inference_of
 from gateway.ir.errors import ErrorCode, GatewayError, NotSent
+from gateway.routing.endpoint import Endpoint
 from gateway.routing.endpoint_share import EndpointShares
 from gateway.routing.load_balancing import LoadBalancer
 from gateway.routing.outlier_detection import OutlierDetection
 from gateway.telemetry.error_texts import error_text
-
-if TYPE_CHECKING:
-    from gateway.routing.endpoints import Endpoint
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from gateway.ir.calls import ServerMetadataRequest
 from gateway.ir.context import Context
 from gateway.ir.errors import DeadlineExceeded, GatewayError, Unsupported
 from gateway.ir.metadata import ServerMetadata
-from gateway.routing.endpoints import Endpoint
+from gateway.routing.endpoint import Endpoint
 from gateway.routing.unresponsive import UnresponsiveServer
 from gateway.service import Service
 from gateway.telemetry.error_texts import error_text

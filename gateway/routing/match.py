@@ -11,7 +11,7 @@ from typing import Any
 from gateway.ir.calls import Call
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.identity import Identity
-from gateway.settings.patterns import globs
+from gateway.settings.patterns import globs, is_pattern
 
 MAX_CACHED = 4096
 
@@ -71,6 +71,14 @@ class Matcher:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = [_CompiledRule(rule) for rule in rules]
+        # The positions of rules for one model, by its name, and of those for many.
+        self._exact: dict[str, list[int]] = {}
+        self._patterns: list[int] = []
+        for index, rule in enumerate(rules):
+            positions = self._patterns
+            if not is_pattern(rule.model):
+                positions = self._exact.setdefault(rule.model, [])
+            positions.append(index)
         self._candidates: dict[tuple[str, str, str], tuple[int, ...]] = {}
         self.is_static = all(rule.is_static for rule in rules)
 
@@ -89,7 +97,9 @@ class Matcher:
 
     def matches_model(self, name: str, /) -> bool:
         """Return whether some rule's model glob matches *name*, ignoring its other conditions."""
-        return any(rule.has_model(name) for rule in self._rules)
+        return name in self._exact or any(
+            self._rules[index].has_model(name) for index in self._patterns
+        )
 
     def explain(self, call: Call[Any], /) -> list[Verdict]:
         """Return the verdict of each rule on *call*, in order; the router uses the first match."""
@@ -98,7 +108,8 @@ class Matcher:
     def _find_candidates(self, key: tuple[str, str, str]) -> tuple[int, ...]:
         """Find and cache the rules that match by names alone, up to one that needs no more."""
         found: list[int] = []
-        for index, rule in enumerate(self._rules):
+        for index in sorted((*self._exact.get(key[0], ()), *self._patterns)):
+            rule = self._rules[index]
             if rule.matches(*key):
                 found.append(index)
                 if rule.is_static:

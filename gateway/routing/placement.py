@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from gateway.ir.calls import ModelLoadRequest
-
-if TYPE_CHECKING:
-    from gateway.routing.endpoints import Endpoint
+from gateway.routing.endpoint import Endpoint
 
 PLACEMENT: ContextVar[Endpoint | None] = ContextVar("placement", default=None)
 """The endpoint of the current call, where a layer above has chosen it."""
@@ -35,7 +33,7 @@ class Placement(Protocol):
     async def evict(self, name: str, /) -> None:
         """Unload a model, when its running calls have ended."""
 
-    def document(self) -> list[dict[str, Any]]:
+    async def document(self) -> list[dict[str, Any]]:
         """Return what each endpoint holds."""
 
     async def load_at(self, endpoint: Endpoint, call: ModelLoadRequest, /) -> None:

@@ -50,6 +50,7 @@ class ServerOptions:
     Attributes:
         routes: Readiness of each route.
         readiness: Whether all routes or any route must be ready.
+        obstacle: Returns why the gateway is not ready whatever its routes are; "" for no reason.
         trends: Returns recent measurements.
         online: Report the readiness of the routes from the start; otherwise, not ready until a
             client sets the gateway online.
@@ -61,6 +62,7 @@ class ServerOptions:
     metadata: ServerMetadata
     routes: Sequence[Ready] = ()
     readiness: Readiness = Readiness.ALL
+    obstacle: Callable[[], str] = str
     trends: Callable[[], Mapping[str, Trend]] = dict
     online: bool = True
     named: Mapping[str, Ready] = field(default_factory=dict)
@@ -124,26 +126,32 @@ class ServerInfo:
 
     def ready(self) -> bool:
         """Return whether the gateway accepts inference requests."""
-        options = self._options
-        if self._is_draining or not self._is_online:
-            return False
-        return not options.routes or options.readiness.of([ready() for ready in options.routes])
+        return not self.not_ready_reason()
 
     def not_ready_reason(self) -> str:
-        """Return why the gateway accepts no inference requests."""
+        """Return why the gateway accepts no inference requests; "" if it accepts them."""
+        options = self._options
+        if reason := self._withheld():
+            return reason
+        if not options.routes or options.readiness.of([ready() for ready in options.routes]):
+            return ""
+        rule = "none" if options.readiness is Readiness.ANY else "not every one"
+        return f"{rule} of the required routes is ready (lifecycle.ready)"
+
+    def _withheld(self) -> str:
+        """Return why the gateway is not ready whatever its routes are; "" for no reason."""
         if self._is_draining:
             return "the gateway is stopping"
         if not self._is_online:
             return "a client has set the gateway offline, or not yet online"
-        rule = "none" if self._options.readiness is Readiness.ANY else "not every one"
-        return f"{rule} of the required routes is ready (lifecycle.ready)"
+        return self._options.obstacle()
 
     async def _live(self, _call: ServerLiveRequest) -> bool:
         return True
 
     async def _ready(self, call: ServerReadyRequest) -> bool:
         if call.about is not None:  # its route counts, whatever the others are
-            return self._is_online and not self._is_draining
+            return not self._withheld()
         return self.ready()
 
     async def _metadata(self, _call: ServerMetadataRequest) -> ServerMetadata:

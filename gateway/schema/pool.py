@@ -13,7 +13,7 @@ import json
 from importlib import resources
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -61,7 +61,19 @@ def message_class(folder: str, full_name: str) -> type[Message]:
 def message_classes(folder: str, name: str) -> Mapping[str, type[Message]]:
     """Give the classes of all top-level messages of one file, by short name."""
     messages = file_descriptor(folder, name).message_types_by_name
-    return {short: GetMessageClass(messages[short]) for short in messages}
+    return {short: _with_inner(GetMessageClass(messages[short])) for short in messages}
+
+
+def _with_inner(kind: type[Message]) -> type[Message]:
+    """Add the classes of inner messages, which Python's runtime leaves out.
+
+    That runtime is refused at the start, with its name: imports must not fail before.
+    """
+    descriptor: Any = kind.DESCRIPTOR
+    for short, inner in descriptor.nested_types_by_name.items():
+        if not hasattr(kind, short):
+            setattr(kind, short, _with_inner(GetMessageClass(inner)))
+    return kind
 
 
 def require_fast_runtime() -> None:

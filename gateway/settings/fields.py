@@ -3,11 +3,13 @@
 The `$comment` of a schema names the kind. The schema's defaults and docs/configuration.md use it.
 """
 
+import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     GetJsonSchemaHandler,
@@ -25,6 +27,7 @@ from gateway.settings.units import (
     check_mode,
     parse_address,
     parse_duration,
+    parse_header_value,
     parse_share,
     parse_size,
     parse_stream_address,
@@ -139,8 +142,36 @@ FORMS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """What errors say about each pattern."""
-Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PRINTABLE)]
 Text = Annotated[str, StringConstraints(max_length=1024)]
+
+
+def _check_full(text: str) -> str:
+    if not text.strip():
+        raise ValueError("expected text that is not blank")
+    return text
+
+
+_FULL = AfterValidator(_check_full)
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=_PRINTABLE), _FULL]
+FullText = Annotated[
+    str, StringConstraints(min_length=1, max_length=1024, pattern=_PRINTABLE), _FULL
+]
+"""A text that is not blank."""
+
+
+class Outside(enum.Enum):
+    """What a text of the file names outside of it; only this machine knows whether it is there."""
+
+    READ = "a file or a folder that is read"
+    WRITTEN = "a file that lines are appended to"
+    FOLDER = "a folder that is made, and written to"
+    CALLABLE = "the dotted name of a callable"
+
+
+InputFile = Annotated[Text, Outside.READ]
+LogFile = Annotated[Text, Outside.WRITTEN]
+Folder = Annotated[Text, Outside.FOLDER]
+DottedName = Annotated[Text, Outside.CALLABLE]
 HeaderName = Annotated[str, StringConstraints(pattern=HEADER_NAME, max_length=255, to_lower=True)]
 Origin = Annotated[str, StringConstraints(max_length=255, pattern=_ORIGIN)]
 """An origin as browsers send it, or `*` for all of them."""
@@ -155,6 +186,8 @@ CallKey = Annotated[Text, Field(pattern=_CALL_KEY)]
 
 Off = Annotated[Literal[False], BeforeValidator(lambda value: False if value == "false" else value)]
 """`false`; scalars of the file are texts."""
+OFF_OR_FALSE: Final = BeforeValidator(lambda value: "off" if value == "false" else value)
+"""Annotates a key with the value `off`, of which YAML 1.1, as Helm reads it, makes `false`."""
 
 
 class OrText:
@@ -183,13 +216,42 @@ def as_list(value: object) -> object:
 # The loader keeps every scalar as text, so `version: 2` is "2". Editors must not mark it.
 _SCALAR = {"$comment": "text", "type": ["string", "number", "boolean"]}
 Scalar = Annotated[Text, WithJsonSchema(_SCALAR)]
-Names = Annotated[
-    tuple[Text, ...],
-    BeforeValidator(as_list),
-    WithJsonSchema(
-        {
-            "$comment": "text or list of texts",
-            "anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}],
-        }
-    ),
+FullScalar = Annotated[FullText, WithJsonSchema(_SCALAR)]
+HeaderValue = Annotated[
+    str,
+    text_parser(parse_header_value, str),
+    WithJsonSchema({**_SCALAR, "$comment": "header value"}),
 ]
+"""The value of a header that the gateway sends: printable ASCII."""
+FieldName = Annotated[str, StringConstraints(pattern=HEADER_NAME, max_length=255)]
+"""The name of a header, with its capitals."""
+_LIST = WithJsonSchema(
+    {
+        "$comment": "text or list of texts",
+        "anyOf": [_SCALAR, {"type": "array", "items": _SCALAR}],
+    }
+)
+Names = Annotated[tuple[Text, ...], BeforeValidator(as_list), _LIST]
+FullNames = Annotated[tuple[FullText, ...], BeforeValidator(as_list), _LIST]
+"""Names, or patterns of names, none of which is blank."""
+HeaderNames = Annotated[tuple[HeaderName, ...], BeforeValidator(as_list), _LIST]
+
+NameKind = Literal[
+    "client", "group", "tier", "label", "claim", "issuer", "listener", "upstream", "route", "model",
+    "protocol",
+]  # fmt: skip
+
+
+class NameOf:
+    """Annotates a key whose names, or patterns of names, another part of the file defines.
+
+    Of a mapping the keys are the names.
+
+    Args:
+        kind: What has such a name.
+        prefix: What the names begin with in this key; other values are no names.
+    """
+
+    def __init__(self, kind: NameKind, prefix: str = "") -> None:
+        self.kind = kind
+        self.prefix = prefix

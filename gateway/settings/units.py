@@ -45,6 +45,31 @@ def parse_duration(text: str) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
+def parse_header_value(text: str) -> str:
+    """Return the value of a header, without a byte order mark before it and spaces around it.
+
+    Raises:
+        ValueError: It is empty, or has a character that a header does not carry. The text has
+            nothing of the value, which may be a secret.
+    """
+    value = text.removeprefix("\ufeff").strip(" ")
+    if not value:
+        raise ValueError("the value is empty: expected printable ASCII")
+    for place, character in enumerate(value, start=1):
+        if not " " <= character <= "~":
+            found = "characters that are not ASCII"
+            if character.isascii():
+                found = f"control characters, such as {_CONTROLS.get(character, 'one')}"
+            raise ValueError(
+                f"the value has {found} at position {place}: expected printable ASCII, which is "
+                "all that a header carries"
+            )
+    return value
+
+
+_CONTROLS = {"\n": "a line break", "\r": "a line break", "\t": "a tab"}
+
+
 def parse_share(text: str) -> float:
     """Return a share such as "0.1%" as a number from 0 to 1.
 

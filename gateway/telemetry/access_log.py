@@ -46,6 +46,9 @@ FIELDS: Final = (
     "client",
     "client_name",
     "credential",
+    "subject",
+    "kid",
+    "issuer",
     "agent",
 )
 """The fields of a line, which a format names in braces."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.telemetry import names
+from gateway.telemetry.families import LabelledSeries
 from gateway.telemetry.model_usage import Usage
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -20,35 +21,14 @@ class SharingMetrics:
 
     def __init__(self, registry: CollectorRegistry, usage: Usage) -> None:
         self._usage = usage
-        self._rows = Histogram(
-            *names.BATCH_ROWS.arguments,
-            buckets=_ROWS,
-            registry=registry,
-        )
-        self._requests = Histogram(
-            *names.BATCH_REQUESTS.arguments,
-            buckets=_ROWS,
-            registry=registry,
-        )
-        self._waits = Histogram(
-            *names.BATCH_WAIT.arguments,
-            buckets=_WAITS_S,
-            registry=registry,
-        )
-        self._rejected = Counter(
-            *names.BATCH_REFUSED.arguments,
-            registry=registry,
-        )
-        self._lookups = Counter(
-            *names.CACHE_LOOKUPS.arguments,
-            registry=registry,
-        )
-        self._dropped = Counter(
-            *names.CACHE_DROPPED.arguments,
-            registry=registry,
-        )
-        self._entries = Gauge(*names.CACHE_ENTRIES.arguments, registry=registry)
-        self._bytes = Gauge(*names.CACHE_BYTES.arguments, registry=registry)
+        self._rows = LabelledSeries(registry, names.BATCH_ROWS, Histogram, buckets=_ROWS)
+        self._requests = LabelledSeries(registry, names.BATCH_REQUESTS, Histogram, buckets=_ROWS)
+        self._waits = LabelledSeries(registry, names.BATCH_WAIT, Histogram, buckets=_WAITS_S)
+        self._rejected = LabelledSeries(registry, names.BATCH_REFUSED, Counter)
+        self._lookups = LabelledSeries(registry, names.CACHE_LOOKUPS, Counter)
+        self._dropped = LabelledSeries(registry, names.CACHE_DROPPED, Counter)
+        self._entries = LabelledSeries(registry, names.CACHE_ENTRIES, Gauge)
+        self._bytes = LabelledSeries(registry, names.CACHE_BYTES, Gauge)
 
     def batches(self, model: str) -> BatchMetrics:
         """Return the batch metrics of *model*."""

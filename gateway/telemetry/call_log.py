@@ -254,7 +254,7 @@ def _rejection_keys(listener: str, protocol: str, error: GatewayError) -> dict[s
         **_client_keys(error.client or NO_CLIENT),
     }
     if isinstance(error, Unauthenticated):
-        keys["credential"] = error.credential
+        keys |= {"credential": error.credential, **error.shown}
     return _without_empty(keys)
 
 
@@ -266,6 +266,7 @@ def _client_keys(client: Client) -> dict[str, Any]:
         "client": client.address,
         "client_name": identity.name,
         "credential": identity.credential,
+        **identity.shown,
         "agent": client.agent,
     }
 

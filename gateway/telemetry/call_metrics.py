@@ -6,7 +6,8 @@ the cells of all its metrics by one key, and adds its times to a list. Full list
 each scrape, are counted at once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from struct import pack
 from typing import Final
 
@@ -21,7 +22,7 @@ from gateway.telemetry import names
 from gateway.telemetry.call_log import OK, CallRecord
 from gateway.telemetry.call_path import INFERENCES
 from gateway.telemetry.exemplars import Exemplars
-from gateway.telemetry.families import counter_family, histogram_family
+from gateway.telemetry.families import HistogramFamily, counter_family, in_pieces
 from gateway.telemetry.rolling_stats import RollingStats
 from gateway.telemetry.upstream_metrics import BOUNDS_S
 
@@ -31,8 +32,6 @@ Labels = tuple[str, str, str, str, str, str]
 """Route, model, protocol, kind, code and target of a call."""
 
 _UNCOUNTED: Final = 4 * 256
-_TIMES: Final = (names.UPSTREAM_DURATION, names.QUEUE_DURATION, names.OVERHEAD_DURATION)
-
 _BOUNDS: Final[npt.NDArray[np.float64]] = np.array(BOUNDS_S)
 
 
@@ -71,13 +70,11 @@ class _ModelTimes:
         # Attempts and steps at the same time may take longer than the call.
         self.own.count(np.maximum(seconds - upstream - queued, 0.0))
 
-    def read(self) -> Iterable[tuple[Sequence[int], float]]:
-        """Yield buckets and sum of each histogram, in the order of `_TIMES`."""
+    @property
+    def queue_buckets(self) -> Sequence[int]:
+        """The buckets of the times in queues, with those that never waited."""
         first, *others = self.queue.buckets
-        at_once = sum(self.upstream.buckets) - sum(self.queue.buckets)
-        yield self.upstream.buckets, self.upstream.seconds
-        yield (first + at_once, *others), self.queue.seconds
-        yield self.own.buckets, self.own.seconds
+        return (first + sum(self.upstream.buckets) - sum(self.queue.buckets), *others)
 
 
 class _Cells:
@@ -134,6 +131,7 @@ class CallMetrics(Collector):
         on_limit: Callable[[str, str], None],
     ) -> None:
         self._bounds = np.array(bounds_s)
+        self._bound_names = _names(bounds_s)
         self.exemplars = Exemplars(bounds_s)
         self._series = series
         self._trends = trends
@@ -175,20 +173,29 @@ class CallMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        requests = counter_family(names.REQUESTS)
-        for labels, cells in self._cells.copy().items():
-            requests.add_metric(labels, cells.count())
-        yield requests
-        duration = histogram_family(names.REQUEST_DURATION)
-        for key, durations in self._durations.copy().items():
-            buckets = _cumulative(self._bounds.tolist(), durations.buckets)
-            duration.add_metric(key, self.exemplars.attach(key, buckets), durations.seconds)
-        yield duration
-        times = [histogram_family(each) for each in _TIMES]
-        for model, found in self._times.copy().items():
-            for metric, (counts, seconds) in zip(times, found.read(), strict=True):
-                metric.add_metric((model,), _cumulative(BOUNDS_S, counts), seconds)
-        yield from times
+        yield from in_pieces(
+            partial(counter_family, names.REQUESTS),
+            list(self._cells.items()),
+            lambda family, each: family.add_metric(each[0], each[1].count()),
+        )
+        yield from in_pieces(
+            partial(_family, names.REQUEST_DURATION, self._bound_names),
+            list(self._durations.items()),
+            self._add_durations,
+        )
+        for metric, read in _TIMES.items():
+            yield from in_pieces(
+                partial(_family, metric, _TIME_NAMES),
+                list(self._times.items()),
+                partial(_add_times, read),
+            )
+
+    def _add_durations(
+        self, family: HistogramFamily, series: tuple[tuple[str, ...], _Histogram]
+    ) -> None:
+        key, durations = series
+        numbers = (*durations.buckets, durations.seconds)
+        family.rows.append((key, numbers, self.exemplars.of(key)))
 
     def _cells_of(self, labels: Labels) -> _Cells:
         """Return the cells of a call that has none, or not under the name of its model."""
@@ -211,12 +218,29 @@ class CallMetrics(Collector):
         return route, self.label_of(model), protocol, kind, code, target
 
 
-def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return the buckets of a histogram: upper bounds and the counts up to them."""
-    names = [floatToGoString(bound) for bound in bounds]  # type: ignore[no-untyped-call]  # the library is half typed
-    total = 0
-    buckets = []
-    for name, count in zip((*names, "+Inf"), counts, strict=True):
-        total += count
-        buckets.append((name, float(total)))
-    return buckets
+def _names(bounds: Iterable[float]) -> tuple[str, ...]:
+    """Return the labels of the buckets with these upper bounds."""
+    return (*(floatToGoString(bound) for bound in bounds), "+Inf")  # type: ignore[no-untyped-call]  # the library is half typed
+
+
+_TIME_NAMES: Final = _names(BOUNDS_S)
+_TIMES: Final[Mapping[names.Metric, Callable[[_ModelTimes], tuple[Sequence[int], float]]]] = {
+    names.UPSTREAM_DURATION: lambda times: (times.upstream.buckets, times.upstream.seconds),
+    names.QUEUE_DURATION: lambda times: (times.queue_buckets, times.queue.seconds),
+    names.OVERHEAD_DURATION: lambda times: (times.own.buckets, times.own.seconds),
+}
+"""The histograms of each model: their buckets and sums."""
+
+
+def _add_times(
+    read: Callable[[_ModelTimes], tuple[Sequence[int], float]],
+    family: HistogramFamily,
+    series: tuple[str, _ModelTimes],
+) -> None:
+    model, times = series
+    counts, seconds = read(times)
+    family.rows.append(((model,), (*counts, seconds), {}))
+
+
+def _family(metric: names.Metric, bounds: Sequence[str]) -> HistogramFamily:
+    return HistogramFamily(metric.name, metric.help, metric.labels, bounds)

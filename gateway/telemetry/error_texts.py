@@ -23,18 +23,23 @@ def configure(setting: str) -> None:
     _Setting.is_full = setting == FULL
 
 
-def brief_text(text: str, *, is_own: bool = False) -> str:
-    """Return the first 120 characters of a text, or what the setting shows; "" stays as it is.
+def brief_text(text: str) -> str:
+    """Return the first 120 characters of a server's text, or what the setting shows.
 
-    Args:
-        text: The text of an error.
-        is_own: Whether the gateway wrote it; those of a server are marked.
+    It is marked as that of a server; "" stays as it is.
     """
     if not text or _Setting.is_full:
         return text
     rest = len(text) - _SHOWN
     cut = f"{text[:_SHOWN]}... ({rest} more characters)" if rest > 0 else text
-    return cut if is_own else f"{_MARK}{cut}"
+    return f"{_MARK}{cut}"
+
+
+def _is_of_request(error: GatewayError) -> bool:
+    """Return whether the gateway refused a request, which is then the origin of the error."""
+    # Only requests have a sender.
+    wire = None if error.origin is None else error.origin.wire
+    return error.client is not None or hasattr(wire, "client")
 
 
 def error_text(error: BaseException | str) -> str:
@@ -43,7 +48,7 @@ def error_text(error: BaseException | str) -> str:
         return str(error)
     found: BaseException | None = error
     while isinstance(found, GatewayError):
-        if found.origin is not None:
+        if found.origin is not None and not _is_of_request(found):
             return error.message.replace(found.message, brief_text(found.message), 1)
         found = found.__cause__
     return error.message

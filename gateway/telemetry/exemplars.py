@@ -5,11 +5,13 @@ They are shown on the metrics page in the format of OpenMetrics only.
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from prometheus_client.samples import Exemplar
 
-Bucket = tuple[str, float] | tuple[str, float, Exemplar]
+_NONE: Final[Mapping[int, Exemplar]] = MappingProxyType({})
 
 
 class Exemplars:
@@ -21,21 +23,13 @@ class Exemplars:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
-        self._latest: dict[tuple[tuple[str, ...], int], Exemplar] = {}
+        self._latest: dict[tuple[str, ...], dict[int, Exemplar]] = {}
 
     def note(self, labels: tuple[str, ...], value: float, trace_id: str) -> None:
         """Keep the trace of a call for the bucket of *value*."""
         exemplar = Exemplar({"trace_id": trace_id}, value, round(time.time_ns() / 1e9, 3))
-        self._latest[labels, bisect_left(self._bounds, value)] = exemplar
+        self._latest.setdefault(labels, {})[bisect_left(self._bounds, value)] = exemplar
 
-    def attach(
-        self, labels: tuple[str, ...], buckets: Sequence[tuple[str, float]]
-    ) -> Sequence[Bucket]:
-        """Return *buckets*, each with its exemplar if there is one."""
-        if not self._latest:
-            return buckets
-        found = [self._latest.get((labels, place)) for place in range(len(buckets))]
-        return [
-            bucket if exemplar is None else (*bucket, exemplar)
-            for bucket, exemplar in zip(buckets, found, strict=True)
-        ]
+    def of(self, labels: tuple[str, ...]) -> Mapping[int, Exemplar]:
+        """Return the exemplars of a histogram by the place of their bucket."""
+        return self._latest.get(labels, _NONE)

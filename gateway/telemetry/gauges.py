@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -9,6 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.telemetry import names
+from gateway.telemetry.families import in_pieces
 
 T = TypeVar("T")
 
@@ -45,15 +47,22 @@ class LabelledGauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        for described, sources in self._gauges.items():
-            metric = Metric(described.name, described.help, "gauge")
-            for labels, (reference, read) in list(sources.items()):
-                owner = reference()
-                if owner is None:
-                    del sources[labels]
-                else:
-                    metric.add_sample(described.name, dict(labels), float(read(owner)))
-            yield metric
+        for described, sources in list(self._gauges.items()):
+            yield from in_pieces(
+                partial(Metric, described.name, described.help, "gauge"),
+                list(sources),
+                partial(_add, sources),
+            )
+
+
+def _add(sources: dict[_Labels, _Source], family: Metric, labels: _Labels) -> None:
+    """Add a gauge, unless its owner is gone."""
+    found = sources.get(labels)
+    owner = None if found is None else found[0]()
+    if found is None or owner is None:
+        sources.pop(labels, None)
+    else:
+        family.add_sample(family.name, dict(labels), float(found[1](owner)))
 
 
 class InfoMetric(Collector):

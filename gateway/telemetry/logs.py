@@ -28,6 +28,9 @@ _LEVELS = {
     "error": logging.ERROR,
 }
 _RECENT = 20
+_OF_REQUESTS = frozenset(
+    {"call", "rejected", "connections refused", "lines about calls are missing"}
+)
 _KEPT_LEVELS = frozenset({"warning", "error", "critical"})
 # Never truncated: these values come from the gateway, not from clients.
 _UNLIMITED = frozenset({"exception", "timestamp"})
@@ -184,9 +187,19 @@ def _on_recovery(count: int) -> None:
 def _keep_warning(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Remember a line of a warning or an error; a structlog processor."""
+    """Remember a line of a warning or an error; a structlog processor.
+
+    Of lines about requests the last one of each code is kept, with their number: those that one
+    client causes would replace all others.
+    """
     if event["level"] in _KEPT_LEVELS:
-        _Logger.recent.append({key: event[key] for key in event if key != "exception"})
+        line = {key: event[key] for key in event if key != "exception"}
+        if line["event"] in _OF_REQUESTS:
+            earlier = [each for each in _Logger.recent if _kind_of(each) == _kind_of(line)]
+            for each in earlier:
+                _Logger.recent.remove(each)
+                line["count"] = each.get("count", 1) + line.get("count", 1)
+        _Logger.recent.append(line)
     return event
 
 
@@ -204,6 +217,10 @@ def cut_values(
     return event
 
 
+def _kind_of(line: Mapping[str, Any]) -> tuple[Any, Any]:
+    return line["event"], line.get("code")
+
+
 class _AddWorker:
     """Adds the number of the worker process to each line; a structlog processor."""
 
@@ -218,7 +235,13 @@ class _AddWorker:
 
 
 def _console_renderer(out: TextIO) -> Any:
-    return structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0, sort_keys=False)
+    # The default shows local variables: headers and tensors of clients.
+    return structlog.dev.ConsoleRenderer(
+        colors=out.isatty(),
+        pad_event_to=0,
+        sort_keys=False,
+        exception_formatter=structlog.dev.plain_traceback,
+    )
 
 
 def _json(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:

@@ -4,9 +4,9 @@ Labels are names of the configuration. A model name of a client becomes a label 
 has served it, up to a maximum number of labels; all others become `_unknown`.
 """
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,8 +24,8 @@ from gateway.telemetry.access_metrics import AccessMetrics
 from gateway.telemetry.batching_metrics import SharingMetrics
 from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_metrics import CallMetrics
-from gateway.telemetry.exposition import encode_page
-from gateway.telemetry.families import counter_family
+from gateway.telemetry.exposition import PageWriter
+from gateway.telemetry.families import LabelledSeries, counter_family, in_pieces
 from gateway.telemetry.gauges import InfoMetric, LabelledGauges
 from gateway.telemetry.model_counts import ModelCounts
 from gateway.telemetry.model_usage import Usage
@@ -70,46 +70,18 @@ class Metrics:
             self.registry, _BUCKETS, series, trends=self.trends, on_limit=self.limit_exceeded
         )
         self.call = self._calls.record
-        self._rejected = Counter(
-            *names.REFUSED_REQUESTS.arguments,
-            registry=self.registry,
+        self._rejected = LabelledSeries(self.registry, names.REFUSED_REQUESTS, Counter)
+        self._limits = LabelledSeries(self.registry, names.LIMIT_EXCEEDED, Counter)
+        self._blocked = LabelledSeries(self.registry, names.LOOP_BLOCKED_REQUESTS, Counter)
+        self._upstream_ready = LabelledSeries(self.registry, names.UPSTREAM_READY, Gauge)
+        self._ejections = LabelledSeries(self.registry, names.ENDPOINT_EJECTIONS, Counter)
+        self._retries = LabelledSeries(self.registry, names.RETRIES, Counter)
+        self._retry_budget_exhausted = LabelledSeries(
+            self.registry, names.RETRY_BUDGET_EXHAUSTED, Counter
         )
-        self._limits = Counter(
-            *names.LIMIT_EXCEEDED.arguments,
-            registry=self.registry,
-        )
-        self._blocked = Counter(
-            *names.LOOP_BLOCKED_REQUESTS.arguments,
-            registry=self.registry,
-        )
-        self._upstream_ready = Gauge(
-            *names.UPSTREAM_READY.arguments,
-            registry=self.registry,
-        )
-        self._ejections = Counter(
-            *names.ENDPOINT_EJECTIONS.arguments,
-            registry=self.registry,
-        )
-        self._retries = Counter(
-            *names.RETRIES.arguments,
-            registry=self.registry,
-        )
-        self._retry_budget_exhausted = Counter(
-            *names.RETRY_BUDGET_EXHAUSTED.arguments,
-            registry=self.registry,
-        )
-        self._hedges = Counter(
-            *names.HEDGES.arguments,
-            registry=self.registry,
-        )
-        self._concurrency_limits = Gauge(
-            *names.CONCURRENCY_LIMIT.arguments,
-            registry=self.registry,
-        )
-        self._withheld = Counter(
-            *names.WITHHELD_CANCELLATIONS.arguments,
-            registry=self.registry,
-        )
+        self._hedges = LabelledSeries(self.registry, names.HEDGES, Counter)
+        self._concurrency_limits = LabelledSeries(self.registry, names.CONCURRENCY_LIMIT, Gauge)
+        self._withheld = LabelledSeries(self.registry, names.WITHHELD_CANCELLATIONS, Counter)
         self.access = AccessMetrics(self.registry)
         self.attempts = AttemptMetrics(self.registry)
         self.bytes = ByteMetrics(self.registry)
@@ -123,7 +95,7 @@ class Metrics:
         self.sharing = SharingMetrics(self.registry, self.usage)
         self.steps = StepMetrics(self.registry, _BUCKETS)
         Gauge(*names.BUILD_INFO.arguments, registry=self.registry).labels(version).set(1)
-        self._own: dict[str, Counter | Gauge | Histogram] = {}
+        self._own: dict[str, Counter | Gauge | Histogram | LabelledSeries[Any]] = {}
         self.model_counts = ModelCounts(self.usage) if triton else None
 
     def watch(self, metric: names.Metric, read: Callable[[], float]) -> None:
@@ -167,8 +139,7 @@ class Metrics:
     def forget_endpoint(self, upstream: str, endpoint: str) -> None:
         """Remove what was measured of an endpoint that the configuration no longer has."""
         self.attempts.forget(upstream, endpoint)
-        with contextlib.suppress(KeyError):  # it was never probed
-            self._upstream_ready.remove(upstream, endpoint)
+        self._upstream_ready.remove(upstream, endpoint)
 
     def endpoint_ejected(self, upstream: str, endpoint: str, cause: str) -> None:
         """Count an ejection: *cause* is "failures" or "timeouts"."""
@@ -201,15 +172,28 @@ class Metrics:
         """Return one series of a metric that a layer or an extension owns."""
         found = self._own.get(metric.name)
         if found is None:
-            make = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
-            found = make(*metric.arguments, registry=self.registry)
-            self._own[metric.name] = found
+            new = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
+            found = self._own[metric.name] = (
+                LabelledSeries(self.registry, metric, new)
+                if metric.labels
+                else new(*metric.arguments, registry=self.registry)
+            )
+        if isinstance(found, LabelledSeries):
+            if labels.keys() != set(metric.labels):
+                expected = ", ".join(metric.labels)
+                raise ValueError(
+                    f"labels {', '.join(labels)} of {metric.name}; expected {expected}"
+                )
+            found = found.labels(*(labels[each] for each in metric.labels))
         # A series has the method of its kind.
-        return cast("names.MetricCell", found.labels(**labels) if metric.labels else found)
+        return cast("names.MetricCell", found)
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """Return the metrics page and its content type, in a format that *accept* allows."""
-        return encode_page(self.registry, accept)
+        """Return the metrics page at once, and its content type; see `exposition.write_page`."""
+        page = PageWriter(accept)
+        for piece in self.registry.collect():
+            page.add(piece)
+        return page.text(), page.content_type
 
 
 class _WatchedCounter(Collector):
@@ -224,7 +208,8 @@ class _WatchedCounter(Collector):
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        metric = counter_family(self._metric)
-        for values, count in self._read().items():
-            metric.add_metric(values, count)
-        yield metric
+        return in_pieces(
+            partial(counter_family, self._metric),
+            list(self._read().items()),
+            lambda family, each: family.add_metric(*each),
+        )

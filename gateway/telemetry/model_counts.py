@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from gateway.ir.context import ModelRef
@@ -82,9 +82,9 @@ class ModelCounts:
             return model
         return ModelRef(model.name, max(versions, key=version_number, default=""))
 
-    def statistics(self) -> tuple[ModelStatistics, ...]:
-        """Return the statistics of all models and versions that were called."""
-        return self._usage.of(None)
+    def statistics(self) -> Iterator[ModelStatistics]:
+        """Yield the statistics of all models and versions that were called."""
+        return self._usage.each_of(None)
 
     def failures(self, model: str, version: str) -> dict[str, int]:
         """Return the failed inferences of one version by reason."""

@@ -11,7 +11,7 @@ The gateway can only measure these times:
 - cache_hit, cache_miss: lookups in the gateway's cache; counts without times.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Self
@@ -69,6 +69,7 @@ class Usage:
         self._capacity = capacity
         self._now_ms = now_ms
         self._counts: dict[ModelRef, _Counts] = {}
+        self._versions: dict[str, dict[ModelRef, _Counts]] = {}  # the same by the name of the model
         self._sharing: dict[str, _SharingCounts] = {}
         if sharing_of is not None:
             self._sharing = sharing_of._sharing  # noqa: SLF001  # of the same class
@@ -80,6 +81,7 @@ class Usage:
             if len(self._counts) >= self._capacity:
                 return
             counts = self._counts[model] = _Counts()
+            self._versions.setdefault(model.name, {})[model] = counts
         if not ok:
             counts.failed += 1
             counts.failed_ns += int(seconds * _NS)
@@ -105,18 +107,18 @@ class Usage:
 
     def of(self, model: ModelRef | None) -> tuple[ModelStatistics, ...]:
         """Return the statistics of a model's versions, of one version, or of all models."""
-        return tuple(
-            self._statistics(key, counts)
-            for key, counts in self._counts.items()
-            if model is None or (key.name == model.name and model.version in ("", key.version))
-        )
+        return tuple(self.each_of(model))
+
+    def each_of(self, model: ModelRef | None) -> Iterator[ModelStatistics]:
+        """Yield what `of` returns; other work may run between two of them."""
+        found = self._counts if model is None else self._versions.get(model.name, {})
+        for key, counts in list(found.items()):
+            if model is None or model.version in ("", key.version):
+                yield self._statistics(key, counts)
 
     def _statistics(self, model: ModelRef, counts: _Counts) -> ModelStatistics:
         sharing = self._sharing.get(model.name, _SharingCounts())
-        if any(
-            other.name == model.name and its.last_ms > counts.last_ms
-            for other, its in self._counts.items()
-        ):
+        if any(each.last_ms > counts.last_ms for each in self._versions[model.name].values()):
             sharing = _SharingCounts()  # reported with the most recently used version
         queued_ns = counts.queued_ns + sharing.waited_ns
         executions = sum(sharing.rows.values()) or max(counts.succeeded - sharing.hits, 0)

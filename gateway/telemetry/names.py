@@ -165,6 +165,12 @@ UPSTREAM_READY: Final = Metric(
     "1 if the last readiness probe of the endpoint succeeded, else 0.",
     ("upstream", "endpoint"),
 )
+UPSTREAM_SHARE: Final = Metric(
+    "gateway_upstream_share",
+    "gauge",
+    "Share of the endpoint, relative to 1 of the others; at most 0.0625 once it is set aside.",
+    ("upstream", "endpoint"),
+)
 UPSTREAM_ATTEMPTS: Final = Metric(
     "gateway_upstream_attempts_total",
     "counter",
@@ -319,7 +325,7 @@ AUTHENTICATION_FAILURES: Final = Metric(
 ACCESS_RELOADS: Final = Metric(
     "gateway_access_reloads_total",
     "counter",
-    "Changes of files of credentials: applied, or failed (the old content holds).",
+    "Files of credentials read: applied, or failed at each look (the old content holds).",
     ("file", "outcome"),
 )
 ACCESS_DENIED: Final = Metric(
@@ -327,6 +333,13 @@ ACCESS_DENIED: Final = Metric(
     "counter",
     "Calls that no rule allows the client, or that a rule denies, by operation.",
     ("client", "operation"),
+)
+ACCESS_REHEARSED: Final = Metric(
+    "gateway_access_rehearsed_total",
+    "counter",
+    "Calls that would be refused if rules with `mode: shadow` were enforced, by operation and by "
+    "the rule that denies them; an empty rule where none allows them.",
+    ("client", "operation", "rule"),
 )
 QUOTA_REFUSED: Final = Metric(
     "gateway_quota_refused_total",
@@ -484,6 +497,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     HEDGES,
     CONCURRENCY_LIMIT,
     UPSTREAM_READY,
+    UPSTREAM_SHARE,
     UPSTREAM_ATTEMPTS,
     UPSTREAM_ATTEMPT_SECONDS,
     ENDPOINT_EJECTIONS,
@@ -515,6 +529,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     AUTHENTICATION_FAILURES,
     ACCESS_RELOADS,
     ACCESS_DENIED,
+    ACCESS_REHEARSED,
     QUOTA_REFUSED,
     QUOTA_USED,
     QUOTA_STORE_UP,

@@ -9,15 +9,19 @@ Source: Triton metrics documentation, "Inference Request Metrics", and the page 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from prometheus_client.core import Metric
 
+from gateway.concurrency.slices import in_slices
 from gateway.ir.statistics import ModelStatistics
 from gateway.telemetry import names
-from gateway.telemetry.families import gauge_family
+from gateway.telemetry.families import gauge_family, in_pieces
 from gateway.telemetry.model_counts import OTHER, REASONS, version_number
 
 Key = tuple[str, str, str, str]
@@ -72,13 +76,9 @@ def counters_of(
     }
 
 
-def rows_of(values: Mapping[Key, float] | Mapping[Version, float]) -> list[list[Any]]:
-    """Return values by their keys in a form that JSON has."""
-    return [[*key, value] for key, value in values.items()]
-
-
-def _of_rows(rows: Iterable[Sequence[Any]]) -> dict[Any, float]:
-    return {tuple(key): value for *key, value in rows}
+def rows_of(values: Mapping[Key, float] | Mapping[Version, float]) -> Iterator[list[Any]]:
+    """Yield values by their keys in a form that JSON has."""
+    return ([*key, value] for key, value in values.items())
 
 
 class _Totals:
@@ -88,36 +88,39 @@ class _Totals:
         self._ended: Counter[Key] = Counter()
         self._latest: dict[object, dict[Key, float]] = {}
 
-    def update(self, source: object, values: Mapping[Key, float], *, restarts: bool) -> None:
+    async def update(self, source: object, rows: Iterable[Any], *, restarts: bool) -> None:
         """Note the values of a source.
 
         Args:
             source: Identifies it; one that comes back goes on with what it had.
-            values: Its counters.
+            rows: Its counters.
             restarts: Whether a value that falls begins anew; else it is late.
         """
-        latest = self._latest.pop(source, {})
-        for key, value in values.items():
+        latest = self._latest[source] = self._latest.pop(source, {})
+        async for name, model, version, reason, value in in_slices(rows):
+            key = name, model, version, reason
             before = latest.get(key, 0)
             if restarts and value < before:
                 self._ended[key] += before  # type: ignore[assignment]  # a Counter of floats
             latest[key] = value if restarts else max(before, value)
-        self._latest[source] = latest
         if len(self._latest) > _SOURCES:
-            self.end(next(iter(self._latest)))
+            await self.end(next(iter(self._latest)))
 
-    def end(self, source: object) -> None:
+    async def end(self, source: object) -> None:
         """Keep the sum of a source that does not come back, and forget the source."""
-        for key, value in self._latest.pop(source, {}).items():
+        latest = self._latest.get(source, {})
+        async for _ in in_slices(range(len(latest))):
+            key, value = latest.popitem()
             self._ended[key] += value  # type: ignore[assignment]  # a Counter of floats
+        self._latest.pop(source, None)
 
-    def sums(self) -> dict[Key, float]:
-        """Return the sum of all sources."""
-        found: Counter[Key] = Counter(self._ended)
-        for latest in self._latest.values():
-            for key, value in latest.items():
-                found[key] += value  # type: ignore[assignment]  # a Counter of floats
-        return dict(found)
+    async def sums(self) -> dict[str, Counter[tuple[str, ...]]]:
+        """Return the sum of all sources, by the name of the metric and the labels."""
+        found: defaultdict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+        counters: list[Mapping[Key, float]] = [self._ended, *self._latest.values()]
+        async for (name, *labels), value in in_slices(chain(*(each.items() for each in counters))):
+            found[name][tuple(labels)] += value  # type: ignore[assignment]  # a Counter of floats
+        return found
 
 
 class TritonNames:
@@ -127,42 +130,52 @@ class TritonNames:
         self._totals = _Totals()
         self._processes: dict[object, Document] = {}
         self._servers: Sequence[Document] = ()
+        self._lock = asyncio.Lock()
+        # What was told and is not in the totals, by its source, and whether the source restarts.
+        self._news: dict[object, tuple[Iterable[Any], bool]] = {}
 
     def update(self, process: object, document: Document | None) -> None:
         """Note what a process tells, as `app.server_counts` has it; None for nothing."""
         if document is None:
             return
         self._processes[process] = document
-        self._totals.update(process, _of_rows(document["own"]), restarts=False)
+        self._news[process] = document["own"], False
         if document["servers"] is None:  # another process asked
             return
         self._servers = document["servers"]
         for server in self._servers:
-            source = server["upstream"], server["endpoint"]
-            self._totals.update(source, _of_rows(server["counters"]), restarts=True)
+            self._news[server["upstream"], server["endpoint"]] = server["counters"], True
 
-    def process_ended(self, process: object) -> None:
+    async def process_ended(self, process: object) -> None:
         """Keep the counters of a process that exited."""
-        self._processes.pop(process, None)
-        self._totals.end(process)
+        async with self._lock:
+            self._processes.pop(process, None)
+            await self._add_news()
+            await self._totals.end(process)
 
-    def collect(self) -> Iterable[Metric]:
-        """Yield the metrics."""
-        counters = sorted(self._totals.sums().items())
-        pending = self._pending()
+    async def collect(self) -> Iterator[Metric]:
+        """Return the metrics, in pieces."""
+        async with self._lock:
+            await self._add_news()
+            values: dict[str, Counter[tuple[str, ...]]] = await self._totals.sums()
+            values[names.TRITON_PENDING.name] = await self._pending()
+        return self._families(values)
+
+    async def _add_news(self) -> None:
+        while self._news:
+            source, news = next(iter(self._news.items()))
+            rows, restarts = news
+            await self._totals.update(source, rows, restarts=restarts)
+            if self._news[source] is news:
+                del self._news[source]
+
+    def _families(self, values: Mapping[str, Counter[tuple[str, ...]]]) -> Iterator[Metric]:
         for metric in names.TRITON_METRICS:
-            # `encode_page` writes counters without `_total` where the type is unknown.
-            is_gauge = metric is names.TRITON_PENDING
-            family = Metric(metric.name, metric.help, "gauge" if is_gauge else "unknown")
-            if is_gauge:
-                for (model, version), value in sorted(pending.items()):
-                    family.add_sample(metric.name, {"model": model, "version": version}, value)
-            for (name, model, version, reason), value in counters:
-                if name == metric.name:
-                    labels = {"model": model, "version": version}
-                    family.add_sample(name, labels | ({"reason": reason} if reason else {}), value)
-            if family.samples:
-                yield family
+            # `PageWriter` writes counters without `_total` where the type is unknown.
+            kind = "gauge" if metric is names.TRITON_PENDING else "unknown"
+            if values.get(metric.name):
+                new = partial(Metric, metric.name, metric.help, kind)
+                yield from in_pieces(new, sorted(values[metric.name].items()), _add)
         stale: dict[str, bool] = {}
         for server in self._servers:
             name = server["upstream"]
@@ -173,40 +186,52 @@ class TritonNames:
         if stale:
             yield family
 
-    def _pending(self) -> dict[Version, float]:
-        found: Counter[Version] = Counter()
-        for document in self._processes.values():
-            for (model, version), value in _of_rows(document["pending"]).items():
-                found[model, version] += value  # type: ignore[assignment]  # a Counter of floats
-        waiting = self._waiting()
-        for upstream in dict.fromkeys(server["upstream"] for server in self._servers):
-            servers = [each for each in self._servers if each["upstream"] == upstream]
+    async def _pending(self) -> Counter[tuple[str, ...]]:
+        found: Counter[tuple[str, ...]] = Counter()
+        versions: defaultdict[str, set[str]] = defaultdict(set)
+
+        async def add(rows: Iterable[Any], *, are_counts: bool = True) -> None:
+            async for model, version, value in in_slices(rows):
+                found[model, version] += value if are_counts else 0
+                versions[model].add(version)
+
+        for document in list(self._processes.values()):
+            await add(document["pending"])
+        waiting = await self._waiting()
+        servers = self._servers
+        for upstream in dict.fromkeys(server["upstream"] for server in servers):
             instances: Counter[str] = Counter()
-            for server in servers:
+            for server in (each for each in servers if each["upstream"] == upstream):
                 if server["pending"] is not None:
-                    for key, value in _of_rows(server["pending"]).items():
-                        found[key] += value  # type: ignore[assignment]  # a Counter of floats
+                    await add(server["pending"])
                     continue
-                for (model, version), count in _of_rows(server["instances"]).items():
-                    found[model, version] += 0
+                await add(server["instances"], are_counts=False)
+                async for model, _, count in in_slices(server["instances"]):
                     instances[model] += int(count)
-            for model, count in instances.items():
-                versions = [version for name, version in found if name == model]
-                newest = max(versions, key=version_number)
+            async for model, count in in_slices(instances.items()):
+                newest = max(versions[model], key=version_number)
                 beyond = max(0, self._sent(upstream, model) - count)
                 found[model, newest] += beyond + waiting.pop(model, 0)
-        return dict(found)
+        return found
 
     def _sent(self, upstream: str, model: str) -> int:
         """Return the calls of a model that are at the servers of an upstream."""
         sent = (document["sent"].get(upstream, {}) for document in self._processes.values())
         return sum(each.get(model, 0) for each in sent)
 
-    def _waiting(self) -> Counter[str]:
+    async def _waiting(self) -> Counter[str]:
         """Return the calls that wait in the gateway, by the name of the model."""
         found: Counter[str] = Counter()
-        for document in self._processes.values():
-            for model, count in document["arrived"].items():
+        for document in list(self._processes.values()):
+            async for model, count in in_slices(document["arrived"].items()):
                 at_servers = sum(each.get(model, 0) for each in document["sent"].values())
                 found[model] += max(0, count - at_servers)
         return found
+
+
+def _add(family: Metric, row: tuple[tuple[str, ...], float]) -> None:
+    labels, value = row
+    pairs = zip(("model", "version", "reason"), labels, strict=False)
+    family.add_sample(
+        family.name, {name: each for name, each in pairs if name != "reason" or each}, value
+    )

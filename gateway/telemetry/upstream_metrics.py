@@ -5,17 +5,18 @@ They are counted on the path of every call, without a lock: see `call_metrics`.
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.ir.calls import InferRequest
 from gateway.telemetry import names
 from gateway.telemetry.call_log import OK
 from gateway.telemetry.call_path import INFERENCES, CallPath
-from gateway.telemetry.families import counter_family
+from gateway.telemetry.families import counter_family, in_pieces
 
 BOUNDS_S: Final = (
     0.0005,
@@ -123,15 +124,27 @@ class AttemptMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        attempts = counter_family(names.UPSTREAM_ATTEMPTS)
-        seconds = counter_family(names.UPSTREAM_ATTEMPT_SECONDS)
-        for key, found in self.endpoints.items():
-            for (kind, code), count in found.counts.items():
-                attempts.add_metric((*key, kind.__name__, code), count)
-            for kind, spent_s in found.times_s.items():
-                seconds.add_metric((*key, kind.__name__), spent_s)
-        yield attempts
-        yield seconds
+        found = list(self.endpoints.items())
+        yield from in_pieces(partial(counter_family, names.UPSTREAM_ATTEMPTS), found, _add_counts)
+        yield from in_pieces(
+            partial(counter_family, names.UPSTREAM_ATTEMPT_SECONDS), found, _add_times
+        )
+
+
+def _add_counts(
+    family: CounterMetricFamily, series: tuple[tuple[str, str], EndpointAttempts]
+) -> None:
+    key, attempts = series
+    for (kind, code), count in attempts.counts.items():
+        family.add_metric((*key, kind.__name__, code), count)
+
+
+def _add_times(
+    family: CounterMetricFamily, series: tuple[tuple[str, str], EndpointAttempts]
+) -> None:
+    key, attempts = series
+    for kind, spent_s in attempts.times_s.items():
+        family.add_metric((*key, kind.__name__), spent_s)
 
 
 class ByteCounter:

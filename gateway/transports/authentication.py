@@ -15,6 +15,7 @@ from gateway.api.access import Authenticator, Credentials, Fields, Peer
 from gateway.ir.context import Client
 from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import Identity
+from gateway.ir.limits import is_blank
 from gateway.transports.callers import IdentifiedCaller
 from gateway.transports.connection_count import client_address
 from gateway.wire.fields import pairs_without
@@ -123,12 +124,16 @@ def peer_of(transport: Any) -> Peer:
 def _names(certificate: Any) -> Iterator[str]:
     """Yield the names of a verified certificate: URIs, DNS names, common names.
 
-    A URI that begins as a name of another kind does is none: it could stand for that name.
+    A URI that begins as a name of another kind does is none: it could stand for that name.  DNS
+    names are in lower case, because they are compared without case (RFC 5280 7.2).
     """
-    alternatives = certificate.get("subjectAltName", ())
+    found = certificate.get("subjectAltName", ())
+    alternatives = [each for each in found if isinstance(each[1], str) and not is_blank(each[1])]
     for kind, value in alternatives:
         if kind == "URI" and not value.lower().startswith(("dns:", "cn:")):
             yield value
-    yield from (f"dns:{value}" for kind, value in alternatives if kind == "DNS")
+    yield from (f"dns:{value.lower()}" for kind, value in alternatives if kind == "DNS")
     for part in certificate.get("subject", ()):
-        yield from (f"cn:{value}" for kind, value in part if kind == "commonName")
+        yield from (
+            f"cn:{value}" for kind, value in part if kind == "commonName" and not is_blank(value)
+        )

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any, Final
 
 from gateway.ir.errors import Overloaded
-from gateway.transports.net.sockets import descriptors_short, max_descriptors
+from gateway.transports.net.sockets import descriptors_short, max_descriptors, normal_address
 
 _RESERVE: Final = 8
 """The divisor of the connections that one client leaves to others."""
@@ -58,7 +58,7 @@ class ConnectionCount:
 def client_address(transport: Any, unnamed: str = "") -> str:
     """Return the address that a connection counts for; *unnamed* if its client has none."""
     peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else unnamed
+    return normal_address(str(peer[0])) if isinstance(peer, tuple) else unnamed
 
 
 def connection_refusal(

@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.concurrency.limiter import LimiterFull
 from gateway.concurrency.waiters import Share
-from gateway.ir.errors import DeadlineExceeded, Overloaded
+from gateway.ir.errors import DeadlineExceeded, Overloaded, TooLarge
 from gateway.transports.memory_budget import MemoryBudget
 
 FIRST_STEP_BYTES: Final = 256 * 1024
@@ -18,8 +18,14 @@ FIRST_STEP_BYTES: Final = 256 * 1024
 RESPONSE_UNCOUNTED_BYTES: Final = 16 * 1024
 """Smaller responses are not counted unless the socket's send buffer is full."""
 
+RESPONSE_OVERHEAD_BYTES: Final = 512
+"""What a response that waits counts beside its bytes: the objects that it consists of."""
+
 BODY_PATIENCE_S: Final = 0.25
 """A body without progress for so long is ended while requests wait for memory."""
+
+BUILD_WAIT_S: Final = 10.0
+"""For so long a message waits for memory to be read or written."""
 
 RESPONSE_PATIENCE_S: Final = 1.0
 """A response without progress for so long is ended: its client may work on what it has read."""
@@ -233,6 +239,36 @@ class ResponseReservation(Reservation):
 
     async def _acquire(self, size: int, timeout_s: float | None) -> None:
         await self._budget.acquire_response(size, self.share, self.size_bytes, timeout_s)
+
+
+class BuildReservation(Reservation):
+    """The memory that is built from a message beyond its share; see `gateway.ir.work.reserve`."""
+
+    __slots__ = ()
+
+    async def grow(self, size: int) -> None:
+        """As `Reservation.grow`, with the part of the budget that is kept for responses.
+
+        Messages that have all memory would wait for each other.
+
+        Raises:
+            TooLarge: It would have more than half of the budget, which others need, too.
+        """
+        most = self._most
+        if self.size_bytes + size > most:
+            text = f"reading the message needs {self.size_bytes + size} bytes of memory, at most "
+            text += f"{most} are for one message, half of the budget (in_flight_bytes)"
+            raise TooLarge(text, limit="in_flight_bytes")
+        if not self.try_grow_response(size):
+            await super().grow(size)
+
+    def try_grow(self, size: int) -> bool:
+        """As `Reservation.try_grow`, within the part of the budget that is for one message."""
+        return self.size_bytes + size <= self._most and super().try_grow(size)
+
+    @property
+    def _most(self) -> int:
+        return self._budget.limit // 2
 
 
 def no_memory(size: int) -> Overloaded:

@@ -5,6 +5,7 @@ A protocol whose statuses differ changes single entries, or has its own tables i
 """
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from gateway.ir.errors import (
@@ -12,11 +13,13 @@ from gateway.ir.errors import (
     ErrorCode,
     GatewayError,
     InvalidRequest,
+    NotFound,
     QuotaExceeded,
     RateExceeded,
 )
 from gateway.wire.grpc import GrpcStatus
 
+HTTP_REDIRECT: Final = 307
 HTTP_METHOD_NOT_ALLOWED: Final = 405
 
 HTTP_STATUS: Final[dict[ErrorCode, int]] = {
@@ -68,6 +71,7 @@ GRPC_STATUS: Final[dict[ErrorCode, GrpcStatus]] = {
 _CODE_OF_HTTP: Final[dict[int, ErrorCode]] = {
     401: ErrorCode.UNAUTHENTICATED,
     403: ErrorCode.FORBIDDEN,
+    407: ErrorCode.UNAUTHENTICATED,
     404: ErrorCode.NOT_FOUND,
     408: ErrorCode.DEADLINE_EXCEEDED,
     413: ErrorCode.TOO_LARGE,
@@ -98,10 +102,25 @@ _CODE_OF_GRPC: Final[dict[GrpcStatus, ErrorCode]] = {
     GrpcStatus.UNAUTHENTICATED: ErrorCode.UNAUTHENTICATED,
 }
 
+_REFUSALS: Final = frozenset(
+    {401, 403, 407, GrpcStatus.UNAUTHENTICATED, GrpcStatus.PERMISSION_DENIED}
+)
 TRACEBACK: Final = "Traceback (most recent call last):"
 _WITHOUT_REASON: Final = "the upstream failed and gave a traceback without a reason"
 _CLIENT_ERRORS: Final = range(400, 500)
 _ERRORS: Final = range(400, 600)
+
+
+class SlashAtEnd(NotFound):
+    """The path has a slash at its end, from which a server of Python's frameworks redirects.
+
+    Args:
+        location: The path without it.
+    """
+
+    def __init__(self, location: str) -> None:
+        super().__init__(f"the path ends with a slash: expected {location!r}")
+        self.location = location
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -109,12 +128,24 @@ class MethodNotAllowed(InvalidRequest):
 
     Args:
         message: What is wrong, for the client.
-        allow: The methods that the path allows, as the Allow header lists them.
+        allow: The methods that the path allows, separated by commas.
+        has_head: Whether the path allows HEAD where it allows GET, which may change the server.
+
+    Attributes:
+        allow: The value of the Allow header.
     """
 
-    def __init__(self, message: str, *, allow: str) -> None:
+    def __init__(self, message: str, *, allow: str, has_head: bool = True) -> None:
         super().__init__(message)
-        self.allow = allow
+        self.allow = allowed_methods(allow.split(", ")) if has_head else allow
+
+
+def allowed_methods(methods: Iterable[str]) -> str:
+    """Return the value of the Allow header: the methods, with HEAD after GET."""
+    found = [each for each in methods if each != "HEAD"]
+    if "GET" in found:
+        found.insert(found.index("GET") + 1, "HEAD")
+    return ", ".join(found)
 
 
 class UnsupportedContentType(InvalidRequest):
@@ -130,10 +161,20 @@ def http_status_of(error: GatewayError) -> int:
     return HTTP_STATUS[error.code]
 
 
+def refuses_caller(response: object) -> bool:
+    """Return whether the status of a response is about the caller, and not what was asked.
+
+    The numbers of HTTP and gRPC differ; frames have no status.
+    """
+    return getattr(response, "status", None) in _REFUSALS
+
+
 def extra_headers(error: GatewayError) -> tuple[tuple[str, str], ...]:
-    """Return the headers that HTTP requires or recommends for *error*: `Allow`, `Retry-After`."""
+    """Return what HTTP requires or recommends for *error*: `Allow`, `Location`, `Retry-After`."""
     if isinstance(error, MethodNotAllowed):
         return (("Allow", error.allow),)
+    if isinstance(error, SlashAtEnd):
+        return (("Location", error.location),)
     if error.code not in _RETRY_AFTER_CODES:
         return ()
     seconds = error.retry_after_s or 1.0

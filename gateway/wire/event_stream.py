@@ -1,6 +1,6 @@
 """Cuts streams of server-sent events over HTTP into events.
 
-An event is a line `data: ...` and an empty line.
+An event is a line `data: ...` and an empty line; the last one may end with the stream.
 
 Source: WHATWG HTML, "Server-sent events".
 """
@@ -14,9 +14,10 @@ from gateway.wire.response_parts import PartsSplitter
 
 _OK: Final = 200
 _JSON_HEADERS: Final = Headers((("Content-Type", "application/json"),))
-_END: Final = re.compile(rb"\r?\n\r?\n")
+_LINE_END: Final = rb"(?:\r\n|\n|\r(?!\n))"
+_END: Final = re.compile(_LINE_END + rb"(?:\r\n|\n|\r)")
 _LONGEST_END: Final = 4
-_LINES: Final = re.compile(rb"\r?\n")
+_LINES: Final = re.compile(_LINE_END)
 _DATA: Final = b"data:"
 
 
@@ -54,10 +55,19 @@ class EventSplitter(PartsSplitter):
         self._check_held()
         return found
 
+    def end(self) -> list[HttpResponse]:
+        """Return the last event, if it ends with the stream, or the response that was no stream.
+
+        Raises:
+            MalformedMessage: The stream ends within a line that is no data.
+        """
+        data = None if self._failed is not None else _data_of(bytes(self._held))
+        return super().end() if data is None else [HttpResponse(_OK, _JSON_HEADERS, (data,))]
+
 
 def is_event_stream(part: HttpResponse) -> bool:
     """Return whether a response is a stream of events."""
-    return (part.headers.get("content-type") or "").startswith("text/event-stream")
+    return (part.headers.get("content-type") or "").lower().startswith("text/event-stream")
 
 
 def _data_of(text: bytes) -> bytes | None:

@@ -5,10 +5,11 @@
 
 import abc
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, closing
 from typing import Generic, Protocol, TypeVar
 
 from gateway.ir.errors import GatewayError
+from gateway.ir.streams import HeldReply
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -32,8 +33,8 @@ class SessionLimits(Protocol[Q_contra, A_contra]):
         """Raise TooLarge for a response that exceeds the limit of the transport."""
         ...
 
-    def hold(self, response: A_contra, /) -> AbstractContextManager[None]:
-        """Return the reservation of one response until it is sent; entering raises Overloaded."""
+    def hold(self, response: A_contra, /) -> HeldReply:
+        """Return the reservation of one response that waits until it is sent. Raises Overloaded."""
         ...
 
 
@@ -125,7 +126,7 @@ class ServerFrontend(abc.ABC, Generic[Q, A]):
                 async with limits.admit(wire), aclosing(self(wire)) as responses:
                     async for response in responses:
                         limits.check_response(response)
-                        with limits.hold(response):
+                        with closing(limits.hold(response)):
                             yield response
             except GatewayError as error:
                 yield self.reject_message(wire, error)

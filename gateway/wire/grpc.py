@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from gateway.ir.context import NO_CLIENT, Client
+from gateway.ir.streaming_body import StreamingBody
 from gateway.wire.http import Buffer, size_of, view_of
-
-if TYPE_CHECKING:  # `gateway health` has no numpy
-    from gateway.ir.streaming_body import StreamingBody
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

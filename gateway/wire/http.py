@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from gateway.accelerator import accelerated
 from gateway.ir.context import NO_CLIENT, Client
+from gateway.ir.streaming_body import StreamingBody
 from gateway.wire.fields import pairs_without
-
-if TYPE_CHECKING:  # `gateway health` has no numpy
-    from gateway.ir.streaming_body import StreamingBody
 
 Buffer = bytes | bytearray | memoryview
 
 T = TypeVar("T")
 
+_PART_BYTES = 1 << 18
 _UNREAD: Any = (None, None)
 
 
@@ -254,6 +253,26 @@ class HttpResponse(Struct, frozen=True):
     def view(self) -> memoryview:
         """The body as one view; copies only when it has several buffers."""
         return view_of(self.body)
+
+
+def with_headers(response: HttpResponse, pairs: Sequence[tuple[str, str]]) -> HttpResponse:
+    """Return a response with more headers."""
+    if not pairs:
+        return response
+    headers = Headers((*response.headers.pairs, *pairs))
+    return HttpResponse(
+        response.status, headers, response.body, response.is_compressible, response.request_id
+    )
+
+
+def response_parts(response: HttpResponse) -> Iterator[HttpResponse]:
+    """Yield a response in parts: a large one is sent with little memory at a time."""
+    view = response.view
+    if len(view) <= _PART_BYTES:
+        yield response
+        return
+    for first in range(0, len(view), _PART_BYTES):
+        yield HttpResponse(response.status, response.headers, (view[first : first + _PART_BYTES],))
 
 
 def view_of(buffers: Sequence[Buffer]) -> memoryview:

@@ -1,4 +1,4 @@
-"""FP32's largest value as JSON.
+"""Arrays as JSON: long ones in pieces, and FP32's largest value in all its digits.
 
 Its shortest decimal, 3.4028235e38, is above it when it is read as a double. Protocol Buffers' JSON
 parsers compare as doubles and refuse it for a `float` field.
@@ -17,6 +17,10 @@ _EXACT: Final = {
     -_LARGEST: orjson.Fragment(b"-" + _DIGITS),
 }
 # How orjson writes the largest value; a text without it needs no second look.
+# More numbers than this, some 20 ms of work, are written in pieces: the library keeps the
+# interpreter's lock meanwhile, and holds twice the text and 80 bytes for each row.
+_WHOLE: Final = 1 << 18
+_PIECE: Final = 1 << 16
 _SHORTEST: Final = orjson.dumps(_LARGEST, None, orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -32,6 +36,25 @@ def dump_exact(document: Any) -> bytes:
     if isinstance(document, np.ndarray):
         return with_all_digits(text, document)
     return orjson.dumps(_with_exact_largest(document), None, orjson.OPT_SERIALIZE_NUMPY)
+
+
+def array_json(array: npt.NDArray[Any]) -> bytes:
+    """Write an array as nested lists, the largest FP32 values in all their digits.
+
+    Args:
+        array: It has one dimension at least, and a form that orjson writes.
+    """
+    if array.size <= _WHOLE:
+        return with_all_digits(orjson.dumps(array, None, orjson.OPT_SERIALIZE_NUMPY), array)
+    step = _PIECE * len(array) // array.size
+    if step:
+        rows = range(0, len(array), step)
+        pieces = [array_json(array[at : at + step])[1:-1] for at in rows]
+    else:  # one row is long, or all rows together have fewer lists than numbers
+        pieces = [array_json(row) for row in array]
+    pieces[0] = b"[" + pieces[0]
+    pieces[-1] += b"]"
+    return b",".join(pieces)
 
 
 def with_all_digits(text: bytes, array: npt.NDArray[Any]) -> bytes:

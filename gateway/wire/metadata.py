@@ -2,7 +2,9 @@
 
 A client's headers become a Context, and a Context becomes the headers of a request to an upstream.
 `gateway.policies.forward_headers` decides which headers are forwarded.  This module leaves out only
-those that the carrier cannot write, and those of one message or connection.
+those whose names the carrier cannot write, and those of one message or connection.  Values that no
+carrier writes, such as names of people, are percent-encoded: a server must not take a header that
+is lost for one that was never sent.
 
 A Context has text only.  The bytes of gRPC metadata whose key ends with "-bin" are base64 in it, as
 in the headers of HTTP.
@@ -11,16 +13,17 @@ in the headers of HTTP.
 import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from gateway.accelerator import accelerated
-from gateway.ir.calls import Call
+from gateway.ir.calls import Call, words_of
 from gateway.ir.context import HOP_BY_HOP_HEADERS, REQUEST_ID, Context, Need, Origin
-from gateway.ir.errors import InternalError
+from gateway.ir.errors import GatewayError, InternalError
+from gateway.ir.texts import field_text
 from gateway.wire.grpc import GrpcRequest, Metadata
-from gateway.wire.http import ExtendedHeaders, Headers, HttpRequest, is_printable_ascii
+from gateway.wire.http import Buffer, ExtendedHeaders, Headers, HttpRequest, is_printable_ascii
 from gateway.wire.request_id import header_request_id, metadata_request_id
 
 F = TypeVar("F")
@@ -31,13 +34,27 @@ _KEY: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _BINARY_KEY: Final = re.compile(r"(?!grpc-)[0-9a-z_.-]+-bin")
 
 
-def http_context(
-    wire: HttpRequest, codec: str, needs: frozenset[Need], form: object = None
+def http_context(  # the last ones are of few codecs
+    wire: HttpRequest,
+    codec: str,
+    needs: frozenset[Need],
+    form: object = None,
+    whole: str = "",
+    refusal: GatewayError | None = None,
 ) -> Context:
-    """Return the context of a client's HTTP request; *form* is kept for the response."""
+    """Return the context of a client's HTTP request.
+
+    Args:
+        wire: The request.
+        codec: Name of the codec that reads it.
+        needs: What the reply must have.
+        form: Kept for the response.
+        whole: The form of a request that may pass as it came.
+        refusal: The error of one that only its own server reads.
+    """
     # Transports cache the heads of repeated messages, and with them these values.
     metadata, request_id = wire.headers.parsed_with(sender_metadata)
-    origin = Origin(codec, wire, form)
+    origin = Origin(codec, wire, form, False, whole, refusal)
     return Context(codec, metadata, request_id, wire.deadline, None, needs, origin, wire.client)
 
 
@@ -50,7 +67,7 @@ def form_of(call: Call[Any], kind: type[F]) -> F:
     origin = call.context.origin
     form = None if origin is None else origin.form
     if not isinstance(form, kind):
-        raise InternalError(f"{type(call).__name__} has no form of this codec")
+        raise InternalError(f"{words_of(call)} has no form of this codec")
     return form
 
 
@@ -60,13 +77,15 @@ def sender_metadata(headers: Headers) -> tuple[tuple[tuple[str, str], ...], str]
     return headers.lowered, header_request_id(headers)
 
 
-def grpc_context(
+def grpc_context(  # noqa: PLR0913, PLR0917  # the last ones are of few codecs
     wire: GrpcRequest,
     codec: str,
     needs: frozenset[Need],
     form: object = None,
     request_id: str = "",
     has_bytes: bool = False,
+    whole: str = "",
+    refusal: GatewayError | None = None,
 ) -> Context:
     """Return the context of a client's gRPC message.
 
@@ -77,8 +96,10 @@ def grpc_context(
         form: Kept for the response.
         request_id: For a message without a valid request id.
         has_bytes: Whether the origin has the bytes of the message.
+        whole: The form of a message that may pass as it came.
+        refusal: The error of one that only its own server reads.
     """
-    origin = Origin(codec, wire, form, has_bytes)
+    origin = Origin(codec, wire, form, has_bytes, whole, refusal)
     metadata = wire.metadata
     if not metadata:  # most clients send no fields of their own
         return Context(codec, (), request_id, wire.deadline, None, needs, origin, wire.client)
@@ -124,16 +145,15 @@ def headers_with_id(
     """Return the headers of a request to an upstream.
 
     Args:
-        pairs: What is forwarded; headers that HTTP cannot carry are left out.
+        pairs: What is forwarded; headers whose names HTTP cannot carry are left out, and values
+            that it cannot carry are percent-encoded.
         request_id: Of the call, for headers that do not contain it; "" for none.
         without: Prefix of the headers that are left out.
     """
     headers = [
-        pair
+        pair if is_printable_ascii(pair[1]) else (pair[0], field_text(pair[1]))
         for pair in pairs
-        if is_header(pair[0])
-        and is_printable_ascii(pair[1])
-        and not (without and pair[0].startswith(without))
+        if is_header(pair[0]) and not (without and pair[0].startswith(without))
     ]
     if request_id and not any(name == REQUEST_ID for name, _ in headers):
         headers.append((REQUEST_ID, request_id))
@@ -160,21 +180,34 @@ def metadata_with_id(pairs: tuple[tuple[str, str], ...], request_id: str) -> Met
     """Return the metadata of a request to an upstream.
 
     Args:
-        pairs: What is forwarded; fields that gRPC cannot carry are left out.
+        pairs: What is forwarded; fields whose names gRPC cannot carry are left out, and values of
+            text that it cannot carry are percent-encoded.
         request_id: Of the call, for metadata that does not contain it; "" for none.
     """
     metadata: list[tuple[str, str | bytes]] = []
     has_id = False
     for pair in pairs:
         name, value = pair
-        if is_key(name) and is_printable_ascii(value):
-            metadata.append(pair)
+        if is_key(name):
+            metadata.append(pair if is_printable_ascii(value) else (name, field_text(value)))
             has_id = has_id or name == REQUEST_ID
         elif name.endswith("-bin") and _BINARY_KEY.fullmatch(name):
             metadata += [(name, data) for data in _decoded(value)]
     if request_id and not has_id:
         metadata.append((REQUEST_ID, request_id))
     return tuple(metadata)
+
+
+def get_request(call: Call[Any], path: str) -> HttpRequest:
+    """Return a question to an upstream: a GET with the headers of its call, and no body."""
+    context = call.context
+    return HttpRequest("GET", path, "", Headers(http_headers(context)), (), context.deadline)
+
+
+def unary_request(call: Call[Any], method: str, message: Sequence[Buffer]) -> GrpcRequest:
+    """Return a gRPC request to an upstream, with the metadata of its call."""
+    context = call.context
+    return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
 
 
 def _decoded(value: str) -> Iterator[bytes]:
@@ -188,6 +221,23 @@ def _decoded(value: str) -> Iterator[bytes]:
             yield b64decode(text + "=" * (-len(text) % 4), validate=True)
         except (Base64Error, ValueError):
             continue
+
+
+def carries_header(carrier: str, name: str, value: str) -> bool:
+    """Return whether requests over a carrier have a header with this value, if one is configured.
+
+    Args:
+        carrier: "http", "grpc" or that of frames, which have no headers.
+        name: In lower case.
+        value: Printable ASCII.
+    """
+    if carrier == "http":
+        return is_header(name)
+    if carrier != "grpc":
+        return False
+    if _BINARY_KEY.fullmatch(name) is not None:
+        return len(list(_decoded(value))) == value.count(",") + 1
+    return is_key(name)
 
 
 @lru_cache(1024)  # messages repeat the same few keys

@@ -121,11 +121,14 @@ def number(least: int, most: int) -> Reader:
 def one_of(*values: str | int) -> Reader:
     """Return a reader of the values listed."""
     by_text = {str(value): value for value in values}
+    expected = f"one of {', '.join(by_text)}"
+    if "off" in by_text:  # of which YAML 1.1, as Helm reads it, makes `false`
+        by_text["false"] = "off"
 
     def read(key: str, value: Any) -> str | int:
         found = by_text.get(str(value))
         if found is None:
-            raise wrong(key, value, f"one of {', '.join(by_text)}")
+            raise wrong(key, value, expected)
         return found
 
     return read

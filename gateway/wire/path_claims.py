@@ -1,6 +1,6 @@
 """What protocols claim of the HTTP paths of a listener: one row for each path.
 
-`gateway.app.path_ownership` gives each path to one protocol.
+`gateway.app.listen.path_ownership` gives each path to one protocol.
 """
 
 import enum
@@ -32,6 +32,8 @@ class Passing(enum.Enum):
         NOTHING: None.
         WRITES: All methods but GET, HEAD and OPTIONS.
         NAMED: POST, where the passthrough names the path or the server is known to have it.
+        UNKEYED: As `NAMED`, and GET and HEAD of the path itself without a credential, which tell a
+            client what the server is. Only as `NAMED` on a listener that lists the protocol.
         FOUND: As `NAMED`, and GET and HEAD where the server has the path. Nothing on a listener
             that lists the protocol or has options of it, or whose server speaks the protocol.
     """
@@ -39,6 +41,7 @@ class Passing(enum.Enum):
     NOTHING = "nothing"
     WRITES = "writes"
     NAMED = "named"
+    UNKEYED = "unkeyed"
     FOUND = "found"
 
 

@@ -14,6 +14,7 @@ Source: Protocol Buffers, "Encoding"; the corners follow the upb runtime, 5.29 t
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec import Struct
@@ -51,6 +52,8 @@ _INT64_END = 1 << 63
 _MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1
 _COPIED_BYTES = 4096
+# So many fields of a long message are objects at a time.
+_BLOCK: Final = 4096
 _BYTE = tuple(bytes((value,)) for value in range(_MORE))
 _ENTRY_KEY, _ENTRY_VALUE = 1 << 3 | LEN, 2 << 3 | LEN
 _MAX_ENTRY_FIELDS = 64
@@ -134,6 +137,44 @@ def fields(
     if counter is not None:
         counter.remaining -= len(found) + most - remaining
     return found
+
+
+def field_blocks(
+    view: memoryview, limit: int, counter: FieldCounter | None = None
+) -> Iterator[list[Field]]:
+    """Yield the fields of one message some at a time, which takes little memory.
+
+    Args:
+        view: The bytes of the message.
+        limit: Likewise.
+        counter: Likewise.
+
+    Raises:
+        WireError: The bytes are no message.
+        TooManyFields: They have more fields than *limit*, or than *counter* has left.
+    """
+    at, count = 0, 0
+    limit = limit if counter is None else min(limit, counter.remaining)
+    while at < len(view):
+        found: list[Field] = []
+        inside = 0
+        try:
+            while at < len(view) and len(found) + inside < _BLOCK:
+                if view[at] & _KIND == SGROUP:
+                    at, more = _group(view, view, at, found, limit - count)
+                    inside += more
+                else:
+                    at = _field(view, view, at, found)
+        except IndexError:
+            at = len(view) + 1
+        if at > len(view):
+            raise WireError(f"message of {len(view)} bytes ends inside a field")
+        count += len(found) + inside
+        if count > limit:
+            raise TooManyFields(f"message has more than {limit} fields")
+        yield found
+    if counter is not None:
+        counter.remaining -= count
 
 
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
@@ -264,7 +305,7 @@ def put_tail(parts: Parts, key: bytes, data: memoryview) -> None:
         key: ``varint(tag(number, LEN))``.
         data: Contiguous, of unsigned bytes; must not change until the message is sent.
     """
-    head = _head(parts)
+    head = head_of(parts)
     size = len(data)
     head += key
     head += _BYTE[size] if size < _MORE else varint(size)
@@ -276,19 +317,19 @@ def put_tail(parts: Parts, key: bytes, data: memoryview) -> None:
 
 def put_tail_head(parts: Parts, key: bytes, size: int) -> None:
     """Write a LEN field whose contents, of *size* bytes, follow all of *parts*."""
-    head = _head(parts)
+    head = head_of(parts)
     head += key
     head += varint(size)
 
 
 def put_message(parts: Parts, key: bytes, inner: Parts) -> None:
     """Write a nested message made of parts: heads are copied, tails carried over."""
-    head = _head(parts)
+    head = head_of(parts)
     head += key
     head += varint(size_bytes(inner))
     for part in inner:
         if isinstance(part, bytearray):
-            _head(parts).extend(part)
+            head_of(parts).extend(part)
         else:
             parts.append(part)
 
@@ -298,8 +339,8 @@ def size_bytes(parts: Parts) -> int:
     return sum(map(len, parts))
 
 
-def _head(parts: Parts) -> bytearray:
-    """Give the bytearray at the end of *parts*; add one when a tail stands there."""
+def head_of(parts: Parts) -> bytearray:
+    """Return the bytearray at the end of *parts*; add one when a tail stands there."""
     if parts:
         last = parts[-1]
         if type(last) is bytearray:

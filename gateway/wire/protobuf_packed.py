@@ -31,6 +31,7 @@ _LOW = 0x7F
 _VARINT_BYTES = 10
 _BLOCK_BYTES = 1 << 16
 _FEW_FIELDS = 32
+_FEW_INTEGERS = 64
 _MANY_BYTES = 1 << 16
 # Work of one byte of packed integers, in items.
 _VARINT_BYTE = 10 * BYTE
@@ -177,7 +178,28 @@ def repeated_bytes(view: memoryview, key: bytes, count: int) -> ItemViews | None
 
 def packed_varints(array: NDArray[Any]) -> memoryview:
     """Encode a boolean or integer array, flattened in row-major order, as packed varints."""
-    values = np.ascontiguousarray(array).reshape(-1).astype(np.uint64)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if flat.size <= _FEW_INTEGERS:
+        few = flat.tolist()
+        if few and min(few) >= 0 and max(few) < _MORE:
+            return memoryview(bytes(few))
+        return memoryview(b"".join(map(varint, few)))
+    return _packed_bytes(flat) if flat.dtype == np.uint8 else _packed_wide(flat)
+
+
+def _packed_bytes(flat: NDArray[np.uint8]) -> memoryview:
+    high = flat >= _MORE
+    # A byte above 127 is its own first byte, with the continuation bit, and 1 follows.
+    places = np.arange(flat.size)
+    places += np.cumsum(high)
+    places -= high
+    out = np.ones(flat.size + int(np.count_nonzero(high)), np.uint8)
+    out[places] = flat
+    return out.data
+
+
+def _packed_wide(flat: NDArray[Any]) -> memoryview:
+    values = flat.astype(np.uint64)
     if not values.size or values.max() < _MORE:
         return values.astype(np.uint8).data
     sizes = np.ones(values.shape, np.int64)

@@ -4,9 +4,10 @@ import re
 from typing import Final
 
 from gateway.accelerator import accelerated
+from gateway.ir.json_objects import STRING
 
 # What is in no list of numbers: a string, and the braces of an object.
-_OTHERS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]', re.DOTALL)
+_OTHERS: Final = re.compile(STRING.pattern + b"|[{}]", re.DOTALL)
 _BRACKET: Final = re.compile(rb"[][]")
 _DIGIT: Final = re.compile(rb"[0-9]")
 _DEEPEST: Final = 32

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, cast
 
 import numpy as np
@@ -24,9 +25,11 @@ from gateway.ir.errors import InvalidOutput
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy
 from gateway.ir.work import JSON_NUMBER, charge
 from gateway.wire.few_rows import few_rows
-from gateway.wire.json_floats import dump_exact, with_all_digits
+from gateway.wire.json_floats import array_json, dump_exact
 
 _DOUBLE: Final = 8
+# So many elements of BYTES are objects at a time.
+_SOME_ITEMS: Final = 4096
 _SHORT: Final = 1024
 _SHORT_TEXT: Final = 1 << 16
 _MATRIX_RANK: Final = 2
@@ -66,19 +69,21 @@ def value_json(tensor: Tensor, style: RowStyle) -> bytes:
         InvalidOutput: An element cannot be written.
     """
     if tensor.datatype is Datatype.BYTES:
-        return orjson.dumps(_nested(_texts(tensor, style), tensor.shape or ()))
+        items = as_items(tensor)
+        charge(len(items))
+        return _items_json(tensor.name, items, tensor.shape or (), style, 0)
     few = few_rows((tensor,), False)  # a keyword costs more
     if few is not None:
         return few
     array = _numbers(tensor)
     charge(array.size * JSON_NUMBER)
-    text = orjson.dumps(array, None, orjson.OPT_SERIALIZE_NUMPY) if array.ndim else _scalar(array)
+    text = array_json(array) if array.ndim else _scalar(array)
     # `null` stands for what is not finite. To look for it in a short text is cheaper than numpy.
     is_finite = b"null" not in text if len(text) < _SHORT_TEXT else np.isfinite(array).all()
     if array.dtype.kind != "f" or is_finite or style.nonfinite is NonfiniteStyle.NULL:
-        return with_all_digits(text, array)
+        return text
     words = _nonfinite_words(tensor.name, array, style)
-    return _NULL.sub(lambda _found: next(words), with_all_digits(text, array))
+    return _NULL.sub(lambda _found: next(words), text)
 
 
 def columns_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
@@ -109,7 +114,11 @@ def rows_json(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
     _check_rows(tensors)
     if all(map(_is_matrix, tensors)):
         return _joined_rows(tensors, style)
-    return _dump(_rows(tensors, style), has_words=_has_words(tensors, style))
+    # Some rows at a time: each of them is an object.
+    has_words, rows, parts = _has_words(tensors, style), _rows(tensors, style), []
+    while some := list(islice(rows, _SHORT)):
+        parts.append(_dump(some, has_words=has_words)[1:-1])
+    return b"[%b]" % b",".join(parts)
 
 
 def _is_matrix(tensor: Tensor) -> bool:
@@ -130,15 +139,16 @@ def _joined_rows(tensors: Sequence[Tensor], style: RowStyle) -> bytes:
     return b"[{%b]}]" % b"]},{".join(rows)
 
 
-def row_texts(tensors: Sequence[Tensor], style: RowStyle) -> list[bytes]:
-    """Write the items of the list of `rows_json`, each of them alone.
+def row_texts(tensors: Sequence[Tensor], style: RowStyle) -> Iterator[bytes]:
+    """Yield the items of the list of `rows_json`, each of them alone.
 
     Raises:
         InvalidOutput: As `rows_json`.
     """
     _check_rows(tensors)
     has_words = _has_words(tensors, style)
-    return [_dump(row, has_words=has_words) for row in _rows(tensors, style)]
+    for row in _rows(tensors, style):
+        yield _dump(row, has_words=has_words)
 
 
 def _check_rows(tensors: Sequence[Tensor]) -> None:
@@ -157,13 +167,15 @@ def _check_rows(tensors: Sequence[Tensor]) -> None:
         )
 
 
-def _rows(tensors: Sequence[Tensor], style: RowStyle) -> list[Any]:
+def _rows(tensors: Sequence[Tensor], style: RowStyle) -> Iterator[Any]:
     columns = [_row_values(tensor, style) for tensor in tensors]
     charge(sum(map(len, columns)))
     if len(columns) == 1:
-        return list(columns[0])
+        yield from columns[0]
+        return
     names = [tensor.name for tensor in tensors]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    for row in zip(*columns, strict=True):
+        yield dict(zip(names, row, strict=True))
 
 
 def _has_words(tensors: Sequence[Tensor], style: RowStyle) -> bool:
@@ -180,7 +192,9 @@ def _row_values(tensor: Tensor, style: RowStyle) -> Sequence[Any]:
     """Return what stands in each row of one tensor."""
     shape = tensor.shape or ()
     if tensor.datatype is Datatype.BYTES:
-        found: list[Any] = _nested(_texts(tensor, style), shape)
+        items = as_items(tensor)
+        charge(len(items))
+        found: list[Any] = _nested(_texts(tensor.name, items, style, 0), shape)
         return found
     array = _numbers(tensor)
     charge(array.size * JSON_NUMBER)
@@ -191,7 +205,7 @@ def _row_values(tensor: Tensor, style: RowStyle) -> Sequence[Any]:
     is_exact = array.dtype.kind != "f" or array.dtype.itemsize == _DOUBLE
     if is_exact and (array.ndim == 1 or array.size <= _SHORT):
         return cast("list[Any]", array.tolist())
-    return list(array)
+    return cast("Sequence[Any]", array)
 
 
 def _list(value: Any) -> Any:
@@ -218,8 +232,7 @@ def _numbers(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def _scalar(array: npt.NDArray[Any]) -> bytes:
-    element = array[()] if array.dtype.kind == "f" else array.item()
-    return orjson.dumps(element, None, orjson.OPT_SERIALIZE_NUMPY)
+    return dump_exact(array[()] if array.dtype.kind == "f" else array.item())
 
 
 def _nonfinite_words(name: str, array: npt.NDArray[Any], style: RowStyle) -> Iterator[bytes]:
@@ -240,17 +253,38 @@ def _nonfinite_words(name: str, array: npt.NDArray[Any], style: RowStyle) -> Ite
         yield word.encode()
 
 
-def _texts(tensor: Tensor, style: RowStyle) -> list[Any]:
+def _items_json(
+    name: str, items: Sequence[bytes | memoryview], shape: Shape, style: RowStyle, start: int
+) -> bytes:
+    """Write elements of BYTES, the first of which is the *start*th, as lists nested as *shape*."""
+    if len(items) <= _SOME_ITEMS or not shape:
+        return orjson.dumps(_nested(_texts(name, items, style, start), shape))
+    # Some at a time: each of them is an object.
+    per_row = len(items) // shape[0]
+    step = max(_SOME_ITEMS // per_row, 1)
+    parts = []
+    for row in range(0, shape[0], step):
+        at, rows = row * per_row, min(step, shape[0] - row)
+        some = items[at : at + rows * per_row]
+        written = (
+            _items_json(name, some, (rows, *shape[1:]), style, start + at)
+            if step > 1
+            else (b"[%b]" % _items_json(name, some, shape[1:], style, start + at))
+        )
+        parts.append(written[1:-1])
+    return b"[%b]" % b",".join(parts)
+
+
+def _texts(
+    name: str, items: Sequence[bytes | memoryview], style: RowStyle, start: int
+) -> list[Any]:
     """Return elements of BYTES as texts, or as objects with base64."""
-    items = as_items(tensor)
-    charge(len(items))
-    name = tensor.name
     if name in style.base64:
         return [base64.b64encode(item).decode() for item in items]
     if style.b64_suffix and name.endswith(style.b64_suffix):
         return [_b64(item) for item in items]
     found: list[Any] = []
-    for index, item in enumerate(items):
+    for index, item in enumerate(items, start):
         try:
             found.append(str(item, "utf-8"))
         except UnicodeDecodeError:

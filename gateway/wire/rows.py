@@ -14,27 +14,50 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from operator import itemgetter
 from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import simdjson
 from msgspec import structs
 
 from gateway.ir.data import JsonLayout, UntypedData, UntypedRules
 from gateway.ir.errors import InvalidRequest, MalformedMessage, TooLarge
+from gateway.ir.json_objects import count_marks, has_long_numbers, reserve_objects, reserve_parser
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
+from gateway.ir.nearest import Reread, loads_to_odd
 from gateway.ir.number_lists import is_nested, nested_shape
 from gateway.ir.tensor import Tensor
-from gateway.ir.work import JSON_ELEMENT, LIST, OBJECT_BYTE, PARSED_BYTE, PARSED_NUMBER, charge
-from gateway.wire.json_values import check_depth, too_deep, without_mark
+from gateway.ir.work import (
+    JSON_ELEMENT,
+    LIST,
+    OBJECT_BYTE,
+    PARSED_BYTE,
+    PARSED_NUMBER,
+    charge,
+    reserve,
+)
+from gateway.wire.json_values import (
+    check_depth,
+    count_keys,
+    load_json,
+    plain_value,
+    too_deep,
+    without_mark,
+)
 from gateway.wire.regular_lists import has_regular_lists
 from gateway.wire.tables import column_names, is_object, repeated_key, show, table_tensor
 
 # Below this size orjson is faster, above it simdjson.
 SIMD_FROM_BYTES: Final = 8192
 _SHOWN: Final = 64
+_FEW_KEYS: Final = 16
+# Bytes for a value of a row that is an object, with its place in a list.
+_ROW_VALUE: Final = 40
+# Arrays of so many rows become one.
+_BLOCK_ROWS: Final = 1024
 # Work for a member of an object, in items.
 _MEMBER: Final = 2
 _WORDS: Final = (b"NaN", b"Infinity")
@@ -50,14 +73,21 @@ class RowsDocument:
     Attributes:
         members: Values of JSON; lists and objects of a long document are proxies.
         text: The whole text.
+        reread: Returns the members with their decimals as `ir.nearest.to_odd` returns them; None
+            where they are those of the text.
     """
 
     members: Mapping[str, Any]
     text: memoryview
+    reread: Callable[[], Mapping[str, Any]] | None = None
 
     def plain(self, key: str) -> Any:
-        """Return a member as Python objects; None where it is absent."""
-        return _plain(self.members.get(key))
+        """Return a member as Python objects; None where it is absent.
+
+        Raises:
+            LongWork: Memory must be reserved for them.
+        """
+        return plain_value(self.members.get(key))
 
 
 def read_rows_document(
@@ -86,8 +116,7 @@ def read_rows_document(
         return RowsDocument(value, view)
     if type(value) is not simdjson.Object:
         raise MalformedMessage(f"{what} is {show(value)}: expected an object")
-    check_count(f"keys of {what}", len(value), limits.json_keys, "json_keys")
-    return RowsDocument(_members(value, what), view)
+    return RowsDocument(_members(value, what, limits), view)
 
 
 def read_any(
@@ -106,8 +135,9 @@ def read_any(
             limit="json_bytes",
         )
     view = without_mark(view)
-    if view.nbytes >= SIMD_FROM_BYTES:
+    if view.nbytes >= SIMD_FROM_BYTES and not has_long_numbers(view):
         charge(view.nbytes * PARSED_BYTE, view.nbytes * JSON_ELEMENT)
+        reserve_parser(view)
         try:
             return simdjson.Parser().parse(view)  # makes the only copy, with padding behind it
         except (ValueError, RuntimeError) as error:
@@ -117,17 +147,17 @@ def read_any(
     if len(text) >= SIMD_FROM_BYTES:
         _check_objects(text, what, limits)
     try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        value = load_json(text, what)
+    except MalformedMessage:
         if not has_more_text and not (has_nonfinite and any(word in text for word in _WORDS)):
-            raise MalformedMessage(f"{what} is not JSON: {error}") from error
+            raise
         return _read_slowly(text, what, limits, has_nonfinite, has_more_text)
     if text.count(b"[") + text.count(b"{") > limits.json_depth:
         check_depth([value], what, limits)
     colons = text.count(b":")
     # As many as the outermost keys: there are no others, and none of them is hidden.
     is_plain = type(value) is dict and colons == len(value)
-    if not is_plain and colons != _count_keys(value):
+    if not is_plain and colons != count_keys(value):
         _read_slowly(text, what, limits, has_nonfinite, has_more_text)  # finds a repeated key
     return value
 
@@ -142,6 +172,7 @@ def _read_slowly(
     text: bytes, what: str, limits: MessageLimits, has_nonfinite: bool, has_more_text: bool
 ) -> Any:
     charge(len(text) * OBJECT_BYTE)
+    reserve_objects(text)
     decoder = json.JSONDecoder(
         object_pairs_hook=_each_once,
         parse_float=_finite,
@@ -181,18 +212,15 @@ def _no_constant(word: str) -> float:
     raise ValueError(f"{word} is no number of JSON")
 
 
-def _count_keys(value: Any) -> int:
-    if type(value) is dict:
-        return len(value) + sum(map(_count_keys, value.values()))
-    if type(value) is list:
-        kinds = set(map(type, value))
-        if dict in kinds or list in kinds:
-            return sum(map(_count_keys, value))
-    return 0
-
-
-def _members(item: Any, what: str) -> dict[str, Any]:
+def _members(item: Any, what: str, limits: MessageLimits) -> dict[str, Any]:
     """Return the members of a simdjson Object."""
+    count = len(item)
+    check_count(f"keys of {what}", count, limits.json_keys, "json_keys")
+    if count > _FEW_KEYS and count * count > len(cast("bytes", item.mini)):
+        # To look all members up costs more than to read the object.
+        members = cast("dict[str, Any]", plain_value(item))
+        if len(members) == count:
+            return members
     keys = list(item)
     if len(set(keys)) != len(keys):
         raise MalformedMessage(
@@ -202,12 +230,6 @@ def _members(item: Any, what: str) -> dict[str, Any]:
         return {key: item[key] for key in keys}
     except KeyError as error:  # simdjson compares it up to its first NUL
         raise MalformedMessage(f"{what} has the key {error}, which cannot be read") from None
-
-
-def _plain(value: Any) -> Any:
-    if type(value) is simdjson.Array:
-        return value.as_list()
-    return value.as_dict() if type(value) is simdjson.Object else value
 
 
 class RowsReader:
@@ -240,7 +262,10 @@ class RowsReader:
             InvalidRequest: It is no list, is empty, mixes values and objects, or has other keys.
             TooLarge: A limit is exceeded.
         """
-        return self._checked(lambda: self._rows(key, allows_empty))
+        return self._checked(
+            lambda: self._rows(key, allows_empty),
+            lambda other: other.rows(key, allows_empty=allows_empty),
+        )
 
     def columns(self, key: str) -> tuple[Tensor, ...]:
         """Read a value of one tensor, or an object with one for each tensor.
@@ -249,7 +274,7 @@ class RowsReader:
             InvalidRequest: It is null, or an object without members.
             TooLarge: A limit is exceeded.
         """
-        return self._checked(lambda: self._columns(key))
+        return self._checked(lambda: self._columns(key), lambda other: other.columns(key))
 
     def split_table(self, key: str) -> tuple[Tensor, ...]:
         """Read an object with `columns`, `data` and perhaps `index`: a table.
@@ -258,7 +283,7 @@ class RowsReader:
             InvalidRequest: A member is missing or wrong, or a row is too short or too long.
             TooLarge: A limit is exceeded.
         """
-        return self._checked(lambda: self._split(key))
+        return self._checked(lambda: self._split(key), lambda other: other.split_table(key))
 
     def record_table(self, key: str) -> tuple[Tensor, ...]:
         """Read a list of objects, one for each row of a table; a missing key is null.
@@ -267,20 +292,33 @@ class RowsReader:
             InvalidRequest: It is no list of objects, or has none.
             TooLarge: A limit is exceeded.
         """
-        return self._checked(lambda: self._records(key))
+        return self._checked(lambda: self._records(key), lambda other: other.record_table(key))
 
-    def _checked(self, read: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Read again with Python objects, if an array may have flattened a list silently."""
+    def _checked(
+        self,
+        read: Callable[[], tuple[Tensor, ...]],
+        read_by: Callable[["RowsReader"], tuple[Tensor, ...]],
+    ) -> tuple[Tensor, ...]:
+        """Read again with Python objects, if an array may have flattened a list silently.
+
+        *read_by* reads the same with another reader, see `UntypedData.reread`.
+        """
         tensors = read()
         # Where all lists are regular, an array has flattened none.
         is_checked = not self._numeric or self._has_regular_lists
         if not is_checked and self._lists + self._others != _brackets(self._document.text):
             self._is_slow = True
             tensors = read()
-        first = tensors[0]
-        data = cast("UntypedData", first.data)
-        counted = UntypedData(**{**structs.asdict(data), "size_bytes": self._document.text.nbytes})
-        return (Tensor(first.name, None, None, counted), *tensors[1:])
+        found = []
+        size = self._document.text.nbytes
+        values = values_to_odd(self._document, self._limits, self._rules, read_by)
+        for at, tensor in enumerate(tensors):
+            data = cast("UntypedData", tensor.data)
+            reread = values.then(itemgetter(at))
+            # Of data, not of calls.
+            data = structs.replace(data, size_bytes=0 if at else size, reread=reread)  # noqa: TID251
+            found.append(Tensor(tensor.name, None, None, data))
+        return tuple(found)
 
     def _rows(self, key: str, allows_empty: bool) -> tuple[Tensor, ...]:
         found = self._document.members.get(key)
@@ -295,7 +333,9 @@ class RowsReader:
         return self._objects(key, found)
 
     def _is_b64(self, value: Any) -> bool:
-        return self._rules.has_b64 and list(value) == ["b64"] and type(value["b64"]) is str
+        if not self._rules.has_b64 or len(value) != 1:  # to list its keys would take their memory
+            return False
+        return list(value) == ["b64"] and type(value["b64"]) is str
 
     def _objects(self, key: str, found: Any) -> tuple[Tensor, ...]:
         names = list(found[0])
@@ -305,14 +345,18 @@ class RowsReader:
         count = len(found) * len(names)
         check_count(f"values in {key}", count, self._limits.bytes_elements, "bytes_elements")
         charge(count * _MEMBER)
+        reserve(self._document.text.nbytes, count * _ROW_VALUE)
         self._lists += 1
         values: dict[str, list[Any]] = {name: [] for name in names}
+        blocks: dict[str, list[Any]] = {name: [] for name in names}
         for index, row in enumerate(found):
+            if index % _BLOCK_ROWS == 0:
+                _end_block(values, blocks)
             if not is_object(row):
                 raise InvalidRequest(
                     f"{key}[{index}] is {show(row)}: expected an object, as {key}[0] is one"
                 )
-            members = row if type(row) is dict else _members(row, f"{key}[{index}]")
+            members = row if type(row) is dict else _members(row, f"{key}[{index}]", self._limits)
             if members.keys() != values.keys():
                 raise _other_keys(f"{key}[{index}]", members, names, f"{key}[0]")
             for name, value in members.items():
@@ -320,12 +364,13 @@ class RowsReader:
                 values[name].append(item)
                 if isinstance(item, np.ndarray) and item.dtype.kind == "f":
                     fractions.setdefault(name, index * item.size + self._first_fraction)
+        _end_block(values, blocks)
         return tuple(
             [
                 self._tensor(
-                    name, key, _stacked(value), JsonLayout.MEMBERS, name, fractions.get(name, 0)
+                    name, key, _one_array(parts), JsonLayout.MEMBERS, name, fractions.get(name, 0)
                 )
-                for name, value in values.items()
+                for name, parts in blocks.items()
             ]
         )
 
@@ -336,7 +381,7 @@ class RowsReader:
             raise InvalidRequest(f"{key} is null: expected a value, or an object of inputs")
         if not is_object(found) or self._is_b64(found):
             return (self._tensor("", key, self._value(found)),)
-        members = found if type(found) is dict else _members(found, key)
+        members = found if type(found) is dict else _members(found, key, self._limits)
         check_count(f"keys of {key}", len(members), self._limits.tensors, "tensors")
         _check_names(members, key)
         return tuple(
@@ -351,8 +396,11 @@ class RowsReader:
         self._start(key)
         if not is_object(found):
             raise InvalidRequest(f"{key} is {show(found)}: expected an object")
-        members = found if type(found) is dict else _members(found, key)
-        names, data = _plain(members.get("columns")), members.get("data")
+        members = found if type(found) is dict else _members(found, key, self._limits)
+        names, data = members.get("columns"), members.get("data")
+        if names is not None and is_list(names):
+            check_count(f"names in {key}.columns", len(names), self._limits.json_keys, "json_keys")
+        names = plain_value(names)
         if type(names) is not list or not names:
             raise InvalidRequest(f"{key}.columns is {show(names)}: expected a list of names")
         self._others += sum(_count_lists(members.get(each)) for each in ("columns", "index"))
@@ -368,29 +416,39 @@ class RowsReader:
         is_few = isinstance(rows, np.ndarray) and rows.size <= self._limits.bytes_elements
         if is_few and _may_have_integers(rows):
             charge(rows.size)
-            rows = _plain(data)
+            rows = plain_value(data)
         return self._table(f"{key}.data", columns, rows, JsonLayout.TABLE)
 
     def _records(self, key: str) -> tuple[Tensor, ...]:
         found = self._document.members.get(key)
         self._start(key)
-        if type(found) in _PROXIES:
+        if found is not None and is_list(found) and len(found) and not is_object(found[0]):
+            raise InvalidRequest(f"{key}[0] is {show(found[0])}: expected an object")
+        if found is not None and type(found) in _PROXIES:
+            if len(found):
+                check_count(f"names in {key}", len(found[0]), self._limits.json_keys, "json_keys")
             self._check_objects()
-            found = _plain(found)
-        if type(found) is not list or not found:
+            marks = count_marks(self._document.text)
+            if marks.objects + marks.lists > len(found) + _FEW_KEYS:  # not of plain values alone
+                found = plain_value(found)
+        if found is None or not is_list(found) or not len(found):
             raise InvalidRequest(f"{key} is {show(found)}: expected a list of objects")
         names: dict[str, None] = {}
-        for index, row in enumerate(found):
-            if type(row) is not dict:
+        rows: list[list[Any]] = []
+        for index, row in enumerate(found):  # an object at a time
+            if not is_object(row):
                 raise InvalidRequest(f"{key}[{index}] is {show(row)}: expected an object")
-            names.update(dict.fromkeys(row))
+            members = row if type(row) is dict else row.as_dict()
+            names.update(dict.fromkeys(members))
+            count = (index + 1) * len(names)
+            check_count(f"values in {key}", count, self._limits.bytes_elements, "bytes_elements")
+            rows.append([members.get(name) for name in names])
         columns = column_names(list(names), key, self._limits)
         if not columns:
             raise InvalidRequest(f"{key}[0] is an empty object: expected the columns of a table")
-        count = len(found) * len(columns)
-        check_count(f"values in {key}", count, self._limits.bytes_elements, "bytes_elements")
-        charge(count)
-        rows = [[row.get(name) for name in columns] for row in found]
+        charge(len(rows) * len(columns))
+        for values in rows:  # the first ones lack the names that came later
+            values.extend([None] * (len(columns) - len(values)))
         return self._table(key, columns, rows, JsonLayout.RECORDS)
 
     def _table(
@@ -429,7 +487,7 @@ class RowsReader:
             if array is not None:
                 return array
         self._check_objects()
-        plain = _plain(value)
+        plain = plain_value(value)
         check_depth([plain], "the message", self._limits)
         self._lists += _count_lists(plain)
         return plain
@@ -490,6 +548,24 @@ class RowsReader:
         return self._is_regular
 
 
+def values_to_odd(
+    document: RowsDocument,
+    limits: MessageLimits,
+    rules: UntypedRules,
+    read: Callable[[RowsReader], tuple[Tensor, ...]],
+) -> Reread:
+    """Return what reads a message again: the values of the tensors that *read* reads, once."""
+    reread, text = document.reread, document.text  # not the parser's memory, which *document* holds
+
+    @cache
+    def values() -> tuple[Any, ...]:
+        members = loads_to_odd(text) if reread is None else reread()
+        reader = RowsReader(RowsDocument(members, text), limits, rules)
+        return tuple([cast("UntypedData", tensor.data).value for tensor in read(reader)])
+
+    return Reread(text, values)
+
+
 def _brackets(text: memoryview) -> int:
     """Return how often a list begins in a text, those in strings included."""
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("[")))
@@ -505,6 +581,29 @@ def _stacked(values: list[Any]) -> Any:
         if len(dtypes) == 1 or "f" in dtypes:
             return np.stack(values)
     return [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+
+
+def _end_block(values: dict[str, list[Any]], blocks: dict[str, list[Any]]) -> None:
+    """Move the values of some rows to *blocks*: many small arrays become one."""
+    for name, some in values.items():
+        if some:
+            blocks[name].append(_stacked(some))
+            values[name] = []
+
+
+def _one_array(blocks: list[Any]) -> Any:
+    """Return blocks of rows as one array where all are arrays, otherwise as one list."""
+    if len(blocks) == 1:
+        return blocks[0]
+    if all(isinstance(block, np.ndarray) for block in blocks):
+        dtypes = {block.dtype.kind for block in blocks}
+        if len({block.shape[1:] for block in blocks}) == 1 and (len(dtypes) == 1 or "f" in dtypes):
+            return np.concatenate(blocks)
+    return [
+        value
+        for block in blocks
+        for value in (block.tolist() if isinstance(block, np.ndarray) else block)
+    ]
 
 
 def _lists_of(shape: Sequence[int]) -> int:
@@ -539,7 +638,7 @@ def _may_have_integers(rows: npt.NDArray[Any]) -> bool:
     return is_table and rows.dtype.kind == "f" and bool((rows == np.floor(rows)).all(0).any())
 
 
-def object_members(value: Any, what: str) -> dict[str, Any]:
+def object_members(value: Any, what: str, limits: MessageLimits) -> dict[str, Any]:
     """Return the members of an object in a document.
 
     Raises:
@@ -548,7 +647,7 @@ def object_members(value: Any, what: str) -> dict[str, Any]:
     """
     if not is_object(value):
         raise InvalidRequest(f"{what} is {show(value)}: expected an object")
-    return value if type(value) is dict else _members(value, what)
+    return value if type(value) is dict else _members(value, what, limits)
 
 
 def is_list(value: Any) -> bool:

@@ -3,13 +3,14 @@
 It reads what needs no error: any other rows are read there.
 """
 
+from operator import itemgetter
 from typing import Any
 
 from gateway.ir.data import JsonLayout, UntypedData, UntypedRules
 from gateway.ir.limits import MessageLimits, check_name, check_shape
 from gateway.ir.number_lists import nested_shape
 from gateway.ir.tensor import Tensor
-from gateway.wire.rows import RowsDocument
+from gateway.wire.rows import RowsDocument, values_to_odd
 
 
 def short_rows(
@@ -33,12 +34,11 @@ def short_rows(
         return None
     size = document.text.nbytes
     first = rows[0]
+    values_of = values_to_odd(document, limits, rules, lambda reader: reader.rows(key))
     if type(first) is not dict:
-        return (
-            _tensor(
-                "", rows, UntypedData(rows, JsonLayout.VALUE, key, rules, "", None, size), limits
-            ),
-        )
+        reread = values_of.then(itemgetter(0))
+        data = UntypedData(rows, JsonLayout.VALUE, key, rules, size_bytes=size, reread=reread)
+        return (_tensor("", rows, data, limits),)
     keys = first.keys()
     if not keys or "b64" in keys or len(keys) > limits.tensors:
         return None
@@ -46,10 +46,13 @@ def short_rows(
         if type(row) is not dict or row.keys() != keys:
             return None
     tensors = []
-    for name in first:
+    for at, name in enumerate(first):
         check_name("name of an input", name, limits.name_bytes, "name_bytes")
         values = [row[name] for row in rows]
-        data = UntypedData(values, JsonLayout.MEMBERS, key, rules, name, None, size)
+        reread = values_of.then(itemgetter(at))
+        data = UntypedData(
+            values, JsonLayout.MEMBERS, key, rules, name, size_bytes=size, reread=reread
+        )
         tensors.append(_tensor(name, values, data, limits))
         size = 0
     return tuple(tensors)
@@ -66,12 +69,14 @@ def short_columns(
         return None
     size = document.text.nbytes
     tensors = []
-    for name, values in columns.items():
+    values_of = values_to_odd(document, limits, rules, lambda reader: reader.columns(key))
+    for at, (name, values) in enumerate(columns.items()):
         if type(values) is not list:
             return None
         check_name("name of an input", name, limits.name_bytes, "name_bytes")
         place = f"{key}.{name}"
-        data = UntypedData(values, JsonLayout.VALUE, place, rules, "", None, size)
+        reread = values_of.then(itemgetter(at))
+        data = UntypedData(values, JsonLayout.VALUE, place, rules, size_bytes=size, reread=reread)
         tensors.append(_tensor(name, values, data, limits))
         size = 0
     return tuple(tensors)

@@ -1,39 +1,63 @@
-"""Errors over gRPC to and from a status with a text, for protocols that send nothing else."""
+"""Errors over gRPC as a status with a text: one description of a protocol writes and reads them.
+
+`json_errors.py` has its twin over HTTP.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from gateway.ir.context import ModelRef, Origin
 from gateway.ir.errors import GatewayError
-from gateway.wire.errors import strip_traceback
+from gateway.ir.limits import MessageLimits
+from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcResponse, GrpcStatus
 
 
-def status_response(
-    error: GatewayError, codec: str, status: GrpcStatus, details: str
-) -> GrpcResponse:
-    """Write *error* as *status* and *details*; those of a server of the same codec are unchanged.
+def message_of(error: GatewayError, _limit_bytes: int) -> str:
+    """Return the text of *error*."""
+    return error.message
 
-    Args:
-        error: The failure.
-        codec: Name of the codec.
-        status: Its status.
-        details: Its text, within the limit.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusErrorForm:
+    """How errors stand in the status of one protocol over gRPC.
+
+    Attributes:
+        codec: The codec of the protocol. An error of a server of it keeps status and text.
+        status: Returns the status of an error.
+        error_class: Returns the class of a server's error from its status and text.
+        text: Returns the text of an error, from the error and the limit of its bytes.
     """
-    origin = error.origin
-    if origin is not None and origin.codec == codec and isinstance(origin.wire, GrpcResponse):
-        return GrpcResponse(status=origin.wire.status, details=strip_traceback(origin.wire.details))
-    return GrpcResponse(status=status, details=details)
 
+    codec: str
+    status: Callable[[GatewayError], GrpcStatus]
+    error_class: Callable[[GrpcStatus, str], type[GatewayError]]
+    text: Callable[[GatewayError, int], str] = message_of
 
-def error_of_status(
-    kind: type[GatewayError], model: ModelRef | None, wire: GrpcResponse, codec: str
-) -> GatewayError:
-    """Return the error of an upstream's status, with its response as origin.
+    def write(self, error: GatewayError, limits: MessageLimits) -> GrpcResponse:
+        """Return the response with *error*; a longer text than allowed is cut. Never raises."""
+        limit_bytes, origin = limits.error_text_bytes, error.origin
+        if (
+            origin is not None
+            and origin.codec == self.codec
+            and isinstance(origin.wire, GrpcResponse)
+        ):
+            status, text = origin.wire.status, strip_traceback(origin.wire.details)
+        else:
+            status, text = self.status(error), self.text(error, limit_bytes)
+        return GrpcResponse(status=status, details=clip(text, limit_bytes))
 
-    Args:
-        kind: The class of error that the status means.
-        model: The model of the call.
-        wire: The response.
-        codec: Name of the codec.
-    """
-    reason = strip_traceback(wire.details)
-    text = reason or f"upstream responded with the status {wire.status.name} and no text"
-    return kind(text, model=model, origin=Origin(codec, wire))
+    def read(self, model: ModelRef | None, wire: GrpcResponse) -> GatewayError | None:
+        """Return the error of an upstream's status, with its response as origin; None for OK.
+
+        Args:
+            model: The model of the call.
+            wire: The response.
+        """
+        status = wire.status
+        if status is GrpcStatus.OK:
+            return None
+        text = strip_traceback(wire.details)
+        text = text or f"upstream responded with the status {status.name} and no text"
+        kind = self.error_class(status, wire.details)
+        return kind(text, model=model, origin=Origin(self.codec, wire))

@@ -42,7 +42,7 @@ def table_tensor(
     rules: UntypedRules,
     size_bytes: int = 0,
 ) -> Tensor:
-    """Return a table as one tensor without a name.
+    """Return a table as one tensor without a name; rows of one column may be values.
 
     Raises:
         InvalidRequest: A row has another number of values than there are columns.
@@ -50,6 +50,8 @@ def table_tensor(
     if isinstance(rows, np.ndarray) and rows.shape[1:] != (len(columns),):
         rows = rows.tolist()
     if not isinstance(rows, np.ndarray):
+        if len(columns) == 1:
+            rows = [row if type(row) is list else [row] for row in rows]
         for index, row in enumerate(rows):
             if type(row) is not list or len(row) != len(columns):
                 found = f"{len(row)} values" if type(row) is list else show(row)
@@ -67,7 +69,8 @@ def is_object(value: Any) -> bool:
 
 def repeated_key(keys: Sequence[str]) -> str:
     """Return the first key that occurs a second time."""
-    return next(key for at, key in enumerate(keys) if key in keys[:at])
+    seen: set[str] = set()
+    return next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]  # `add` returns None
 
 
 def show(value: Any) -> str:

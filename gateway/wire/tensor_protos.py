@@ -7,9 +7,9 @@ Source: docs/protocols/tensorflow-serving.md, "5. Tensors over gRPC".
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,46 +21,38 @@ from gateway.ir.items import longest_of
 from gateway.ir.limits import MessageLimits, check_shape
 from gateway.ir.tensor import Shape, Tensor, as_items, as_numpy, as_raw
 from gateway.ir.work import BYTE, FIELD, charge
+from gateway.wire.messages import (
+    FieldKind,
+    MessageDescriptor,
+    MessageField,
+    elements_field,
+    message_field,
+)
 from gateway.wire.protobuf import (
     I32,
     I64,
     LEN,
-    MAX_FIELDS,
     TAIL_BYTES,
     VARINT,
-    Field,
     FieldCounter,
     Parts,
     WireError,
-    fields,
-    int32,
-    int64,
-    put_bytes,
-    put_message,
     put_tail,
-    put_text,
-    put_varint,
     read_varint,
-    tag,
     varint,
 )
-from gateway.wire.protobuf_packed import fixed_run, repeated_bytes, varint_elements
+from gateway.wire.protobuf_packed import (
+    fixed_run,
+    packed_varints,
+    repeated_bytes,
+    varint_elements,
+)
 from gateway.wire.tensorflow_datatypes import (
-    DATATYPES,
     NUMBERS,
     VALUE_FIELDS,
     datatype_of,
     name_of,
 )
-
-_DTYPE: Final = tag(1, VARINT)
-_SHAPE: Final = tag(2, LEN)
-_CONTENT: Final = tag(4, LEN)
-_TEXTS: Final = VALUE_FIELDS[Datatype.BYTES]
-_TEXT: Final = tag(_TEXTS, LEN)
-_DIM, _UNKNOWN_RANK, _SIZE = tag(2, LEN), tag(3, VARINT), tag(1, VARINT)
-_KIND: Final = 7
-_KEY, _VALUE = varint(tag(1, LEN)), varint(tag(2, LEN))
 
 # dtypes of the varint fields as protobuf declares them.
 _VARINT_DTYPE: Final[dict[int, npt.DTypeLike]] = {
@@ -86,60 +78,72 @@ _FIELD_NAMES: Final[dict[int, str]] = {
     16: "uint32_val",
     17: "uint64_val",
 }
-_FIELD_OF_TAG: Final[dict[int, int]] = {
-    **{tag(number, LEN): number for number in _FIELD_NAMES},
-    **{tag(number, VARINT): number for number in _VARINT_DTYPE},
-    tag(5, I32): 5,
-    tag(6, I64): 6,
-}
 _SPARE_FIELDS: Final = 64
 _MANY_BYTES: Final = 1 << 16
+_FIXED: Final = (Datatype.FP32, Datatype.FP64)
+# Work of one byte of integers that become varints, in items.
+_VARINT_BYTE: Final = 10 * BYTE
 # What the last elements of a message may stand for: nobody sent these bytes.
 _FILLED_BYTES: Final = 16 << 20
 _LENGTH_BYTES: Final = 4
 _EMPTY: Final = memoryview(b"")
+_WIRE_TYPES: Final = {5: I32, 6: I64, **dict.fromkeys(_VARINT_DTYPE, VARINT)}
 
 
-class _TensorFields:
-    """The fields of a TensorProto.
+class _TensorProto(NamedTuple):
+    """A TensorProto whose values are not read yet.
 
-    Args:
-        number: Of the datatype, if it is known already.
-        shapes: The parts of the shape that are known already.
+    Attributes:
+        number: Number of the datatype.
+        shape: None for an unknown rank.
+        content: The raw elements; empty for none.
+        values: The elements in other fields, by the numbers of these.
     """
 
-    __slots__ = ("content", "field", "number", "shapes", "values")
+    number: int
+    shape: Shape | None
+    content: memoryview
+    values: Mapping[int, Sequence[Any]]
 
-    def __init__(self, number: int, shapes: list[memoryview]) -> None:
-        self.number = number
-        self.shapes = shapes
-        self.content = _EMPTY
-        self.field = 0
-        self.values: list[Any] = []
 
-    def add(self, name: str, pairs: Sequence[Field]) -> None:
-        """Add fields; of single ones the last counts."""
-        for key, value in pairs:
-            if key == _CONTENT:
-                self.content = value
-            elif key == _DTYPE:
-                self.number = int32(value)
-            elif key == _SHAPE:
-                self.shapes.append(value)
-            else:
-                self._add_value(name, key, value)
+def _shape_of(dims: Sequence[int], has_unknown_rank: bool) -> Shape | None:
+    return None if has_unknown_rank else tuple(dims)
 
-    def _add_value(self, name: str, key: int, value: Any) -> None:
-        found = _FIELD_OF_TAG.get(key)
-        if found is None or (key & _KIND == LEN and found != _TEXTS and not len(value)):
-            return  # unknown, or packed without an element
-        if self.field not in (0, found):
-            raise InvalidTensor(
-                f"tensor {name!r} has both {_FIELD_NAMES[self.field]} and "
-                f"{_FIELD_NAMES[found]}: expected one of them"
-            )
-        self.field = found
-        self.values.append(value)
+
+DIM: Final = MessageDescriptor(
+    "TensorShapeProto.Dim", int, [MessageField(1, FieldKind.INT64, "size")], limit=_SPARE_FIELDS
+)
+TENSOR_SHAPE: Final = MessageDescriptor(
+    "TensorShapeProto",
+    _shape_of,
+    [
+        message_field(2, DIM, "dims", repeated=True),
+        MessageField(3, FieldKind.BOOL, "unknown_rank"),
+    ],
+    limit=_SPARE_FIELDS,
+    more="rank",
+)
+TENSOR: Final = MessageDescriptor(
+    "TensorProto",
+    _TensorProto,
+    [
+        MessageField(1, FieldKind.INT32, "number"),
+        message_field(2, TENSOR_SHAPE, "shape"),
+        MessageField(4, FieldKind.VIEW, "content"),
+        *[
+            elements_field(number, name, _WIRE_TYPES.get(number, LEN))
+            for number, name in _FIELD_NAMES.items()
+        ],
+    ],
+)
+_CONTENT: Final = TENSOR.key("content")
+_SHAPE: Final = TENSOR.key("shape")[0]
+_TYPED_KEYS: Final = {
+    each: TENSOR.key(_FIELD_NAMES[number]) for each, number in VALUE_FIELDS.items()
+}
+_TEXTS: Final = VALUE_FIELDS[Datatype.BYTES]
+_TEXT: Final = TENSOR.key(_FIELD_NAMES[_TEXTS])
+_BEGINNING_OF_BYTES: Final = bytes((*TENSOR.key("number"), NUMBERS[Datatype.BYTES]))
 
 
 class TensorProtoReader:
@@ -164,25 +168,26 @@ class TensorProtoReader:
             TooLarge: A limit is exceeded.
             WireError: The bytes are not a message.
         """
-        number, shapes, at = _beginning(view)
-        rest = view[at:]
-        items = self._plain_texts(name, number, shapes, rest)
-        found = _TensorFields(number, shapes)
-        if items is None:
-            found.add(name, self._rest(name, number, shapes, rest))
-        number, content, values = found.number, found.content, found.values
-        datatype = datatype_of(name, number)
-        shape = _shape(name, found.shapes, self._limits)
-        count = check_shape(name, datatype, shape, self._limits)
-        if len(content):
-            data: TensorData = _content(name, datatype, shape, content)
-        elif items is not None:
-            data = self._texts(name, count, items)
-        elif values and found.field != VALUE_FIELDS[datatype]:
-            own, needed = _FIELD_NAMES[found.field], _FIELD_NAMES[VALUE_FIELDS[datatype]]
+        found = self._plain_texts(name, view)
+        if found is None:
+            found = TENSOR.read((view,), self._limits, self._counter)
+        own, *others = found.values or (0,)
+        if others:
             raise InvalidTensor(
-                f"tensor {name!r} is {name_of(number)} and has {own}: expected {needed} or "
-                "tensor_content"
+                f"tensor {name!r} has both {_FIELD_NAMES[own]} and {_FIELD_NAMES[others[0]]}: "
+                "expected one of them"
+            )
+        datatype = datatype_of(name, found.number)
+        shape = _known_shape(name, found.shape)
+        count = check_shape(name, datatype, shape, self._limits)
+        values = found.values.get(own, ())
+        if len(found.content):
+            data: TensorData = _content(name, datatype, shape, found.content)
+        elif own not in (0, VALUE_FIELDS[datatype]):
+            needed = _FIELD_NAMES[VALUE_FIELDS[datatype]]
+            raise InvalidTensor(
+                f"tensor {name!r} is {name_of(found.number)} and has {_FIELD_NAMES[own]}: "
+                f"expected {needed} or tensor_content"
             )
         elif datatype is Datatype.BYTES:
             data = self._texts(name, count, values)
@@ -190,29 +195,25 @@ class TensorProtoReader:
             data = self._numbers(name, datatype, shape, values)
         return Tensor(name, datatype, shape, data)
 
-    def _plain_texts(
-        self, name: str, number: int, shapes: list[memoryview], rest: memoryview
-    ) -> Sequence[memoryview] | None:
-        """Return the elements of a usual BYTES tensor, which is nothing else from *rest* on."""
-        if DATATYPES.get(number) is not Datatype.BYTES:
-            return None
-        count = check_shape(name, Datatype.BYTES, _shape(name, shapes, self._limits), self._limits)
-        return repeated_bytes(rest, varint(_TEXT), count)
+    def _plain_texts(self, name: str, view: memoryview) -> _TensorProto | None:
+        """Return a usual tensor of BYTES: its datatype, its shape, and nothing but elements.
 
-    def _rest(
-        self, name: str, number: int, shapes: list[memoryview], rest: memoryview
-    ) -> Sequence[tuple[int, Any]]:
-        """Return the fields after the shape. Those with one element each are work."""
-        datatype = DATATYPES.get(number)
-        count = 0
-        if datatype is not None and len(rest) > _SPARE_FIELDS:
-            shape = _shape(name, shapes, self._limits)
-            count = min(check_shape(name, datatype, shape, self._limits), len(rest) // 2)
-        if datatype is Datatype.BYTES:  # each element is a field
+        Of another one that begins as such, each element may be a field.
+        """
+        if view[:2] != _BEGINNING_OF_BYTES:
+            return None
+        shapes, rest = _leading_shape(view[2:])
+        shape = _known_shape(name, TENSOR_SHAPE.read(shapes, self._limits))
+        count = check_shape(name, Datatype.BYTES, shape, self._limits)
+        items = repeated_bytes(rest, _TEXT, count)
+        if items is not None:
+            return _TensorProto(view[1], shape, _EMPTY, {_TEXTS: items})
+        if len(rest) > _SPARE_FIELDS:
+            count = min(count, len(rest) // 2)
             self._counter.remaining += count
             if count > _SPARE_FIELDS:
                 charge(count * FIELD)
-        return fields(rest, _SPARE_FIELDS + max(count, MAX_FIELDS), self._counter)
+        return None
 
     def _texts(self, name: str, count: int, values: Sequence[memoryview]) -> TensorData:
         found = len(values)
@@ -237,7 +238,7 @@ class TensorProtoReader:
         if not values:
             self._charge_fill(name, count * datatype.size_bytes)
             return ArrayData(np.zeros(shape, datatype.numpy_dtype)) if count else RawData(_EMPTY)
-        if datatype.size_bytes > 2 and datatype.is_float:  # noqa: PLR2004  # halves are integers
+        if datatype in _FIXED:
             run = fixed_run(values, datatype.size_bytes)
             _check_count(name, len(run) // datatype.size_bytes, count)
             if len(run) == count * datatype.size_bytes:
@@ -265,36 +266,13 @@ class TensorProtoReader:
             charge(size_bytes * BYTE)
 
 
-def put_tensor(parts: Parts, key: bytes, name: str, tensor: Tensor) -> None:
-    """Write an entry of a map of tensors: numbers as content, BYTES as texts.
-
-    Large data stay where they are.
-
-    Args:
-        parts: The message so far.
-        key: The field of the map.
-        name: The key of the entry.
-        tensor: With its datatype and shape.
-
-    Raises:
-        Unsupported: It has no datatype or shape.
-        InvalidTensor: Its data do not match them.
-        WireError: The name has lone surrogates.
-    """
-    inner = tensor_message(name, tensor)
-    head = bytearray()
-    put_text(head, _KEY, name)
-    entry: Parts = [head]
-    put_message(entry, _VALUE, inner)
-    put_message(parts, key, entry)
-
-
-def tensor_message(name: str, tensor: Tensor) -> Parts:
-    """Return a TensorProto in parts: numbers as content, BYTES as texts.
+def tensor_message(name: str, tensor: Tensor, *, is_content: bool = True) -> Parts:
+    """Return a TensorProto in parts: numbers as content or in their typed field, BYTES as texts.
 
     Args:
         name: Names the tensor in errors.
         tensor: With its datatype and shape.
+        is_content: Whether numbers are written as content.
 
     Raises:
         Unsupported: It has no datatype or shape.
@@ -307,69 +285,36 @@ def tensor_message(name: str, tensor: Tensor) -> Parts:
     if datatype is Datatype.BYTES:
         _put_texts(inner, tensor)
     else:
-        _put_content(inner, tensor, math.prod(shape) * datatype.size_bytes)
+        _put_numbers(inner, tensor, datatype, math.prod(shape), is_content)
     return inner
 
 
 @lru_cache(1024)
 def _description(datatype: Datatype, shape: Shape) -> bytes:
     """Return the fields of datatype and shape."""
-    head = bytearray()
-    put_varint(head, varint(_DTYPE), NUMBERS[datatype])
-    put_bytes(head, varint(_SHAPE), shape_message(shape))
-    return bytes(head)
+    return b"".join(TENSOR.write(number=NUMBERS[datatype], shape=shape_message(shape)))
 
 
-def shape_message(shape: Sequence[int] | None) -> bytes:
+def shape_message(shape: Sequence[int] | None) -> Parts:
     """Return a TensorShapeProto; -1 is a variable dimension, None an unknown rank."""
-    head = bytearray()
     if shape is None:
-        put_varint(head, varint(_UNKNOWN_RANK), 1)
-        return bytes(head)
-    for dim in shape:
-        inner = bytearray()
-        if dim:
-            put_varint(inner, varint(_SIZE), dim)
-        put_bytes(head, varint(_DIM), inner)
-    return bytes(head)
+        return TENSOR_SHAPE.write(unknown_rank=True)
+    return TENSOR_SHAPE.write(dims=[DIM.write(size=size) for size in shape])
 
 
-def read_shape(views: Sequence[memoryview], most: int) -> Shape | None:
-    """Read a TensorShapeProto in parts, at most *most* dimensions; None for an unknown rank.
-
-    Raises:
-        WireError: It is no such message, or has too many dimensions.
-    """
-    dims = []
-    for view in views:
-        for key, value in fields(view, most):
-            if key == _UNKNOWN_RANK and value:
-                return None
-            if key == _DIM:
-                sizes = [found for inner, found in fields(value, _SPARE_FIELDS) if inner == _SIZE]
-                dims.append(int64(sizes[-1]) if sizes else 0)
-    return tuple(dims)
-
-
-def _beginning(view: memoryview) -> tuple[int, list[memoryview], int]:
-    """Return datatype and shape as most messages begin with them, and where they end."""
-    number, shapes, at = 0, [], 0
+def _leading_shape(view: memoryview) -> tuple[Sequence[memoryview], memoryview]:
+    """Return the shape that a message begins with, if it does, and what follows."""
     try:
-        if len(view) and view[0] == _DTYPE:
-            value, at = read_varint(view, 1)
-            number = int32(value)
-        if at < len(view) and view[at] == _SHAPE:
-            size, start = read_varint(view, at + 1)
+        if len(view) and view[0] == _SHAPE:
+            size, start = read_varint(view, 1)
             if start + size <= len(view):
-                at = start + size
-                shapes.append(view[start:at])
+                return (view[start : start + size],), view[start + size :]
     except WireError:
-        return 0, [], 0
-    return number, shapes, at
+        pass
+    return (), view
 
 
-def _shape(name: str, views: Sequence[memoryview], limits: MessageLimits) -> Shape:
-    shape = read_shape(views, limits.rank + _SPARE_FIELDS)
+def _known_shape(name: str, shape: Shape | None) -> Shape:
     if shape is None:
         raise InvalidTensor(f"tensor {name!r} has an unknown rank: expected a shape")
     return shape
@@ -409,10 +354,9 @@ def _put_texts(inner: Parts, tensor: Tensor) -> None:
     items = as_items(tensor)
     if len(items) > _SPARE_FIELDS:
         charge(len(items))
-    key = varint(_TEXT)
     pieces: list[bytes | memoryview] = []
     for item in items:
-        pieces += (key, varint(len(item)), item)
+        pieces += (_TEXT, varint(len(item)), item)
     written = b"".join(pieces)
     if len(written) <= TAIL_BYTES:
         inner[0] = bytearray(inner[0]) + written
@@ -420,14 +364,26 @@ def _put_texts(inner: Parts, tensor: Tensor) -> None:
         inner.append(memoryview(written))
 
 
-def _put_content(inner: Parts, tensor: Tensor, expected: int) -> None:
-    """Write the bytes of numbers; BOOL has 0 and 1 only, which TensorFlow takes as they are."""
-    if tensor.datatype is Datatype.BOOL:
-        tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, ArrayData(as_numpy(tensor)))
+def _put_numbers(
+    inner: Parts, tensor: Tensor, datatype: Datatype, count: int, is_content: bool
+) -> None:
+    """Write numbers; BOOL has 0 and 1 only, which TensorFlow takes as they are."""
+    if datatype is Datatype.BOOL:
+        tensor = Tensor(tensor.name, datatype, tensor.shape, ArrayData(as_numpy(tensor)))
     raw = as_raw(tensor)
-    if len(raw) != expected:
+    if len(raw) != count * datatype.size_bytes:
         raise InvalidTensor(
-            f"tensor {tensor.name!r} has {len(raw)} bytes, its shape needs {expected}"
+            f"tensor {tensor.name!r} has {len(raw)} bytes, its shape needs "
+            f"{count * datatype.size_bytes}"
         )
-    if expected:
-        put_tail(inner, varint(_CONTENT), raw)
+    if not count:
+        return
+    if is_content:
+        put_tail(inner, _CONTENT, raw)
+        return
+    if datatype not in _FIXED:
+        charge(len(raw) * _VARINT_BYTE)
+        # The bits of a half are an integer.
+        dtype = np.dtype("<u2") if datatype.is_float else datatype.numpy_dtype
+        raw = packed_varints(np.frombuffer(raw, dtype))
+    put_tail(inner, _TYPED_KEYS[datatype], raw)

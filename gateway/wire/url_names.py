@@ -4,6 +4,8 @@ import re
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
+import numpy as np
+
 from gateway.ir.errors import MalformedMessage, Unsupported
 from gateway.ir.limits import DOT_SEGMENTS, MessageLimits, check_name
 
@@ -80,3 +82,37 @@ def read_query(query: str) -> dict[str, str]:
     except ValueError as error:
         raise MalformedMessage(f"query or form cannot be read: {error}") from error
     return dict(reversed(fields))
+
+
+def form_text(text: bytes) -> bytes:
+    """Return a name or a value of an encoded form; escapes that are none stay as they are.
+
+    The memory is a few times the text, however many escapes it has.
+
+    Source: WHATWG URL, "application/x-www-form-urlencoded".
+    """
+    text = text.replace(b"+", b" ")
+    if b"%" not in text:
+        return text
+    octets, found, at = np.frombuffer(text + bytes(2), np.uint8), bytearray(), 0
+    while at < len(text):
+        end = min(at + _PIECE_BYTES, len(text))
+        marks = np.flatnonzero(octets[at:end] == ord("%"))
+        high, low = _HEX[octets[at + marks + 1]], _HEX[octets[at + marks + 2]]
+        is_escape = (high < _NO_DIGIT) & (low < _NO_DIGIT)
+        marks, values = marks[is_escape], (high * 16 + low)[is_escape]
+        if marks.size:  # an escape may reach beyond the piece
+            end = max(end, at + int(marks[-1]) + 3)
+        piece, is_kept = octets[at:end].copy(), np.ones(end - at, np.bool_)
+        piece[marks] = values
+        is_kept[marks + 1] = is_kept[marks + 2] = False
+        found += piece[is_kept].tobytes()
+        at = end
+    return bytes(found)
+
+
+_PIECE_BYTES: Final = 1 << 16
+_NO_DIGIT: Final = 16
+_HEX: Final = np.full(256, _NO_DIGIT, np.uint8)
+for _digit in b"0123456789abcdefABCDEF":
+    _HEX[_digit] = int(chr(_digit), 16)

@@ -67,7 +67,7 @@ class Serving:
     """A gateway in a process of its own, with the lines of its log."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+        self.process = self._process = process
         self._has_started = threading.Event()
         self.addresses: dict[str, Any] = {}
         self.log: list[dict[str, Any]] = []
@@ -84,12 +84,18 @@ class Serving:
                     self.log.append({"event": line})
                 self._changed.notify_all()
 
-    def wait_for(self, event: str, **fields: object) -> dict[str, Any]:
-        """Return the first line of an event with these fields, when it comes."""
+    def wait_for(self, event: str, after: int = 0, **fields: object) -> dict[str, Any]:
+        """Return the first line of an event with these fields, when it comes.
+
+        Args:
+            event: The name of the event.
+            after: Lines of the log before it.
+            fields: What the line has.
+        """
 
         def find() -> dict[str, Any] | None:
             expected = {"event": event, **fields}
-            return next((one for one in self.log if expected.items() <= one.items()), None)
+            return next((one for one in self.log[after:] if expected.items() <= one.items()), None)
 
         with self._changed:
             self._changed.wait_for(lambda: find() is not None, START_S)

@@ -6,7 +6,6 @@ Sources: `oip/README.md`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -19,6 +18,8 @@ from gateway.ir.limits import DEFAULT_LIMITS
 from gateway.ir.tensor import as_numpy
 from gateway.registry import protocol
 from gateway.schema import open_inference_pb2 as pb
+from gateway.transports.memory_budget import UNLIMITED
+from gateway.transports.reservation import Reservation
 from gateway.wire.grpc import GrpcRequest, GrpcResponse
 from tests.fakes import FakeStream, ScriptedService
 from tests.golden.open_inference import Exchange, exchanges
@@ -132,7 +133,7 @@ class Open:
         pass
 
     def hold(self, _answer: GrpcResponse, /) -> Any:
-        return nullcontext()
+        return Reservation(UNLIMITED, None)
 
     async def __aenter__(self) -> None:
         pass

@@ -157,6 +157,7 @@ def test_hundreds_of_pipelined_requests_are_served_in_order(patient: Patient) ->
         assert [True] * 300 == [is_good(raw.answer()) for _ in range(300)]
 
 
+@pytest.mark.needs("readable_faults")
 def test_nothing_behind_an_invalid_request_is_served(patient: Patient) -> None:
     """Requests before it are served or dropped, and the connection ends after its error."""
     with Raw(patient.gateway.http) as raw:
@@ -188,7 +189,13 @@ def test_connection_flood_of_one_address_is_limited(patient: Patient) -> None:
     ("name", "source", "data", "response"),
     [
         ("main.http", "127.0.30.1", GOOD, b"HTTP/1.1 503 "),
-        ("main.grpc", "127.0.30.2", frames.BEGIN, b"\0\0\0\0\0\0\0\x0b"),
+        pytest.param(
+            "main.grpc",
+            "127.0.30.2",
+            frames.BEGIN,
+            b"\0\0\0\0\0\0\0\x0b",
+            marks=pytest.mark.needs("connections"),
+        ),
     ],
     ids=["http", "grpc"],
 )
@@ -196,8 +203,6 @@ def test_connection_over_the_limit_gets_an_error(
     patient: Patient, name: str, source: str, data: bytes, response: bytes
 ) -> None:
     """It gets 503 or GOAWAY with ENHANCE_YOUR_CALM, is counted, and logged with its address."""
-    if name == "main.grpc" and os.environ.get("HOSTILE_TRANSPORT") == "reference":
-        pytest.skip("grpcio cannot count connections")
     gateway = patient.gateway
     text = f"too many connections from {source} (limit connections_per_address)".encode()
     counted = _refused_connections(gateway)

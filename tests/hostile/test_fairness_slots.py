@@ -37,6 +37,7 @@ def _calls(streams: int) -> bytes:
     return data
 
 
+@pytest.mark.needs("read_ahead")
 def test_streams_without_a_window_hold_no_slot(gateway: Gateway) -> None:
     """Calls whose clients read a byte now and then hold no slot."""
     with ExitStack() as stack:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -120,17 +119,21 @@ HTTP = {
 }
 
 
-@pytest.mark.parametrize("name", HTTP)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=pytest.mark.needs("turns") if each == "chunks" else ())
+        for each in HTTP
+    ],
+)
 def test_endless_http1_bytes_delay_no_other_client(gateway: Gateway, name: str) -> None:
     """Pipelined heads and chunks of one byte do not delay others."""
-    if name == "chunks" and os.environ.get("HOSTILE_TRANSPORT") == "reference":
-        pytest.skip("aiohttp parses all that one read returns, at one go")
     with Innocents(gateway) as others:
         _flood(gateway.http, HTTP[name], time.monotonic() + _SECONDS)
     others.check()
 
 
-@pytest.mark.skipif("os.environ.get('HOSTILE_TRANSPORT') == 'reference'", reason="grpcio's own")
+@pytest.mark.needs("http2_frames")
 def test_rejected_calls_do_not_refill_the_flood_budget(gateway: Gateway) -> None:
     """Calls of unknown methods do not pay for resets of others."""
     with socket.create_connection(gateway.addresses["main.grpc"], 4) as sock:

@@ -149,16 +149,22 @@ def is_quick(cost: Cost) -> bool:
 @pytest.mark.parametrize(
     ("serve", "carrier", "message"),
     [
-        pytest.param(endless_chunks, "http", INFER, id="chunks"),
-        pytest.param(small_frames, "grpc", CALL, id="small_frames"),
+        pytest.param(
+            endless_chunks, "http", INFER, id="chunks", marks=pytest.mark.needs("framing_errors")
+        ),
+        pytest.param(
+            small_frames,
+            "grpc",
+            CALL,
+            id="small_frames",
+            marks=pytest.mark.needs("response_frames"),
+        ),
     ],
 )
 def test_response_in_tiny_pieces_is_rejected(
     tmp_path_factory: pytest.TempPathFactory, serve: Serve, carrier: str, message: Message
 ) -> None:
     """It is a server error; others are served meanwhile, and memory stays bounded."""
-    if carrier == "grpc" and MAKE == "reference":
-        pytest.skip("grpcio joins the frames, and has no limit on them")
     with before(serve, tmp_path_factory, carrier) as gateway:
         memory = gateway.status("VmRSS")
         costs = []
@@ -203,6 +209,7 @@ def infer_many(gateway: Gateway, count: int) -> list[Answer]:
     return found
 
 
+@pytest.mark.needs("kept_connections")
 def test_unsolicited_response_fails_one_call(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Its connection is not used again, so no other call gets a foreign response."""
     with before(shifted, tmp_path_factory) as gateway:

@@ -46,7 +46,7 @@ GOOD = body(message(good_call()))
 _MIB = 1 << 20
 
 
-@pytest.fixture(params=["main.grpc", "native.grpc"], ids=["reference", "native"])
+@pytest.fixture(params=["main.grpc", "native.grpc"], ids=["main", "native"])
 def address(patient: Patient, request: pytest.FixtureRequest) -> tuple[str, int]:
     """Return the address of each gRPC implementation."""
     return patient.gateway.addresses[request.param]

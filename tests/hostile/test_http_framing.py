@@ -198,6 +198,7 @@ CASES: dict[str, bytes] = {
 }
 
 
+@pytest.mark.needs("readable_faults", "broken_bodies")
 @pytest.mark.parametrize("name", CASES)
 def test_invalid_framing_is_rejected_once(patient: Patient, name: str) -> None:
     """After one error or none the connection ends; the request behind it is not run."""
@@ -206,6 +207,7 @@ def test_invalid_framing_is_rejected_once(patient: Patient, name: str) -> None:
     assert outcome.closed, outcome
 
 
+@pytest.mark.needs("readable_faults", "broken_bodies")
 @pytest.mark.parametrize(
     "name", [key for key in CASES if len(CASES[key]) < 600 and key.startswith(("f", "c"))]
 )
@@ -292,6 +294,7 @@ def test_tolerated_deviations_are_one_request(patient: Patient, name: str) -> No
     assert [404] == [response.status for response in outcome.answers]
 
 
+@pytest.mark.needs("readable_faults", "broken_bodies")
 def test_headers_of_rejected_requests_are_not_exposed(patient: Patient) -> None:
     """No header of a rejected request is returned; the log is checked at the end of the run."""
     fields = (f"Authorization: Bearer {CANARY}", f"Cookie: {CANARY}", f"X-Request-Id: {CANARY}\x01")

@@ -148,6 +148,7 @@ PATHS = (
 )
 
 
+@pytest.mark.needs("readable_faults")
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("path", PATHS, ids=[path[:40] for path in PATHS])
 def test_unknown_paths_are_rejected(patient: Patient, path: str, method: str) -> None:
@@ -160,6 +161,7 @@ def test_unknown_paths_are_rejected(patient: Patient, path: str, method: str) ->
 METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "BREW", "SUBSCRIBE")
 
 
+@pytest.mark.needs("readable_faults")
 @pytest.mark.parametrize("method", METHODS)
 def test_unknown_methods_are_rejected(patient: Patient, method: str) -> None:
     """Other methods than the path's are rejected; TRACE echoes nothing."""

@@ -118,6 +118,7 @@ def test_damaged_binary_is_a_client_error(patient: Patient, seed: int) -> None:
     assert _answers(patient, requests()) <= {200, 400, 404, 413, 501}
 
 
+@pytest.mark.needs("readable_faults", "broken_bodies")
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_damaged_http_is_a_client_error(patient: Patient, seed: int) -> None:
     """Changed bytes of a whole head lead to success, an error of the client, or a close."""

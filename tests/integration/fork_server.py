@@ -27,7 +27,7 @@ from gateway.config.load import load_text
 _MODULES = (
     "gateway.cli.commands",
     "gateway.app",
-    "gateway.app.check",
+    "gateway.app.check.check",
     "gateway.cli.demo",
     "gateway.backends.python",
 )

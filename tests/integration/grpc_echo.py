@@ -164,7 +164,7 @@ def new_client(
     if MAKES.client == "native":
         context = None if files is None else files.context("h2")
         return NativeClient(target, limits, tls=context, withheld=withheld)
-    return ReferenceClient(target, limits, tls=files, withheld=withheld)
+    return ReferenceClient(target, limits, tls=files)
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -216,7 +217,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 def parse(data: bytes) -> list[int]:
     """Return the statuses of all responses in *data*."""
-    return [int(part[:3]) for part in data.split(b"HTTP/1.1 ")[1:]]
+    return [int(part[:3]) for part in re.split(rb"HTTP/1\.[01] ", data)[1:]]
 
 
 def post(body: bytes = b"", *fields: str, path: str = "/v2/x", length: int | None = None) -> bytes:

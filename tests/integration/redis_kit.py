@@ -14,10 +14,11 @@ from pathlib import Path
 
 import redis
 
-from gateway.app.quota_store import QuotaStore
 from gateway.config.permissions import QuotaStoreConfig
-from gateway.policies.access.quotas.budgets import Budgets, Charge, Limit, LocalAccounts
-from gateway.policies.access.quotas.pools import PoolLeases
+from gateway.quotas.budget_queue import Charge
+from gateway.quotas.budgets import Budgets, Limit, LocalAccounts
+from gateway.quotas.pools import PoolLeases
+from gateway.quotas.store import QuotaStore
 from tests.interop.programs import program
 
 CALL = [Charge(("q", "fraud"), 1)]

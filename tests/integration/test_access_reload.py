@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import pytest
 from grpc import aio
 
 from gateway.access.key_file import load_key_file, save_key_file
+from gateway.api.start_error import StartError
 from gateway.app import Gateway
-from gateway.app.errors import StartError
-from gateway.app.reload import check_restart
+from gateway.app.run.reload import check_restart
 from gateway.config.load import load_text
 from gateway.schema import open_inference_pb2
 from tests.integration.access_kit import (
@@ -68,12 +68,10 @@ async def test_security_is_switched_on_by_a_reload(tmp_path: Path, transport: st
         stream_writer.write(graphpipe_frame())
         await stream.readexactly(4)
         await reload(gateway, configured(transport), tmp_path)
-        if transport == "native":
+        with suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), 20) == b""
+        with suppress(ConnectionResetError):
             await asyncio.wait_for(stream.read(), 20)
-        else:  # it asks on every connection, because grpcio cannot begin to
-            writer.write(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await read_response(reader)).status == 401
         writer.close()
         stream_writer.close()
         assert await status_of(gateway) == 401

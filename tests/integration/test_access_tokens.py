@@ -17,6 +17,10 @@ from jwt.algorithms import ECAlgorithm
 
 from gateway.access import key_sets
 from gateway.app import Gateway
+from gateway.app.build.transports import grpc_client, http_client
+from gateway.ir.calls import ServerReadyRequest
+from gateway.ir.errors import GatewayError
+from gateway.transports.contract import ClientLimits
 from tests.integration.access_kit import (
     brpc_frame,
     call,
@@ -25,7 +29,9 @@ from tests.integration.access_kit import (
     read_brpc,
 )
 from tests.integration.asking_kit import running
+from tests.properties.registered import REGISTERED, Registered
 
+QUESTION = ServerReadyRequest()
 ISSUER = "https://login.example.com/"
 OIP = "/inference.GRPCInferenceService/"
 ONE, TWO = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -172,3 +178,71 @@ async def test_a_key_set_in_a_file_is_watched(tmp_path: Path) -> None:
         await gateway._access.look()
         assert await status_of(gateway, token()) == 401
         assert await status_of(gateway, token(TWO, "two")) == 200
+
+
+def _asks_about_readiness(codec: Registered) -> bool:
+    made = codec.make({})
+    try:
+        return isinstance(made.decode_call(made.encode_call(QUESTION)), ServerReadyRequest)
+    except GatewayError:
+        return False
+
+
+READINESS = frozenset(
+    name
+    for name, each in REGISTERED.items()
+    if each.carrier != "stream" and _asks_about_readiness(each)
+)
+"""The codecs whose clients can ask whether the server is ready."""
+
+
+async def readiness(gateway: Gateway) -> dict[str, bool]:
+    """Return whether the server is ready, by each codec that has the question."""
+    found = {}
+    for name in READINESS:
+        codec = REGISTERED[name]
+        make = http_client if codec.carrier == "http" else grpc_client
+        address = gateway.addresses[f"main.{codec.carrier}"]
+        client = make("native", address, ClientLimits(), tls=None)
+        try:
+            made = codec.make({})
+            response = await client.send(made.encode_call(QUESTION), deadline=None)
+            found[name] = made.decode_reply(QUESTION, response)
+        finally:
+            await client.close()
+    return found
+
+
+async def test_a_gateway_is_not_ready_before_it_has_read_a_key_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would refuse each token. Later failures of the server cost no readiness."""
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL_S", 0.01)
+    server = KeyServer()
+    server.status = 500
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    async with listening:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/keys"
+        issuer = {"name": "login", "issuer": ISSUER, "audience": "gateway", "jwks": url}
+        text = json.loads(configuration(jwt=[{**issuer, "unlisted": "accept"}]))
+        text["upstreams"] = {}
+        text["listeners"][0]["authentication"] = "optional"
+        text["models"] = {
+            "m": {"backend": "python", "options": {"callable": "gateway.backends.examples:simple"}}
+        }
+        async with running(json.dumps(text), tmp_path) as gateway:
+            found = await gateway.status()
+            assert (False, "no key set of issuer login was read yet") == (
+                found["ready"],
+                found["reason"],
+            )
+            assert dict.fromkeys(READINESS, False) == await readiness(gateway)
+            server.status = 200
+            source = gateway._access._sources._issuers[0]
+            assert source.fetched is not None
+            assert await source.fetched.fetch_once()
+            assert await gateway.ready()
+            assert dict.fromkeys(READINESS, True) == await readiness(gateway)
+            server.status = 500
+            source.issuer.key_set.replace(None)
+            assert await gateway.ready()

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.api.access import Credentials
 from gateway.app import Gateway
-from gateway.app.access import AccessControl
+from gateway.app.access.authentication import AccessControl
 from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import Identity
 from tests.integration.access_kit import (

@@ -18,7 +18,7 @@ import trustme
 
 from gateway.app import Gateway
 from gateway.app.admin.changes import reload_response
-from gateway.app.reload import Reloader
+from gateway.app.run.reload import Reloader
 from gateway.config.load import load_text
 from tests.integration.asking_kit import running
 from tests.integration.cli_kit import gateway, serving
@@ -287,7 +287,7 @@ async def test_a_reload_names_broken_files_and_replaced_ones(tmp_path: Path) -> 
         (tmp_path / "server.pem").write_bytes(certificate[:100])
         refused = reload_response(await reloader.reload())
         assert 422 == refused.status
-        assert f"listener main: {tmp_path / 'server.pem'} and" in refused.document["error"]
+        assert f"listeners[0].tls: {tmp_path / 'server.pem'} and" in refused.document["error"]
         new = write_pair(tmp_path, authority)
         applied = reload_response(await reloader.reload())
         address = own.addresses["main.http"]
@@ -372,4 +372,4 @@ def test_all_workers_use_renewed_files(tmp_path: Path) -> None:
         refused = gateway("reload", "--admin", admin)
         assert {new} == asyncio.run(seen())
     assert 1 == refused.returncode
-    assert f"listener main: {tmp_path / 'server.pem'} and" in refused.stderr
+    assert f"listeners[0].tls: {tmp_path / 'server.pem'} and" in refused.stderr

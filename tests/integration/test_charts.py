@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,20 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+import trustme
 
-from gateway.app.check import check
+from gateway.app.check.check import check
 from gateway.config.load import load_text
 from gateway.settings.units import parse_duration
+from tests.integration.charts_kit import Documents, charts, config_of, render_all
 from tests.integration.cli_kit import gateway, serving
-from tests.unit.release.loading import load
+from tests.integration.tls_kit import write_pair
 
-charts = load("charts")
 pytestmark = pytest.mark.timeout(300)
 
-Documents = dict[str, list[dict[str, Any]]]
 CONFIG = "/etc/gateway/gateway.yaml"
+SECRETS = ("UPSTREAM_TOKEN", "OPERATOR")
+TOKEN = "0123456789abcdef"
 PROBES = ("startup", "liveness", "readiness")
 # Its configuration is a ConfigMap of the cluster.
 WITHOUT_CONFIG = "helm existing-config"
@@ -39,11 +40,7 @@ RESTRICTED = {
 
 @pytest.fixture(scope="module")
 def rendered() -> Documents:
-    try:
-        charts.install_tools()
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"helm and kubectl cannot be installed: {error}")
-    return {name: charts.render(command) for name, command in charts.sources().items()}
+    return render_all()
 
 
 def containers(documents: Documents) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -170,18 +167,12 @@ def test_containers_are_restricted(rendered: Documents) -> None:
             assert pod["serviceAccountName"]
 
 
-def config_of(parts: list[dict[str, Any]]) -> str | None:
-    maps = [part for part in parts if part["kind"] == "ConfigMap"]
-    return next(
-        (part["data"]["gateway.yaml"] for part in maps if "gateway.yaml" in part["data"]), None
-    )
-
-
 def test_config_maps_are_valid_and_reload(
     rendered: Documents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway accepts them, watches them, and has the time to end before Kubernetes kills it."""
-    monkeypatch.setenv("UPSTREAM_TOKEN", "x")
+    for name in SECRETS:
+        monkeypatch.setenv(name, TOKEN)
     found = 0
     for name, parts in rendered.items():
         text = config_of(parts)
@@ -189,7 +180,8 @@ def test_config_maps_are_valid_and_reload(
             continue
         found += 1
         loaded = load_text(text)
-        assert [] == check(loaded), name
+        if name != "helm strict":  # its files are those of a cluster
+            assert [] == check(loaded), name
         lifecycle = loaded.config.lifecycle
         assert lifecycle.reload.watch, name
         for deployment in (part for part in parts if part["kind"] == "Deployment"):
@@ -211,56 +203,86 @@ def test_the_grace_of_the_sidecar_suffices(rendered: Documents) -> None:
         id(pod): pod for name, pod, _ in containers(rendered) if name == "kustomize sidecar"
     }.values()
     assert pod["terminationGracePeriodSeconds"] == 40
-    assert pod["initContainers"][0]["restartPolicy"] == "Always"
 
 
-def on_free_ports(text: str, folder: Path) -> str:
-    text = re.sub(r"0\.0\.0\.0:\d+", "127.0.0.1:0", text)
-    return text.replace("/var/lib/gateway", str(folder / "state"))
+def test_rollouts_lost_calls_as_the_model_server_ended_first(rendered: Documents) -> None:
+    """Kubernetes ends native sidecars after other containers, so the server has to be one."""
+    (pod,) = {
+        id(pod): pod for name, pod, _ in containers(rendered) if name == "kustomize sidecar"
+    }.values()
+    assert [("model-server", "Always")] == [
+        (each["name"], each["restartPolicy"]) for each in pod["initContainers"]
+    ]
+    assert ["gateway"] == [each["name"] for each in pod["containers"]]
+
+
+def as_here(text: str, folder: Path) -> str:
+    """Return a configuration, or an argument, with addresses and files of this machine."""
+    text = re.sub(r"(0\.0\.0\.0|(?<=address: )):(\d+|\$\{env:PORT:-\d+\})", "127.0.0.1:0", text)
+    for path in ("/var/lib/gateway", "/etc/gateway-tls", "/etc/gateway-keys"):
+        text = text.replace(path, str(folder / Path(path).name))
+    for name in SECRETS:  # the fork server has the environment from before this test
+        text = text.replace(f"${{env:{name}}}", TOKEN)
+    return text
+
+
+def write_files(folder: Path) -> None:
+    """Write what the Secrets of a cluster have."""
+    for name in ("gateway-tls", "gateway-keys"):
+        (folder / name).mkdir()
+    write_pair(folder / "gateway-tls", trustme.CA(), "127.0.0.1", stem="tls")
+    (folder / "gateway-tls" / "tls.pem").rename(folder / "gateway-tls" / "tls.crt")
+    added = gateway("keys", "add", "team", "--file", str(folder / "gateway-keys" / "keys.yaml"))
+    assert added.returncode == 0, added
+    for path in folder.glob("gateway-*/*"):
+        path.chmod(0o440)
 
 
 def status_of(url: str) -> int:
+    context = ssl._create_unverified_context()  # noqa: S323  # as probes do
     try:
-        with urlopen(url, timeout=60) as response:  # noqa: S310  # http on this machine
+        with urlopen(url, timeout=60, context=context) as response:  # noqa: S310  # this machine
             return int(response.status)
     except HTTPError as error:
         return error.code
 
 
-def ports_of_probes(container: dict[str, Any]) -> set[int]:
-    """Return the numbers of the ports that the probes of a container ask."""
+def port_of_probes(container: dict[str, Any]) -> tuple[str, int]:
+    """Return the scheme and the number of the port that the probes of a container ask."""
     named = {port.get("name"): port["containerPort"] for port in container["ports"]}
-    ports = (container[f"{kind}Probe"]["httpGet"]["port"] for kind in PROBES)
-    return {named.get(port, port) for port in ports}
+    probes = [container[f"{kind}Probe"]["httpGet"] for kind in PROBES]
+    (found,) = {
+        (each.get("scheme", "HTTP").lower(), named.get(each["port"], each["port"]))
+        for each in probes
+    }
+    return found
 
 
 @pytest.mark.parametrize("name", [name for name in charts.sources() if name != WITHOUT_CONFIG])
 def test_commands_run_and_their_probes_respond(
-    rendered: Documents, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rendered: Documents, name: str, tmp_path: Path
 ) -> None:
     """Containers start with their arguments here: live, and not ready without their model server."""
-    monkeypatch.setitem(os.environ, "UPSTREAM_TOKEN", "x")
     text = config_of(rendered[name])
     path = tmp_path / "gateway.yaml"
     if text is not None:
-        # The fork server has the environment from before this test.
-        path.write_text(on_free_ports(text, tmp_path).replace("${env:UPSTREAM_TOKEN}", "x"))
+        path.write_text(as_here(text, tmp_path))
+        write_files(tmp_path)
     served = 0
     for where, _, each in containers(rendered):
         if where != name:
             continue
         arguments = [str(path) if word == CONFIG else word for word in each["args"]]
         if each["args"][0] != "serve":
-            assert ["validate", CONFIG] == each["args"]
+            assert each["args"][0] == "validate"
             done = gateway(*arguments)
             assert (0, "ok") == (done.returncode, done.stdout.strip().splitlines()[-1]), done
             continue
         served += 1
-        ports = ports_of_probes(each)
-        assert {9901} == ports
-        assert f":{ports.pop()}" in (text or " ".join(each["args"]))
-        with serving(*(on_free_ports(word, tmp_path) for word in arguments[1:])) as running:
-            admin = running.url("", "admin")
+        scheme, port = port_of_probes(each)
+        assert f":{port}" in (text or " ".join(each["args"]))
+        with serving(*(as_here(word, tmp_path) for word in arguments[1:])) as running:
+            admin = running.url("", "admin").replace("http:", f"{scheme}:")
             assert 200 == status_of(f"{admin}{each['livenessProbe']['httpGet']['path']}")
             assert status_of(f"{admin}{each['readinessProbe']['httpGet']['path']}") in {200, 503}
             assert 200 == status_of(f"{admin}/metrics")

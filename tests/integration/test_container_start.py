@@ -17,6 +17,8 @@ from tests.integration.container_kit import (
     check_usage,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("contract", CONTRACTS.values(), ids=CONTRACTS)
 def test_it_is_ready_in_256_mebibytes(contract: Contract, tmp_path: Path) -> None:

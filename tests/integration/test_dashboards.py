@@ -14,6 +14,7 @@ import trustme
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.telemetry import names
 from gateway.telemetry.reload_metrics import ReloadMetrics
 from tests.integration.asking_kit import ask, running, urls
 
@@ -32,6 +33,13 @@ models:
     batching: {}
     cache: {max_age: 1s}
 """
+PARTS_OF_ACCESS = ("gateway_authentication_", "gateway_access_", "gateway_quota_")
+# Only a gateway with clients, rules and a store publishes them: see the tests of access and quotas.
+OF_ACCESS = [
+    each
+    for each in vars(names).values()
+    if isinstance(each, names.Metric) and each.name.startswith(PARTS_OF_ACCESS)
+]
 NAME = re.compile(r"\b(?:gateway|nv)_[a-z0-9_]+")
 SELECTOR = re.compile(r"\b((?:gateway|nv)_[a-z0-9_]+)\{([^}]*)\}")
 GROUPING = re.compile(r"(?:by|on) \(([^)]*)\)")
@@ -71,7 +79,7 @@ async def published(folder: Path) -> dict[str, set[str]]:
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+    return found | {each.name: set(each.labels) for each in OF_ACCESS}
 
 
 async def _garbage(address: str) -> tuple[bytes, asyncio.StreamWriter]:
@@ -86,16 +94,16 @@ async def test_every_metric_and_label_is_published(tmp_path: Path) -> None:
     exists = await published(tmp_path)
     used = 0
     for file, expression, legend in expressions():
-        names = [name for name in NAME.findall(expression) if "{" not in name]
+        used_names = [name for name in NAME.findall(expression) if "{" not in name]
         labels: set[str] = set()
-        for name in names:
+        for name in used_names:
             assert name in exists, f"{file}: no metric {name}"
             labels |= exists[name]
             used += 1
         for name, selector in SELECTOR.findall(expression):
             for label in re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector):
                 assert label in exists[name], f"{file}: {name} has no label {label}"
-        if names:
+        if used_names:
             for grouping in GROUPING.findall(expression):
                 missing = {each.strip() for each in grouping.split(",")} - labels
                 assert not missing, f"{file}: {expression} has no {missing}"
@@ -114,7 +122,14 @@ def test_alerts_use_recorded_rules() -> None:
     assert used <= recorded
 
 
-@pytest.mark.parametrize("name", ["overview", "models", "upstreams", "migration"])
+def test_the_dashboard_of_access_has_each_metric_of_access() -> None:
+    """The metric of rehearsed rules was on none, and that of a new part would not be either."""
+    text = (DEPLOY / "grafana/access.json").read_text()
+    assert len(OF_ACCESS) >= 7
+    assert [] == [each.name for each in OF_ACCESS if each.name not in text]
+
+
+@pytest.mark.parametrize("name", ["overview", "models", "upstreams", "migration", "access"])
 def test_each_dashboard_has_a_unique_id(name: str) -> None:
     """Grafana imports them side by side."""
     board = json.loads((DEPLOY / f"grafana/{name}.json").read_text())

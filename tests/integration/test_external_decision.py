@@ -14,7 +14,7 @@ import trustme
 from aiohttp import ClientSession
 from grpc import aio
 
-from gateway.app.envoy_check import check_request, verdict_of
+from gateway.app.access.envoy_check import check_request, verdict_of
 from gateway.ir.identity import Identity
 from gateway.policies.access.external import ExternalFacts
 from gateway.schema import external_auth_pb2 as pb

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from gateway.app import connect
-from gateway.app.gateway import Gateway
+from gateway.app.run.gateway import Gateway
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef

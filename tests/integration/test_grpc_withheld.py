@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
-from gateway.app.upstreams import build_upstream
+from gateway.app.build.upstreams import build_upstream
 from gateway.config.models import UpstreamConfig
 from gateway.ir.errors import DeadlineExceeded, Overloaded, Unavailable
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.contract import ClientLimits, GrpcMount, MemoryBudget, ServerLimits
 from gateway.transports.grpc.server import GrpcServer
 from gateway.transports.grpc.withheld import WithheldCalls
-from gateway.wire.grpc import GrpcResponse, MethodKind
+from gateway.wire.grpc import GrpcRequest, GrpcResponse, MethodKind
 from tests.integration.grpc_echo import (
     MAKES,
     STREAM,
+    Answers,
     Slow,
     ask,
     calling,
     only_quiet,
     serving,
 )
+
+pytestmark = pytest.mark.needs("withheld_calls")
 
 
 @pytest.fixture(autouse=True, params=["native", "reference"])
@@ -147,15 +150,42 @@ async def test_close_ends_withheld_and_running_calls() -> None:
         await withheld.drained()
 
 
-async def test_streams_are_never_withheld() -> None:
-    """A stream may never end by itself, so it is cancelled."""
-    slow, withheld = Slow(), WithheldCalls(enabled=True)
+async def test_a_stream_left_after_its_first_response_runs_to_its_end() -> None:
+    """A Triton ended by a signal under cancelled streams: it sees none, and its rest is dropped."""
+    go, ended, sent = asyncio.Event(), asyncio.Event(), 0
+
+    async def responses(_wire: GrpcRequest) -> AsyncGenerator[GrpcResponse, None]:
+        nonlocal sent
+        try:
+            for _ in range(10):
+                yield GrpcResponse((bytes(100_000),))
+                sent += 1
+                await go.wait()
+        finally:
+            ended.set()
+
+    withheld = WithheldCalls(enabled=True)
+    async with serving(Answers(responses)) as server, calling(server, withheld=withheld) as client:
+        stream = client.stream(ask(method=STREAM), deadline=monotonic() + 30)
+        await anext(aiter(stream))
+        await stream.aclose()  # type: ignore[attr-defined]  # both are generators
+        assert 1 == withheld.pending
+        go.set()
+        await withheld.drained()
+        await ended.wait()
+    assert 10 == sent
+    assert 0 == withheld.pending
+
+
+async def test_a_withheld_stream_is_cancelled_after_its_timeout() -> None:
+    """A stream may never end by itself, so it ends after the longest time."""
+    slow, withheld = Slow(), WithheldCalls(0.1, enabled=True)
     async with serving(slow) as server, calling(server, withheld=withheld) as client:
         stream = client.stream(ask(method=STREAM), deadline=None)
         await anext(aiter(stream))
         await stream.aclose()  # type: ignore[attr-defined]  # both are generators
         await slow.cancelled.wait()
-        assert 0 == withheld.pending
+        await withheld.drained()
 
 
 async def test_calls_are_cancelled_by_default() -> None:

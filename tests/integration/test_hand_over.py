@@ -20,6 +20,7 @@ from typing import Self
 import grpc
 import pytest
 
+from gateway.migration.callers.inventory import merged_rows
 from gateway.schema import open_inference_pb2 as pb
 from tests.cases import brpc_oracle as oracle
 from tests.cases.brpc_oracle import INT32, Client, Question, Tensor
@@ -29,7 +30,7 @@ from tests.integration.workers_kit import PATIENCE_S, Load, ask, connect, events
 # Calls of a long run, such as RESILIENCE_CALLS=300000; a machine answers at least 100 in a second.
 CALLS = int(os.environ.get("RESILIENCE_CALLS", "0"))
 
-pytestmark = pytest.mark.timeout(300 + CALLS // 100)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + CALLS // 100)]
 
 CONFIG = """
 version: 1
@@ -257,6 +258,36 @@ def test_hand_over_loses_no_call(tmp_path: Path) -> None:
 def test_many_hand_overs_lose_no_call(tmp_path: Path, workers: int) -> None:
     """Seven hand-overs each with one, two and four workers."""
     run_hand_overs(write_config(tmp_path, workers=workers), 7, CALLS)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_next_gateway_continues_the_counts(tmp_path: Path, workers: int) -> None:
+    """Both spend one budget while they run at the same time, and the stock has the calls of both."""
+    path = write_config(tmp_path, workers=workers)
+    more = "quotas: {q: {limit: 60/day, by: none}}\nstate: {directory: state}\nstock: {}\n"
+    path.write_text(path.read_text() + more)
+
+    def use(running: Running, count: int) -> list[int]:
+        found = []
+        for _ in range(count):
+            with closing(connect(running)) as connection:
+                found.append(ask(connection))
+        return found
+
+    with ExitStack() as stack:
+        former = stack.enter_context(serving(str(path), patience_s=PATIENCE_S))
+        found = use(former, 20)
+        following = stack.enter_context(serving(str(path), patience_s=PATIENCE_S))
+        found += use(former, 20)
+        assert 0 == former.stop()
+        found += use(following, 30)
+        assert 0 == following.stop()
+        found += use(stack.enter_context(serving(str(path), patience_s=PATIENCE_S)), 5)
+    # Whichever of two gateways a connection reaches may wait for what the other one returns.
+    assert 59 <= found.count(200) <= 60
+    assert {200, 429} == set(found)
+    (row, *others) = merged_rows(tmp_path / "state")
+    assert found.count(200) + found.count(429) - 5 <= sum(each.calls for each in [row, *others])
 
 
 def test_responses_during_pre_stop_close_the_connection(tmp_path: Path) -> None:

@@ -19,11 +19,10 @@ from gateway.ir.errors import Unavailable
 from gateway.transports.contract import ClientLimits, HttpClient
 from gateway.transports.http1 import client_pool as native
 from gateway.transports.net.tls_files import TlsContext
-from gateway.transports.reference import http_pool
 from gateway.wire.http import HttpRequest
 from tests.integration.http_kit import HTTP_MAKES
 
-pytestmark = pytest.mark.usefixtures("http_clients")
+pytestmark = [pytest.mark.usefixtures("http_clients"), pytest.mark.needs("kept_connections")]
 
 POST = HttpRequest("POST", "/v2/models/m/infer", body=(b"hello",))
 LARGE = HttpRequest("POST", "/v2/models/m/infer", body=(bytes(3 << 20),))
@@ -111,7 +110,6 @@ async def client_of(
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients miss that an idle connection has ended, as if the end arrived an instant later."""
     monkeypatch.setattr(native, "UNSEEN_S", 60.0)
-    monkeypatch.setattr(http_pool, "peer_left", lambda _sock: False)
 
 
 @pytest.mark.parametrize(

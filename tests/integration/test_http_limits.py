@@ -106,6 +106,7 @@ async def test_chunk_count_is_limited(count: int, status: int) -> None:
 
 
 @pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
+@pytest.mark.needs("readable_faults")
 async def test_request_target_is_limited(extra: int, status: int) -> None:
     """The request target has a limit of its own."""
     async with serving(Echo(), header_line_bytes=200) as running:
@@ -114,6 +115,7 @@ async def test_request_target_is_limited(extra: int, status: int) -> None:
 
 
 @pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
+@pytest.mark.needs("readable_faults")
 async def test_header_field_size_is_limited(extra: int, status: int) -> None:
     """A field has a limit for name and value, which may exceed that of the line."""
     async with serving(Echo(), header_line_bytes=200, header_field_bytes=500) as running:
@@ -122,6 +124,7 @@ async def test_header_field_size_is_limited(extra: int, status: int) -> None:
 
 
 @pytest.mark.parametrize(("extra", "status"), [(0, 200), (1, 431)])
+@pytest.mark.needs("readable_faults")
 async def test_header_count_is_limited(extra: int, status: int) -> None:
     """Host and Content-Length count, too."""
     async with serving(Echo(), header_count=20) as running:
@@ -138,6 +141,7 @@ async def test_header_total_is_limited(extra: int, status: int) -> None:
     assert got.status == status
 
 
+@pytest.mark.needs("readable_faults")
 async def test_endless_head_is_rejected() -> None:
     """A head that keeps growing is rejected at the limit, before it ends."""
     async with serving(Echo(), header_total_bytes=4000) as running:
@@ -408,6 +412,7 @@ async def test_slow_reader_gets_the_whole_response() -> None:
         assert (remaining, running.limits_hit) == (0, [])
 
 
+@pytest.mark.needs("pipelining")
 async def test_pipelining_is_limited() -> None:
     """Behind a busy request a limited number of requests is read ahead."""
     slow = Slow()

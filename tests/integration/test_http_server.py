@@ -89,6 +89,7 @@ async def test_pipelined_requests_are_served_in_order() -> None:
     assert bodies == [b"%d" % i for i in range(40)]
 
 
+@pytest.mark.needs("half_close")
 async def test_half_closed_client_gets_its_response() -> None:
     """A client that half-closes after a whole request still gets its response."""
     slow = Slow()

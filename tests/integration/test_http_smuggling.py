@@ -73,7 +73,7 @@ async def test_ambiguous_request_is_rejected_and_the_connection_closed(
 ) -> None:
     """The client gets one 4xx, 501 or 505, and nothing behind the request is run."""
     echo = Echo()
-    async with serving(echo) as running:
+    async with serving(echo, body_idle_timeout_s=1.0) as running:
         data = REFUSED[name] + HIDDEN
         raw = await running.connect()
         try:
@@ -86,10 +86,18 @@ async def test_ambiguous_request_is_rejected_and_the_connection_closed(
         assert [200] == parse(await running.ask(post(b"", "Connection: close")))
     (status,) = parse(response)
     assert 400 <= status < 500 or status in (501, 505)
-    assert b"\r\nConnection: close\r\n" in response
-    assert b'{"error": "' in response
     assert b"Traceback" not in response
     assert "/v2/hidden" not in [wire.path for wire in echo.seen]
+
+
+@pytest.mark.needs("readable_faults")
+@pytest.mark.parametrize("name", REFUSED)
+async def test_refusal_has_the_form_of_the_gateway(name: str) -> None:
+    """It is JSON, and tells that the connection closes."""
+    async with serving(Echo()) as running:
+        response = await running.ask(REFUSED[name])
+    assert b"\r\nConnection: close\r\n" in response
+    assert b'{"error": "' in response
 
 
 async def test_http_2_preface_is_never_followed_by_http_1() -> None:

@@ -20,8 +20,16 @@ SCENARIOS: list[Scenario] = [
 ]
 
 
+def needs(scenario: Scenario) -> list[pytest.Mark]:
+    """Return what a scenario needs of the implementation."""
+    return [mark for mark in getattr(scenario, "pytestmark", ()) if mark.name == "needs"]
+
+
 @pytest.mark.usefixtures("http_pairs")
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(each, marks=needs(each), id=each.__name__) for each in SCENARIOS],
+)
 def test_on_uvloop(scenario: Scenario) -> None:
     """Each scenario also passes on uvloop."""
     uvloop.run(scenario())

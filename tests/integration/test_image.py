@@ -244,6 +244,17 @@ def test_pytorch_works_in_its_image(image: tuple[str, Container]) -> None:
     assert "tensor([2., 2.])" in out, err
 
 
+def test_no_bytecode_of_the_image_was_in_force(image: tuple[str, Container]) -> None:
+    """A start compiled everything again: all bytecode counts whatever the times of files are."""
+    found = [
+        path
+        for folder in ("opt/gateway/lib", "usr/lib", "usr/local/lib")
+        for path in (image[1].root / folder).rglob("*.pyc")
+    ]
+    assert len(found) > 1000
+    assert [] == [path for path in found if path.read_bytes()[4:8] != b"\1\0\0\0"]
+
+
 def test_the_health_check_compiles_nothing(image: tuple[str, Container]) -> None:
     """Bytecode of all that it imports is in the image, since nothing can be written there."""
     with image[1].started("-c", CHECK, entry=["/opt/gateway/bin/python"]) as running:

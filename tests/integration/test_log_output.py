@@ -22,7 +22,7 @@ from tests.integration import workers_kit as kit
 from tests.integration.cli_kit import get
 from tests.integration.fork_server import ForkedProcess
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 CONFIG = """
 version: 1

@@ -93,7 +93,11 @@ async def test_replies_as_recorded(url: str, entry: dict[str, Any]) -> None:
         return
     found = json.loads(text)
     found.pop("model_version_status", None)  # for clients of TensorFlow Serving
-    assert comparable(json.loads(entry["response_body"])) == comparable(found)
+    expected = json.loads(entry["response_body"])
+    if "choices" in expected:  # the stand-in of the recordings lacks what OpenAI always sends
+        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+        expected.setdefault("usage", dict.fromkeys(counts, 0))
+    assert comparable(expected) == comparable(found)
 
 
 @pytest.mark.asyncio(loop_scope="module")

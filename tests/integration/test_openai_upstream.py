@@ -132,6 +132,20 @@ async def test_streams_pass_between_servers_of_the_form(url: str) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_events_of_the_generate_extension_always_have_the_output(url: str) -> None:
+    """The event with the reason has an empty text, and the end of the stream is no event."""
+    request = {"prompt": "one two three"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v2/models/generate_text/generate_stream", json=request) as found,
+    ):
+        lines = [line for line in (await found.text()).split("\n\n") if line]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert ["one", " two", " three", ""] == [each["completion"] for each in events]
+    assert ["stop"] == [each["finish_reason"] for each in events if "finish_reason" in each]
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_errors_of_the_server_keep_their_form(url: str) -> None:
     """A model that its server does not list is unknown; its error bodies come back."""
     status, reply = await post(url, "/v1/embeddings", {"model": "absent", "input": "a"})

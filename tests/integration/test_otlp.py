@@ -15,14 +15,16 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.api.start_error import StartError
 from gateway.app import Gateway
-from gateway.app.errors import StartError
 from gateway.config.load import load_text
 from gateway.ir.errors import GatewayError
 from tests.integration.asking_kit import ask, running, urls
 from tests.integration.otlp_kit import Collector, collecting, values
 from tests.integration.workers_kit import PATIENCE_S
 from tests.integration.workers_kit import ask as ask_worker
+
+pytestmark = pytest.mark.slow
 
 CONFIG = """
 version: 1

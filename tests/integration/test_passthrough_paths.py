@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -59,18 +60,47 @@ async def test_a_page_of_the_server_behind_comes_first(
 
 
 @pytest.mark.parametrize(
-    ("passthrough", "is_behind"),
-    [("far", False), ('{upstream: far, post: ["/invocations"]}', True)],
+    ("passthrough", "is_behind", "expected"),
+    [("far", False, 404), ('{upstream: far, post: ["/invocations"]}', True, 400)],
 )
-async def test_the_server_behind_gets_posts_by_name(passthrough: str, is_behind: bool) -> None:
-    """The protocol reads the other ones itself, and refuses wrong rows as the server does."""
+async def test_the_server_behind_gets_posts_by_name(
+    passthrough: str, is_behind: bool, expected: int
+) -> None:
+    """The protocol reads the other ones itself, and has no model for them here."""
     async with AsyncExitStack() as stack:
         far = await stack.enter_async_context(running(BACK % HAS_ITS_OWN))
         text = FRONT % ("native", passthrough, "", "http", far.addresses["main.http"])
         gateway = await stack.enter_async_context(running(text))
         status, body = await ask(gateway, "POST", "/invocations", {"instances": "wrong"})
         counted = samples(gateway, "gateway_requests_total", "protocol")
-    assert (("passthrough",) in counted, status) == (is_behind, 400), body
+    assert (("passthrough",) in counted, status) == (is_behind, expected), body
+
+
+@pytest.mark.parametrize("transport", ["native", "reference"])
+async def test_the_list_of_models_without_a_key_is_that_of_the_server_behind(
+    transport: str,
+) -> None:
+    """langchain-kserve takes any list for OpenAI's form, and a server without one for its own."""
+    options = ", options: {tfs: {root: true}}"
+    async with AsyncExitStack() as stack:
+        index = ", options: {oip: {repository_index: true}}"
+        far = await stack.enter_async_context(running(BACK % (HAS_NONE + index)))
+        text = FRONT % (transport, "far", options, "http", far.addresses["main.http"])
+        gateway = await stack.enter_async_context(running(text))
+        assert 404 == (await ask(gateway, "GET", "/v1/models"))[0]
+        key = {"Authorization": "Bearer sk-key"}
+        status, body = await ask(gateway, "GET", "/v1/models", headers=key)
+        assert (200, ["double"]) == (status, [each["id"] for each in json.loads(body)["data"]])
+        assert 200 == (await ask(gateway, "GET", "/v1/models/double"))[0]
+        text = FRONT % (
+            transport,
+            "far",
+            ", protocols: [oip, tfs]",
+            "http",
+            far.addresses["main.http"],
+        )
+        listed = await stack.enter_async_context(running(text))
+        assert 404 != (await ask(listed, "GET", "/v1/models"))[0]
 
 
 async def test_the_protocol_replies_for_an_unavailable_server() -> None:
@@ -81,11 +111,13 @@ async def test_the_protocol_replies_for_an_unavailable_server() -> None:
         assert 503 == (await ask(gateway, "GET", "/nowhere"))[0]
 
 
-async def ask(gateway: Gateway, method: str, path: str, body: Any = None) -> tuple[int, str]:
+async def ask(
+    gateway: Gateway, method: str, path: str, body: Any = None, headers: Any = None
+) -> tuple[int, str]:
     """Return the status and the text of a response."""
     url = f"http://{gateway.addresses['main.http']}{path}"
     async with (
         aiohttp.ClientSession() as session,
-        session.request(method, url, json=body) as response,
+        session.request(method, url, json=body, headers=headers) as response,
     ):
         return response.status, await response.text()

@@ -26,6 +26,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.schema import open_inference_pb2 as oip
 from gateway.settings.units import parse_url
+from tests.integration.access_kit import exchange
 from tests.integration.asking_kit import ask, running, urls
 
 CONFIG = """\
@@ -236,6 +237,38 @@ async def test_health_and_reflection_obey_the_rules() -> None:
         assert names == ["inference.GRPCInferenceService"]
 
 
+METRICS = [
+    ("{clients: anonymous, operations: all, models: 'open*'}", 403),  # its labels are of all models
+    ("{clients: anonymous, operations: [inference, statistics, passthrough]}", 403),
+    ("{clients: anonymous, operations: metrics, protocols: oip.http}", 403),
+    ("{clients: anonymous, operations: metrics}", 200),
+    ("{clients: anonymous, operations: metrics, protocols: metrics, listeners: main}", 200),
+    ("{clients: anonymous, operations: all}", 200),
+]
+
+
+@pytest.mark.parametrize("transport", ["native", "reference"])
+@pytest.mark.parametrize(("rule", "status"), METRICS)
+async def test_the_metrics_page_of_a_listener_is_an_operation(
+    rule: str, status: int, transport: str
+) -> None:
+    """Who may use some models does not read the labels of others; the refusal is counted."""
+    more = f"  - name: main\n    metrics: true\n    transport: {transport}\n"
+    text = config(f"[{rule}]").replace("  - name: main\n", more)
+    async with running(text) as gateway, ClientSession() as client:
+        url = f"http://{gateway.addresses['main.http']}/metrics"
+        for method in ("GET", "HEAD"):
+            found, headers, body = await sent(client, method, url)
+            assert status == found
+            if status == 403 and method == "GET":
+                assert {"error": "this client may not use metrics here"} == json.loads(body)
+                assert headers["x-request-id"]
+        page = (await gateway.page(""))[0].decode()
+        denied = 'gateway_access_denied_total{client="anonymous",operation="metrics"} 2.0'
+        rejected = 'gateway_refused_requests_total{code="forbidden",protocol="metrics"} 2.0'
+        assert (status == 403, status == 403) == (denied in page, rejected in page)
+
+
 async def test_the_size_of_the_inputs_counts() -> None:
     """A rule with `max_elements` and `max_bytes` allows inferences of no more."""
     rules = "[{clients: anonymous, operations: all, max_elements: 32, max_bytes: 128}]"
@@ -244,7 +277,9 @@ async def test_the_size_of_the_inputs_counts() -> None:
         for name in ("oip.http", "oip.grpc", "trtis.http"):
             url = all_urls(gateway, "open")[name]
             await ask(url, "open", INPUTS)
-            with pytest.raises(GatewayError, match="may not use this model for inference"):
+            with pytest.raises(
+                GatewayError, match=r"^[0-9]+ (elements|bytes) are more than this client may"
+            ):
                 await ask(url, "open", larger)
 
 
@@ -257,3 +292,15 @@ async def test_a_reload_changes_the_rules() -> None:
         assert await outcome(gateway, "oip.http", "open") == "forbidden"
         await gateway.reload(load_text(config("[]")))
         assert await outcome(gateway, "oip.http", "open") == "ok"
+
+
+async def test_too_many_elements_were_forbidden() -> None:
+    """The status says that less would be allowed, the text how much it was."""
+    rules = "[{clients: anonymous, operations: inference, max_elements: 15}]"
+    values = [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 16], "data": list(range(16))}]
+    async with running(config(rules)) as gateway:
+        address = gateway.addresses["main.http"]
+        body = json.dumps({"inputs": values}).encode()
+        reply = await exchange(address, "/v2/models/open/infer", method="POST", body=body)
+    assert 413 == reply.status
+    assert "16 elements are more than this client may send" == json.loads(reply.body)["error"]

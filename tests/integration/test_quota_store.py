@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis as Client
 
-from gateway.app.quota_store import QuotaStore
-from gateway.policies.access.quotas.budgets import Budgets, Limit, LocalAccounts
-from gateway.policies.access.quotas.pools import PoolLeases
-from tests.integration.cli_kit import get
+from gateway.quotas.budgets import Budgets, Limit, LocalAccounts
+from gateway.quotas.pools import PoolLeases
+from gateway.quotas.store import QuotaStore
+from tests.integration.cli_kit import Running, get
 from tests.integration.redis_kit import (
     LATE_S,
     Proxy,
@@ -73,6 +74,47 @@ async def test_leases_go_back_at_a_stop(redis: Redis) -> None:
         assert await count([second], 3) >= 60
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_a_killed_gateway_held_comes_back(redis: Redis, tmp_path: Path, workers: str) -> None:
+    """Two gateways are killed with their leases; another one spends all that they did not."""
+    budget = 160
+    more = f'quotas: {{q: {{limit: {budget}/day, by: none}}}}\nquota_store: {{url: "{redis.url}"}}'
+
+    def spend(gateway: Running, calls: int) -> int:
+        """Make calls until so many are admitted, for a minute at most."""
+        found, deadline = 0, time.monotonic() + 60
+        with closing(connect(gateway)) as connection:
+            while found < calls and time.monotonic() < deadline:
+                found += ask(connection) == 200
+        return found
+
+    held = 0.0
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        with two_workers(tmp_path / name, "--workers", workers, more=more) as gateway:
+            assert spend(gateway, 10) == 10
+            held = unspent(redis)
+            gateway.stop(signal.SIGKILL)
+    assert held > 0.03 * budget
+    (tmp_path / "three").mkdir()
+    with two_workers(tmp_path / "three", "--workers", workers, more=more) as gateway:
+        least = budget * 97 // 100 - 20
+        found = spend(gateway, least)
+        assert found == least
+        with closing(connect(gateway)) as connection:
+            found += sum(ask(connection) == 200 for _ in range(50))
+    # Calls of the last second before a kill may be in no report.
+    assert 20 + found <= budget + 20
+
+
+def unspent(redis: Redis) -> float:
+    """Return what all gateways hold and have not spent, as the store knows it."""
+    with Client(unix_socket_path=str(redis.path), decode_responses=True) as client:
+        names = list(client.scan_iter("*:quota:*"))
+        fields = [field for name in names for field in client.hgetall(name).items()]
+    return sum(float(value) for name, value in fields if name.startswith("u:"))
+
+
 Fault = Callable[[Redis, Any], None]
 FAULTS: dict[str, tuple[Fault, Fault]] = {
     "killed": (lambda server, _: server.stop(), lambda server, _: server.start()),
@@ -123,6 +165,41 @@ async def test_a_store_in_trouble_spends_nothing_twice(redis: Redis, fault: str)
         total += await count(gateways, 20, is_enough=lambda more: total + more >= 0.99 * LIMIT)
         total += await count(gateways, 1.5)
     assert 0.99 * LIMIT <= total <= LIMIT
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+async def test_the_share_of_a_gateway_that_came_back_late_was_granted_to_another(
+    redis: Redis, is_cut_off: bool
+) -> None:
+    """After a time without the store the first to ask waits for the others; not for a dead one."""
+    key, stores = ("q", "fraud"), {}
+    for name in ("early", "late"):
+        leases = PoolLeases(2)
+        leases.open(key, Limit(amount=100, period="day"))
+        stores[name] = leases, QuotaStore(quotas_at(redis.url), leases, name)
+
+    async def held(name: str, need: float) -> tuple[float, float]:
+        """Ask the store once; return what the gateway holds then, and its share."""
+        leases, store = stores[name]
+        leases.need(key, need)
+        leases.refresh()
+        await store._exchange(leases.questions())
+        [(_, pool)] = leases
+        return pool.left, pool.share or 0.0
+
+    theirs = (0.0, 0.0)
+    for name in [*stores] * 4:
+        theirs = await held(name, 1)
+    assert min(theirs) > 0
+    with Client(unix_socket_path=str(redis.path), decode_responses=True) as client:
+        [budget] = client.scan_iter("*:quota:*")
+        for field, value in client.hgetall(budget).items():
+            if field.startswith(("t:late", "heard") if is_cut_off else ("t:", "asked")):
+                client.hset(budget, field, float(value) - 20)
+        client.zincrby("tensor-gateway:replicas", -20, "late")
+    assert (100 if is_cut_off else 100 - sum(theirs)) == (await held("early", 100))[0]
+    for _, store in stores.values():
+        await store._client.aclose()
 
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +23,17 @@ from gateway.ir.errors import GatewayError
 from gateway.schema import open_inference_pb2 as oip
 from gateway.schema import tensorrt_v1_pb2 as trtis
 from tests.integration.asking_kit import ask, running
+from tests.integration.cli_kit import gateway as command
 from tests.integration.test_permissions import INPUTS, sent
-from tests.integration.workers_kit import BODY, two_workers
+from tests.integration.workers_kit import (
+    BODY,
+    connect,
+    events,
+    eventually,
+    metrics,
+    two_workers,
+)
+from tests.integration.workers_kit import ask as ask_once
 
 CONFIG = """\
 version: 1
@@ -322,7 +333,7 @@ async def test_counts_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_workers_share_a_budget_exactly(tmp_path: Path) -> None:
-    """Two workers admit exactly the calls of a day; one that is killed takes no more than it held."""
+    """Two workers admit exactly the calls of a day, and so do they when one is killed meanwhile."""
     more = "quotas: {q: {limit: 300/day, by: none}}"
     with two_workers(tmp_path, more=more) as gateway:
         host, _, port = gateway.addresses["main.http"].rpartition(":")
@@ -337,7 +348,57 @@ def test_workers_share_a_budget_exactly(tmp_path: Path) -> None:
                     statuses[response.status] += 1
             return statuses
 
+        def started() -> list[int]:
+            return [each["pid"] for each in events(gateway, "worker started")]
+
+        counts = client(40)
+        os.kill(started()[0], signal.SIGKILL)
+        eventually(lambda: len(started()) == 3)
         with ThreadPoolExecutor(4) as pool:
-            counts = sum(pool.map(client, [110] * 4), Counter[int]())
+            counts += sum(pool.map(client, [100] * 4), Counter[int]())
         assert counts == Counter({200: 300, 429: 140})
         assert gateway.stop(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_operators_see_what_clients_used_and_what_would_be_refused(
+    tmp_path: Path, workers: str
+) -> None:
+    """The command, the path and the page have all workers; rules and quotas refuse nothing."""
+    more = """\
+quotas: {q: {limit: 50/day}, s: {limit: 8/day, by: [client, model], mode: shadow}}
+security: {rules: [{name: later, operations: all, clients: [other], mode: shadow}]}
+"""
+    with two_workers(tmp_path, "--workers", workers, more=more) as gateway:
+        for _ in range(20):
+            with closing(connect(gateway)) as connection:
+                assert 200 == ask_once(connection)
+        admin = gateway.addresses["admin"]
+        document = json.loads(command("quotas", admin, "--output", "json").stdout)
+        found = {each["quota"]: each for each in document["budgets"]}
+        assert (20, 30, "enforce") == tuple(found["q"][key] for key in ("used", "left", "mode"))
+        assert (8, 0, "shadow") == tuple(found["s"][key] for key in ("used", "left", "mode"))
+        assert {"client": "anonymous", "model": "simple"} == found["s"]["by"]
+        text = command("quotas", admin, "--quota", "q").stdout
+        assert ["q", "client=anonymous", "20", "30", "50/day"] == text.splitlines()[1].split()[:5]
+        assert "no call was counted" in command("quotas", admin, "--client", "nobody").stdout
+        page = get_text(gateway.url("/ui/quotas", "admin"))
+        assert "client anonymous model simple" in page
+        text = metrics(gateway)
+    assert 'gateway_quota_refused_total{client="anonymous",mode="shadow",quota="s"} 12.0' in text
+    labels = 'client="anonymous",operation="inference",rule=""'
+    assert f"gateway_access_rehearsed_total{{{labels}}} 20.0" in text
+    assert "gateway_access_denied_total{" not in text
+    file = str(tmp_path / "workers.yaml")
+    text = command("explain", file, "--model", "simple", "--client", "anonymous").stdout
+    assert "access: allow, no rule is needed" in text
+    assert "rehearsed: deny, no rule allows it" in text
+    text = command("explain", file, "--model", "simple", "--client", "other").stdout
+    assert "rehearsed: allow, rule later" in text
+
+
+def get_text(url: str) -> str:
+    """Return a page."""
+    with urllib.request.urlopen(url, timeout=60) as response:  # noqa: S310  # of this machine
+        text: str = response.read().decode()
+    return text

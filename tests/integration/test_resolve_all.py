@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import dns.asyncresolver
 import pytest
+import yaml
 
 from gateway.app import Gateway
 from gateway.config.load import load_text
@@ -28,10 +31,32 @@ telemetry: {{log: {{calls_per_second: 0}}}}
 upstreams:
   triton:
     url: "{url}"
-    resolve: all
-    balance: round_robin
+    {recipe}
     limits: {{resolve_floor: 50ms}}
 """
+
+
+RESOLVE = "resolve: all\n    balance: round_robin"
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RECIPES = {
+    "chart": DEPLOY / "helm" / "tensor-gateway" / "values.yaml",
+    "base": DEPLOY / "kustomize" / "base" / "gateway.yaml",
+    "routing": DEPLOY / "kustomize" / "overlays" / "routing" / "gateway.yaml",
+    "migration": DEPLOY / "kustomize" / "overlays" / "migration" / "gateway.yaml",
+    "image": DEPLOY.parent / "config" / "container.yaml",
+}
+
+
+def recipes() -> Iterator[tuple[str, str, str]]:
+    """Yield the recipes for several pods: where, the scheme, and the keys beside the URL."""
+    for name, path in RECIPES.items():
+        document = yaml.safe_load(path.read_text())
+        upstreams = document["upstreams"] if "upstreams" in document else {"": document["upstream"]}
+        for upstream in upstreams.values():
+            scheme = upstream.pop("url").partition("://")[0]
+            if scheme.startswith("oip"):
+                yield name, scheme, json.dumps(upstream)[1:-1]
 
 
 def free_port() -> int:
@@ -58,9 +83,9 @@ async def servers(scheme: str, port: int) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def following(url: str, names: NameServer) -> AsyncIterator[Gateway]:
-    """Run a gateway that follows the name in *url*."""
-    gateway = Gateway(load_text(CONFIG.format(url=url)))
+async def following(url: str, names: NameServer, recipe: str = RESOLVE) -> AsyncIterator[Gateway]:
+    """Run a gateway that follows the name in *url*, with the other keys of *recipe*."""
+    gateway = Gateway(load_text(CONFIG.format(url=url, recipe=recipe)))
     await gateway.start()
     try:
         yield gateway
@@ -119,6 +144,21 @@ async def test_address_changes_lose_no_call(scheme: str, names: NameServer) -> N
             async with asyncio.timeout(20):  # an endpoint leaves after its last call
                 while await listed(gateway) != expected:
                     assert await replying_servers(gateway) == {1, 3}
+
+
+@pytest.mark.parametrize(("name", "scheme", "keys"), list(recipes()))
+async def test_recipes_balanced_nothing_over_the_pods_of_a_name(
+    name: str, scheme: str, keys: str, names: NameServer
+) -> None:
+    """What `deploy` tells of a headless Service reaches three pods, and a new one soon."""
+    port = free_port()
+    async with servers(scheme, port):
+        names.records["pods.test.", "A"] = [f"127.0.0.{n}" for n in (1, 2, 3)]
+        recipe = "\n    ".join(keys.split(", "))
+        async with following(f"{scheme}://pods.test:{port}", names, recipe) as gateway:
+            await until_replies_come_from(gateway, {1, 2, 3})
+            names.records["pods.test.", "A"] = [f"127.0.0.{n}" for n in (1, 2, 3, 4)]
+            await until_replies_come_from(gateway, {1, 2, 3, 4})
 
 
 async def test_srv_records_set_the_ports(names: NameServer) -> None:

@@ -33,7 +33,7 @@ models: {simple: {backend: python, options: {callable: "gateway.backends.example
 lifecycle: {pre_stop: 3s, drain: 20s}
 """
 __all__ = ["previous"]  # a fixture
-pytestmark = [pytest.mark.timeout(300), pytest.mark.flaky(reruns=0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.flaky(reruns=0)]
 
 
 class Service:

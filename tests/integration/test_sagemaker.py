@@ -22,6 +22,8 @@ from tests.integration.cli_kit import free_port
 from tests.integration.container_kit import await_ready, await_refusal
 from tests.integration.workers_kit import eventually
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 version: 1
 listeners:

@@ -26,7 +26,7 @@ os.execv(sys.executable, [sys.executable, "-m", "gateway", *sys.argv[2:]])
 """
 
 
-pytestmark = pytest.mark.timeout(300)  # apt-get may install systemd first
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # apt-get may install systemd first
 
 
 def config(folder: Path, port: int, workers: int = 1) -> str:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from gateway.app.transports import TransportImplementation, grpc_server, http_server_class
+from gateway.app.build.transports import TransportImplementation, grpc_server, http_server_class
 from gateway.ir.errors import GatewayError
 from gateway.transports.contract import (
     GrpcMount,

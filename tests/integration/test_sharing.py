@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.gateway import Gateway
+from gateway.app.run.gateway import Gateway
 from gateway.config.load import load_text
 from tests.fakes import settle
 from tests.integration.sharing_model import GIVEN_UP, GO_ON, RUNS

@@ -14,13 +14,13 @@ import pytest
 
 from gateway.app.processes.channel import WorkerSetup
 from gateway.app.processes.worker_process import launch
-from gateway.app.worker_slot import WorkerSlot
+from gateway.app.run.worker_slot import WorkerSlot
 from gateway.config.load import load_file
 from tests.integration import workers_kit as kit
 from tests.integration.cli_kit import get, serving
 from tests.integration.test_log_output import answers, ports
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 CONFIG = """
 version: 1

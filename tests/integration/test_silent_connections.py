@@ -12,21 +12,19 @@ import pytest
 from gateway.ir.errors import DeadlineExceeded
 from gateway.transports.contract import GrpcClient
 from gateway.transports.grpc import silence
-from gateway.transports.reference import grpc_pool
 from gateway.wire.grpc import GrpcStatus
-from tests.integration.grpc_echo import MAKES, STREAM, Answers, Slow, ask, calling, echo, serving
+from tests.integration.grpc_echo import STREAM, Answers, Slow, ask, calling, echo, serving
 
 _SILENT_S = 0.5
 
 
-@pytest.fixture(autouse=True, params=["native", "reference"])
-def client_make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test with both clients, whose seconds are shorter here."""
-    monkeypatch.setattr("tests.integration.grpc_echo.MAKES.client", request.param)
+@pytest.fixture(autouse=True)
+def client_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test with native transports, whose seconds are shorter here."""
+    monkeypatch.setattr("tests.integration.grpc_echo.MAKES.client", "native")
     monkeypatch.setattr("tests.integration.grpc_echo.MAKES.server", "native")
     monkeypatch.setattr(silence, "SILENT_S", _SILENT_S)
     monkeypatch.setattr(silence, "ACKNOWLEDGED_WITHIN_S", _SILENT_S)
-    monkeypatch.setattr(grpc_pool, "_GONE_AFTER_S", 2 * _SILENT_S)
 
 
 class Nat:
@@ -136,8 +134,6 @@ async def test_cancelled_calls_show_a_forgotten_connection() -> None:
 
 async def test_a_call_without_a_deadline_shows_a_forgotten_connection() -> None:
     """It ends late or never, so the server is asked while it waits."""
-    if MAKES.client == "reference":
-        pytest.skip("grpcio has no PING to send, so only calls that end show it")
     async with (
         serving(Answers(echo)) as server,
         behind_nat(server.address) as (nat, address),
@@ -181,8 +177,6 @@ async def test_calls_of_a_replaced_connection_go_on() -> None:
 
 async def test_a_slow_server_keeps_its_connection() -> None:
     """It acknowledges the PING, which is no sign that it will reply soon."""
-    if MAKES.client == "reference":
-        pytest.skip("grpcio has no PING to send, so its channel is replaced")
     async with (
         serving(Slow()) as server,
         behind_nat(server.address) as (nat, address),

@@ -20,7 +20,7 @@ import pytest
 from tests.integration.cli_kit import get, serving
 
 # Two gateways start in processes of their own: 4 s, and ten times that on a machine with other work.
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 # The loop of asyncio, whose threads the test can see; that of uvloop calls C, where nothing is replaced.
 SILENT = """
@@ -92,6 +92,7 @@ def front(directory: Path, transport: str, port: int | None) -> Iterator[tuple[A
         process.stderr.close()
 
 
+@pytest.mark.needs("own_look_up")
 @pytest.mark.parametrize("transport", ["native", "reference"])
 def test_start_calls_and_stop_are_as_without_it(tmp_path: Path, transport: str) -> None:
     """Ports open, another upstream with a name serves each call, and the process ends at once."""

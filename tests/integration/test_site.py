@@ -25,7 +25,7 @@ ASSET = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(https?:)?//|<link[^>]*\srel=[\"']?"
     r"(?:stylesheet|preload|icon|preconnect)[\"']?[^>]*\shref=[\"']?(https?:)?//"
 )
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from gateway.app import Gateway
 from gateway.config.load import load_text
+from tests.golden.members import AlwaysSent
 from tests.integration.tfs_models import GOLDEN, MODELS, recorded
 
 CONFIG = f"""
@@ -32,6 +33,8 @@ models:
 """
 # FP16, BF16 and UINT16 are numbers as others. What the real server wraps or writes raw is refused.
 # Our models have no versions, and take any shape; an error of a model is no error of its client.
+SENT = AlwaysSent(GOLDEN / "http", recorded("http"))
+KSERVE_SENT = AlwaysSent(GOLDEN / "kserve", recorded("kserve"))
 OTHER_STATUS = {
     **dict.fromkeys(("075", "082", "085", "102"), 200),
     **dict.fromkeys(("087", "088", "089"), 400),
@@ -128,9 +131,13 @@ async def test_tensorflow_clients_get_the_recorded_replies(
     status, headers, body = await send(address, request_of("http", entry))
     assert OTHER_STATUS.get(number, entry["status"]) == status, body
     assert entry["response_content_type"] == headers.get("content-type")
+    assert [] == SENT.missing(entry, status, body)
     if status >= 400:
         assert not body or list(json.loads(body)) == ["error"]
         return
+    document = json.loads(body)
+    if "model_version_status" in document:  # strict parsers know no other member
+        assert [*document] == ["model_version_status"]
     if number not in OTHER_BODY:
         assert comparable(json.loads(body_of("http", entry))) == comparable(json.loads(body))
 
@@ -145,3 +152,4 @@ async def test_kserve_clients_get_the_recorded_replies(
     address = gateway.addresses["kserve.http"]
     status, _, body = await send(address, request_of("kserve", entry))
     assert KSERVE_STATUS.get(number, entry["status"]) == status, body
+    assert [] == KSERVE_SENT.missing(entry, status, body)

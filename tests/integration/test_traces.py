@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.api.start_error import StartError
 from gateway.app import Gateway, connect
-from gateway.app.errors import StartError
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
@@ -273,16 +273,18 @@ async def test_spans_of_transport_rejections_have_the_client_status(
     """Unknown paths and methods and an invalid head are rejected without a codec."""
     head = HEAD.replace("  - http:", f"  - transport: {transport}\n    http:")
     async with running(head + BACK) as gateway:
-        async with aiohttp.ClientSession(f"http://{gateway.addresses['main.http']}") as session:
-            async with session.post("/nowhere", headers=dict(PARENT)) as response:
-                expected = [(response.status, SPAN)]
+        async with (
+            aiohttp.ClientSession(f"http://{gateway.addresses['main.http']}") as session,
+            session.post("/nowhere", headers=dict(PARENT)) as response,
+        ):
+            expected = [(response.status, SPAN)]
+        if transport == "native":  # aiohttp and grpcio refuse these without a word to the gateway
             host, port = gateway.addresses["main.http"].rsplit(":", 1)
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
             line = await reader.readline()
             writer.close()
             expected.append((int(line.split()[1]), ""))
-        if transport == "native":  # grpcio answers unknown methods without a word to the gateway
             async with grpc.aio.insecure_channel(gateway.addresses["main.grpc"]) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
                     await channel.unary_unary("/no.Service/Method")(b"", metadata=PARENT)

@@ -12,7 +12,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import start_pages
-from gateway.app.reload import Reloader
+from gateway.app.run.reload import Reloader
 from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
 from gateway.ir.calls import InferRequest

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.check import check
+from gateway.app.check.check import check
 from gateway.config.load import load_file
 from tests.integration.cli_kit import Running, serving, started
 from tests.integration.test_hand_over import write_config
@@ -23,7 +23,7 @@ from tests.integration.workers_kit import PATIENCE_S, Load, eventually
 ROOT = Path(__file__).parents[2]
 # The commit of the release before this one. Raise it with each release.
 PREVIOUS = os.environ.get("UPGRADE_FROM", "06ce345e")
-pytestmark = [pytest.mark.timeout(300), pytest.mark.flaky(reruns=0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.flaky(reruns=0)]
 
 
 def unpack_previous(folder: Path, *paths: str) -> None:

@@ -222,7 +222,7 @@ def test_grpc_is_on_the_same_address(house: Container) -> None:
             pb.PredictResponse.FromString,
         )
         reply = call(message, timeout=30)
-    assert b"\x00\x00\x40\x40" == reply.outputs["y"].tensor_content
+    assert [3.0] == list(reply.outputs["y"].float_val)
 
 
 def test_the_log_names_the_platform(house: Container) -> None:

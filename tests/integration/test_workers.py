@@ -17,7 +17,7 @@ from tests.integration import workers_kit as kit
 from tests.integration.cli_kit import Running, gateway, get, serving
 from tests.integration.workers_kit import BODY, CONFIG, Load, two_workers
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 FATAL = """  fatal:
     backend: python

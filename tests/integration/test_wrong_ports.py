@@ -88,6 +88,7 @@ def responding(data: bytes) -> AbstractAsyncContextManager[str]:
     return listening(serve)
 
 
+@pytest.mark.needs("url_hints")
 @TRANSPORTS
 async def test_http_to_a_grpc_port(transport: str) -> None:
     """The port of a real gRPC server is recognised by its first frame."""
@@ -107,6 +108,7 @@ async def test_grpc_to_an_http_port(transport: str) -> None:
     assert "oip+http://" in message
 
 
+@pytest.mark.needs("url_hints")
 @TRANSPORTS
 @pytest.mark.parametrize(("carrier", "other"), [("grpc", "http"), ("http", "grpc")])
 async def test_a_server_that_closes_without_a_byte(
@@ -119,6 +121,7 @@ async def test_a_server_that_closes_without_a_byte(
     assert "if it needs TLS on this port, add `tls: {}`" in message
 
 
+@pytest.mark.needs("error_hints")
 @TRANSPORTS
 async def test_a_server_that_accepts_and_sends_no_http2(transport: str) -> None:
     """One that waits for the rest of a request of HTTP/1 is told from one that cannot be reached."""
@@ -173,3 +176,49 @@ async def test_tls_to_a_plain_gateway(carrier: str) -> None:
         url = f"oip+{carrier}://{gateway.addresses[f'main.{carrier}']}"
         message = await failure(url, TlsConfig())
     assert "uses no TLS on this port; remove `tls` from the upstream" in message
+
+
+@pytest.mark.parametrize("scheme", ["oip+https", "oip+grpcs"])
+async def test_tls_to_a_server_that_closes_the_handshake(scheme: str) -> None:
+    """Asyncio raises an error without a text there; the reason is not empty."""
+    async with responding(b"") as address:
+        message = await failure(f"{scheme}://{address}")
+    assert "closed the connection in the TLS handshake; if it uses no TLS on this port" in message
+
+
+_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_READY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("carrier", "reply", "transport"),
+    [("http", _READY, "native"), ("http", _READY, "reference"), ("grpc", _SETTINGS, "native")],
+)
+async def test_a_server_that_has_replied_before_has_the_right_port(
+    carrier: str, reply: bytes, transport: Any
+) -> None:
+    """After a reset the error has no hint of another URL: the server worked a moment ago."""
+    served = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal served
+        served += 1
+        await reader.read(1)
+        if served == 1:
+            writer.write(reply)
+            await writer.drain()
+
+    async with listening(serve) as address:
+        connected = connect(parse_url(f"oip+{carrier}://{address}"), transport=transport)
+        try:
+            with suppress(GatewayError):  # of gRPC, which has no reply to the call
+                await connected.service(ServerReadyRequest())
+            with pytest.raises(GatewayError) as caught:
+                await connected.service(ServerReadyRequest())
+        finally:
+            await connected.close()
+    assert served > 1
+    assert (
+        "broke the connection" in caught.value.message or "cannot connect" in caught.value.message
+    )
+    assert "use a URL such as" not in caught.value.message

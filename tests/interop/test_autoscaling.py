@@ -31,6 +31,7 @@ routes: [{name: only, match: {model: simple}, targets: [{model: simple}], in_fli
 telemetry: {metrics: {compat: [triton]}}
 """
 NAMESPACE = "inference"
+POD, OTHER_POD = "inference-5d9c7b6f4-x2x4z", "inference-b-7c6d5f8b9-q8w2e"
 ROW = {"datatype": "INT32", "shape": [1, 16], "data": [1] * 16}
 BODY = {"inputs": [{"name": name, **ROW} for name in ("INPUT0", "INPUT1")]}
 Page = dict[str, float]
@@ -73,7 +74,7 @@ def calls(gateway: Running) -> None:
 
 
 def page_of(gateway: Running) -> Page:
-    """Return the samples of a page, each with the label that Prometheus adds in a cluster."""
+    """Return the samples of a page, each with the labels that Prometheus adds in a cluster."""
     with closing(HTTPConnection(gateway.addresses["admin"], timeout=10)) as connection:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
@@ -83,7 +84,7 @@ def page_of(gateway: Running) -> Page:
             name = sample.name
             if name.startswith("nv_"):  # the parser adds what OpenMetrics wants
                 name = name.removesuffix("_total")
-            labels = {**sample.labels, "namespace": NAMESPACE}
+            labels = {**sample.labels, "namespace": NAMESPACE, "pod": POD}
             inside = ",".join(f'{key}="{value}"' for key, value in labels.items())
             found[f"{name}{{{inside}}}"] = sample.value
     return found
@@ -96,13 +97,15 @@ def total(page: Page, name: str) -> float:
 def evaluate(folder: Path, pages: tuple[Page, Page], query: str, expected: float) -> None:
     """Let Prometheus evaluate a query on scrapes of two minutes, of which the last one is new.
 
+    Another release of the namespace has the same series, and its own pods.
     Prometheus extrapolates a rate to its window, which changes it by less than 2 %.
     """
     first, second = pages
     series = [
-        {"series": key, "values": f"{first.get(key, 0):.17g}+0x11 {value:.17g}"}
+        {"series": each, "values": f"{first.get(key, 0):.17g}+0x11 {7 * is_other + value:.17g}"}
         for key, value in second.items()
         if key.startswith(("nv_", "gateway_route_"))
+        for is_other, each in enumerate((key, key.replace(POD, OTHER_POD)))
     ]
     close = f"abs(({query}) - {expected!r}) < bool {0.02 * expected + 1e-6!r}"
     samples = [{"labels": "{}", "value": 1}]
@@ -150,5 +153,6 @@ def test_the_pod_autoscaler_names_a_gauge_of_the_page(
         for each in scaling["HorizontalPodAutoscaler"]["metrics"]
         if each["type"] == "Pods"
     ]
-    assert f'{metric}{{route="only",namespace="{NAMESPACE}"}}' in pages[1]
-    evaluate(tmp_path, pages, f"sum({metric})", 0.0)
+    assert f'{metric}{{route="only",namespace="{NAMESPACE}",pod="{POD}"}}' in pages[1]
+    own = f'{metric}{{pod="{POD}"}}'
+    evaluate(tmp_path, pages, f"sum({own})", 0.0)

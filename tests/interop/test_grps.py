@@ -64,7 +64,7 @@ EXPECTED: Mapping[str, Any] = {
     ],
     "http tensors": [200, {"status": OK, "gtensors": {"tensors": SUMS}}],
     "http map": [200, {"status": OK, "gmap": MAP}],
-    "http ndarray": [200, {"status": OK, "ndarray": [[1.0, 2.5]]}],
+    "http ndarray": [200, {"status": OK, "model": "", "ndarray": [[1.0, 2.5]]}],
     "http bytes": [
         200,
         "application/octet-stream",

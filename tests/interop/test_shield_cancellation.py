@@ -39,6 +39,7 @@ from tests.scheduling import delayed_s
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 FEW, MANY = 2000, 20_000
 LONGEST_STAY_S = 0.004
 """A client leaves within this time, while a call takes about 1 ms."""
@@ -66,6 +67,26 @@ async def cancelling(address: str) -> AsyncIterator[Leave]:
             call.cancel()
             with contextlib.suppress(grpc.RpcError, asyncio.CancelledError):
                 await call
+
+        yield leave
+
+
+@asynccontextmanager
+async def leaving(address: str) -> AsyncIterator[Leave]:
+    """Leave streams, some of which have had a reply."""
+    async with grpc.aio.insecure_channel(address) as connected:
+        method = connected.stream_stream(
+            STREAM_INFER, request_serializer=pb.ModelInferRequest.SerializeToString
+        )
+
+        async def leave(after_s: float) -> None:
+            call = method(timeout=20)
+            with contextlib.suppress(grpc.RpcError, asyncio.CancelledError):
+                await call.write(REQUEST)
+                await asyncio.sleep(after_s)
+                call.cancel()
+                async for _ in call:
+                    pass
 
         yield leave
 
@@ -223,7 +244,7 @@ def test_cancelled_calls_do_not_end_triton(
     """Sent directly, cancelled calls end Triton; the gateway withholds cancellations."""
     end_triton(sacrifice)
     gateway = gateways["grpc"]
-    for storm in (cancelling, passing, passing_http):
+    for storm in (cancelling, leaving, passing, passing_http):
         for at_once in (4, 32):
             check_storm(sacrifice, gateway, storm, FEW, at_once)
     assert "server 7368, 8034" in _page(gateway, "/status")
@@ -234,7 +255,7 @@ def test_cancelled_calls_do_not_end_triton(
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", [1, 2, 3])
 @pytest.mark.parametrize("at_once", [4, 32])
-@pytest.mark.parametrize("storm", [cancelling, passing, passing_http])
+@pytest.mark.parametrize("storm", [cancelling, leaving, passing, passing_http])
 def test_triton_survives_20000_cancelled_calls(  # what pytest gives
     sacrifice: Sacrifice,
     gateways: Mapping[str, Running],

@@ -197,16 +197,15 @@ FRAMES = {
     "large_table": ("--header-table-size=65536", "--encoder-header-table-size=0"),
     "expect": ("--expect-continue",),
 }
-# grpcio's core knows no padding, and resets the stream.
-NOT_OF_THE_REFERENCE = frozenset({"padding"})
+OWN_FRAMES = pytest.mark.needs("http2_frames")
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
-@pytest.mark.parametrize("how", FRAMES)
+@pytest.mark.parametrize(
+    "how", [pytest.param(each, marks=OWN_FRAMES if each == "padding" else ()) for each in FRAMES]
+)
 def test_nghttp_calls_grpc(gateway: Running, folder: Path, how: str, size: str) -> None:
     """With unusual settings and frames, each call has its status, and nothing is reset."""
-    if how in NOT_OF_THE_REFERENCE and make() == "reference":
-        pytest.skip("grpcio's core takes no padded frames: see tests/conformance")
     url = f"http://{gateway.addresses['main.grpc']}{SERVICE}/ModelInfer"
     words = ("-nv", "-H", ":method: POST", *GRPC, "-d", f"{folder}/{size}.grpc", *FRAMES[how])
     output = run("nghttp", *words, url)
@@ -227,11 +226,15 @@ LOADS = {
 }
 
 
-@pytest.mark.parametrize("how", LOADS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(each, marks=OWN_FRAMES if each == "more_streams_than_allowed" else ())
+        for each in LOADS
+    ],
+)
 def test_h2load_over_grpc(gateway: Running, folder: Path, how: str) -> None:
     """Every request succeeds, over any number of streams and connections."""
-    if how == "more_streams_than_allowed" and make() == "reference":
-        pytest.skip("grpcio resets what comes before the client knows how many streams it allows")
     url = f"http://{gateway.addresses['main.grpc']}{SERVICE}/ModelInfer"
     _loaded(LOADS[how], *GRPC, "-d", f"{folder}/small.grpc", url)
 

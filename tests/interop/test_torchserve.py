@@ -164,7 +164,7 @@ def test_import_reads_what_the_server_reads(torchserve: RunningServer, tmp_path:
     words = ["import", "torchserve", str(source), "-o", str(out)]
     result = CliRunner().invoke(command_line(["import"]), words)
     assert result.exit_code == 0, result.output
-    for line in ("add_sub:", "forward: true", "torchserve+http://127.0.0.1:"):
+    for line in ("add_sub:", "torchserve+http://127.0.0.1:"):
         assert line in out.read_text()
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from gateway.app.transports import (
+from gateway.app.build.transports import (
     TransportImplementation,
     grpc_client,
     grpc_server,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app.batching import batch_queues
+from gateway.app.build.batching import batch_queues
 from gateway.app.layers import build_chain
 from gateway.backends.examples import simple
 from gateway.backends.python import PythonBackend

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gateway.app.transports import TransportImplementation
+from gateway.app.build.transports import TransportImplementation
 from gateway.ir.datatypes import Datatype
 from tests.matrix.cases import Case
 from tests.matrix.chains import gateway

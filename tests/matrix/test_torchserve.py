@@ -19,9 +19,7 @@ from gateway.schema import torchserve_inference_pb2 as pb
 from tests.integration.asking_kit import ask, urls
 from tests.matrix.test_mlflow import COMMON, FRONT, ONE, OTHER, SERVER, SIGNATURE, WAYS
 
-FORWARD = COMMON.replace(
-    "default_model: simple", "default_model: simple, options: {torchserve: {forward: true}}"
-).replace("models:\n  simple:\n", 'upstreams: {server: {url: "URL"}}\n')
+FORWARD = COMMON.replace("models:\n  simple:\n", 'upstreams: {server: {url: "URL"}}\n')
 OWN = ("torchserve.http", "torchserve.grpc")
 BODY = {"INPUT0": ONE[0].tolist(), "INPUT1": OTHER[0].tolist()}
 EXPECTED = {"OUTPUT0": (ONE + OTHER)[0].tolist(), "OUTPUT1": (ONE - OTHER)[0].tolist()}

@@ -537,6 +537,15 @@ _TFS = (
     _tfs(
         "grpc",
         questions=frozenset({InferRequest, ModelMetadataRequest}),
+        # Typed fields of replies hold other datatypes as varints.
+        copied=EVERY - {Datatype.FP32, Datatype.FP64},
+        errors=_TFS_GRPC_ERRORS,
+    ),
+    _tfs(
+        "grpc",
+        way="content",
+        listener={"tensor_content": True},
+        questions=frozenset({InferRequest, ModelMetadataRequest}),
         copied=frozenset({Datatype.BOOL}),
         errors=_TFS_GRPC_ERRORS,
     ),

@@ -18,7 +18,7 @@ from tests.unit.transports.http2.test_fast_paths import ANSWERS, CALLS, replay_p
 compiled = pytest.importorskip(EXTENSION, reason="the extension is not built: no C compiler")
 
 # A change of a compiled function needs a million of each: ACCELERATOR_MESSAGES=1000000.
-_MESSAGES = int(os.environ.get("ACCELERATOR_MESSAGES", "200000"))
+_MESSAGES = int(os.environ.get("ACCELERATOR_MESSAGES", "30000"))
 _FLIPS = 10
 _SHORT = 4096
 

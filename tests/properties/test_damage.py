@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +19,7 @@ from gateway.ir.context import ModelRef, Need, Parameter
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
+    InternalError,
     InvalidTensor,
     MalformedMessage,
     TooLarge,
@@ -24,9 +28,17 @@ from gateway.ir.errors import (
 )
 from gateway.ir.tensor import RequestedOutput, Tensor, items_tensor, raw_tensor
 from gateway.wire.http import HttpRequest
+from tests.properties.amplified import answered, small_messages
 from tests.properties.carries import WAYS, Carries
 from tests.properties.chains import Link
-from tests.properties.registered import arrived, body_of, pairs_of, with_body, with_pairs
+from tests.properties.registered import (
+    REGISTERED,
+    arrived,
+    body_of,
+    pairs_of,
+    with_body,
+    with_pairs,
+)
 from tests.properties.strategies import exchanges
 from tests.scheduling import within_processor_s
 
@@ -51,6 +63,15 @@ _UPSTREAMS_FAULT = (
 )
 _LIES = (0, 1, 7, 127, 128, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 _WORDS = ("-1", "1e999", "null", "NaN", "0x10", "9" * 30, "18446744073709551615", "1.5", "[]", '""')
+# Python converts no integer of more than 308 digits to a float, and no text of more than 4,300.
+_LONG_WORDS = (
+    "9" * 309,
+    "-" + "9" * 400,
+    "9" * 4301,
+    f'"{"9" * 4301}"',
+    "9" * 400 + ".5",
+    "1e-400",
+)
 _NUMBER = re.compile(rb"\d+")
 
 
@@ -65,6 +86,29 @@ def test_damaged_messages_decode_or_are_rejected(
     request, response, call = _encoded(way, *data.draw(exchanges(way)))
     _read_request(way, data.draw(_damaged(request), label="request"))
     _read_response(way, call, data.draw(_damaged(response), label="answer"))
+
+
+@pytest.mark.parametrize("codec", sorted(REGISTERED))
+@SLOW
+@given(data=st.data())
+def test_damaged_messages_are_typed_or_rejected(codec: str, data: st.DataObject) -> None:
+    """A damaged message never becomes an error that is no GatewayError, at its model either."""
+    seed = data.draw(st.sampled_from(small_messages()[codec]))
+    seed = replace(seed, wire=data.draw(_damaged(seed.wire)))
+    datatype = data.draw(st.sampled_from(list(Datatype)), label="of the model")
+    foreign: list[Exception] = []
+
+    def internal(error: Exception, *_: Any) -> InternalError:
+        foreign.append(error)
+        return InternalError("internal error")
+
+    with (
+        patch("gateway.frontend.frontend.internal_error", internal),
+        patch("gateway.frontend.frontend_replies.internal_error", internal),
+    ):
+        asyncio.run(answered(seed, datatype))
+    if foreign:
+        raise foreign[0]
 
 
 @ALL_WAYS
@@ -227,5 +271,5 @@ def _other_number(draw: DrawFn, data: bytes) -> bytes:
     if not found:
         return data
     match = draw(st.sampled_from(found))
-    word = draw(st.sampled_from(_WORDS) | st.sampled_from(_LIES).map(str))
+    word = draw(st.sampled_from((*_WORDS, *_LONG_WORDS)) | st.sampled_from(_LIES).map(str))
     return data[: match.start()] + word.encode() + data[match.end() :]

@@ -36,9 +36,6 @@ from gateway.transports.http2.frames import MissingPseudoHeaders
 from gateway.transports.http2.hpack import literal
 from gateway.transports.http2.streams import Http2Stream
 from gateway.transports.memory_budget import MemoryBudget
-from gateway.transports.reference import http_connection as reference_connection
-from gateway.transports.reference.http_connection import ReferenceHttpConnection
-from gateway.transports.reference.http_server import HttpServer as ReferenceServer
 from gateway.transports.slots import request_slots
 from gateway.transports.stream import frame_responses
 from gateway.transports.stream import states as stream
@@ -346,31 +343,15 @@ def _unless(
     return [lambda act=each: act() if holds() else None for each in actions]  # type: ignore[misc]  # mypy: lambdas' defaults
 
 
-async def _walk_reference(drawn: random.Random) -> None:
-    budget, count = MemoryBudget(100_000), ConnectionCount(2, 2)
-    listener = _listener(drawn, budget)
-    server = ReferenceServer(mounts=(), limits=LIMITS, budget=budget)
-    manager = server._make(listener, count, reserve=False)  # it has no other maker
-    manager.is_draining = drawn.random() < 0.1
-    connection: Any = manager()
-    peer = Peer(connection)
-    await Walk(peer, drawn).run(_http_actions(peer, connection, drawn), drawn.choice((3, 6, 12)))
-    assert (0, 0, 0) == (listener.slots.used, budget.used_bytes, count.total)
-    await assert_nothing_left()
-
-
-@pytest.mark.parametrize("kind", [Http1ServerConnection, ReferenceHttpConnection])
 def test_a_connection_of_http_moves_by_the_rows_of_its_table(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Any]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A lost connection of either implementation holds no slot, memory, timer or task."""
-    is_native = kind is Http1ServerConnection
-    found = Rows(http.TRANSITIONS)
-    module = response_order if is_native else reference_connection
-    monkeypatch.setattr(module, "TRANSITIONS", found)
+    """A lost connection holds no slot, memory, timer or task."""
+    found, kind = Rows(http.TRANSITIONS), Http1ServerConnection
+    monkeypatch.setattr(response_order, "TRANSITIONS", found)
     first = [http.OPEN, http.ENDING]
     monkeypatch.setattr(kind, "state", WatchedState(kind, "state", found, first), raising=False)
-    walk(_walk_native if is_native else _walk_reference, 300)
+    walk(_walk_native, 300)
     assert set(http.TRANSITIONS) == found.used
 
 

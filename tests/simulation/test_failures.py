@@ -13,7 +13,8 @@ from gateway.ir.context import Origin
 from gateway.ir.errors import NotSent, Unavailable
 from gateway.policies.limits.policy import CallLimits
 from gateway.policies.limits.retry import AttemptTimeout, RetryBudget, RetryRules
-from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import Endpoints
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
 from tests.simulation.virtual_time import ModelServer, Traffic, good, percentile, simulate
 

@@ -14,6 +14,8 @@ from gateway.transports.contract import ClientLimits
 from gateway.transports.slots import upstream_slots
 from tests.simulation.virtual_time import ModelServer, Traffic, good, percentile, simulate
 
+pytestmark = pytest.mark.slow
+
 WORKERS, SERVICE_S = 8, 0.04
 SHARE = WORKERS / SERVICE_S / 2
 """Calls in a second that the upstream can do for each of two routes."""

@@ -17,6 +17,8 @@ from tests.simulation.scale_out import (
     row,
 )
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "scale-out.md"
 
 

@@ -82,7 +82,7 @@ def inner_commands(verb: str) -> frozenset[str]:
 
 
 @pytest.mark.migration
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "history.md"], ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_of_the_prose_exist_with_their_flags(page: Path) -> None:
     """What a sentence or a table tells users to type is what the program has."""
     wrong = []

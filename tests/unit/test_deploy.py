@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.app.check import check
+from gateway.app.check.check import check
 from gateway.cli.liveness import DEFAULT_ADMIN
 from gateway.config.load import load_file, load_text
 from tests.unit.test_console_blocks import flags_of
@@ -50,6 +50,19 @@ def test_the_image_installs_only_what_a_lock_names() -> None:
     assert variants is not None
     for variant in (*variants[1].split(), "kubernetes"):
         assert (ROOT / "requirements" / f"{variant}.lock").exists()
+
+
+def test_the_build_of_the_image_sees_what_it_copies() -> None:
+    """`.dockerignore` hides all files but those that the image is made of."""
+    shown = [
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
+    copies = re.findall(r"^COPY (?!--)(.*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    sources = [source for each in copies for source in each.split()]
+    assert len(sources) > 4
+    assert [] == [each for each in sources if not each.startswith(tuple(shown))]
 
 
 def test_compose_is_read_only() -> None:

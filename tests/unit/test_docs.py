@@ -48,8 +48,7 @@ FLAG = re.compile(r"--[a-z-]+")
 FOLDERS = "benchmarks|changes|config|demo|deploy|docs|gateway|release|requirements|schemas|tests"
 REPOSITORY_PATH = re.compile(rf"`((?:{FOLDERS})/[^`\s:#]*)")
 PLACEHOLDER = re.compile(r"<[^>]*>|\b[A-Z]{3,}\b")
-# It names what is no more; and pages of protocols cite those of other projects.
-PAST = ROOT / "docs" / "history.md"
+# Pages of protocols cite those of other projects.
 OF_OTHERS = re.compile(r"docs/(?!protocols/)")
 
 
@@ -160,7 +159,7 @@ def wrong_paths(text: str) -> Iterator[str]:
 
 
 @pytest.mark.migration
-@pytest.mark.parametrize("path", [page for page in PAGES if page != PAST], ids=name_of)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_paths_of_the_repository_exist(path: Path) -> None:
     """A file or a folder that a page names in its prose is there; `*`, `{a,b}` and `<name>` are patterns."""
     is_protocol = path.parent.name == "protocols"

@@ -14,7 +14,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import MalformedMessage, Overloaded, Unavailable
-from gateway.ir.streaming_body import streaming_body_of
+from gateway.ir.streamed_inputs import streaming_body_of
 from gateway.ir.tensor import as_raw, streamed_tensor
 from gateway.upstream import Upstream
 from tests.fakes import FakeArriving, FakeCodec, ScriptedService

@@ -109,7 +109,7 @@ def test_every_owned_path_exists() -> None:
 def test_changes_have_a_kind() -> None:
     """Each file of `changes` has a number and a kind that towncrier knows."""
     names = [path.name for path in (ROOT / "changes").iterdir() if path.name != "README.md"]
-    pattern = re.compile(r"[0-9+][\w.-]*\.(added|changed|fixed|removed|security)\.md")
+    pattern = re.compile(r"[0-9+][\w.-]*\.(added|changed|fixed|removed|security)(\.\d+)?\.md")
     assert [] == [name for name in names if not pattern.fullmatch(name)]
 
 

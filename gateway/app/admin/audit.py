@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import orjson
 import structlog
@@ -20,6 +23,29 @@ log = structlog.get_logger(__name__)
 
 _WAIT_S: Final = 1.0
 _GATHER_S: Final = 0.01
+
+
+NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+_RESULT: Final = ("outcome", "sha256_before", "sha256", "changes", "error")
+_MAX_BODY: Final = 4096
+
+
+def facts_of(document: object, body: bytes = b"") -> dict[str, Any]:
+    """Return what a line tells about a change.
+
+    Args:
+        document: The JSON of the response.
+        body: That of the request, which names the endpoint or the weights. A larger one than 4 KiB,
+            and one that is no JSON, is left out.
+    """
+    found: dict[str, Any] = {}
+    if 0 < len(body) <= _MAX_BODY:
+        with suppress(orjson.JSONDecodeError):
+            found["body"] = orjson.loads(body)
+    if isinstance(document, Mapping):
+        found |= {key: document[key] for key in _RESULT if key in document}
+    return found
 
 
 class AuditLog:
@@ -40,20 +66,32 @@ class AuditLog:
         )
 
     async def write(
-        self, wire: HttpRequest, name: str | None, role: AdminNeed, status: int
+        self,
+        wire: HttpRequest,
+        name: str | None,
+        role: AdminNeed,
+        status: int,
+        facts: Mapping[str, Any] = NO_FACTS,
     ) -> None:
         """Write a line, and wait until the file has it, or for a second; never raises.
 
         Once it was not written in time, no request waits until the file takes lines again. The
         arguments are those of `put`.
         """
-        self.put(wire, name, role, status)
+        self.put(wire, name, role, status, facts)
         if self._is_late:
             self._is_late = not self._writer.flush(0)
         else:
             self._is_late = not await asyncio.to_thread(self._writer.flush, _WAIT_S)
 
-    def put(self, wire: HttpRequest, name: str | None, role: AdminNeed, status: int | None) -> None:
+    def put(
+        self,
+        wire: HttpRequest,
+        name: str | None,
+        role: AdminNeed,
+        status: int | None,
+        facts: Mapping[str, Any] = NO_FACTS,
+    ) -> None:
         """Write a line soon; never waits and never raises.
 
         Args:
@@ -61,16 +99,26 @@ class AuditLog:
             name: The name of its token, or `local`; None for another caller.
             role: What the request needs.
             status: The HTTP status of the response; None if the client left before it.
+            facts: What was asked for, and what has changed.
         """
         entry = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "name": name,
             "address": wire.client.address,
             "role": role.value,
             "method": wire.method,
             "path": wire.path,
             "status": status,
+            **facts,
         }
+        self._put(entry)
+
+    def put_reload(self, cause: str, document: Mapping[str, Any], status: int) -> None:
+        """Write a line about a reload that no request asked for, but *cause*."""
+        who = {"name": cause, "address": "", "role": AdminNeed.OPERATE.value}
+        self._put({**who, "method": "", "path": "/reload", "status": status, **facts_of(document)})
+
+    def _put(self, entry: Mapping[str, Any]) -> None:
+        entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **entry}
         self._writer.put(orjson.dumps(cut_values(None, "", entry)) + b"\n")
 
     def reopen(self) -> None:

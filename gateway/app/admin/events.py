@@ -2,15 +2,15 @@
 
 from typing import Final
 
-from gateway.api.admin import AdminRequest, AdminRoute, Events, Json
+from gateway.api.admin import AdminRequest, AdminRoute, Content, Events, Json
 from gateway.app.admin.event_hub import TooManyListeners
 from gateway.app.admin.running import running
 
 
-async def listen(request: AdminRequest) -> Events | Json:
-    """Return the events for one listener."""
-    if request.method != "GET":  # nobody would read them
-        return Json({"error": f"method {request.method!r} is not allowed; expected GET"}, 405)
+async def listen(request: AdminRequest) -> Events | Content | Json:
+    """Return the events for one listener; for HEAD none, because nobody would read them."""
+    if request.method == "HEAD":
+        return Content(b"", "text/event-stream")
     try:
         return Events(running(request).events.listen())
     except TooManyListeners as error:

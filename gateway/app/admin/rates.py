@@ -11,9 +11,12 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
+from gateway.concurrency.slices import in_slices
 from gateway.telemetry import names
 from gateway.telemetry.call_log import NO_FAILURES, TRAFFIC_KINDS
+from gateway.telemetry.families import HistogramFamily
 
 WINDOW_S: Final = 60.0
 _LEAST_S: Final = 1.0
@@ -49,14 +52,15 @@ class TrafficWindow:
         self._clock = clock
         self._readings: deque[Reading] = deque([Reading(clock(), {}, {})])
 
-    def update(self, families: Iterable[Metric]) -> None:
+    async def update(self, families: Iterable[Metric]) -> None:
         """Add a reading of the counters."""
         now = self._clock()
+        reading = await _read(now, families)
         readings = self._readings
         # One reading a second is enough, however often somebody looks.
         if len(readings) > 2 and readings[-1].at_s - readings[-2].at_s < _LEAST_S:  # noqa: PLR2004
             readings.pop()
-        readings.append(_read(now, families))
+        readings.append(reading)
         # The first reading is the one to compare with: one older than a minute gives way to a
         # younger one that is at least a second old.
         while len(readings) > 2 and (  # noqa: PLR2004
@@ -64,14 +68,14 @@ class TrafficWindow:
         ):
             readings.popleft()
 
-    def document(self) -> dict[str, Any]:
+    async def document(self) -> dict[str, Any]:
         """Return the numbers of all calls, and by route, target, model and endpoint."""
         before, latest = self._readings[0], self._readings[-1]
         seconds = max(latest.at_s - before.at_s, _LEAST_S)
         found: dict[str, dict[tuple[str, ...], _Traffic]] = {
             kind: defaultdict(_Traffic) for kind in ("all", *_NAMES)
         }
-        for (number, key, bound), value in latest.counters.items():
+        async for (number, key, bound), value in in_slices(latest.counters.items()):
             # A counter that is smaller than before began anew.
             earlier = before.counters.get((number, key, bound), 0.0)
             added = value - earlier if value >= earlier else value
@@ -90,7 +94,7 @@ class TrafficWindow:
                         **traffic.document(seconds),
                         **_EXTRA[kind](traffic, names, latest.gauges),
                     }
-                    for names, traffic in sorted(found[kind].items())
+                    async for names, traffic in in_slices(sorted(found[kind].items(), key=_name))
                 ]
                 for kind in _NAMES
             },
@@ -183,13 +187,23 @@ _EXTRA: Final[Mapping[str, Callable[[_Traffic, tuple[str, ...], Gauges], dict[st
 }
 
 
-def _read(at_s: float, families: Iterable[Metric]) -> Reading:
+def _samples(family: Metric) -> Iterable[Sample]:
+    if isinstance(family, HistogramFamily) and family.name in _MEANS:
+        return family.totals
+    return family.samples
+
+
+def _name(item: tuple[tuple[str, ...], object]) -> tuple[str, ...]:
+    return item[0]
+
+
+async def _read(at_s: float, families: Iterable[Metric]) -> Reading:
     counters: dict[Key, float] = defaultdict(float)
     gauges: dict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
-    for family in families:
+    async for family in in_slices(families):
         read = _READERS.get(family.name)
         if read is not None:
-            for sample in family.samples:
+            for sample in _samples(family):
                 for key in read(sample.name, sample.labels):
                     counters[key] += sample.value
         elif family.name in _GAUGES:

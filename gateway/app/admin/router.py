@@ -6,10 +6,10 @@ A page or a document of the gateway is a folder of this package and its `ROUTES`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote
 
 import orjson
@@ -35,17 +35,19 @@ from gateway.app.admin import (
     metrics,
     overview,
     probes,
+    quotas,
     residency,
     status,
 )
 from gateway.app.admin.access import AdminAccess, Refusal
-from gateway.app.admin.audit import AuditLog
+from gateway.app.admin.audit import NO_FACTS, AuditLog, facts_of
 from gateway.app.admin.html import UI, render
 from gateway.app.admin.probes import PROBES
 from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.telemetry.faults import FAULTS
 from gateway.transports.contract import HttpFrontend
-from gateway.wire.errors import HTTP_STATUS
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.errors import HTTP_STATUS, allowed_methods
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, response_parts
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +59,7 @@ ROUTES: Final[tuple[AdminRoute, ...]] = (
     *config.ROUTES,
     *changes.ROUTES,
     *residency.ROUTES,
+    *quotas.ROUTES,
     *events.ROUTES,
     *html.ROUTES,
 )
@@ -87,7 +90,6 @@ _HTML: Final = Headers(
 )
 _ASK_TOKEN: Final = ("WWW-Authenticate", 'Basic realm="Tensor Gateway", charset="UTF-8"')
 _UNAUTHORIZED: Final = 401
-_PART_BYTES: Final = 1 << 18
 # The transport raises errors before and after a response is made. An unknown coding is 415.
 _STATUS: Final = HTTP_STATUS | {ErrorCode.UNSUPPORTED: 415}
 _NO_PAGE: Final = Page(
@@ -134,17 +136,18 @@ class AdminRouter(HttpFrontend):
             return
         try:
             response = await self._response(result, route)
-        except Exception as error:  # a template of an extension, perhaps
+        except FAULTS as error:  # a template of an extension, perhaps
             log.exception("internal error", path=wire.path)
             response = await self._response(_failed(error), None)
         await self._note(wire, outcome, response.status)
-        for part in _parts(response) if isinstance(result, Json) else (response,):
+        for part in response_parts(response):
             yield part
 
     async def _note(self, wire: HttpRequest, outcome: _Outcome, status: int) -> None:
         """Write a line of the audit log, if the request needs one."""
         if self._audit is not None and outcome.audit_role is not None:
-            await self._audit.write(wire, outcome.caller, outcome.audit_role, status)
+            facts = outcome.facts(wire)
+            await self._audit.write(wire, outcome.caller, outcome.audit_role, status, facts)
 
     async def _outcome(self, wire: HttpRequest) -> _Outcome:
         """Return the result for a request, and what else is known about it."""
@@ -160,7 +163,7 @@ class AdminRouter(HttpFrontend):
         if route is None:
             expected = " or ".join(found.routes)
             text = f"method {wire.method!r} is not allowed; expected {expected}"
-            return _Outcome(Json({"error": text}, 405, (("Allow", ", ".join(found.routes)),)))
+            return _Outcome(Json({"error": text}, 405, (("Allow", allowed_methods(found.routes)),)))
         role = None if route.need is AdminNeed.READ else route.need
         caller = self._access.caller(wire)  # a reload may end its token
         try:
@@ -169,9 +172,9 @@ class AdminRouter(HttpFrontend):
             )
         except asyncio.CancelledError:  # the client left, and the change may be made all the same
             if self._audit is not None and role is not None:
-                self._audit.put(wire, caller, role, None)
+                self._audit.put(wire, caller, role, None, facts_of(None, bytes(wire.view)))
             raise
-        except Exception as error:  # of an extension, perhaps: it costs this request alone
+        except FAULTS as error:  # of an extension, perhaps: it costs this request alone
             log.exception("internal error", path=wire.path)
             return _Outcome(_failed(error), None, role, caller)
 
@@ -244,18 +247,14 @@ class _Outcome:
     audit_role: AdminNeed | None = None
     caller: str | None = None
 
-
-def _parts(response: HttpResponse) -> Iterator[HttpResponse]:
-    """Yield a response in parts: a large sample is sent with little memory at a time."""
-    view = response.view
-    if len(view) <= _PART_BYTES:
-        yield response
-        return
-    for first in range(0, len(view), _PART_BYTES):
-        yield HttpResponse(response.status, response.headers, (view[first : first + _PART_BYTES],))
+    def facts(self, wire: HttpRequest) -> Mapping[str, Any]:
+        """Return what the audit log tells of a request that was not refused."""
+        if self.route is None or not isinstance(self.result, Json):
+            return NO_FACTS
+        return facts_of(self.result.document, bytes(wire.view))
 
 
-def _failed(error: Exception) -> Json:
+def _failed(error: BaseException) -> Json:
     return Json({"error": f"internal error: {type(error).__name__}"}, 500)
 
 

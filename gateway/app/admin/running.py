@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Protocol, cast
@@ -9,16 +10,17 @@ from typing import Any, Protocol, cast
 from prometheus_client.core import Metric
 
 from gateway.api.admin import AdminRequest, AdminRoute, Json
+from gateway.api.start_error import StartError
 from gateway.app.admin.event_hub import EventHub
 from gateway.app.admin.rates import TrafficWindow
-from gateway.app.errors import StartError
-from gateway.app.parts import LeadingParts
-from gateway.app.reload import Reloader
-from gateway.app.residency import RESIDENCY, LeadingResidency
-from gateway.app.route_rules import ruled_routes, target_name
-from gateway.app.runtime_changes import RuntimeChanges, differences, runtime_document
+from gateway.app.build.parts import LeadingParts
+from gateway.app.build.route_rules import ruled_routes, target_name
+from gateway.app.run.reload import Reloader
+from gateway.app.run.residency import RESIDENCY, LeadingResidency
+from gateway.app.run.runtime_changes import RuntimeChanges, differences, runtime_document
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
+from gateway.quotas.parts import QUOTAS, LeadingQuotas, OnlyQuotas
 
 Document = dict[str, Any]
 Change = Callable[[RuntimeChanges, Config], RuntimeChanges]
@@ -66,6 +68,7 @@ class RunningGateway:
         self._reloader = reloader
         self._leading = leading
         self._window = TrafficWindow(clock)
+        self._reading = asyncio.Lock()
 
     @property
     def is_complete(self) -> bool:
@@ -94,6 +97,12 @@ class RunningGateway:
             raise LookupError("this process does not lead the gateway")
         return cast("LeadingResidency", self._leading[RESIDENCY])
 
+    async def quotas(self) -> list[Document]:
+        """Return what is used of each budget of the quotas."""
+        if self._leading is None:
+            return []
+        return await cast("LeadingQuotas | OnlyQuotas", self._leading[QUOTAS]).budgets()
+
     def config(self) -> LoadedConfig:
         """Return the configuration in force, with the changes that were made at run time."""
         return self.reloader.runtime_changes.apply(self.reloader.loaded)
@@ -118,10 +127,11 @@ class RunningGateway:
     async def status(self) -> Document:
         """Return the status with the traffic of the last minute and the weights of targets."""
         status = await self.process.status()
-        self._window.update(await self.process.families())
+        async with self._reading:
+            await self._window.update(await self.process.families())
         return {
             **status,
-            "traffic": self._window.document(),
+            "traffic": await self._window.document(),
             "weights": self._weights(),
             "runtime": self.runtime(),
         }

@@ -6,18 +6,20 @@ import asyncio
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
+from gateway.api.start_error import reason_of
 from gateway.app.admin import metrics
 from gateway.app.admin.access import AdminAccess, access_of
 from gateway.app.admin.audit import AuditLog, open_audit
+from gateway.app.admin.changes import reload_response
 from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.admin.running import RunningGateway
-from gateway.app.admin.tokens import check_admin_tokens, tokens_of
-from gateway.app.errors import reason_of
-from gateway.app.transports import http_alpn
+from gateway.app.admin.tokens import tokens_of
+from gateway.app.build.transports import http_alpn
+from gateway.app.run.reload import REQUEST, ReloadResult
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig
 from gateway.settings.units import Address, StreamAddress
@@ -58,12 +60,21 @@ def admin_routers(
     if gateway.is_complete:
         routes = (*ROUTES, *gateway.routes)
         gateway.reloader.on_applied = partial(_change_access, access)
+        if audit is not None:
+            gateway.reloader.on_reload = partial(_note_reload, audit)
     else:
         routes = tuple(route for route in ROUTES if route.open in _ALWAYS)
     return {
         "admin": AdminRouter(gateway, routes, access, audit),
         "metrics": AdminRouter(gateway, metrics.ROUTES, access, audit),
     }
+
+
+def _note_reload(audit: AuditLog, cause: str, result: ReloadResult) -> None:
+    """Write the audit line of a reload; the line of a request has it already."""
+    if cause != REQUEST:
+        response = reload_response(result)
+        audit.put_reload(cause, cast("Mapping[str, Any]", response.document), response.status)
 
 
 # The groups of routes that need no configuration to show.
@@ -95,10 +106,8 @@ async def start_pages(
     Raises:
         OSError: The gateway cannot listen on an address of the configuration, or open the audit
             log.
-        StartError: The file of a token cannot be used.
         ValueError: Two routes have one path and method.
     """
-    check_admin_tokens(admin, directory)
     config = AdminConfig() if admin is None else admin
     addresses = {"admin": config.address, "metrics": config.metrics}
     configured = set() if admin is None else admin.model_fields_set

@@ -15,7 +15,6 @@ from typing import Final
 import structlog
 
 from gateway.api.admin import AdminNeed
-from gateway.app.errors import StartError
 from gateway.config.admin import AdminConfig
 
 log = structlog.get_logger(__name__)
@@ -70,15 +69,9 @@ class AdminToken:
         """Read the file again; one that is broken leaves the token that was read before."""
         assert self._path is not None  # noqa: S101  # `has_file`
         try:
-            with self._path.open("rb") as file:
-                text = file.read(_MAX_BYTES).decode("ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            self._fail(error.strerror or "" if isinstance(error, OSError) else "it is not ASCII")
-            return
-        if not _TOKEN.fullmatch(text):
-            self._fail("expected at least 16 ASCII characters without spaces")
-            return
-        self._digest, self.reason = _digest(text), ""
+            self._digest, self.reason = _digest(_read(self._path)), ""
+        except (OSError, ValueError) as error:
+            self._fail(_fault_of(error))
 
     def _fail(self, reason: str) -> None:
         if reason != self.reason and self._digest is not None:
@@ -124,12 +117,6 @@ class AdminTokens:
         for each in self._files:
             each.read()
 
-    def check(self) -> None:
-        """Raise ValueError if a file cannot be used."""
-        for each in self._files:
-            if each.reason:
-                raise ValueError(f"admin.tokens: file of {each.name!r}: {each.reason}")
-
 
 def tokens_of(config: AdminConfig, directory: Path) -> AdminTokens:
     """Return the tokens of a configuration; those whose file is broken are never right."""
@@ -141,17 +128,29 @@ def tokens_of(config: AdminConfig, directory: Path) -> AdminTokens:
     return AdminTokens(found)
 
 
-def check_admin_tokens(config: AdminConfig | None, directory: Path) -> None:
-    """Check that the files of tokens can be used now.
+def token_fault(path: Path) -> str:
+    """Return why the file of a token cannot be used; "" if it can."""
+    try:
+        _read(path)
+    except (OSError, ValueError) as error:
+        return _fault_of(error)
+    return ""
 
-    Raises:
-        StartError: It names the token and the reason.
-    """
-    if config is not None:
-        try:
-            tokens_of(config, directory).check()
-        except ValueError as error:
-            raise StartError(str(error)) from error
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES)
+    try:
+        text = data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if not _TOKEN.fullmatch(text):
+        raise ValueError("expected at least 16 ASCII characters without spaces")
+    return text
+
+
+def _fault_of(error: OSError | ValueError) -> str:
+    return error.strerror or "" if isinstance(error, OSError) else str(error)
 
 
 def _digest(token: str) -> bytes:

@@ -5,22 +5,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway import registry
-from gateway.api.extension import ConfigView, Finding
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
 from gateway.app.chains.rows import for_questions, with_part
 from gateway.app.chains.tracing import Spans
-from gateway.app.process_parts import ProcessParts
+from gateway.app.run.process_parts import ProcessParts
 from gateway.policies.access.ask_authoriser import AUTHORISER, AskAuthoriser
 from gateway.policies.access.authorise import Authorise, ListenerAccess
 from gateway.policies.access.external import AskExternal
 from gateway.policies.access.owners import OwnRegions, OwnSequences, SequenceIds
-from gateway.policies.access.quotas.layer import ApplyQuotas
 from gateway.policies.count_models import CountModels
 from gateway.policies.observe import Observe
+from gateway.policies.own_form import AskInOwnForm
 from gateway.policies.usage_statistics import UsageStatistics
 from gateway.routing.server_status import ServerStatusLayer, UnknownModels
 from gateway.routing.upstream_queries import RefreshModelIndex
 from gateway.service import Service
+from gateway.settings.config_view import ConfigView, Finding
 from gateway.telemetry.model_usage import Usage
 
 
@@ -46,13 +46,11 @@ class ClientAccess:
     Attributes:
         rules: The permissions.
         external: Builds the layer that asks a program outside of the gateway.
-        quotas: Builds the layer that charges calls.
         sequence_ids: Keeps the sequences and the memory of clients apart.
     """
 
     rules: ListenerAccess | None = None
     external: Callable[..., AskExternal] | None = None
-    quotas: Callable[..., ApplyQuotas] | None = None
     sequence_ids: SequenceIds | None = None
 
 
@@ -100,12 +98,6 @@ def _check_authoriser(config: ConfigView) -> Iterator[Finding]:
                 registry.authoriser(name)
             except LookupError as error:
                 yield path, str(error)
-
-
-def _apply_quotas(inner: Entries, access: ClientAccess) -> Service | None:
-    if access.quotas is None:
-        return None
-    return access.quotas(inner.questions, inference=inner.inference, plain=inner.plain)
 
 
 def _own_sequences(inner: Entries, access: ClientAccess) -> Service | None:
@@ -167,12 +159,6 @@ ASK_AUTHORISER: Final = Layer(
     settings=(AUTHORISER,),
     check=_check_authoriser,
 )
-APPLY_QUOTAS: Final = Layer(
-    "ApplyQuotas",
-    "charges calls to `quotas`, and refuses those beyond one",
-    "listener",
-    with_part(ClientAccess, _apply_quotas),
-)
 OWN_SEQUENCES: Final = Layer(
     "OwnSequences",
     "keeps the sequences of clients apart, if there are clients",
@@ -184,6 +170,13 @@ OWN_REGIONS: Final = Layer(
     "keeps the shared memory of clients apart, if there are clients",
     "listener",
     with_part(ClientAccess, _own_regions),
+)
+OWN_FORM: Final = Layer(
+    "AskInOwnForm",
+    "sends questions about a model on as they came, to a server of the client's protocol",
+    "listener",
+    for_questions(AskInOwnForm),
+    Calls.QUESTIONS,
 )
 SERVER_STATUS: Final = Layer(
     "ServerStatusLayer",

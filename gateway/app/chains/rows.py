@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from gateway.api.extension import ConfigView, Finding
 from gateway.api.layer import Entries, Layer, LayerContext, no_findings
 from gateway.service import Service
+from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.setting import Setting
 
 P = TypeVar("P")
@@ -14,6 +14,9 @@ Build = Callable[[Entries, LayerContext], Service | None]
 
 PACKAGES: Final = "packages"
 """Where the layers of installed packages come."""
+
+READERS: Final = "readers"
+"""Where those come that read tensors, in a chain that has another place for them."""
 
 
 class End(NamedTuple):
@@ -32,7 +35,7 @@ class End(NamedTuple):
     check: Callable[[ConfigView], Iterator[Finding]] = no_findings
 
 
-Row = Layer | End | Literal["packages"]
+Row = Layer | End | Literal["packages", "readers"]
 
 
 def with_part(kind: type[P], build: Callable[[Entries, P], Service | None]) -> Build:

@@ -1,13 +1,17 @@
 """Tracing: builds the layers that make spans; `gateway.otlp.spans` does."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gateway.api.protocol import Codec
+from gateway.ir.calls import Call
 from gateway.ir.errors import GatewayError
 from gateway.policies.batch.policy import Batch
 from gateway.service import Service
 from gateway.settings.units import Url
+
+C = TypeVar("C", bound=Call[Any])
 
 
 class Tracing(Protocol):
@@ -31,6 +35,12 @@ class Tracing(Protocol):
 
     def batch(self, *arguments: Any, **options: Any) -> Batch:
         """Return a batch queue that makes a span of each merged call."""
+        ...
+
+    def block(
+        self, name: str, call: C, attributes: dict[str, str | int | float], /
+    ) -> AbstractContextManager[C]:
+        """Make the span of a block in a layer; return the call for what is inside."""
         ...
 
     def with_codec(self, inner: Service, codec: Codec[Any, Any], /) -> Service:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from gateway.api.layer import Calls, Entries, Layer, LayerContext
+from gateway.api.protocol import Codec
 from gateway.app.chains.rows import for_questions, with_part
 from gateway.app.chains.tracing import Spans
 from gateway.ir.context import Need
@@ -26,6 +27,7 @@ class ServerTraits:
         ends_at_empty_classes: Whether it may end at classes of an empty output.
         upstream: The name of its upstream; "" for a server without one.
         url: Its URL; None for a server without an upstream.
+        codec: Says which messages it gets as they came; None for none.
     """
 
     needs: frozenset[Need]
@@ -33,6 +35,7 @@ class ServerTraits:
     ends_at_empty_classes: Callable[[], bool] = bool
     upstream: str = ""
     url: Url | None = None
+    codec: Codec[Any, Any] | None = None
 
 
 def _classify(inner: Entries, server: ServerTraits) -> Service:
@@ -45,7 +48,12 @@ def _classify(inner: Entries, server: ServerTraits) -> Service:
 
 
 def _complete(inner: Entries, server: ServerTraits) -> Service:
-    return Complete(inner.questions, server.needs, inference=inner.inference)
+    return Complete(
+        inner.questions,
+        server.needs,
+        inference=inner.inference,
+        codec=server.codec,
+    )
 
 
 def _trace(inner: Entries, at: LayerContext) -> Service | None:

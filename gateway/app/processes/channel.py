@@ -11,19 +11,25 @@ import base64
 import pickle
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from gateway.api.extension import PartSetup
-from gateway.app.worker_slot import WorkerSlot
+from gateway.app.run.worker_slot import WorkerSlot
+from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
 
 _SIZE = struct.Struct("!I")
 
+# A part of a large message has about so many values.
+_PART_VALUES: Final = 1024
+_TEXT: Final = 64
+
 Message = Mapping[str, Any]
+Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +39,25 @@ class PartDescriptors:
     Attributes:
         document: JSON values.
         sockets: Descriptors, by names of the extension's own choice.
+        files: Descriptors of files, by names of the extension's own choice.
     """
 
     document: Mapping[str, Any]
     sockets: Mapping[str, int]
+    files: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, setup: PartSetup) -> PartDescriptors:
         """Return a setup as another process inherits it."""
         sockets = {name: each.fileno() for name, each in setup.sockets.items()}
-        return cls(setup.document, sockets)
+        return cls(setup.document, sockets, setup.files)
 
     def open(self) -> PartSetup:
         """Return the setup in the process that inherited the descriptors."""
         sockets = {name: socket.socket(fileno=number) for name, number in self.sockets.items()}
         for each in sockets.values():
             each.setblocking(False)
-        return PartSetup(self.document, sockets)
+        return PartSetup(self.document, sockets, self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,8 @@ class WorkerSetup:
     def descriptors(self) -> tuple[int, ...]:
         """All descriptors that the process inherits."""
         own = [number for part in self.parts.values() for number in part.sockets.values()]
-        return (*self.sockets.values(), *own)
+        files = [number for part in self.parts.values() for number in part.files.values()]
+        return (*self.sockets.values(), *own, *files)
 
 
 def encode_loaded(loaded: LoadedConfig) -> str:
@@ -118,11 +127,18 @@ def _read_exactly(file: Any, size: int) -> bytes:
 
 
 class WorkerChannel:
-    """One end of the channel."""
+    """One end of the channel.
+
+    Attributes:
+        on_part: Called with what has arrived of a large message, after each part but the last.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._last_number = 0
+        self._arriving: dict[int, dict[str, Any]] = {}
+        self.on_part: Callable[[Message], None] | None = None
 
     def send_setup(self, setup: WorkerSetup) -> None:
         """Send the worker its setup; this is the first message."""
@@ -133,14 +149,43 @@ class WorkerChannel:
         if not self._writer.is_closing():
             self._writer.write(_frame(orjson.dumps(message)))
 
+    async def send_large(self, message: Message) -> None:
+        """Send a message in parts, between which both processes do other work.
+
+        Args:
+            message: It may have iterators in the place of lists.
+        """
+        self._last_number += 1
+        number, is_whole = self._last_number, False
+        try:
+            async for path, added in in_slices(_parts(message)):
+                self.send({"part_of": number, "path": path, "added": added})
+                await self._writer.drain()
+            is_whole = True
+        except OSError:
+            return  # the other process has exited, as `receive` tells
+        finally:
+            self.send({"part_of": number, "is_whole": is_whole})
+
     async def receive(self) -> dict[str, Any] | None:
         """Return the next message; None if the other process has exited."""
-        try:
-            (size,) = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))
-            message: dict[str, Any] = orjson.loads(await self._reader.readexactly(size))
-        except (asyncio.IncompleteReadError, OSError):
-            return None
-        return message
+        while True:
+            try:
+                (size,) = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))
+                message: dict[str, Any] = orjson.loads(await self._reader.readexactly(size))
+            except (asyncio.IncompleteReadError, OSError):
+                return None
+            if "part_of" not in message:
+                return message
+            arrived = self._arriving.setdefault(message["part_of"], {})
+            if "is_whole" in message:
+                del self._arriving[message["part_of"]]
+                if message["is_whole"]:
+                    return arrived
+                continue  # the sender gave up
+            _add(arrived, message["path"], message["added"])
+            if self.on_part is not None:
+                self.on_part(arrived)
 
     async def close(self) -> None:
         """Flush pending messages and close the socket; idempotent."""
@@ -158,3 +203,49 @@ async def open_channel(sock: socket.socket) -> WorkerChannel:
 
 def _frame(payload: bytes) -> bytes:
     return _SIZE.pack(len(payload)) + payload
+
+
+def _parts(
+    value: Mapping[str, Any] | Iterable[Any], path: Path = ()
+) -> Iterator[tuple[Path, dict[str, Any] | list[Any]]]:
+    """Yield the parts of a map or a list: where each belongs, and what it adds there."""
+    is_map = isinstance(value, Mapping)
+    added: dict[Any, Any] = {}
+    size = 0
+    for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+        count = _count(each)
+        is_large = count > _PART_VALUES and not isinstance(each, str)
+        empty: Any = {} if isinstance(each, Mapping) else []
+        added[key] = empty if is_large else each
+        size += count
+        if size >= _PART_VALUES:
+            yield path, added if is_map else list(added.values())
+            added, size = {}, 0
+        if is_large:
+            yield from _parts(each, (*path, key))
+    if added:
+        yield path, added if is_map else list(added.values())
+
+
+def _count(value: Any) -> int:
+    """Return how many values there are in a value, or more than a part has, at once."""
+    if isinstance(value, str):
+        return 1 + len(value) // _TEXT
+    if isinstance(value, Iterator):
+        return _PART_VALUES + 1
+    count = 1
+    if isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            count += _count(each)
+            if count > _PART_VALUES:
+                break
+    return count
+
+
+def _add(message: Any, path: Sequence[str | int], added: Any) -> None:
+    for key in path:
+        message = message[key]
+    if isinstance(message, dict):
+        message.update(added)
+    else:
+        message.extend(added)

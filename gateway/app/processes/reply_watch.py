@@ -11,7 +11,7 @@ import structlog
 log = structlog.get_logger(__name__)
 
 POLL_S: Final = 2.0
-"""The time between two polls. A worker that is killed loses the counts since the last one."""
+"""The time between two polls."""
 REPLY_S: Final = 1.0
 """How long a poll waits for its reply."""
 _SILENT_POLLS: Final = 3
@@ -23,8 +23,8 @@ class PolledProcess(Protocol):
     @property
     def pid(self) -> int: ...  # noqa: D102
 
-    async def update_metrics(self) -> bool:
-        """Request the metrics of the process; return whether it replied."""
+    async def ping(self) -> bool:
+        """Ask the process for a reply that carries nothing; return whether it replied."""
         ...
 
     def kill(self) -> None:
@@ -63,7 +63,7 @@ class ReplyWatch:
         Args:
             timeout_s: How long it may be silent; 0 for any time.
         """
-        if await self._process.update_metrics():
+        if await self._process.ping():
             if self.is_silent:
                 log.info("process replies again", **self._keys)
             self._missed = 0

@@ -8,11 +8,11 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
-from gateway.app.errors import RELOAD_LATE, StartError
+from gateway.api.start_error import RELOAD_LATE, StartError
 from gateway.app.processes.channel import (
     Message,
     WorkerChannel,
@@ -28,6 +28,10 @@ from gateway.telemetry.aggregation import Snapshot
 WORKER: Final = "gateway.app.workers.worker"
 """The main module of a serving process."""
 
+# The metrics of a worker arrive in parts, each of them within this time.
+_PART_S: Final = 3.0
+# The size of a part of a page.
+_PART_BYTES: Final = 1 << 16
 # A worker replies so long after the limit of a reload, if it replies at all.
 _LATE_REPLY_S: Final = 10.0
 
@@ -77,10 +81,13 @@ class WorkerProcess:
         self.on_page: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None
         self._process = process
         self._channel = channel
+        channel.on_part = self._extend_limit
         self._pending: dict[int, asyncio.Future[Message]] = {}
+        self._limits: dict[int, tuple[asyncio.Timeout, float]] = {}
         self._last_number = 0
-        self._pages: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
         self._has_exited = False
+        self._late: set[str] = set()
         # The addresses, or the reason why the worker cannot start.
         self._startup: asyncio.Future[Mapping[str, str] | str] = (
             asyncio.get_running_loop().create_future()
@@ -111,17 +118,33 @@ class WorkerProcess:
         """Send a message without a reply; do nothing if the process has exited."""
         self._channel.send(message)
 
+    async def ping(self) -> bool:
+        """Ask the worker for a reply that carries nothing; return whether it replied."""
+        return bool(await self._request("ping"))
+
     async def update_metrics(self, *, asks: bool = False) -> bool:
         """Request the metrics of the worker; return False and keep the last ones on timeout.
 
         Args:
             asks: Whether the worker asks its servers for theirs.
         """
-        return "metrics" in await self._request("metrics", asks=asks)
+        return "metrics" in await self._request("metrics", timeout_s=_PART_S, asks=asks)
 
-    async def exchange(self, part: str, document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Send a document to the part of an extension; return its reply, or None on timeout."""
-        reply = await self._request("exchange", part=part, document=dict(document))
+    async def exchange(
+        self, part: str, document: Mapping[str, Any], timeout_s: float = REPLY_S
+    ) -> Mapping[str, Any] | None:
+        """Send a document to the part of an extension; return its reply, or None on timeout.
+
+        A part that was late gets nothing until its process sends something: nobody waits for it
+        twice.
+        """
+        if part in self._late:
+            return None
+        reply = await self._request(
+            "exchange", timeout_s=timeout_s, part=part, document=dict(document)
+        )
+        if not reply:
+            self._late.add(part)
         found: Mapping[str, Any] | None = reply.get("document")
         return found
 
@@ -168,17 +191,24 @@ class WorkerProcess:
         number = self._last_number
         reply: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._pending[number] = reply
-        self._channel.send({"request": name, "number": number, **content})
+        request = {"request": name, "number": number, **content}
+        if name == "exchange":  # sent to its end, however late the reply is: it may grant quotas
+            self._start_sending(self._channel.send_large(request), f"exchange with {self.pid}")
+        else:
+            self._channel.send(request)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
+                self._limits[number] = limit, timeout_s
                 return await reply
         except TimeoutError:
             return {}
         finally:
             del self._pending[number]
+            self._limits.pop(number, None)
 
     async def _receive(self) -> None:
         while (message := await self._channel.receive()) is not None:
+            self._late.clear()
             self._note(message)
             if "started" in message:
                 self._set_startup(message["started"])
@@ -202,21 +232,32 @@ class WorkerProcess:
         if "notice" in message and self.on_notice is not None:
             self.on_notice(message["notice"])
         if "page" in message:
-            self._start_page(message)
+            self._start_sending(self._send_page(message), f"metrics page for {self.pid}")
         if "number" not in message and "document" in message and self.on_document is not None:
             self.on_document(message["document"])
 
-    def _start_page(self, message: Message) -> None:
-        page = start_background(self._send_page(message), f"metrics page for {self.pid}")
-        self._pages.add(page)
-        page.add_done_callback(self._pages.discard)
+    def _extend_limit(self, message: Message) -> None:
+        """Let a reply whose parts arrive take more time."""
+        limit, timeout_s = self._limits.get(message.get("number", 0), (None, 0.0))
+        if limit is not None and not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time() + timeout_s)
+
+    def _start_sending(self, sending: Coroutine[Any, Any, None], name: str) -> None:
+        task = start_background(sending, name)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
     async def _send_page(self, message: Message) -> None:
         if self.on_page is not None:
             text, content_type = await self.on_page(message["page"])
+            # Any bytes are text of latin-1, wherever they are cut.
+            parts = (
+                text[first : first + _PART_BYTES].decode("latin-1")
+                for first in range(0, len(text), _PART_BYTES)
+            )
+            found = {"text": parts, "content_type": content_type}
             number = message["page_number"]
-            found = {"text": text.decode(), "content_type": content_type, "page_number": number}
-            self.send({"request": "page", **found})
+            await self._channel.send_large({"request": "page", "page_number": number, **found})
 
     def _set_startup(self, result: Mapping[str, str] | str) -> None:
         if not self._startup.done():

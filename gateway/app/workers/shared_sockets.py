@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gateway.app.server_names import inherited_sockets, server_addresses
+from gateway.app.listen.server_names import inherited_sockets, server_addresses
 from gateway.config.load import LoadedConfig
 from gateway.config.models import ListenerConfig, StreamConfig
 from gateway.settings.units import Address, StreamAddress

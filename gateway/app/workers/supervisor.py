@@ -11,25 +11,34 @@ from typing import Any, Final
 import structlog
 
 from gateway import __version__
-from gateway.app.activation import activated_sockets
+from gateway.api.start_error import REASONS, StartError, reason_of
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import PAGE_DRAIN_S, PagesServer, start_pages
-from gateway.app.announce import log_addresses, log_default_timeout, log_extensions, log_platforms
-from gateway.app.certificates import CERTIFICATES, Certificates, admin_tls
-from gateway.app.check import check
-from gateway.app.errors import REASONS, StartError, reason_of
-from gateway.app.export import open_export
-from gateway.app.parts import LeadingParts
+from gateway.app.build.parts import LeadingParts
+from gateway.app.check.check import check
+from gateway.app.check.here import require_files
+from gateway.app.check.unused_addresses import log_unused_addresses
+from gateway.app.listen.activation import activated_sockets
+from gateway.app.listen.certificates import CERTIFICATES, Certificates, admin_tls
 from gateway.app.processes.channel import PartDescriptors, WorkerSetup
 from gateway.app.processes.reply_watch import POLL_S, ReplyWatch
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
-from gateway.app.reload import Changes, Load, Reloader
-from gateway.app.service_manager import ServiceManager
-from gateway.app.signals import StopSignal, on_reopen, start_reaping
-from gateway.app.worker_slot import WorkerSlot
+from gateway.app.run.announce import (
+    log_addresses,
+    log_default_timeout,
+    log_extensions,
+    log_plain_python,
+    log_platforms,
+)
+from gateway.app.run.export import open_export
+from gateway.app.run.reload import Changes, Load, Reloader
+from gateway.app.run.service_manager import ServiceManager
+from gateway.app.run.signals import StopSignal, on_reopen, start_reaping
+from gateway.app.run.worker_slot import WorkerSlot
 from gateway.app.workers.shared_sockets import SharedSockets
 from gateway.app.workers.worker_reports import WorkerReports
+from gateway.concurrency.background import start_background
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.telemetry import logs
@@ -37,6 +46,8 @@ from gateway.telemetry import logs
 log = structlog.get_logger(__name__)
 
 
+# Of the time that metrics take, so many times goes by before they are asked for again.
+_PAUSE: Final = 20.0
 # A worker may take this time longer to stop than `pre_stop` and `drain` of the configuration.
 _GRACE_S: Final = 10.0
 
@@ -84,7 +95,8 @@ class Supervisor(WorkerReports):
                     await self.leading.stop()
             raise
         self._is_started = True
-        self._supervise(*(self._run_worker(slot) for slot in self._slots), self._poll_workers())
+        runs = [self._run_worker(slot) for slot in self._slots]
+        self._supervise(*runs, self._poll_workers(), self._keep_metrics())
         return addresses[0]
 
     def _supervise(self, *coroutines: Coroutine[Any, Any, None]) -> None:
@@ -271,8 +283,8 @@ class Supervisor(WorkerReports):
         if self.leading is not None:
             metrics = self.leading.on_process_ended(metrics)
         self._totals.update(worker, metrics, worker.counts)
-        self._totals.process_ended(worker)
-        del self._workers[slot.number]
+        del self._workers[slot.number]  # so that no page adds it again meanwhile
+        await self._totals.process_ended(worker)
         if self._stopping.is_set() and status != 0 and not killed_early:
             log.error("worker failed to stop", worker=slot.number, ended=describe_exit(status))
             self._status = 1
@@ -288,6 +300,14 @@ class Supervisor(WorkerReports):
         while not await is_set_within(self._stopping, POLL_S):
             timeout_s = self.lifecycle.worker_timeout
             await asyncio.gather(*(watch.poll(timeout_s) for watch in self._serving.values()))
+
+    async def _keep_metrics(self) -> None:
+        """Ask all workers for their metrics regularly: one that dies loses what it counts since."""
+        wait_s = POLL_S
+        while not await is_set_within(self._stopping, wait_s):
+            began = self._clock()
+            await self._update_metrics(asks=False)
+            wait_s = max(POLL_S, (self._clock() - began) * _PAUSE)
 
     async def _wait_all(self, timeout_s: float) -> None:
         """Wait until all workers exit, and kill those that take longer."""
@@ -334,6 +354,7 @@ def supervise(
     problems = check(loaded)
     if problems:
         raise ConfigError(loaded.source, problems)
+    require_files(loaded)
     settings = loaded.config.telemetry.log
     logs.configure(settings.level, settings.format)
     try:
@@ -359,7 +380,7 @@ async def _run(
         restart_policy=restart_policy,
     )
     supervisor.leading = leading = LeadingParts.of(supervisor)
-    supervisor.publish(leading.collect)
+    supervisor.publish(leading)
     manager = ServiceManager()
     stop = StopSignal(is_final=True, kill=supervisor.kill)
     reaping = start_reaping()
@@ -368,7 +389,7 @@ async def _run(
     except REASONS as error:
         raise StartError(f"admin: {reason_of(error)}") from error
     certificates = Certificates(lambda: () if tls is None else (tls,))
-    supervisor.publish(certificates.collect)
+    supervisor.publish(certificates)
 
     async def apply(loaded: LoadedConfig, drained: AbstractSet[str]) -> Changes:
         return await certificates.renewed(await supervisor.reload(loaded, drained))
@@ -377,7 +398,7 @@ async def _run(
     reloader.handle_signal()
     pages: dict[str, PagesServer] = {}
     on_reopen(partial(_reopen_logs, supervisor, pages))
-    supervisor.publish(reloader.metrics.collect)
+    supervisor.publish(reloader.metrics)
     try:
         export = open_export(loaded.config.telemetry.otlp, traces=False)
         if export is not None:
@@ -431,10 +452,13 @@ async def _serve(
     log_extensions(sockets.loaded.config.listeners)
     log_platforms(sockets.loaded.config)
     log_default_timeout(sockets.loaded.config.policies)
+    log_plain_python()
     log_addresses(addresses)
     log.info("started", version=__version__, workers=supervisor.count, **addresses)
     manager.started(addresses)
+    names = start_background(log_unused_addresses(sockets.loaded.config), "names")
     await _wait_first(asyncio.create_task(supervisor.wait_failed()), stop.wait())
+    names.cancel()
     manager.stopping()
     log.info("not ready", reason="stopping" if stop.is_set() else "a worker keeps dying")
     # Workers stop accepting after `pre_stop`; an open reservation would still queue connections.

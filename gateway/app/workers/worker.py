@@ -11,15 +11,13 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 import structlog
 
-from gateway.app.errors import StartError
-from gateway.app.gateway import Gateway, memory_budget
-from gateway.app.process import freeze_startup_objects
+from gateway.api.start_error import StartError
 from gateway.app.processes.channel import (
     Message,
     WorkerChannel,
@@ -28,11 +26,17 @@ from gateway.app.processes.channel import (
     open_channel,
     read_setup,
 )
-from gateway.app.run import loop_factory, prepare
-from gateway.app.signals import StopSignal, ignore_log_signals, on_reopen
+from gateway.app.run.gateway import Gateway, memory_budget
+from gateway.app.run.process import freeze_startup_objects
+from gateway.app.run.run import loop_factory, prepare
+from gateway.app.run.signals import StopSignal, ignore_log_signals, on_reopen
+from gateway.concurrency.background import start_background
+from gateway.concurrency.process_end import end_within, run_to_end
+from gateway.concurrency.slices import in_slices
 from gateway.config.load import ConfigError
 from gateway.telemetry import logs
 from gateway.telemetry.aggregation import snapshot
+from gateway.telemetry.faults import FAULTS
 
 log = structlog.get_logger(__name__)
 
@@ -53,8 +57,9 @@ def main() -> int:
     logs.configure(settings.level, settings.format, worker=setup.slot.number)
     logs.set_level(level_at_start(settings.level, logs_warnings=setup.should_log_warnings))
     prepare(memory_budget(setup.loaded.config, setup.slot))
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_run(setup, sock))
+    status = run_to_end(_run(setup, sock), loop_factory())
+    end_within(status)
+    return status
 
 
 def level_at_start(level: str, *, logs_warnings: bool) -> str:
@@ -88,7 +93,9 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         return await _report_failure(channel, error)
     on_reopen(gateway.reopen_logs)
     serving = asyncio.Event()
-    requests = asyncio.create_task(_handle_requests(channel, gateway, pages, serving))
+    snapshots = _Snapshots(channel, gateway)
+    handling = _handle_requests(channel, gateway, pages, snapshots, serving)
+    requests = asyncio.create_task(handling)
     start = asyncio.create_task(gateway.start())
     await asyncio.wait({start, requests}, return_when=asyncio.FIRST_COMPLETED)
     if not start.done():  # the supervisor has exited
@@ -110,9 +117,39 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         log.error("supervisor exited")
         await gateway.stop(pre_stop_s=0)
         requests.result()  # raises if handling a request failed
-    channel.send(await _metrics(gateway, asks=False))
+    await snapshots.send(asks=False)
     await channel.close()
     return 0
+
+
+class _Snapshots:
+    """Sends the supervisor the metrics of this process, in slices and in parts.
+
+    Args:
+        channel: The channel to the supervisor.
+        gateway: Has the metrics.
+    """
+
+    def __init__(self, channel: WorkerChannel, gateway: Gateway) -> None:
+        self._channel = channel
+        self._gateway = gateway
+        self._turn = asyncio.Lock()
+
+    async def reply(self, message: Message) -> None:
+        """Reply to a request for the metrics."""
+        await self.send(asks=message["asks"], number=message["number"])
+
+    async def send(self, *, asks: bool, **reply: object) -> None:
+        """Send the metrics of this moment.
+
+        Args:
+            asks: Whether this process asks its servers what they count, if that is on.
+            reply: Further members of the message.
+        """
+        async with self._turn:
+            counts = await self._gateway.server_counts(asks=asks)
+            metrics = snapshot(self._gateway.metrics.registry)
+            await self._channel.send_large({**reply, "metrics": metrics, "counts": counts})
 
 
 class _Pages:
@@ -124,7 +161,7 @@ class _Pages:
 
     def __init__(self, channel: WorkerChannel) -> None:
         self._channel = channel
-        self._waiting: dict[int, asyncio.Future[tuple[bytes, str]]] = {}
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._last_number = 0
 
     async def page(self, accept: str) -> tuple[bytes, str]:
@@ -135,20 +172,22 @@ class _Pages:
         """
         self._last_number += 1
         number = self._last_number
-        found: asyncio.Future[tuple[bytes, str]] = asyncio.get_running_loop().create_future()
+        found: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[number] = found
         self._channel.send({"page": accept, "page_number": number})
         try:
             async with asyncio.timeout(_PAGE_S):
-                return await found
+                message = await found
         finally:
             del self._waiting[number]
+        parts = [part.encode("latin-1") async for part in in_slices(message["text"])]
+        return await asyncio.to_thread(b"".join, parts), message["content_type"]
 
     def received(self, message: Message) -> None:
         """Return a page to whoever waits for it."""
         found = self._waiting.get(message["page_number"])
         if found is not None and not found.done():
-            found.set_result((message["text"].encode(), message["content_type"]))
+            found.set_result(message)
 
 
 async def _report_failure(channel: WorkerChannel, error: Exception) -> int:
@@ -158,32 +197,39 @@ async def _report_failure(channel: WorkerChannel, error: Exception) -> int:
 
 
 async def _handle_requests(
-    channel: WorkerChannel, gateway: Gateway, pages: _Pages, serving: asyncio.Event
+    channel: WorkerChannel,
+    gateway: Gateway,
+    pages: _Pages,
+    snapshots: _Snapshots,
+    serving: asyncio.Event,
 ) -> None:
     """Reply to the supervisor's requests until it exits; set *serving* when it says so."""
+    notices: dict[str, Callable[[Message], object]] = {
+        "serving": lambda _message: serving.set(),
+        "reopen_logs": lambda _message: gateway.reopen_logs(),
+        "page": pages.received,
+    }
+    # They may take long, and the supervisor asks for readiness meanwhile.
+    long_work: dict[str, Callable[[Message], Coroutine[Any, Any, None]]] = {
+        "reload": partial(_reload, channel, gateway),
+        "status": partial(_reply_status, channel, gateway),
+        "exchange": partial(_reply_exchange, channel, gateway),
+        "metrics": snapshots.reply,
+    }
     tasks: set[asyncio.Task[None]] = set()
     while (message := await channel.receive()) is not None:
-        # They may take long, and the supervisor asks for readiness meanwhile.
-        if message["request"] in _LONG:
-            task = asyncio.create_task(_LONG[message["request"]](channel, gateway, message))
+        name = message["request"]
+        if name in notices:
+            notices[name](message)
+            continue
+        if name in long_work:
+            task = start_background(long_work[name](message), f"request {name!r} of the supervisor")
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             continue
-        if message["request"] == "serving":
-            serving.set()
-            continue
-        if message["request"] == "reopen_logs":
-            gateway.reopen_logs()
-            continue
-        if message["request"] == "page":
-            pages.received(message)
-            continue
-        if message["request"] == "ready":
-            reply: dict[str, object] = {"ready": await gateway.ready()}
-        elif message["request"] == "exchange":
-            reply = {"document": gateway.parts.exchange(message["part"], message["document"])}
-        else:
-            reply = {"status": await gateway.status()}
+        reply: dict[str, object] = {}  # to a ping
+        if name == "ready":
+            reply = {"ready": await gateway.ready()}
         channel.send({**reply, "number": message["number"]})
 
 
@@ -195,27 +241,19 @@ async def _reload(channel: WorkerChannel, gateway: Gateway, message: Message) ->
         reply = {"changes": await gateway.reload(loaded, drained)}
     except StartError as error:
         reply = {"error": str(error)}
-    except Exception as error:  # a bug, or a backend of the user: the old configuration serves
+    except FAULTS as error:  # a bug, or a backend of the user: the old configuration serves
         log.exception("internal error")
         reply = {"error": f"internal error: {type(error).__name__}"}
     channel.send({**reply, "number": message["number"]})
 
 
-async def _reply_metrics(channel: WorkerChannel, gateway: Gateway, message: Message) -> None:
-    found = await _metrics(gateway, asks=bool(message.get("asks")))
-    channel.send({**found, "number": message["number"]})
+async def _reply_status(channel: WorkerChannel, gateway: Gateway, message: Message) -> None:
+    await channel.send_large({"number": message["number"], "status": await gateway.status()})
 
 
-async def _metrics(gateway: Gateway, *, asks: bool) -> dict[str, object]:
-    """Return the metrics; with *asks* also what its servers count, if that is on."""
-    counts = await gateway.server_counts(asks=asks)
-    found = snapshot(gateway.metrics.registry)
-    return {"metrics": found} if counts is None else {"metrics": found, "counts": counts}
-
-
-_LONG: Final[Mapping[str, Callable[..., Coroutine[Any, Any, None]]]] = MappingProxyType(
-    {"reload": _reload, "metrics": _reply_metrics}
-)
+async def _reply_exchange(channel: WorkerChannel, gateway: Gateway, message: Message) -> None:
+    document = gateway.parts.exchange(message["part"], message["document"])
+    await channel.send_large({"number": message["number"], "document": document})
 
 
 if __name__ == "__main__":

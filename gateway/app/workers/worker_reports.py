@@ -6,32 +6,30 @@ from types import MappingProxyType
 from typing import Any
 
 from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.api.extension import Reports
 from gateway.app.admin.status.document import Document
-from gateway.app.parts import LeadingParts
+from gateway.app.build.parts import LeadingParts
 from gateway.app.processes.channel import WorkerSetup
-from gateway.app.processes.reply_watch import ReplyWatch
+from gateway.app.processes.reply_watch import REPLY_S, ReplyWatch
 from gateway.app.processes.restart_policy import RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess
-from gateway.app.worker_slot import WorkerSlot
+from gateway.app.run.worker_slot import WorkerSlot
+from gateway.concurrency.background import start_background
+from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
 from gateway.config.models import LifecycleConfig
 from gateway.telemetry import logs, names
-from gateway.telemetry.aggregation import (
-    MetricsAggregator,
-    family_of,
-    snapshot,
-    total_of,
-    write_page,
-)
+from gateway.telemetry.aggregation import MetricsAggregator, family_of, snapshot, total_of
+from gateway.telemetry.exposition import write_page
 from gateway.telemetry.lost_lines import LostLines
 
 Launch = Callable[[WorkerSetup], Awaitable[WorkerProcess]]
 
 
-class WorkerReports:
+class WorkerReports(Collector):
     """The workers as the supervisor sees them, with its arguments."""
 
     def __init__(
@@ -58,7 +56,9 @@ class WorkerReports:
         # Requests of the earlier processes of each worker.
         self._past_requests: dict[int, float] = dict.fromkeys(range(1, count + 1), 0.0)
         self._totals = MetricsAggregator()
-        self._collect: list[Callable[[], Iterable[Metric]]] = [self._own_metrics]
+        self._own: list[Collector] = [self, LostLines({"stderr": logs.lost_lines})]
+        self._updates: dict[bool, asyncio.Task[None]] = {}
+        self._updating = asyncio.Lock()
         self._is_started = False
         self._stopping = asyncio.Event()
         self._failed = asyncio.Event()
@@ -75,15 +75,19 @@ class WorkerReports:
         """The configuration in force."""
         return self._loaded
 
-    async def exchange(self, part: str, document: Mapping[str, Any], /) -> Reports:
+    async def exchange(
+        self, part: str, document: Mapping[str, Any], /, timeout_s: float = REPLY_S
+    ) -> Reports:
         """Send a document to the part of an extension in all workers; return their replies."""
         workers = list(self._workers.values())
-        found = await asyncio.gather(*(worker.exchange(part, document) for worker in workers))
+        found = await asyncio.gather(
+            *(worker.exchange(part, document, timeout_s) for worker in workers)
+        )
         return {str(worker.pid): report for worker, report in zip(workers, found, strict=True)}
 
-    def publish(self, collect: Callable[[], Iterable[Metric]]) -> None:
+    def publish(self, metrics: Collector) -> None:
         """Add metrics of this process to the metrics page."""
-        self._collect.append(collect)
+        self._own.append(metrics)
 
     @property
     def lifecycle(self) -> LifecycleConfig:
@@ -109,12 +113,14 @@ class WorkerReports:
         return sorted(number for number, watch in self._serving.items() if not watch.is_silent)
 
     async def status(self) -> Document:
-        """Return the status of the first worker that serves, and a line for each worker.
+        """Return the status of the first worker that serves, with a line for each worker.
 
         The workers share the configuration. Each has its own connections to upstreams.
         """
         serving = self._replying()
-        found = await self._workers[serving[0]].status() if serving else {}
+        replies = await asyncio.gather(*(self._workers[number].status() for number in serving))
+        found = replies[0] if replies else {}
+        files = [each for reply in replies for each in reply.get("credentials", ())]
         ready = await self.ready()
         return {
             "version": __version__,
@@ -128,6 +134,8 @@ class WorkerReports:
             **found,
             "ready": ready,
             "reason": "" if ready else self._reason(found),
+            # One that only some workers have in force has several entries.
+            "credentials": [each for n, each in enumerate(files) if each not in files[:n]],
             "shown_worker": serving[0] if serving else None,
             "workers": [
                 {
@@ -148,15 +156,19 @@ class WorkerReports:
 
     async def page(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page of all workers, and its content type."""
-        return write_page(await self.families(), accept)
+        return await write_page(await self.families(), accept)
 
-    async def families(self) -> list[Metric]:
-        """Return the metrics of all workers and of this process."""
-        await self._update_metrics()
-        own = [metric for collect in self._collect for metric in collect()]
-        return [*self._totals.collect(), *own]
+    async def families(self) -> Iterable[Metric]:
+        """Return the metrics of all workers and of this process, in pieces."""
+        await self._update_metrics(asks=True)
+        for worker in self._workers.values():
+            self._totals.update(worker, worker.metrics, worker.counts)
+        # Workers may have a family of this process, too, such as that of the certificates.
+        self._totals.update(self, [each async for each in in_slices(snapshot(*self._own))])
+        return await self._totals.collect()
 
-    def _own_metrics(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics of the workers as processes."""
         serving = self._replying()
         up = {str(slot.number): float(slot.number in serving) for slot in self._slots}
         yield family_of(names.WORKER_UP, up)
@@ -167,12 +179,24 @@ class WorkerReports:
 
     def _request_count(self, number: int) -> float:
         worker = self._workers.get(number)
-        current = 0.0 if worker is None else total_of(worker.metrics, names.REQUESTS.name)
+        current = 0.0 if worker is None else total_of(worker.metrics, names.REQUESTS)
         return self._past_requests[number] + current
 
-    async def _update_metrics(self) -> None:  # one worker asks the servers, which all share
-        workers = [self._workers[number] for number in self._replying()]
-        await asyncio.gather(*(each.update_metrics(asks=each is workers[0]) for each in workers))
-        for worker in self._workers.values():
-            self._totals.update(worker, worker.metrics, worker.counts)
-        self._totals.update(self, snapshot(LostLines({"stderr": logs.lost_lines})))
+    async def _update_metrics(self, *, asks: bool) -> None:
+        """Ask all workers for their metrics; those who come before it begins share a turn.
+
+        Args:
+            asks: Whether one of the workers asks the servers, which all share.
+        """
+        update = self._updates.get(asks)
+        if update is None:
+            update = self._updates[asks] = start_background(self._update(asks), "metrics")
+        await asyncio.shield(update)
+
+    async def _update(self, asks: bool) -> None:
+        async with self._updating:
+            del self._updates[asks]
+            workers = [self._workers[number] for number in self._replying()]
+            await asyncio.gather(
+                *(each.update_metrics(asks=asks and each is workers[0]) for each in workers)
+            )

@@ -16,9 +16,9 @@ from typing import Any
 import structlog
 
 from gateway.api.backend import Arrays
+from gateway.api.model_spec import ModelSpec
 from gateway.backends.base import Inputs, Job, LoadError
 from gateway.backends.model_files import FileBackend, one_line, zeros
-from gateway.backends.model_spec import ModelSpec
 from gateway.backends.repository import repository
 from gateway.backends.torch.archive_check import FILE_NAMES, NotServableError, kind_of
 from gateway.backends.torch.devices import CpuRunner, Runner, device_of, stream_runner
@@ -107,6 +107,12 @@ class TorchBackend(FileBackend):
         if self._resolved_metadata is None:
             raise self._not_ready()
         return self._resolved_metadata
+
+    def check_here(self) -> None:
+        """Check that the file, PyTorch and the labels are there. Raises LoadError."""
+        super().check_here()
+        self._import_torch()
+        self.read_labels(self._options.labels)
 
     def load(self) -> None:
         """Open the file, and warm up each instance.

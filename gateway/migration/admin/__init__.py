@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.api.admin import AdminRoute
-from gateway.api.extension import ConfigView, LeadingPart
+from gateway.api.extension import LeadingPart
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.migration.admin import capture, stock
 from gateway.migration.admin.migrations.documents import (
@@ -14,6 +14,7 @@ from gateway.migration.admin.migrations.documents import (
 )
 from gateway.migration.admin.migrations.routes import migration_routes
 from gateway.migration.events.settings import EVENTS
+from gateway.settings.config_view import ConfigView
 
 
 class MigrationPages(LeadingPart):

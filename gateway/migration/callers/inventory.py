@@ -1,4 +1,4 @@
-"""Who calls what: counts of inferences by client, agent, protocol, model and inputs.
+"""Who calls what: counts of calls by client, agent, protocol, model, and inputs or path.
 
 The rows are bounded, and are kept in a file of the state directory for each worker. `merged_rows`
 reads all of them.
@@ -6,6 +6,7 @@ reads all of them.
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import json
 import os
@@ -20,9 +21,11 @@ from typing import Any, Final, Literal
 import structlog
 
 from gateway.ir.bounded_dict import BoundedDict
-from gateway.ir.calls import InferRequest
+from gateway.ir.calls import InferRequest, OpaqueCall
 from gateway.ir.identity import ANONYMOUS
-from gateway.settings.private_files import replace_private
+from gateway.ir.tensor import Tensor
+from gateway.ir.unread import is_unread, path_of
+from gateway.settings.private_files import make_directory, private_opener, replace_private
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +35,7 @@ Key = tuple[Any, ...]
 MAX_ROWS: Final = 4096
 OTHER: Final = "other"
 SAVE_S: Final = 10.0
+_PATH: Final = 256
 _MAX_CLIENTS: Final = 65_536
 _VERSION: Final = 1
 
@@ -40,12 +44,16 @@ _BOUNDS: Final = tuple(1e-4 * 1.2**number for number in range(78))
 
 
 class StockRow:
-    """The inferences of one client for one model.
+    """The calls of one client for one model.
 
     Attributes:
         client: Its address, or what the configuration leaves of it.
         client_name: The name that its credential has; "" without one.
         inputs: Such as "features FP32[30]"; the batch axis is left out.
+        path: Of calls whose messages the gateway has not read; "" for inferences, and where there
+            is none.
+        forwarded: Calls that a server got as they came.
+        refused: Calls that the gateway itself refused; they are among the errors.
         first_s: Time of the first call, seconds since 1970.
         last_s: Time of the last call.
         buckets: Number of calls by duration.
@@ -59,10 +67,13 @@ class StockRow:
         "client_name",
         "errors",
         "first_s",
+        "forwarded",
         "inputs",
         "last_s",
         "model",
+        "path",
         "protocol",
+        "refused",
     )
 
     def __init__(
@@ -73,6 +84,7 @@ class StockRow:
         model: str,
         inputs: str,
         client_name: str = "",
+        path: str = "",
     ) -> None:
         self.client = client
         self.client_name = client_name
@@ -80,8 +92,8 @@ class StockRow:
         self.protocol = protocol
         self.model = model
         self.inputs = inputs
-        self.calls = 0
-        self.errors = 0
+        self.path = path
+        self.calls = self.errors = self.forwarded = self.refused = 0
         self.first_s = 0.0
         self.last_s = 0.0
         self.buckets: dict[int, int] = {}
@@ -96,6 +108,7 @@ class StockRow:
             self.model,
             self.inputs,
             self.client_name,
+            self.path,
         )
 
     @property
@@ -119,8 +132,16 @@ class StockRow:
         self.last_s = max(self.last_s, other.last_s)
         self.calls += other.calls
         self.errors += other.errors
+        self.forwarded += other.forwarded
+        self.refused += other.refused
         for bucket, count in other.buckets.items():
             self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+
+    def entry(self) -> dict[str, Any]:
+        """Return the row as the file has it."""
+        names = (name for name in self.__slots__ if name != "buckets")
+        entry = {name: getattr(self, name) for name in names}
+        return {**entry, "buckets": list(self.buckets.items())}
 
     def document(self) -> dict[str, Any]:
         """Return the row as JSON values."""
@@ -131,9 +152,12 @@ class StockRow:
             "protocol": self.protocol,
             "model": self.model,
             "inputs": self.inputs,
+            "path": self.path,
             "calls": self.calls,
             "per_min": round(self.per_minute, 3),
             "errors": self.errors,
+            "forwarded": self.forwarded,
+            "refused": self.refused,
             "p99_ms": round(self.p99_s * 1e3, 3),
             "first_seen": _time(self.first_s),
             "last_seen": _time(self.last_s),
@@ -141,7 +165,7 @@ class StockRow:
 
 
 class Stock:
-    """Counts the inferences of one process.
+    """Counts the calls of one process since they were last written.
 
     Args:
         path: File of this worker in the state directory.
@@ -160,42 +184,59 @@ class Stock:
         self._epoch_s = datetime.now(UTC).timestamp() - monotonic()
         self._has_failed = False
 
-    def count(self, request: InferRequest, seconds: float, failed: bool) -> None:
-        """Count one inference; on the path of every call."""
-        context = request.context
-        client = context.client
+    def count(
+        self,
+        call: InferRequest | OpaqueCall,
+        seconds: float,
+        is_failed: bool,
+        is_refused: bool = False,
+        /,
+    ) -> None:
+        """Count one call, as `CountCall` has it; on the path of every inference."""
+        context = call.context
+        client, origin = context.client, context.origin
+        path, is_read = "", not is_unread(call)
+        inputs: tuple[Tensor, ...] = ()
+        if is_read and type(call) is InferRequest:
+            inputs = call.inputs
+        elif origin is not None:
+            path = path_of(origin.wire)[:_PATH]
         # A tuple of what is there: its hash costs less than any text of it.
         key: Key = (
             client.address,
             client.identity.name,
             client.agent,
             context.protocol,
-            request.model,
-            tuple([(each.name, each.datatype, each.shape) for each in request.inputs]),
+            call.model,
+            path,
+            tuple([(each.name, each.datatype, each.shape) for each in inputs]),
         )
         row = self._rows.get(key)
         if row is None:
-            row = self._new_row(key, request)
+            row = self._new_row(key, call, path)
         now = monotonic() + self._epoch_s
         if not row.calls:
             row.first_s = now
         row.last_s = now
         row.calls += 1
-        row.errors += failed
+        row.errors += is_failed
+        row.refused += is_refused
+        row.forwarded += not (is_read or is_refused)
         bucket = bisect_left(_BOUNDS, seconds)
         row.buckets[bucket] = row.buckets.get(bucket, 0) + 1
 
-    def _new_row(self, key: Key, request: InferRequest) -> StockRow:
-        client, context = request.context.client, request.context
-        model = request.model
+    def _new_row(self, key: Key, call: InferRequest | OpaqueCall, path: str) -> StockRow:
+        client, context = call.context.client, call.context
+        model = call.model
         name = "" if model is None else model.name + (f":{model.version}" if model.version else "")
         wanted = StockRow(
             self._shown(client.address),
             client.agent[:128],
             context.protocol,
-            name,
-            signature_of(request),
+            name[:_PATH],
+            "" if path or type(call) is not InferRequest else signature_of(call),
             "" if client.identity is ANONYMOUS else client.identity.name[:128],
+            path,
         )
         row = self._by_name.get(wanted.name)
         if row is None:
@@ -225,30 +266,50 @@ class Stock:
         other = [self._other] if self._other.calls else []
         return [*self._by_name.values(), *other]
 
-    def load(self) -> None:
-        """Continue the counts of an earlier process; a file that is not readable is left."""
-        for row in _read(self._path):
-            if row.client == OTHER and not row.protocol:
-                self._other.add(row)
-            elif len(self._by_name) < self._max_rows:
+    def take_rows(self) -> list[StockRow]:
+        """Return the counts since the last time, and begin with none."""
+        rows = self.rows()
+        self._rows, self._by_name = {}, {}
+        self._other = StockRow(OTHER, "", "", "", "")
+        return rows
+
+    def add_rows(self, rows: Iterable[StockRow]) -> None:
+        """Count rows again; those that are too many count as `other`."""
+        for row in rows:
+            known = self._by_name.get(row.name)
+            if known is None and row.protocol and len(self._by_name) < self._max_rows:
                 self._by_name[row.name] = row
+            else:
+                (known or self._other).add(row)
 
     def save(self) -> None:
-        """Write the rows to the file, aside and then renamed; an error is logged once."""
-        entries = [
-            {
-                **{name: getattr(row, name) for name in StockRow.__slots__ if name != "buckets"},
-                "buckets": list(row.buckets.items()),
-            }
-            for row in self.rows()
-        ]
+        """Add the counts since the last time to the file."""
+        self.add_rows(self.write(self.take_rows()))
+
+    def write(self, rows: list[StockRow]) -> list[StockRow]:
+        """Add rows to those of the file, which another gateway may write, too, and replace it.
+
+        Returns:
+            The rows if that failed; an error is logged once.
+        """
+        whole = Stock(self._path, max_rows=self._max_rows)
         try:
-            replace_private(self._path, json.dumps({"version": _VERSION, "rows": entries}).encode())
+            make_directory(self._path.parent)
+            lock = self._path.with_suffix(".lock")
+            with open(lock, "ab", opener=private_opener) as file:  # released when it is closed
+                fcntl.flock(file, fcntl.LOCK_EX)
+                whole.add_rows(_read(self._path))
+                whole.add_rows(rows)
+                entries = [row.entry() for row in whole.rows()]
+                document = {"version": _VERSION, "rows": entries}
+                replace_private(self._path, json.dumps(document).encode())
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:
                 log.warning("stock not written", file=str(self._path), reason=str(error))
             self._has_failed = True
+            return rows
+        return []
 
 
 def stock_path(directory: Path, worker: int) -> Path:
@@ -295,7 +356,8 @@ def _read(path: Path) -> Iterable[StockRow]:
         for entry in document["rows"]:
             names = ("client", "agent", "protocol", "model", "inputs")
             row = StockRow(*(str(entry[name]) for name in names))
-            row.client_name = str(entry.get("client_name", ""))
+            row.client_name, row.path = (str(entry.get(it, "")) for it in ("client_name", "path"))
+            row.forwarded, row.refused = (int(entry.get(it, 0)) for it in ("forwarded", "refused"))
             row.calls, row.errors = int(entry["calls"]), int(entry["errors"])
             row.first_s, row.last_s = float(entry["first_s"]), float(entry["last_s"])
             row.buckets = {int(bucket): int(count) for bucket, count in entry["buckets"]}

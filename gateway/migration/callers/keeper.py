@@ -7,6 +7,7 @@ import asyncio
 import structlog
 
 from gateway.concurrency.background import start_background
+from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
 from gateway.migration.callers.inventory import SAVE_S, Stock, stock_path
 from gateway.migration.settings import STOCK
@@ -23,6 +24,7 @@ class InventoryKeeper:
 
     def __init__(self, stock: Stock) -> None:
         self.stock = stock
+        self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -35,8 +37,7 @@ class InventoryKeeper:
         return cls(Stock(path, stock.clients))
 
     def start(self) -> None:
-        """Continue earlier counts, and begin to write."""
-        self.stock.load()
+        """Begin to write; the counts of earlier processes stay in the file."""
         self.stock.save()
         self._task = start_background(self._run(), "stock")
 
@@ -44,14 +45,21 @@ class InventoryKeeper:
         """Write a last time, and stop; idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await asyncio.to_thread(self.stock.save)
+            self._stopping.set()  # what a thread writes at the moment is written once
+            await task
+            await self._save()
+
+    async def _save(self) -> None:
+        """Write the counts on a thread, and take them for the file on this one."""
+        rows = self.stock.take_rows()
+        try:
+            rows = await asyncio.to_thread(self.stock.write, rows)
+        finally:
+            self.stock.add_rows(rows)
 
     async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(SAVE_S)
+        while not await is_set_within(self._stopping, SAVE_S):
             try:
-                await asyncio.to_thread(self.stock.save)
+                await self._save()
             except Exception:  # a defect: the next time may succeed
                 log.exception("stock not written")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gateway.migration.captures.directory import (
     MANIFEST,
+    PERCENT,
     append_line,
     open_segments,
     read_manifest,
@@ -28,13 +29,18 @@ class SegmentSummary:
 
     Attributes:
         calls: Those that can be read.
+        forwarded: Those that a server got unread.
+        refused: Those that the gateway itself refused.
         models: Calls by model.
         clients: Calls by client address and agent.
         dropped: Calls that were dropped while it was written, by reason.
+        percent: Share of the calls that its writer noted, such as "20"; "" for none.
     """
 
     name: str
     calls: int = 0
+    forwarded: int = 0
+    refused: int = 0
     nbytes: int = 0
     first_us: int = 0
     last_us: int = 0
@@ -42,6 +48,7 @@ class SegmentSummary:
     clients: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     is_open: bool = False
+    percent: str = ""
 
 
 class Capture:
@@ -89,14 +96,23 @@ class Capture:
                 self.problems += reader.problems
 
     def description(self) -> dict[str, str]:
-        """Return what the writers of the segments noted of them; the first one decides."""
+        """Return what the writers of the segments noted of them.
+
+        The first one by its name, which has its time, decides. Of the shares of the recorded calls
+        it is the least one.
+        """
         found: dict[str, str] = {}
-        for segment in self.segments:
+        percents: list[str] = []
+        for segment in sorted(self.segments, key=lambda each: each.name):
             try:
                 with SegmentReader(segment) as reader:
-                    found = {**reader.description, **found}
+                    notes = reader.description
             except UnreadableSegment:
                 continue  # `calls` names it
+            found = {**notes, **found}
+            percents += [notes[PERCENT]] if PERCENT in notes else []
+        if percents:
+            found[PERCENT] = min(percents, key=_number)
         return found
 
     def call(self, call_id: str) -> RecordedCall | None:
@@ -123,6 +139,7 @@ class Capture:
             summary = SegmentSummary(segment.name, is_open=segment.name.endswith(".open"))
             try:
                 with SegmentReader(segment) as reader:
+                    summary.percent = reader.description.get(PERCENT, "")
                     for call in reader.calls():
                         _count(summary, call)
                     self.problems += reader.problems
@@ -246,6 +263,14 @@ def _start_of(call: RecordedCall) -> tuple[int, str]:
     return call.call.at_us, call.call.request_id
 
 
+def _number(text: str) -> float:
+    """Return the number of a text; 0 for another text."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
 def _is_hex(text: str) -> bool:
     try:
         int(text, 16)
@@ -257,6 +282,8 @@ def _is_hex(text: str) -> bool:
 def _count(summary: SegmentSummary, record: RecordedCall) -> None:
     call = record.call
     summary.calls += 1
+    summary.forwarded += record.is_forwarded
+    summary.refused += record.is_refused
     summary.nbytes += record.nbytes
     summary.first_us = min(summary.first_us or call.at_us, call.at_us)
     summary.last_us = max(summary.last_us, call.at_us)

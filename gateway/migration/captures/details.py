@@ -1,5 +1,6 @@
 """The details of a recorded call: what few calls have, as one JSON object."""
 
+import json
 from typing import Any
 
 from msgspec import to_builtins
@@ -60,6 +61,14 @@ def _text_details(task: TextTask, privacy: Privacy) -> dict[str, Any]:
     """Return a task on texts, whose members are parameters of the caller."""
     is_kept = privacy.parameters or not _has_members(task)
     return {"texts": to_builtins(task)} if is_kept else {}
+
+
+def details_with_refusal(text: str, is_refused: bool) -> str:
+    """Return details as JSON, with whether the gateway itself refused the call."""
+    details = json.loads(text)
+    if is_refused is bool(details.pop("refused", False)):
+        return text
+    return json.dumps(details | ({"refused": True} if is_refused else {}))
 
 
 def members_of(members: dict[str, Any]) -> dict[str, Any]:

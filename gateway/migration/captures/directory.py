@@ -18,6 +18,10 @@ MANIFEST: Final = "MANIFEST.jsonl"
 SEALED: Final = ".capture"
 OPEN: Final = ".capture.open"
 LOCK: Final = ".capture.lock"
+UPSTREAM: Final = "upstream "
+"""What a segment of a gateway notes the addresses of an upstream under, before its name."""
+PERCENT: Final = "percent"
+"""What a segment of a gateway notes the share of the recorded calls under."""
 _BLOCK: Final = 1 << 20
 _DRAWS: Final = 16
 

@@ -18,7 +18,10 @@ from typing import Final
 
 import structlog
 
+from gateway import __version__
 from gateway.migration.captures.directory import (
+    PERCENT,
+    UPSTREAM,
     append_line,
     lock_of,
     sealed_segments,
@@ -36,6 +39,9 @@ log = structlog.get_logger(__name__)
 _BATCH: Final = 64
 # A killed process loses at most 0.25 s of calls; the rest of it is for a busy machine.
 _COMMIT_S: Final = 0.15
+# Serving processes follow a change of the share one after the other. So a larger share begins a
+# segment when no call of the smaller one has come for this time.
+_CHANGE_S: Final = 1.0
 
 Sender = tuple[int, int]
 """A serving process: the number of its socket, and its epoch."""
@@ -69,6 +75,8 @@ class CaptureRecorder:
         self._thread: threading.Thread | None = None
         self._segment: SegmentWriter | None = None
         self._in_batch = 0
+        # The share of the open segment in percent, and when a call of this share came last.
+        self._percent, self._percent_at = options.percent, 0.0
         # What the next confirmation of each sender says.
         self._pending: dict[Sender, Confirmation] = {}
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="capture-seal")
@@ -135,6 +143,7 @@ class CaptureRecorder:
             if not self._pending:
                 begun = self._clock()
             sender, number, message, size = entry
+            self._follow_share(message)
             self._take(sender, number, message)
             self._taken_bytes += size
             is_flush = message.record is None
@@ -143,6 +152,19 @@ class CaptureRecorder:
         self._finish_batch()
         self._guarded(self._seal)
         self._sealer.shutdown()
+
+    def _follow_share(self, message: SampleMessage) -> None:
+        """Seal the open segment if a call is one of another share: each segment has its own."""
+        if message.record is None:
+            return
+        percent, now = message.percent, self._clock()
+        is_larger = percent > self._percent
+        if self._segment is not None and is_larger and now - self._percent_at < _CHANGE_S:
+            return
+        if self._segment is not None and percent != self._percent:
+            self._finish_batch()
+            self._guarded(self._seal)
+        self._percent, self._percent_at = percent, now
 
     def _take(self, sender: Sender, number: int, message: SampleMessage) -> None:
         self._skipped.update(message.skipped)
@@ -217,7 +239,12 @@ class CaptureRecorder:
     def _add(self, record: RecordedCall) -> None:
         if self._segment is None:
             self._check_space()
-            notes = {"pid": str(os.getpid()), "percent": f"{self.options.percent:g}"}
+            notes = {
+                "pid": str(os.getpid()),
+                "gateway": __version__,
+                PERCENT: f"{self._percent:g}",
+                **{f"{UPSTREAM}{name}": url for name, url in self.options.upstreams.items()},
+            }
             self._segment = SegmentWriter(self.options.directory, notes)
         if not self._in_batch:
             self._segment.begin()

@@ -29,6 +29,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ERROR_CLASSES, ErrorCode, GatewayError, MalformedMessage
 from gateway.ir.tensor import RequestedOutput, Tensor, as_raw, raw_tensor
 from gateway.ir.text_tasks import TextTask
+from gateway.ir.unread import path_of
 from gateway.migration.captures.checksum import checksum
 from gateway.migration.captures.column_texts import (
     check_parameters,
@@ -43,6 +44,10 @@ from gateway.migration.captures.privacy import Hasher, Payload, Privacy, least_p
 from gateway.migration.captures.untyped import untyped_data, untyped_payload, untyped_text
 
 OK: Final = "ok"
+_PATH: Final = 256
+FORWARDED: Final = "Forwarded"
+"""The kind of a call that a server got as it came: only its messages are recorded."""
+REFUSED: Final = "refused by the gateway"
 INPUT, OLD, NEW = "input", "old", "new"
 
 RAW, SLICED, ABSENT, UNTYPED, JSON = "raw", "sliced", "absent", "untyped", "json"
@@ -117,12 +122,14 @@ class CallRow(Struct, frozen=True, kw_only=True, array_like=True):
     Attributes:
         at_us: Start in UTC, microseconds since 1970.
         took_us: Until the complete reply.
-        kind: "InferRequest", "StreamInferRequest", or "" for a request that could not be read.
+        kind: "InferRequest", "StreamInferRequest", `FORWARDED`, or "" for a request that could not
+            be read.
         needs: Names of what the caller's codec needs in the reply, JSON.
         sequence: JSON [id, start, end]; None outside a sequence.
         parameters: JSON; None unless parameters are written.
         details: JSON of the rest: id, batch size, priority, requested outputs, listed headers, and
-            the name of a client that sent a credential.
+            the name of a client that sent a credential; the path of a call that is not read, and
+            whether the gateway itself refused it.
         code: "ok" or the code of the error.
         error: Its text; "" unless the payload is full.
     """
@@ -176,10 +183,24 @@ class RecordedCall(Struct, frozen=True):
         return checksum(astuple(self.call), *rows)
 
     @property
+    def is_forwarded(self) -> bool:
+        """Whether a server got the call as it came, and nobody here has read it."""
+        return self.call.kind == FORWARDED
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the gateway itself refused the call: no server has."""
+        if not self.call.kind:
+            return True
+        return '"refused"' in self.call.details and "refused" in parse_details(self.call.details)
+
+    @property
     def missing(self) -> str:
         """Why the call cannot be sent again; "" if it can."""
         if not self.call.kind:
-            return "request could not be read"
+            return REFUSED
+        if self.is_forwarded:
+            return "forwarded: nobody but its server has read it"
         inputs = [each for each in self.tensors if each.side == INPUT]
         if any(each.form == ABSENT for each in inputs):
             return "inputs were not in the message"
@@ -303,6 +324,7 @@ class Recordable(Struct):
         request: None for a request that could not be read.
         items: Each reply with its time since the start, microseconds.
         code: "ok" or the code of the error that ended the call.
+        is_refused: Whether the gateway itself refused it.
     """
 
     started_us: int
@@ -318,10 +340,7 @@ class Recordable(Struct):
     code: str = OK
     error: str = ""
     wire: list[WireRow] = field(default_factory=list)
-
-    def fail(self, error: GatewayError) -> None:
-        """Note the error that ended the call; without the object, which refers to frames."""
-        self.code, self.error = error.code.value, error.message
+    is_refused: bool = False
 
 
 def record_of(source: Recordable, privacy: Privacy, hasher: Hasher | None) -> RecordedCall:
@@ -424,6 +443,11 @@ def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
     context, request = source.context, source.request
     model = ModelRef("") if request is None or request.model is None else request.model
     sequence = None if request is None else request.sequence
+    details = details_of(request, context, privacy)
+    if source.is_refused:
+        details["refused"] = True
+    if source.kind in {"", FORWARDED} and context.origin is not None:
+        details["path"] = path_of(context.origin.wire)[:_PATH]
     return CallRow(
         at_us=source.started_us,
         took_us=source.took_us,
@@ -443,7 +467,7 @@ def _call_row(source: Recordable, privacy: Privacy) -> CallRow:
         parameters=_parameters_text(request.parameters)
         if request is not None and privacy.parameters
         else None,
-        details=json.dumps(details) if (details := details_of(request, context, privacy)) else "{}",
+        details=json.dumps(details) if details else "{}",
         code=source.code,
         error=source.error if privacy.payload == "full" else "",
     )

@@ -1,6 +1,7 @@
 """Which calls are recorded, and what became of them."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -36,6 +37,7 @@ class CaptureOptions:
         sample_bytes: Largest call.
         upload: URL of an object store for sealed segments; "" for none.
         keep_local_s: Age at which an uploaded segment is removed here; None to keep it.
+        upstreams: Addresses of the upstreams by name, for reports.
     """
 
     directory: Path
@@ -55,6 +57,7 @@ class CaptureOptions:
     max_items: int = 1024
     upload: str = ""
     keep_local_s: float | None = None
+    upstreams: Mapping[str, str] = field(default_factory=dict)
 
 
 class CaptureCounts:
@@ -66,6 +69,7 @@ class CaptureCounts:
         outcomes: Compared calls by the outcome; of a capture, none. They count as recorded.
         skipped: Calls that cannot be recorded, by reason.
         dropped: Calls that were lost, by reason.
+        unread: Sampled calls that are no inference: "forwarded", or "refused" by the gateway.
     """
 
     def __init__(self) -> None:
@@ -75,6 +79,7 @@ class CaptureCounts:
         self.outcomes: Counter[str] = Counter()
         self.skipped: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
+        self.unread: Counter[str] = Counter()
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -93,9 +98,13 @@ class CaptureSampler:
 
     Args:
         options: What to record.
+
+    Attributes:
+        percent: Share of the calls that are chosen; while none is, that of the last choice.
     """
 
     def __init__(self, options: CaptureOptions) -> None:
+        self.percent = 100.0
         self.counts = CaptureCounts()
         self.change(options)
 
@@ -103,6 +112,7 @@ class CaptureSampler:
         """Choose by other options from now on; the counts continue."""
         self.options = options
         self._threshold = options.percent / 100
+        self.percent = options.percent or self.percent
 
     def samples(self, model: str, key: str) -> bool:
         """Return whether to record a call, and count it if so; see `chooses`."""
@@ -147,9 +157,14 @@ def is_shadow_call(context: Context) -> bool:
     return SHADOW_HEADER in [name for name, _ in context.metadata]
 
 
-def sequence_key(request: InferRequest) -> str:
-    """Return "model|sequence id" of a call of a sequence; "" for other calls."""
+def sequence_key(request: InferRequest, client: str = "") -> str:
+    """Return a text that only calls of the same sequence have; "" for other calls.
+
+    Args:
+        request: The call.
+        client: Its client, where sequences of clients are apart.
+    """
     if request.sequence is None:
         return ""
     model = "" if request.model is None else request.model.name
-    return f"{model}|{request.sequence.id}"
+    return repr((client, model, request.sequence.id))

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
+from gateway.ir.identity import ANONYMOUS
 from gateway.migration.captures.records import RecordedCall, TensorRow
 
 _HEAD: Final = struct.Struct("!I")
@@ -26,11 +27,15 @@ class ShadowRequest(Struct, array_like=True):
         metadata: Headers or gRPC metadata of the caller.
         upstream_us: Time of the call at its target; 0 if unknown.
         noise: Whether the old target is asked once more.
+        client: Name of the client.
+        error: The text of the error that ended the call, as the log may show it; "" for none.
     """
 
     metadata: tuple[tuple[str, str], ...] = ()
     upstream_us: int = 0
     noise: bool = False
+    client: str = ANONYMOUS.name
+    error: str = ""
 
 
 class SampleMessage(Struct, array_like=True):
@@ -41,12 +46,14 @@ class SampleMessage(Struct, array_like=True):
         skipped: Calls that were not sent since the last message, by reason.
         dropped: The same, for calls that were lost.
         shadow: None for a call that is only written.
+        percent: Share of the calls that the sender chose when it sent this one.
     """
 
     record: RecordedCall | None = None
     skipped: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     shadow: ShadowRequest | None = None
+    percent: float = 100.0
 
 
 class _Sizes(Struct, array_like=True):

@@ -49,7 +49,8 @@ capture = typer.Typer(
 )
 
 _COUNTER: Final = re.compile(
-    r'^gateway_capture_(sampled|calls|dropped)_total(?:\{reason="(\w+)"\})? (\S+)$', re.MULTILINE
+    r'^gateway_capture_(sampled|calls|dropped|unread)_total(?:\{reason="(\w+)"\})? (\S+)$',
+    re.MULTILINE,
 )
 
 CaptureArgument = Annotated[
@@ -148,6 +149,7 @@ def status(admin: str, output: OutputOption = OutputFormat.TEXT) -> None:
     print_text(f"{'on' if found['enabled'] else 'off'}: {what}, in {found['directory']}")
     left_out = [f"{reason} {count}" for reason, count in counts["left_out"].items()]
     line = f"{counts['sampled']} sampled, {counts['recorded']} recorded, "
+    line += f"{counts['forwarded']} forwarded, {counts['refused']} refused by the gateway, "
     print_text(f"{line}{counts['in_flight']} in flight, left out: {', '.join(left_out) or 'none'}")
 
 
@@ -159,6 +161,8 @@ def _counts_of(metrics: str) -> dict[str, Any]:
     return {
         "sampled": sampled,
         "recorded": recorded,
+        "forwarded": found.get(("unread", "forwarded"), 0),
+        "refused": found.get(("unread", "refused"), 0),
         "in_flight": sampled - recorded - sum(left_out.values()),
         "left_out": left_out,
     }
@@ -179,7 +183,10 @@ def list_segments(directory: CaptureArgument, output: OutputOption = OutputForma
                     "segment": each.name,
                     "open": each.is_open,
                     "calls": each.calls,
+                    "forwarded": each.forwarded,
+                    "refused": each.refused,
                     "bytes": each.nbytes,
+                    "percent": each.percent or None,
                     "from": _time(each.first_us),
                     "to": _time(each.last_us),
                     "models": each.models,
@@ -190,12 +197,16 @@ def list_segments(directory: CaptureArgument, output: OutputOption = OutputForma
             ]
         )
     else:
-        head = ("segment", "calls", "bytes", "from", "to", "models", "clients", "dropped")
+        numbers = ("calls", "forwarded", "refused", "bytes")
+        head = ("segment", *numbers, "percent", "from", "to", "models", "clients", "dropped")
         rows = [
             (
                 each.name,
                 str(each.calls),
+                str(each.forwarded),
+                str(each.refused),
                 str(each.nbytes),
+                each.percent or "-",
                 _time(each.first_us),
                 _time(each.last_us),
                 _counts(each.models),
@@ -204,7 +215,7 @@ def list_segments(directory: CaptureArgument, output: OutputOption = OutputForma
             )
             for each in summaries
         ]
-        print_text(format_table(head, rows, right=(1, 2, 6, 7)))
+        print_text(format_table(head, rows, right=(1, 2, 3, 4, 5, 9, 10)))
     print_problems(found.problems)
 
 
@@ -235,8 +246,8 @@ def show(
     if output is OutputFormat.JSON:
         print_json(document)
         return
-    keys = ("id", "at", "took_us", "request_id", "client_id", "agent", "protocol", "model", "code")
-    for key in (*keys, "error"):
+    keys = ("id", "at", "took_us", "request_id", "client_id", "agent", "protocol", "path", "model")
+    for key in (*keys, "code", "refused", "error"):
         if document[key] not in {"", None}:
             print_text(printable(f"{key:<11} {document[key]}"))
     rows = [

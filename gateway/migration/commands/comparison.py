@@ -12,7 +12,13 @@ from gateway.config.load import ConfigError, load_file
 from gateway.migration.compare.conditions import Condition, parse_fail_if, parse_fail_unless
 from gateway.migration.compare.summary import Summary
 from gateway.migration.evidence.guards import Guards
-from gateway.migration.evidence.verdicts import GuardVerdict, Standing, unjudged_calls, verdict_text
+from gateway.migration.evidence.verdicts import (
+    GuardVerdict,
+    Standing,
+    unjudged_calls,
+    unjudged_mismatches,
+    verdict_text,
+)
 from gateway.migration.replay.mismatch_list import MismatchList
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
 
@@ -33,7 +39,7 @@ FailIfOption = Annotated[
         "--fail-if",
         metavar="METRIC>VALUE",
         help="Exit with 1 if it holds: mismatch>0.1%, mismatch.OUTPUT>1%, structure>0, errors>1%, "
-        "missing>0, p99>200ms, p50_ratio>1.2, p99_ratio>1.3; repeatable.",
+        "missing>0, refused>0, p99>200ms, p50_ratio>1.2, p99_ratio>1.3; repeatable.",
     ),
 ]
 FailUnlessOption = Annotated[
@@ -114,7 +120,13 @@ def judged(summary: Summary, conditions: Sequence[Condition], guards: Guards) ->
     verdicts = guards.verdicts()
     unjudged = unjudged_calls(summary, conditions, verdicts)
     has_tripped = any(each.standing is Standing.TRIPS for each in verdicts)
-    text = verdict_text(failures, verdicts, has_conditions=bool(conditions), unjudged=unjudged)
+    text = verdict_text(
+        failures,
+        verdicts,
+        has_conditions=bool(conditions),
+        unjudged=unjudged,
+        mismatches=unjudged_mismatches(summary, conditions, verdicts),
+    )
     return Judgement(text, checked, verdicts, bool(failures or unjudged or has_tripped))
 
 

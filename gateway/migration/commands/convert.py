@@ -13,8 +13,8 @@ import numpy as np
 import typer
 
 from gateway.api.protocol import Codec, ProtocolSpec
+from gateway.app.build.upstreams import chain_of_server
 from gateway.app.chains.upstream import ServerTraits
-from gateway.app.upstreams import chain_of_server
 from gateway.cli.output import WRONG_USAGE, fail, print_note, print_text, write_bytes
 from gateway.cli.signatures import load_signatures
 from gateway.cli.tensors import json_of

@@ -118,6 +118,10 @@ def cutover_lines(document: Mapping[str, Any]) -> Iterator[str]:
     guards = [(each["guard"], each["verdict"], each["evidence"]) for each in document["guards"]]
     if guards:
         yield from format_table(guards[0], guards[1:]).splitlines()
+    replies = document.get("replies")
+    if replies and not any(guard == "mismatch.below" for guard, *_ in guards):
+        found = f"{replies['different']} of {replies['compared']} compared replies differ"
+        yield f"no guard watches replies: {found}"
     yield from map(reason_line, document.get("reasons", ()))
     if document["next"]:
         yield f"next: {document['next']}"

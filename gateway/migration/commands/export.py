@@ -15,7 +15,15 @@ from gateway.cli.tensors import json_of
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError
 from gateway.ir.tensor import Tensor, as_items, as_numpy
-from gateway.migration.captures.records import INPUT, OLD, RecordedCall, TensorRow, tensors_of
+from gateway.migration.captures.records import (
+    INPUT,
+    OLD,
+    REFUSED,
+    RecordedCall,
+    TensorRow,
+    WireRow,
+    tensors_of,
+)
 
 Calls = Iterator[RecordedCall]
 Omissions = Callable[[RecordedCall, str], None]
@@ -33,6 +41,7 @@ def call_document(record: RecordedCall) -> dict[str, Any]:
         "request_id": call.request_id,
         "client_id": str(details.get("id", "")),
         "kind": call.kind,
+        "path": str(details.get("path", "")),
         "client": call.client,
         "agent": call.agent,
         "protocol": call.protocol,
@@ -44,6 +53,8 @@ def call_document(record: RecordedCall) -> dict[str, Any]:
         "parameters": None if call.parameters is None else _json_values(call.parameters),
         "code": call.code,
         "error": call.error,
+        "refused": REFUSED if record.is_refused else "",
+        "messages": [_message_document(each) for each in record.wire if record.is_forwarded],
         **{
             key: details[key]
             for key in ("client_name", "headers", "batch_size", "outputs")
@@ -63,6 +74,10 @@ def call_document(record: RecordedCall) -> dict[str, Any]:
             for item in record.items
         ],
     }
+
+
+def _message_document(row: WireRow) -> dict[str, Any]:
+    return {"side": row.side, **json.loads(row.head), "body": row.body.decode(errors="replace")}
 
 
 def _json_values(text: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import structlog
 import typer
 
-from gateway.app.reload import FollowedLoad, ReloadResult
+from gateway.app.run.reload import FollowedLoad, ReloadResult
 from gateway.backends.absent import ABSENT
 from gateway.cli.configuration import load_checked_mapping
 from gateway.cli.output import WRONG_USAGE, fail, print_note
@@ -70,7 +70,10 @@ def kserve(  # noqa: PLR0913  # one for each argument of KServe
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, help="Processes that share the port.")
+        int,
+        typer.Option(
+            "--workers", metavar="N", min=1, max=256, help="Processes that share the port."
+        ),
     ] = 1,
     predictor_host: Annotated[
         str | None,
@@ -163,8 +166,9 @@ def _transformer(host: str, protocol: str, timeout_s: float, *, has_tls: bool) -
     for key in ("http", "grpc"):
         listener.pop(key)
     listener["options"] = {**listener["options"], _V1: _V1_OPTIONS}
+    (upstream,) = config["upstreams"].values()
+    upstream["resolve"] = "all"  # KServe's Services are headless by default
     if protocol == "v1":
-        (upstream,) = config["upstreams"].values()
         upstream["options"] = dict(_V1_OPTIONS)
     return config
 

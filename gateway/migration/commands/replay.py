@@ -2,13 +2,16 @@
 
 import asyncio
 import re
+import shlex
 import signal
 import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any, Final
 
 import typer
@@ -17,8 +20,8 @@ from rich.progress import Progress
 
 from gateway.api.protocol import Codec
 from gateway.app import complete_service, connect
-from gateway.app.process import freeze_startup_objects
-from gateway.app.run import loop_factory
+from gateway.app.run.process import freeze_startup_objects
+from gateway.app.run.run import loop_factory
 from gateway.cli.output import (
     FAILED,
     WRONG_USAGE,
@@ -30,10 +33,14 @@ from gateway.cli.output import (
     print_text,
 )
 from gateway.cli.server_flags import ServerFlags, server_flags
+from gateway.ir.calls import ServerMetadataRequest
+from gateway.ir.context import Context
+from gateway.ir.errors import GatewayError
 from gateway.ir.limits import MessageLimits
 from gateway.ir.texts import printable
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import OK, RecordedCall
+from gateway.migration.captures.directory import PERCENT
+from gateway.migration.captures.records import OK, REFUSED, RecordedCall
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.captures.segment_writer import SegmentWriter
 from gateway.migration.commands.capture import CaptureArgument, open_capture, print_problems
@@ -70,12 +77,22 @@ from gateway.migration.replay.replay import (
 )
 from gateway.migration.replay.selection import Selection, parse_models, parse_selection
 from gateway.migration.replay.shards import SHARD, WHOLE, Shard
-from gateway.migration.replay.times import PERCENT, REPLAYED, description, replay_problem
+from gateway.migration.replay.times import (
+    COMMAND,
+    REPLAYED,
+    SERVER,
+    STARTED,
+    description,
+    replay_problem,
+)
 from gateway.migration.replay.wire_replay import RecordedRequests
 from gateway.migration.settings import MigrationConfig
 from gateway.registry import protocol
+from gateway.service import Service
 from gateway.settings.private_files import make_directory
 from gateway.settings.units import Url, parse_duration, parse_url
+
+_QUESTION_S: Final = 5.0
 
 FormatOption = Annotated[OutputFormat, typer.Option("--output", help="Format of the data.")]
 
@@ -269,12 +286,11 @@ def _compare(
     """Compare two captures, and list the calls that differ."""
 
     def add(call: ComparedCall) -> None:
-        guards.add(call.evidence)
         if listed is not None:
             listed.add(call.old, call.comparison, call.new.call.code, call.new.call.error)
 
     rules = rules_of(migration.compare, named_rule)
-    summary = compare_captures(a, b, rules, lambda reason: skipped.update([reason]), add)
+    summary = compare_captures(a, b, rules, lambda reason: skipped.update([reason]), add, guards)
     if listed is not None:
         listed.close()
     return summary
@@ -349,7 +365,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
         connected.service if wire else complete_service(connected, url, server.headers)
         for connected, url in connections
     ]
-    writer = None if results is None else _ResultsWriter(results, str(urls[0]), part)
+    writer = await _results_writer(results, str(urls[0]), part, services[0])
     is_terminal = sys.stderr.isatty()
     progress = Progress(console=Console(stderr=True), disable=not is_terminal)
     task = progress.add_task("replay", total=options.limit)
@@ -401,6 +417,29 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     return report
 
 
+async def _server_text(service: Service) -> str:
+    """Return the name and version that a server says of itself; "" where its protocol has none."""
+    context = Context(deadline=monotonic() + _QUESTION_S)
+    try:
+        found = await service(ServerMetadataRequest(context=context))
+    except GatewayError:  # the report says that it is unknown
+        return ""
+    return f"{found.name} {found.version}".strip()
+
+
+def shown_command(arguments: Sequence[str]) -> str:
+    """Return a command as a shell reads it, without the values of headers."""
+    shown = []
+    for before, each in zip(("", *arguments), arguments, strict=False):
+        flag, equals, header = each.rpartition("--header=")
+        if before == "--header" or (equals and not flag):
+            name = (header if equals else each).partition("=")[0]
+            shown.append(f"{equals}{name}=...")
+        else:
+            shown.append(each)
+    return shlex.join(shown)
+
+
 def _codec_of(url: Url) -> Codec[Any, Any]:
     spec = protocol(url.protocol)
     # Every message names a model here; a listener's own default is not known.
@@ -428,11 +467,16 @@ class _ResultsWriter:
         has_all: Whether the replies of all calls are written.
     """
 
-    def __init__(self, directory: Path, target: str, part: Shard | None) -> None:
+    def __init__(self, directory: Path, target: str, part: Shard | None, server: str) -> None:
         make_directory(directory)
+        notes = {
+            COMMAND: shown_command(["gateway", *sys.argv[1:]]),
+            STARTED: f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
+            SERVER: server,
+        }
         shard = {} if part is None else {SHARD: str(part)}
         self.has_all = False
-        self._segment = SegmentWriter(directory, {REPLAYED: target, **shard})
+        self._segment = SegmentWriter(directory, {REPLAYED: target, **notes, **shard})
         self._segment.begin()
         self._target = target
 
@@ -449,6 +493,15 @@ class _ResultsWriter:
         self._segment.seal({})
 
 
+async def _results_writer(
+    directory: Path | None, target: str, part: Shard | None, service: Service
+) -> _ResultsWriter | None:
+    """Return what writes the results to a directory; None without one."""
+    if directory is None:
+        return None
+    return _ResultsWriter(directory, target, part, await _server_text(service))
+
+
 def _verdict(report: ReplayReport, judgement: Judgement, part: Shard | None) -> str:
     if report.stopped:
         return "interrupted"
@@ -460,9 +513,11 @@ def _verdict(report: ReplayReport, judgement: Judgement, part: Shard | None) -> 
 
 
 def _failed_text(summary: Summary) -> str:
-    """Return how many calls failed at the new server."""
+    """Return how many calls failed at the new server, or never came to one or to be compared."""
     alike = f" ({summary.failed_alike} as at the old server)" if summary.failed_alike else ""
-    return f"{summary.failed} failed{alike}"
+    refused = f", {summary.refused} {REFUSED}" if summary.refused else ""
+    forwarded = f", {summary.forwarded} forwarded unread" if summary.forwarded else ""
+    return f"{summary.failed} failed{alike}{refused}{forwarded}"
 
 
 def _print_report(
@@ -496,6 +551,9 @@ def _print_summary(summary: Summary, verdicts: Sequence[GuardVerdict]) -> None:
     if rows:
         head = ("output", "compared", "mismatched", "rate", "95% interval", "max abs", "worst call")
         print_text(format_table(head, rows, right=(1, 2, 3, 4, 5)))
+    for name, each in summary.outputs.items():
+        if each.shape_text:
+            print_text(printable(f"output {name}: {each.shape_text}"))
     for reason in summary.reasons:
         print_text(reason_line(reason.document()))
     if verdicts:

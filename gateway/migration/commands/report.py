@@ -1,15 +1,17 @@
 """The command `report`: two recordings of the same calls, as a page and as Markdown."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gateway import __version__
 from gateway.cli.output import FAILED, WRONG_USAGE, fail, print_note, write_bytes
+from gateway.ir.texts import utc_text
 from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.directory import UPSTREAM
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.commands.capture import open_capture
 from gateway.migration.commands.comparison import (
@@ -26,8 +28,14 @@ from gateway.migration.compare.output_rules import rules_of
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.package_rules import named_rule
 from gateway.migration.replay.differences import compare_captures
+from gateway.migration.replay.times import COMMAND, REPLAYED, SERVER, STARTED
 from gateway.migration.report.blocks import html_page, markdown_page
-from gateway.migration.report.report import ReportEvidence, ReportFacts, report_sections
+from gateway.migration.report.report import (
+    RecordedSide,
+    ReportEvidence,
+    ReportFacts,
+    report_sections,
+)
 from gateway.migration.settings import CompareConfig, RuleChoice
 
 
@@ -91,13 +99,11 @@ def write_report(
     a, b = open_capture(old), open_results(new)
     lost: Counter[str] = Counter()
 
-    def add(call: Any) -> None:
-        guards.add(call.evidence)
-        evidence.add(call)
-
     try:
         rules = rules_of(migration.compare, named_rule)
-        summary = compare_captures(a, b, rules, lambda reason: lost.update([reason]), add)
+        summary = compare_captures(
+            a, b, rules, lambda reason: lost.update([reason]), evidence.add, guards
+        )
     except UnreadableSegment as error:
         fail(str(error), WRONG_USAGE)
     lost["in one recording only"] = summary.missing
@@ -116,6 +122,11 @@ def write_report(
         guards=judgement.guards,
         conditions=judgement.checked,
         lost=lost,
+        servers=[
+            server_row("old", evidence.old, a.description()),
+            server_row("new", evidence.new, b.description()),
+        ],
+        command=b.description().get(COMMAND, ""),
         method=[*_rules(migration.compare), *_files("old", a), *_files("new", b), _VERSION],
     )
     sections = report_sections(facts)
@@ -132,6 +143,29 @@ def _file_of(path: Path) -> Path | None:
 
 
 _VERSION = ("gateway", __version__)
+
+
+def server_row(
+    side: str, found: RecordedSide, notes: Mapping[str, str]
+) -> tuple[str, str, str, str, str]:
+    """Return a server as the recording names it, with its version, models and calls."""
+    names = [notes[REPLAYED]] if REPLAYED in notes else _targets(found, notes)
+    calls = f"{found.calls}"
+    if STARTED in notes:
+        calls += f", sent from {notes[STARTED]} UTC on"
+    elif found.calls:
+        calls += f", from {utc_text(found.first_us)} to {utc_text(found.last_us)} UTC"
+    texts = (", ".join(names), notes.get(SERVER, ""), ", ".join(found.models))
+    server, version, models = (text or "unknown" for text in texts)
+    return side, server, version, models, calls
+
+
+def _targets(found: RecordedSide, notes: Mapping[str, str]) -> list[str]:
+    """Return the targets of the calls of a gateway, each with the addresses of its upstream."""
+    urls = [notes.get(f"{UPSTREAM}{each.partition('/')[0]}") for each in found.targets]
+    return [
+        f"{each} ({url})" if url else each for each, url in zip(found.targets, urls, strict=True)
+    ]
 
 
 def _rules(config: CompareConfig) -> list[tuple[str, str]]:

@@ -23,15 +23,18 @@ from gateway.migration.callers.inventory import merged_rows
 
 _SINCE: Final = re.compile(r"([0-9]+)([smhd])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_SUMMED: Final = ("calls", "per_min", "errors", "forwarded", "refused")
 _COLUMNS: Final = (
     "client",
     "agent",
     "protocol",
     "model",
-    "inputs",
+    "inputs or path",
     "calls",
     "per_min",
     "errors",
+    "forwarded",
+    "refused",
     "p99_ms",
     "last_seen",
 )
@@ -58,7 +61,9 @@ def stock(
     ] = None,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
-    """Show who still calls what: clients, protocols, models, inputs, rates and errors.
+    """Show who still calls what: clients, protocols, models, inputs or path, rates and errors.
+
+    Forwarded calls went to a server unread, and refused ones are errors of the gateway itself.
 
     The counts are at most 10 s old. Exit status: 0 success, 1 unreachable or off, 2 usage error.
 
@@ -81,12 +86,12 @@ def stock(
             row["agent"] or "-",
             row["protocol"] or "-",
             row["model"] or "-",
-            row["inputs"] or "-",
+            row["inputs"] or row.get("path") or "-",
             *_figures(row, now),
         )
         for row in rows
     ]
-    print_text(format_table(_COLUMNS, cells, right=(5, 6, 7, 8)))
+    print_text(format_table(_COLUMNS, cells, right=range(5, 11)))
 
 
 def _show_sums(rows: Sequence[Mapping[str, Any]], by: Group, output: OutputFormat) -> None:
@@ -96,9 +101,9 @@ def _show_sums(rows: Sequence[Mapping[str, Any]], by: Group, output: OutputForma
         name = str(row[by.value] or "-")
         if by is Group.CLIENT:
             name = str(row.get("client_name") or name)
-        found = sums.setdefault(name, {by.value: name, "calls": 0, "per_min": 0.0, "errors": 0})
-        for key in ("calls", "per_min", "errors"):
-            found[key] = round(found[key] + row[key], 3)
+        found = sums.setdefault(name, {by.value: name, **dict.fromkeys(_SUMMED, 0)})
+        for key in _SUMMED:
+            found[key] = round(found[key] + row.get(key, 0), 3)
         found["p99_ms"] = max(found.get("p99_ms", 0.0), row["p99_ms"])
         found["last_seen"] = max(found.get("last_seen", ""), row["last_seen"])
     listed = sorted(sums.values(), key=lambda each: -each["calls"])
@@ -106,9 +111,9 @@ def _show_sums(rows: Sequence[Mapping[str, Any]], by: Group, output: OutputForma
         print_json(listed)
         return
     now = datetime.now(UTC)
-    head = (by.value, "calls", "per_min", "errors", "p99_ms", "last_seen")
+    head = (by.value, *_SUMMED, "p99_ms", "last_seen")
     cells = [(row[by.value], *_figures(row, now)) for row in listed]
-    print_text(format_table(head, cells, right=(1, 2, 3, 4)))
+    print_text(format_table(head, cells, right=range(1, 7)))
 
 
 def _figures(row: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
@@ -117,6 +122,8 @@ def _figures(row: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
         str(row["calls"]),
         f"{row['per_min']:.1f}",
         f"{row['errors'] / max(row['calls'], 1):.1%}",
+        str(row.get("forwarded", 0)),
+        str(row.get("refused", 0)),
         f"{row['p99_ms']:.1f}",
         _ago(now - _seen(row)),
     )

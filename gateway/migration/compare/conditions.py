@@ -14,7 +14,7 @@ from gateway.migration.compare.summary import Summary
 _FAIL: Final = re.compile(r"([a-z0-9_]+(?:\.[^<>]+)?)\s*>\s*([^<>@]+)")
 _SHOW: Final = re.compile(r"([a-z0-9_]+(?:\.[^<>]+)?)\s*<\s*([^<>@]+)@([^<>@]+)")
 
-RATES: Final = ("mismatch", "structure", "errors", "missing")
+RATES: Final = ("mismatch", "structure", "errors", "missing", "refused")
 LATENCIES: Final = ("p50_ratio", "p99_ratio", "p99")
 _UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -25,8 +25,8 @@ class Condition:
 
     Attributes:
         text: The text that the user wrote.
-        metric: "mismatch", "mismatch.OUTPUT", "structure", "errors", "missing", "p50_ratio",
-            "p99_ratio" or "p99".
+        metric: "mismatch", "mismatch.OUTPUT", "structure", "errors", "missing", "refused",
+            "p50_ratio", "p99_ratio" or "p99".
         limit: A share, a ratio, or seconds.
         confidence: None if the metric itself must not exceed the limit; else the upper bound of the
             rate at this confidence must be below it.
@@ -57,8 +57,9 @@ class Condition:
             return ""
         needed = calls_needed(self.limit, confidence)
         few = f"; {needed} calls without one are needed" if total < needed else ""
+        # The bound is that of one look. Beside that of a guard, it would be a second one.
         return (
-            f"{self.metric} is at most {bound:.3%}, not below {self.limit:.3%}: "
+            f"{self.metric} is not shown to be below {self.limit:.3%} at {confidence * 100:g}%: "
             f"{bad} of {total} calls{few}"
         )
 

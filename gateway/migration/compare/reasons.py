@@ -15,7 +15,7 @@ _MAX_TEXT: Final = 500
 _OTHER: Final = "further reasons"
 ALIKE: Final = "failed_alike"
 """Calls that both servers ended with one code."""
-_EXPLAINED: Final = frozenset({Outcome.OLD_ERROR, Outcome.STRUCTURE})
+_EXPLAINED: Final = frozenset({Outcome.OLD_ERROR, Outcome.STRUCTURE, Outcome.REFUSED})
 # Ids, sizes and shapes that differ from call to call make no reason of their own.
 _NUMBER: Final = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
 _NUMBERS: Final = re.compile(r"-?#(?:[,.:x -]+#)*")

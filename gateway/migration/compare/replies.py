@@ -4,29 +4,33 @@ Outputs are paired by name, and by position where either side has no names.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from msgspec import Struct, field
 
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import ErrorCode
+from gateway.ir.errors import SERVER_ERRORS, ErrorCode
 from gateway.ir.tensor import Tensor, as_items, items_tensor
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.tensors import Errors, Outcome, TensorComparison, compare_tensors
 
 Outputs = Sequence[Tensor]
 
-SERVER_ERRORS: Final = frozenset(
-    {
-        ErrorCode.UNAVAILABLE,
-        ErrorCode.DEADLINE_EXCEEDED,
-        ErrorCode.BAD_UPSTREAM,
-        ErrorCode.UPSTREAM,
-        ErrorCode.INTERNAL,
-        ErrorCode.NOT_READY,
-    }
-)
-"""Errors of a server. They are failures of the new one, whatever the old one did."""
+
+def has_failed(outcome: Outcome, error: ErrorCode | None) -> bool | None:
+    """Return whether the new server failed a call: for conditions, guards and reports alike.
+
+    It did so if it alone ended the call with an error, or with an error of a server.
+
+    Args:
+        outcome: The outcome of the comparison.
+        error: The code with which the new server ended the call; None for a reply.
+
+    Returns:
+        None if the client left, which says nothing of the server.
+    """
+    if error is ErrorCode.CANCELLED:
+        return None
+    return outcome in {Outcome.NEW_ERROR, Outcome.TIMEOUT} or error in SERVER_ERRORS
 
 
 class Result(Struct, frozen=True):
@@ -35,10 +39,12 @@ class Result(Struct, frozen=True):
     Attributes:
         items: The outputs of each reply; one for a call without a stream.
         error: The code of the error that ended the call; None for none.
+        is_refused: Whether it is a refusal of the gateway itself: no server got the call.
     """
 
     items: tuple[Outputs, ...] = ()
     error: ErrorCode | None = None
+    is_refused: bool = False
 
 
 class Comparison(Struct, frozen=True):
@@ -49,7 +55,8 @@ class Comparison(Struct, frozen=True):
         reason: Of the first output that differs; "" for a match.
         outputs: By name; by `#position` where there are no names. Those that the rules ignore are
             not among them.
-        error: The code with which the new server failed; None for a reply.
+        error: The code with which the new server failed; None for a reply, and for a call that the
+            gateway refused on both sides.
         is_compared: Whether any output of two replies was compared. A call without that says
             nothing about the replies.
     """
@@ -62,10 +69,8 @@ class Comparison(Struct, frozen=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the new server failed; not if the old one refused the call with the same code."""
-        if self.error is None:
-            return False
-        return self.outcome is not Outcome.MATCH or self.error in SERVER_ERRORS
+        """Whether the new server failed; not if both refused the call."""
+        return bool(has_failed(self.outcome, self.error))
 
     @property
     def differs(self) -> bool:
@@ -131,6 +136,9 @@ def _error_outcome(old: Result, new: Result) -> Comparison | None:
     codes = " became ".join(
         "a reply" if each is None else each.value for each in (old.error, new.error)
     )
+    if old.is_refused or new.is_refused:
+        error = None if old.is_refused and new.is_refused else new.error
+        return Comparison(Outcome.REFUSED, codes, error=error, is_compared=False)
     if old.error is new.error:
         outcome, codes = Outcome.MATCH, ""
     elif old.error is not None:
@@ -208,7 +216,8 @@ def _worse(a: TensorComparison, b: TensorComparison) -> TensorComparison:
         for each in (a.errors, b.errors):
             errors.add(each)
     rows, bad_rows = a.rows + b.rows, a.bad_rows + b.bad_rows
-    return TensorComparison(worst.outcome, worst.reason, errors, rows, bad_rows)
+    reshaped = a.reshaped or b.reshaped
+    return TensorComparison(worst.outcome, worst.reason, errors, rows, bad_rows, reshaped)
 
 
 def _summary(outputs: Mapping[str, TensorComparison]) -> Comparison:

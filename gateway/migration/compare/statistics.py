@@ -168,6 +168,7 @@ class ChangeDetector:
     Args:
         limit: A rate, 0 < limit < 1.
         sums: The sums of an earlier detector with this limit, which it continues.
+        latches: Whether nothing changes after the detection; else `is_tripped` follows the calls.
 
     Attributes:
         tripped_after: Number of calls after which it detected the rise; None for not yet.
@@ -175,12 +176,13 @@ class ChangeDetector:
     Source: e-detectors of Shin, Ramdas and Rinaldo, NEJSDS 2, 2023.
     """
 
-    def __init__(self, limit: float, sums: Sequence[float] = ()) -> None:
+    def __init__(self, limit: float, sums: Sequence[float] = (), *, latches: bool = True) -> None:
         rates = {limit * factor for factor in _ALTERNATIVES} | {0.5}
         # A limit near or above one half has no such rate above it.
         rates = {rate for rate in rates if limit < rate < 1} or {(1 + limit) / 2}
         self._tests = [_ChangeTest(limit, rate) for rate in sorted(rates)]
         self._is_idle = True
+        self._latches = latches
         self._calls = 0
         self.tripped_after: int | None = None
         self.resume(sums)
@@ -228,7 +230,7 @@ class ChangeDetector:
         self._calls += 1
         if is_bad or not self._is_idle:  # a good call leaves sums of 0 as they are
             self._add(int(is_bad), 1)
-            if is_bad and self.is_tripped:
+            if is_bad and self._latches and self.is_tripped:
                 self.tripped_after = self._calls
 
     def add_many(self, bad: int, total: int) -> None:

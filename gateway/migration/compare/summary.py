@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.ir.errors import ErrorCode
 from gateway.migration.compare.reasons import Reason, Reasons
 from gateway.migration.compare.replies import Comparison
-from gateway.migration.compare.statistics import wilson_interval
+from gateway.migration.compare.statistics import confidence_sequence
 from gateway.migration.compare.tensors import Errors, Outcome, TensorComparison
 
 
@@ -22,6 +23,8 @@ class OutputSummary:
         compared: Calls in which both replies have it with one structure, or should have.
         mismatched: Those in which it differs, in values or structure.
         worst: Id of the call with the largest absolute error, or else the first that differs.
+        reshaped: Calls that agree in shape by `shape: squeeze` alone.
+        example: The shapes of the first of them.
     """
 
     compared: int = 0
@@ -30,18 +33,30 @@ class OutputSummary:
     rows: int = 0
     bad_rows: int = 0
     worst: str = ""
+    reshaped: int = 0
+    example: str = ""
     _worst_error: float = -1.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the rate of mismatches, by Wilson."""
-        return wilson_interval(self.mismatched, self.compared)
+        """The 95 % interval of the rate of mismatches, by the confidence sequence of guards."""
+        return confidence_sequence(self.mismatched, self.compared)
 
     def rate_texts(self) -> tuple[str, str, str, str]:
         """Return the calls compared, those that differ, their rate and its interval, as text."""
         low, high = self.interval
         rate = f"{self.mismatched / self.compared:.2%}" if self.compared else "-"
-        return str(self.compared), str(self.mismatched), rate, f"{low * 100:.2f}-{high:.2%}"
+        return str(self.compared), str(self.mismatched), rate, f"{low * 100:.3f}-{high:.3%}"
+
+    @property
+    def shape_text(self) -> str:
+        """What clients will see of shapes that `shape: squeeze` allows; "" for nothing."""
+        if not self.reshaped:
+            return ""
+        return (
+            f"in {self.reshaped} calls clients of the new server get shape {self.example}, which "
+            "`shape: squeeze` allows; `tensors: {shapes: ...}` of the target restores the old one"
+        )
 
     def add(self, call_id: str, found: TensorComparison) -> None:
         """Add the comparison of one call."""
@@ -50,6 +65,8 @@ class OutputSummary:
         self.bad_rows += found.bad_rows
         is_bad = found.outcome is not Outcome.MATCH
         self.mismatched += is_bad
+        self.reshaped += bool(found.reshaped)
+        self.example = self.example or found.reshaped
         error = found.errors.max_abs if found.errors is not None else 0.0
         if is_bad and error > self._worst_error:
             self.worst, self._worst_error = call_id, error
@@ -66,10 +83,12 @@ class Summary:
         outcomes: Number of calls by outcome.
         compared: Calls in which any output of two replies was compared.
         failed: Calls that failed at the new server.
-        failed_alike: Those of them that the old one refused with the same code.
+        failed_alike: Those of them that the old one refused, too.
+        cancelled: Calls whose client left; they say nothing of errors.
         uncompared: Calls with a reply of the new server, but nothing to compare it with.
         unreadable: Calls with replies that cannot be compared.
         missing: Calls of one side without a counterpart.
+        forwarded: Calls that the gateway has not read, so that only their messages are known.
         outputs: By name.
         times_problem: Why the times of both servers are not comparable; "" if they are.
         old_s: Seconds of each call at the old server.
@@ -80,9 +99,11 @@ class Summary:
     compared: int = 0
     failed: int = 0
     failed_alike: int = 0
+    cancelled: int = 0
     uncompared: int = 0
     unreadable: int = 0
     missing: int = 0
+    forwarded: int = 0
     outputs: dict[str, OutputSummary] = field(default_factory=dict)
     old_s: list[float] = field(default_factory=list)
     new_s: list[float] = field(default_factory=list)
@@ -93,6 +114,11 @@ class Summary:
     def calls(self) -> int:
         """Number of calls with both results."""
         return sum(self.outcomes.values())
+
+    @property
+    def refused(self) -> int:
+        """Number of calls that the gateway itself refused."""
+        return self.outcomes.get(Outcome.REFUSED, 0)
 
     @property
     def reasons(self) -> Sequence[Reason]:
@@ -116,8 +142,11 @@ class Summary:
         """
         self.outcomes[comparison.outcome] = self.outcomes.get(comparison.outcome, 0) + 1
         self.compared += comparison.is_compared
-        self.failed += comparison.error is not None
-        self.failed_alike += comparison.error is not None and not comparison.has_failed
+        has_left = comparison.error is ErrorCode.CANCELLED
+        is_error = comparison.error is not None and not has_left
+        self.cancelled += has_left
+        self.failed += is_error
+        self.failed_alike += is_error and not comparison.has_failed
         self._reasons.add_comparison(call_id, comparison, error)
         for name, found in comparison.outputs.items():
             self.outputs.setdefault(name, OutputSummary()).add(call_id, found)
@@ -133,8 +162,11 @@ class Summary:
             return (output.mismatched, output.compared) if output is not None else (0, 0)
         if metric == "missing":
             return self.missing, total + self.missing
+        if metric == "refused":
+            return self.refused, total
         if metric == "errors":
-            return self.failed - self.failed_alike, total + self.uncompared + self.unreadable
+            calls = total + self.uncompared + self.unreadable
+            return self.failed - self.failed_alike, calls - self.cancelled
         structure = self.outcomes.get(Outcome.STRUCTURE, 0)
         if metric == "structure":
             return structure, self.compared
@@ -160,6 +192,8 @@ class Summary:
             "failed_alike": self.failed_alike,
             "reasons": [each.document() for each in self.reasons],
             "missing": self.missing,
+            "forwarded": self.forwarded,
+            "refused": self.refused,
             "outcomes": {each.value: self.outcomes.get(each, 0) for each in Outcome},
             "outputs": {name: _output_document(each) for name, each in self.outputs.items()},
             "latency": {
@@ -184,6 +218,7 @@ def _output_document(output: OutputSummary) -> dict[str, Any]:
         "rate": output.mismatched / output.compared if output.compared else None,
         "interval": list(output.interval),
         "worst_call": output.worst or None,
+        "reshaped": output.shape_text or None,
     }
     if output.rows:
         document |= {"rows": output.rows, "bad_rows": output.bad_rows}

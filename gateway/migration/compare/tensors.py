@@ -10,7 +10,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Final
@@ -53,6 +53,8 @@ class Outcome(enum.Enum):
     OLD_ERROR = "old_error"
     BOTH_ERROR = "both_error"
     TIMEOUT = "timeout"
+    REFUSED = "refused"
+    """The gateway itself refused the call on one side at least, whatever a server would say."""
 
 
 @dataclass(slots=True)
@@ -113,6 +115,8 @@ class TensorComparison:
         errors: None where no numbers were compared.
         rows: Entries of the first axis; 0 where it is not the batch.
         bad_rows: Those in which a condition does not hold.
+        reshaped: The shape that clients will get and the old one, where they differ in axes of
+            size 1 and the rule allows it; "" for equal shapes.
     """
 
     outcome: Outcome
@@ -120,6 +124,7 @@ class TensorComparison:
     errors: Errors | None = None
     rows: int = 0
     bad_rows: int = 0
+    reshaped: str = ""
 
 
 def compare_tensors(
@@ -160,7 +165,9 @@ def compare_tensors(
     wrong = _structure(old, new, rule)
     if wrong:
         return TensorComparison(Outcome.STRUCTURE, wrong)
-    return _Comparison(old, new, rule, rows, classes).run()
+    found = _Comparison(old, new, rule, rows, classes).run()
+    shapes = f"{list(new.shape or ())} for {list(old.shape or ())}"
+    return found if old.shape == new.shape else replace(found, reshaped=shapes)
 
 
 @lru_cache(256)

@@ -14,7 +14,7 @@ import structlog
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.app.errors import StartError, reason_of
+from gateway.api.start_error import StartError, reason_of
 from gateway.concurrency.own_thread import on_own_thread
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import ConfigError, LoadedConfig

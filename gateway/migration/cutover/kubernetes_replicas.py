@@ -22,7 +22,7 @@ import structlog
 from kubernetes import client, config
 from urllib3.exceptions import HTTPError
 
-from gateway.app.errors import StartError, reason_of
+from gateway.api.start_error import StartError, reason_of
 from gateway.migration.cutover.files import (
     StateConflict,
     decode_events,

@@ -5,12 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.api.extension import Reports
-from gateway.app.errors import reason_of
+from gateway.api.start_error import reason_of
 from gateway.concurrency.own_thread import on_own_thread
 from gateway.migration.cutover.leader_state import LeaderState, log
-from gateway.migration.cutover.reported import (
-    reasons_of,
-)
+from gateway.migration.cutover.reported import reasons_of, replies_of
 from gateway.migration.cutover.steps import (
     COMMANDS,
     CommandRefused,
@@ -238,6 +236,7 @@ class LeaderCutover(LeaderState):
                 "failed": state.calls - answered(state),
             },
             "guards": [each.document() for each in self.guards()],
+            "replies": None if arrived is None else replies_of(arrived.document),
             "reasons": [] if arrived is None else reasons_of(arrived.document),
             "next": next_text(plan, state, missing),
             "reason": state.reason,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import structlog
 
 from gateway.api.extension import Reports
-from gateway.app.errors import reason_of
+from gateway.api.start_error import reason_of
 from gateway.concurrency.own_thread import on_own_thread
 from gateway.migration.cutover.files import PendingRollback, StateConflict, UnusableState
 from gateway.migration.cutover.interfaces import (

@@ -14,7 +14,7 @@ from gateway.migration.targets import LiveMigration, live_migrations
 _FOLDER = "cutover"
 # Keys that came after the first states were written. Without a value they leave a plan as it was,
 # so that a gateway continues with the state of another version.
-_LATER_KEYS = frozenset({"rule", "transform"})
+_LATER_KEYS = frozenset({"rule", "transform", "shapes"})
 
 
 def cutover_plans(config: Config) -> dict[str, CutoverPlan]:
@@ -38,11 +38,16 @@ def cutover_directory(loaded: LoadedConfig, migration: str) -> Path:
 def _plan(live: LiveMigration, config: Config) -> CutoverPlan:
     cutover = live.config.cutover
     assert cutover is not None  # noqa: S101  # the caller looks
-    guards = cutover.guards
+    guards = live.config.guards
     errors = guards.error_limits
     configured = guards.model_dump(mode="json")
+    implied = []
+    if cutover.guards.has_default_mismatch:
+        configured["mismatch"] = None
+        implied.append("mismatch.below")
     if guards.has_default_errors:
         configured["errors"] = None
+        implied.append("errors.above_old")
     return CutoverPlan(
         migration=live.name,
         new=live.new_name,
@@ -53,7 +58,7 @@ def _plan(live: LiveMigration, config: Config) -> CutoverPlan:
         approve=cutover.approve,
         pauses_on_trip=cutover.on_trip == "pause",
         guards=tuple(verdict.guard for verdict in Guards(guards).verdicts()),
-        implied_guards=("errors.above_old",) if guards.has_default_errors else (),
+        implied_guards=tuple(implied),
         errors_below=None if errors is None else errors.below,
         identity={
             "route": live.route,

@@ -30,6 +30,14 @@ def most_frequent(reasons: list[dict[str, Any]]) -> str:
     return next(found, "")
 
 
+def replies_of(document: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many replies were compared, and how many of them differ."""
+    outcomes = document.get("outcomes", {})
+    kinds = (Outcome.MISMATCH, Outcome.STRUCTURE)
+    different = sum(outcomes.get(each.value, 0) for each in kinds)
+    return {"compared": document.get("replies_compared", 0), "different": different}
+
+
 def guard_verdicts(documents: list[dict[str, Any]]) -> Iterator[GuardVerdict]:
     """Yield the verdicts of a document of evidence."""
     for each in documents:

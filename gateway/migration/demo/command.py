@@ -124,12 +124,12 @@ class MigrationStory:
         )
         print_text(_outputs_table(document["evidence"]) + "\n")
         found = await different_samples(admin, document)
-        shown = [(traffic.scans[row], replies[row].digit, new) for row, new in found]
+        shown = [(row, traffic.scans[row], replies[row].digit, new) for row, new in found]
         print_text(f"The labels of {len(shown)} scans differ:\n")
         print_text(_drawn(shown))
         pairs = zip(replies, traffic.scans, strict=True)
         old_wrong = sum(reply.digit != scan.digit for reply, scan in pairs)
-        change = sum((new != scan.digit) - (old != scan.digit) for scan, old, new in shown)
+        change = sum((new != scan.digit) - (old != scan.digit) for _, scan, old, new in shown)
         print_text(
             f"\nThe old model is wrong on {old_wrong} scans, the new one on {old_wrong + change}.\n"
         )
@@ -222,7 +222,7 @@ def _outputs_table(evidence: Mapping[str, Any]) -> str:
             str(each["compared"]),
             str(each["mismatched"]),
             f"{each['mismatched'] / max(each['compared'], 1):.2%}",
-            f"{each['interval'][0] * 100:.2f}-{each['interval'][1]:.2%}",
+            f"{each['interval'][0] * 100:.3f}-{each['interval'][1]:.3%}",
         )
         for each in evidence["outputs"]
     ]
@@ -230,14 +230,18 @@ def _outputs_table(evidence: Mapping[str, Any]) -> str:
     return format_table(head, rows, right=(1, 2, 3, 4))
 
 
-def _drawn(samples: Sequence[tuple[Scan, int, int]]) -> str:
-    """Return scans side by side, four in a row, each with what both servers take it for."""
+def _drawn(samples: Sequence[tuple[int, Scan, int, int]]) -> str:
+    """Return scans side by side, each with its name and what both servers take it for.
+
+    The name is that of its call in the recording, the report and the page.
+    """
     blocks = []
     for first in range(0, len(samples), _COLUMNS):
         part = samples[first : first + _COLUMNS]
-        drawings = [draw(scan).splitlines() for scan, _, _ in part]
+        drawings = [draw(scan).splitlines() for _, scan, _, _ in part]
         lines = ["   ".join(each).rstrip() for each in zip(*drawings, strict=True)]
-        labels = [f"{scan.digit}: old {old}, new {new}" for scan, old, new in part]
-        lines.append("   ".join(f"{label:16}" for label in labels).rstrip())
+        names = [f"scan-{row}" for row, *_ in part]
+        labels = [f"{scan.digit}: old {old}, new {new}" for _, scan, old, new in part]
+        lines += ["   ".join(f"{it:16}" for it in texts).rstrip() for texts in (names, labels)]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

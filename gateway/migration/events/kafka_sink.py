@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from gateway.app.certificates import client_tls
+from gateway.app.listen.certificates import client_tls
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.form import CONTENT_TYPE
 from gateway.migration.events.queue import QueuedEvent, SendOutcome

@@ -11,6 +11,7 @@ from gateway.api.events import Event
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.queue import QueuedEvent, SendOutcome
 from gateway.migration.events.writer import EventWriter
+from gateway.telemetry.faults import FAULTS
 
 
 class PackageSink:
@@ -40,7 +41,7 @@ class PackageSink:
             found.append(Event(attributes["type"], at.timestamp(), fields))
         try:
             await self._sink.send(found)
-        except Exception as error:  # noqa: BLE001  # each package has its own; it is logged
+        except FAULTS as error:  # each package has its own; it is logged
             reason = f"{type(error).__name__}: {error}"
             return [(SendOutcome.FAILED, reason)] * len(events)
         return [(SendOutcome.DELIVERED, "")] * len(events)

@@ -8,13 +8,14 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from gateway.app.certificates import client_tls
+from gateway.app.listen.certificates import client_tls
 from gateway.config.yaml_tree import resolve_references
 from gateway.ir.errors import ConnectFailure, GatewayError
 from gateway.migration.events.definition import SinkDefinition
 from gateway.migration.events.form import CONTENT_TYPE, header_value
 from gateway.migration.events.queue import QueuedEvent, SendOutcome
 from gateway.migration.events.writer import EventWriter, WrittenEvent
+from gateway.settings.units import parse_header_value
 from gateway.transports.contract import ClientLimits
 from gateway.transports.http1.client import HttpClient
 from gateway.transports.net.tls_files import TlsFiles
@@ -89,7 +90,8 @@ class PostSink:
         """Return the headers of all requests, with what files have now."""
         values = {name: str(text) for name, text in self._definition.config.request_headers.items()}
         for name, text in self._definition.header_texts.items():
-            values[name] = resolve_references(text, os.environ, self._definition.directory)
+            found = resolve_references(text, os.environ, self._definition.directory)
+            values[name] = parse_header_value(found)
         return (("content-type", CONTENT_TYPE), _AGENT, *values.items())
 
     def _renewed_headers(self) -> tuple[tuple[str, str], ...]:

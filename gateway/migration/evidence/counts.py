@@ -280,4 +280,5 @@ def _output_document(name: str, output: OutputSummary) -> dict[str, Any]:
         "max_ulp": None if errors is None else errors.max_ulp,
         "histogram": [] if errors is None else errors.histogram,
         "worst": output.worst or None,
+        "reshaped": output.shape_text or None,
     }

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from gateway.ir.errors import ErrorCode
-from gateway.migration.compare.replies import SERVER_ERRORS
+from gateway.migration.compare.replies import has_failed
 from gateway.migration.compare.statistics import (
     ChangeDetector,
     confidence_sequence,
@@ -19,7 +18,6 @@ from gateway.migration.compare.statistics import (
     sequential_calls_needed,
 )
 from gateway.migration.compare.summary import percentile
-from gateway.migration.compare.tensors import Outcome
 from gateway.migration.evidence.excess_guards import ErrorExcessGuard, NoiseGuard
 from gateway.migration.evidence.verdicts import (
     Evidence,
@@ -33,6 +31,9 @@ from gateway.migration.settings import GuardsConfig
 
 _LATENCY_CALLS: Final = 10_000
 _LATENCY_INTERVAL_S: Final = 10.0
+# The calls that must keep the limit before a step begins, and the share of slow ones among them.
+_LATEST_CALLS: Final = 100
+_SLOW_SHARE: Final = 0.01
 # The times that a restart continues with; all of them would be 200 KB.
 _KEPT_TIMES: Final = 1_000
 _P99: Final = 0.99
@@ -50,8 +51,8 @@ class Guards:
     def __init__(self, config: GuardsConfig, *, has_noise: bool = False) -> None:
         self._guards: list[Guard] = []
         self._noise: NoiseGuard | None = None
-        if config.mismatch is not None:
-            limit = config.mismatch.below
+        limit = config.mismatch_limit
+        if limit is not None:
             if has_noise:
                 self._noise = NoiseGuard("mismatch.below", limit)
                 self._guards.append(self._noise)
@@ -74,7 +75,9 @@ class Guards:
                 guard.problem = problem
 
     def add(self, evidence: Evidence) -> None:
-        """Add one call to each guard."""
+        """Add one call to each guard; one that both sides refused unasked says nothing."""
+        if evidence.old.is_refused and evidence.new.is_refused:
+            return
         for guard in self._guards:
             guard.add(evidence)
 
@@ -111,11 +114,10 @@ _Judge = Callable[[Evidence], bool | None]
 
 
 def _is_server_error(evidence: Evidence) -> bool | None:
-    if evidence.new.error is ErrorCode.CANCELLED:
+    failed = has_failed(evidence.outcome, evidence.new.error)
+    if failed is None:
         return None
-    if evidence.outcome in {Outcome.NEW_ERROR, Outcome.TIMEOUT}:
-        return True
-    return evidence.new.error in SERVER_ERRORS
+    return failed or (evidence.new.is_refused and evidence.old.error is None)
 
 
 def _last(window: tuple[int, int]) -> str:
@@ -178,6 +180,9 @@ class _RateGuard:
 class _Quantity(Protocol):
     """What a latency guard bounds."""
 
+    def is_slow(self, times_s: tuple[float, float], limit: float, old_p99: float) -> bool:
+        """Return whether a call breaks the limit, given the 99th percentile of the old server."""
+
     def bounds(self, old: list[float], new: list[float]) -> tuple[float, float]:
         """Return its bounds from the sorted times of both servers."""
 
@@ -189,6 +194,9 @@ class _Quantity(Protocol):
 
 
 class _P99Time:
+    def is_slow(self, times_s: tuple[float, float], limit: float, _old_p99: float) -> bool:
+        return times_s[1] > limit
+
     def bounds(self, _old: list[float], new: list[float]) -> tuple[float, float]:
         low, high = quantile_bounds(new, _P99)
         return max(0.0, low), high
@@ -201,6 +209,10 @@ class _P99Time:
 
 
 class _P99Ratio:
+    def is_slow(self, times_s: tuple[float, float], limit: float, old_p99: float) -> bool:
+        # A call that was as slow at the old server is no fault of the new one.
+        return times_s[1] > limit * max(old_p99, times_s[0])
+
     def bounds(self, old: list[float], new: list[float]) -> tuple[float, float]:
         return ratio_bounds(new, old, _P99)
 
@@ -213,13 +225,20 @@ class _P99Ratio:
 
 
 class _LatencyGuard:
-    """Trips when the lower bound is above the limit at two looks in a row, 10 s apart."""
+    """Trips by the latest calls when they break the limit for 10 s, however many were good before.
+
+    It also trips when the lower bound of all kept calls is above the limit at two looks in a row,
+    10 s apart. It holds by the upper bound of all kept calls, but not while the latest hundred
+    break the limit: a 99th percentile above the limit is a share of more than 1 % of slow calls.
+    """
 
     def __init__(self, name: str, limit: float, quantity: _Quantity) -> None:
         self.key = name
         self._limit = limit
         self._quantity = quantity
         self._times: deque[tuple[float, float]] = deque(maxlen=_LATENCY_CALLS)
+        self._begin_watch()
+        self._slow_since_s: float | None = None
         self._next_look_s = -math.inf
         self._was_above = False
         self._has_tripped = False
@@ -230,14 +249,46 @@ class _LatencyGuard:
     def add(self, evidence: Evidence) -> None:
         if evidence.times_s is None:
             return
-        self._times.append(evidence.times_s)
+        self._watch(evidence.times_s)
         if evidence.at_s >= self._next_look_s:
             self._next_look_s = evidence.at_s + _LATENCY_INTERVAL_S
             low, _, text = self._look()
             is_above = low > self._limit
-            if is_above and self._was_above and not self._has_tripped:
-                self._has_tripped, self._tripped_by = True, text
+            if is_above and self._was_above:
+                self._trip(text)
             self._was_above = is_above
+        if not (self._is_slow and self._detector.is_tripped):
+            self._slow_since_s = None
+        elif self._slow_since_s is None:
+            self._slow_since_s = evidence.at_s
+        elif evidence.at_s - self._slow_since_s >= _LATENCY_INTERVAL_S:
+            slow, calls = self._detector.window
+            limit = self._quantity.text(self._limit)
+            self._trip(f"{slow} of the last {calls} calls are slower than the limit {limit}")
+
+    def _begin_watch(self) -> None:
+        """Forget the latest calls."""
+        self._latest: deque[bool] = deque(maxlen=_LATEST_CALLS)
+        self._detector = ChangeDetector(_SLOW_SHARE, latches=False)
+        self._seen, self._old_p99 = 0, 0.0
+
+    def _watch(self, times_s: tuple[float, float]) -> None:
+        self._times.append(times_s)
+        self._seen += 1
+        if not self._seen & (self._seen - 1):  # 1, 2, 4, 8...; each look measures it, too
+            self._old_p99 = percentile([old for old, _ in self._times], _P99)
+        is_slow = self._quantity.is_slow(times_s, self._limit, self._old_p99)
+        self._latest.append(is_slow)
+        self._detector.add(is_slow)
+
+    def _trip(self, text: str) -> None:
+        if not self._has_tripped:
+            self._has_tripped, self._tripped_by = True, text
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether the latest calls break the limit."""
+        return sum(self._latest) > len(self._latest) * _SLOW_SHARE
 
     def counts(self) -> list[float]:
         """Return whether it has tripped, and the last times in microseconds.
@@ -253,7 +304,11 @@ class _LatencyGuard:
             return
         tripped, *times = integers(counts, 2 * _KEPT_TIMES + 1)
         pairs = [(old / 1e6, new / 1e6) for old, new in zip(times[::2], times[1::2], strict=True)]
-        self._times.extendleft(pairs[::-1][: _LATENCY_CALLS - len(self._times)])
+        calls = [*pairs, *self._times]
+        self._times.clear()
+        self._begin_watch()
+        for each in calls:
+            self._watch(each)
         self._has_tripped |= bool(tripped)
 
     def _sorted(self) -> tuple[list[float], list[float]]:
@@ -269,12 +324,16 @@ class _LatencyGuard:
         if not self._times:
             return GuardVerdict(self.key, Standing.UNDECIDED, f"no call, {limit}")
         _, high, found = self._look()
+        if self._is_slow:
+            slow = f"{sum(self._latest)} of the last {len(self._latest)} calls are slower"
+            return GuardVerdict(self.key, Standing.UNDECIDED, f"{found}; {slow}")
         standing = Standing.HOLDS if high < self._limit else Standing.UNDECIDED
         return GuardVerdict(self.key, standing, found)
 
     def _look(self) -> tuple[float, float, str]:
         """Return the bounds of the quantity in the calls so far, and a text with all of it."""
         old, new = self._sorted()
+        self._old_p99 = percentile(old, _P99)
         text = self._quantity.text
         low, high = self._quantity.bounds(old, new)
         found = (

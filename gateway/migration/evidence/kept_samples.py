@@ -36,6 +36,7 @@ _CALL_BYTES: Final = 4096
 
 _SEVERITY: Final = {
     Outcome.MATCH: 0,
+    Outcome.REFUSED: 1,
     Outcome.OLD_ERROR: 1,
     Outcome.BOTH_ERROR: 2,
     Outcome.TIMEOUT: 3,

@@ -3,9 +3,8 @@
 It needs no other process: it sees an error of a client when it happens.
 """
 
-from gateway.ir.errors import ErrorCode
+from gateway.ir.errors import SERVER_ERRORS, ErrorCode
 from gateway.migration.compare.excess import ExcessDetector
-from gateway.migration.compare.replies import SERVER_ERRORS
 from gateway.migration.compare.statistics import ChangeDetector
 from gateway.migration.evidence.verdicts import GuardVerdict, Standing
 from gateway.migration.settings import ErrorsGuardConfig

@@ -59,6 +59,14 @@ def evidence_of(
     return Evidence(old, new, comparison.outcome, times_s, at_s, is_compared)
 
 
+def uncompared_evidence(at_s: float) -> Evidence:
+    """Return the evidence of a call that the new server answered, and whose replies say nothing.
+
+    Guards of errors count it, as the conditions on errors do.
+    """
+    return Evidence(Result(), Result(), Outcome.MATCH, None, at_s, is_compared=False)
+
+
 @dataclass(frozen=True, slots=True)
 class GuardVerdict:
     """The verdict of one limit.
@@ -141,9 +149,28 @@ def unjudged_calls(
             f"{failed} of {total} calls failed at the new server, and nothing judges errors; "
             "expected a condition such as errors>1%"
         )
+    if summary.refused and not any(name.partition(".")[0] == "refused" for name in judges):
+        found.append(
+            f"{summary.refused} of {summary.calls} calls were refused by the gateway, and nothing "
+            "judges that; expected a condition such as refused>0"
+        )
     if summary.unreadable:
         found.append(f"{summary.unreadable} calls have replies that cannot be compared")
     return found
+
+
+def unjudged_mismatches(
+    summary: Summary, conditions: Sequence[Condition], guards: Sequence[GuardVerdict] = ()
+) -> str:
+    """Return how many replies differ if no condition and no guard judges that; else ""."""
+    bad, total = summary.counts("mismatch")
+    judges = [*(each.metric for each in conditions), *(each.guard for each in guards)]
+    if not bad or any(name.partition(".")[0] in {"mismatch", "structure"} for name in judges):
+        return ""
+    return (
+        f"{bad} of {total} compared replies DIFFER, and nothing judges that; expected a condition "
+        "such as mismatch>1%"
+    )
 
 
 def verdict_text(
@@ -152,6 +179,7 @@ def verdict_text(
     *,
     has_conditions: bool,
     unjudged: Sequence[str] = (),
+    mismatches: str = "",
 ) -> str:
     """Return the verdict on a comparison: failed with the reasons, undecided, passed or none.
 
@@ -160,6 +188,8 @@ def verdict_text(
         guards: A guard that trips is a failure, too.
         has_conditions: Whether there are conditions; without any and without guards it is "none".
         unjudged: The texts that `unjudged_calls` returned.
+        mismatches: The text that `unjudged_mismatches` returned; it follows a verdict that no
+            mismatch could change.
     """
     tripped = [f"{each.guard} trips" for each in guards if each.standing is Standing.TRIPS]
     undecided = [each.guard for each in guards if each.standing is Standing.UNDECIDED]
@@ -167,4 +197,5 @@ def verdict_text(
         return f"failed, {'; '.join([*failures, *tripped])}"
     if undecided or unjudged:
         return f"undecided, {', '.join([*undecided, *unjudged])}"
-    return "passed" if has_conditions or guards else "none (no --fail-if and no guard)"
+    text = "passed" if has_conditions or guards else "none (no --fail-if and no guard)"
+    return f"{text}, BUT {mismatches}" if mismatches else text

@@ -197,8 +197,7 @@ class _Import:
                 archive.file,
                 1,
                 f"model {name!r}: an archive does not tell inputs and outputs; set "
-                f"models.{name}.signature for clients of other protocols, and remove the option "
-                "forward to record tensors",
+                f"models.{name}.signature for clients of other protocols",
             )
         )
 
@@ -284,7 +283,6 @@ class _Import:
                     "http": f"{host}:{port}",
                     "grpc": f"{self._text('grpc_inference_address') or _HOST}:{grpc}",
                     "limits": {"message_bytes": limit},
-                    "options": {_UPSTREAM: {"forward": True}},
                 }
             ],
             "upstreams": {_UPSTREAM: {"url": f"torchserve+http://{_HOST}:{shifted_port(port)}"}},

@@ -12,13 +12,14 @@ import orjson
 from msgspec.structs import replace  # noqa: TID251  # a record has no wire origin
 
 from gateway.api.tap import TappedCall
-from gateway.ir.calls import Call, InferRequest, inference_of
+from gateway.ir.calls import Call, InferRequest, OpaqueCall, inference_of
 from gateway.ir.context import NO_CLIENT, Context, ModelRef
 from gateway.ir.errors import GatewayError
 from gateway.ir.teed_body import TeeBudget, tee_body
+from gateway.ir.unread import unread_call
 from gateway.migration import names
 from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import Recordable, WireRow
+from gateway.migration.captures.records import FORWARDED, Recordable, WireRow
 from gateway.migration.captures.sampling import (
     CaptureCounts,
     CaptureOptions,
@@ -76,12 +77,7 @@ class Capturing:
 
     def samples_rejected(self) -> bool:
         """Return whether to record a message that has no route, and count it if so."""
-        options = self.options
-        return (
-            options.privacy.wire
-            and not options.route
-            and self._sampler.samples("", f"{time.monotonic_ns()}")
-        )
+        return not self.options.route and self._sampler.samples("", f"{time.monotonic_ns()}")
 
     def admit(self, route: str) -> bool:
         """Return whether to send a call that has ended; count it if its route is recorded."""
@@ -93,6 +89,10 @@ class Capturing:
 
     def put(self, call: Recordable) -> None:
         """Send a call, or count why not."""
+        if call.is_refused:
+            self.counts.unread["refused"] += 1
+        elif call.kind == FORWARDED:
+            self.counts.unread["forwarded"] += 1
         reason = self._sampler.reason_to_skip(call)
         if reason:
             self.outbox.skip(reason)
@@ -128,6 +128,14 @@ def watch_captures(metrics: Metrics, captures: Sequence[Capturing]) -> None:
     metrics.watch_counter(names.CAPTURE_CALLS, total(lambda counts: counts.recorded))
     metrics.watch_counter(names.CAPTURE_BYTES, total(lambda counts: counts.nbytes))
     metrics.watch_counter(names.CAPTURE_DROPPED, left_out)
+
+    def unread() -> dict[tuple[str, ...], int]:
+        found: Counter[str] = Counter()
+        for each in captures:
+            found.update(each.counts.unread)
+        return {(reason,): count for reason, count in found.items()}
+
+    metrics.watch_counter(names.CAPTURE_UNREAD, unread)
     metrics.watch_counter(names.CAPTURE_SAMPLED, total(lambda counts: counts.sampled))
     metrics.watch(
         names.CAPTURE_OUTBOX_BYTES,
@@ -172,6 +180,9 @@ class CaptureTap:
     def begin(self, call: Call[Any], /) -> TappedCall | None:
         """Return the exchange of an inference that is sampled, else None."""
         request = call if type(call) is InferRequest else inference_of(call)
+        is_opaque = type(call) is OpaqueCall
+        if is_opaque:
+            request = InferRequest(model=call.model, context=call.context)
         if request is None:
             return None
         captures: list[Capturing] = []
@@ -179,7 +190,7 @@ class CaptureTap:
             if each.chooses(request, call.context):
                 captures.append(each)  # noqa: PERF401
         sinks: Sequence[ServingSink] = ()
-        if self._events is not None:
+        if self._events is not None and not is_opaque:
             sinks = self._events.choose(request, call.context)
         if not captures and not sinks:
             return None
@@ -218,13 +229,15 @@ class CaptureTap:
             return
         recordable, kept = found
         for each in captures:
-            own = recordable
-            if each.options.privacy.wire:
+            own, privacy = recordable, each.options.privacy
+            # A forwarded call has no tensors: its messages are its payload.
+            is_payload = own.kind == FORWARDED and privacy.payload == "full" and not privacy.tensors
+            if privacy.wire or is_payload:
                 own = replace(own, wire=_messages(exchange, kept, each.options.privacy))
             each.put(own)
 
     def rejected(self, codec: str, wire: Any, error: GatewayError, response: Any, /) -> None:
-        """Record a message that could not be decoded, if messages are recorded."""
+        """Record a message that could not be decoded."""
         for capture in self._captures:
             if capture.samples_rejected():
                 capture.put(self._rejected_call(codec, wire, error, response, capture))
@@ -232,23 +245,26 @@ class CaptureTap:
     def _rejected_call(
         self, codec: str, wire: Any, error: GatewayError, response: Any, capture: Capturing
     ) -> Recordable:
-        rows = [
-            _wire_row("request", 0, wire, capture.options.privacy),
-            _wire_row("reply", 0, response, capture.options.privacy),
-        ]
+        privacy, rows = capture.options.privacy, []
+        if privacy.wire:
+            rows = [
+                _wire_row("request", 0, wire, privacy),
+                _wire_row("reply", 0, response, privacy),
+            ]
         client = NO_CLIENT if error.client is None else error.client
-        context = Context(protocol=codec, request_id=error.request_id, client=client)
-        recordable = Recordable(
+        call = unread_call(codec, wire, client, error.request_id, error.model)
+        return Recordable(
             started_us=self._finished.started_us(time.monotonic()),
-            request=None,
+            request=InferRequest(model=call.model, context=call.context),
             kind="",
-            context=context,
+            context=call.context,
             agent=client.agent[:256],
             client=client.address,
+            code=error.code.value,
+            error=error.message,
             wire=rows,
+            is_refused=True,
         )
-        recordable.fail(error)
-        return recordable
 
 
 def _messages(exchange: TappedCall, kept: memoryview, privacy: Privacy) -> list[WireRow]:

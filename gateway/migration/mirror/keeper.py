@@ -19,12 +19,12 @@ import structlog
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.app.errors import StartError, reason_of
+from gateway.api.start_error import StartError, reason_of
 from gateway.app.processes.channel import PartDescriptors, WorkerSetup
 from gateway.app.processes.reply_watch import POLL_S, ReplyWatch
 from gateway.app.processes.restart_policy import RestartBackoff, RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess, describe_exit, launch
-from gateway.app.worker_slot import WorkerSlot
+from gateway.app.run.worker_slot import WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.concurrency.timeouts import is_set_within
 from gateway.config.load import LoadedConfig
@@ -323,6 +323,8 @@ class ShadowKeeper(Collector):
     async def _poll(self) -> None:
         """Ask the process for a reply regularly, and end it if it hangs; `_run` goes on."""
         while not await is_set_within(self._stopping, POLL_S):
+            if self._watch is not None and self._process is not None:
+                await self._process.update_metrics()
             if self._watch is not None:
                 await self._watch.poll(self._loaded.config.lifecycle.worker_timeout)
 

@@ -5,6 +5,7 @@ of all results is that of the sampled calls again.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.migration import names
@@ -22,6 +23,7 @@ _RESULTS: Final = {
 }
 """The counters of sampled calls, and those of their results; the last one is that of lost calls."""
 
+_COUNTED: Final = frozenset(each for one, others in _RESULTS.items() for each in (one, *others))
 _OWNERS: Final = frozenset({"migration", "sink"})
 """The labels that name whose samples they are."""
 
@@ -30,12 +32,15 @@ _Labels = tuple[tuple[str, str], ...]
 
 def with_lost_samples(metrics: Snapshot) -> Snapshot:
     """Return the last metrics of a process that has died, with its calls in flight as dropped."""
-    families = {family[0]: family for family in metrics}
+    families: dict[str, list[Any]] = {}  # the samples of all pieces
+    for name, _, _, samples, *_ in metrics:
+        if name in _COUNTED:
+            families.setdefault(name, []).extend(samples)
     added: dict[str, list[Any]] = {}
     for sampled, results in _RESULTS.items():
-        counts = _counts(families.get(sampled))
+        counts = _counts(sampled, families)
         for result in results:
-            counts.subtract(_counts(families.get(result)))
+            counts.subtract(_counts(result, families))
         lost = {labels: count for labels, count in counts.items() if count > 0}
         if lost:
             added[results[-1]] = [
@@ -43,16 +48,16 @@ def with_lost_samples(metrics: Snapshot) -> Snapshot:
                 for labels, count in lost.items()
             ]
     return [
-        [name, text, kind, [*samples, *added.get(name, ())]]
-        for name, text, kind, samples in metrics
+        *metrics,
+        *([name, text, kind, added.pop(name)] for name, text, kind, *_ in metrics if name in added),
     ]
 
 
-def _counts(family: Any) -> Counter[_Labels]:
+def _counts(family: str, families: Mapping[str, list[Any]]) -> Counter[_Labels]:
     """Return a counter by its migration or sink; the labels of a capture are none."""
     found: Counter[_Labels] = Counter()
-    for name, labels, value, *_ in () if family is None else family[3]:
-        if name == f"{family[0]}_total":
+    for name, labels, value, *_ in families.get(family, ()):
+        if name == f"{family}_total":
             found[tuple((key, each) for key, each in labels.items() if key in _OWNERS)] += int(
                 value
             )

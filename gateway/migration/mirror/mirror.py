@@ -17,8 +17,9 @@ from msgspec import Struct, field
 
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import InferRequest, ModelMetadataRequest
-from gateway.ir.context import Context, ModelRef, Need
+from gateway.ir.context import Client, Context, ModelRef, Need
 from gateway.ir.errors import ErrorCode, GatewayError
+from gateway.ir.identity import Identity
 from gateway.ir.metadata import ModelMetadata
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import OK, RecordedCall
@@ -51,10 +52,6 @@ _CONFIRM_S: Final = 0.02
 _METADATA_S: Final = 300.0
 _MAX_MODELS: Final = 32
 # The gateway writes most of their texts itself.
-_OWN_ERRORS: Final = frozenset(
-    each.value
-    for each in (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.OVERLOADED)
-)
 # A larger comparison would delay the replies that are being timed.
 _INLINE_BYTES: Final = 256 * 1024
 
@@ -68,7 +65,7 @@ class _ArrivedCall(Struct):
     """A call that has arrived.
 
     Attributes:
-        key: "model|sequence id"; "" outside a sequence.
+        key: The client, the model and the id of its sequence; "" outside a sequence.
         sequence: The one that it belongs to, once it may start; None outside a sequence.
     """
 
@@ -246,7 +243,10 @@ class Mirror:
         side = self._sides.get(record.call.target)
         shadow = message.shadow or ShadowRequest()
         try:
-            request = record.request().with_metadata(shadow.metadata)
+            request = record.request()
+            client = Client(identity=Identity(shadow.client))
+            context = request.context.changed(metadata=shadow.metadata, client=client)
+            request = request.changed(context=context)
         except GatewayError:
             self._finish(sender, number, _CallResult(skipped="invalid"))
             return
@@ -257,7 +257,7 @@ class Mirror:
         if model is not None and model not in self._models and len(self._models) < _MAX_MODELS:
             self._models[model] = None
             self._new_model.set()
-        key = sequence_key(request)
+        key = sequence_key(request, shadow.client)
         entry = _ArrivedCall(sender, number, size, record, shadow, request, side, key)
         self._waiting_calls += 1
         self._waiting_bytes += size + CALL_BYTES
@@ -363,7 +363,8 @@ class Mirror:
         if found is None:
             return
         found.is_busy = False
-        failed = {Outcome.NEW_ERROR.value, Outcome.OLD_ERROR.value, Outcome.TIMEOUT.value}
+        kinds = (Outcome.NEW_ERROR, Outcome.OLD_ERROR, Outcome.TIMEOUT, Outcome.REFUSED)
+        failed = {each.value for each in kinds}
         if not result.outcome or result.outcome in failed:
             found.has_failed = True
         while found.waiting:
@@ -439,8 +440,7 @@ class Mirror:
         A sample is recorded payload; all else is read where the log is.
         """
         client = entry.record.call
-        own = client.code in _OWN_ERRORS
-        shown = brief_text(client.error, is_own=own), other.shown_error
+        shown = entry.shadow.error or brief_text(client.error), other.shown_error
         kept = (client.error, other.error) if self._privacy.payload == "full" else shown
         if entry.side == NEW:
             kept, shown = kept[::-1], shown[::-1]

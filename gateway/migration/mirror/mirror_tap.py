@@ -7,8 +7,9 @@ from typing import Any, Final
 from gateway.api.tap import SampledCall
 from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.errors import ErrorCode
-from gateway.ir.streaming_body import streaming_body_of
+from gateway.ir.streamed_inputs import streaming_body_of
 from gateway.ir.teed_body import TeeBudget, tee_body
+from gateway.ir.unread import is_unread, is_unread_reply
 from gateway.migration import names
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.transfer import ShadowRequest
@@ -26,6 +27,7 @@ from gateway.telemetry.metrics import Metrics
 # Shadow calls need everything; nothing of it is written.
 _EVERYTHING: Final = Privacy(payload="full", parameters=True)
 
+_FORWARDED: Final = "forwarded"
 _GATHER_S: Final = 0.005
 """Calls wait for others for this time, so that both processes wake up less often."""
 
@@ -63,8 +65,12 @@ class MirrorTap:
 
     def begin(self, call: Call[Any], /) -> SampledCall | None:
         """Return the exchange of a call that is compared, else None."""
-        request = inference_of(call)
-        assert request is not None  # noqa: S101  # the layer passes inferences only
+        request = None if is_unread(call) else inference_of(call)
+        if request is None:
+            request = InferRequest(model=call.model, context=call.context)
+            if self.sampler.choose(request, call.context) is not SamplingDecision.NO:
+                self.outbox.skip(_FORWARDED)
+            return None
         choice = self.sampler.choose(request, call.context)
         if choice is SamplingDecision.NO:
             return None
@@ -92,8 +98,13 @@ class MirrorTap:
         found = self._finished.recordable(exchange)
         reason = "arriving" if found is None else _reason_to_skip(exchange, self._targets)
         if found is not None and not reason:
+            context = exchange.call.context
             shadow = ShadowRequest(
-                exchange.call.context.metadata, round(exchange.upstream_s * 1e6), exchange.noise
+                context.metadata,
+                round(exchange.upstream_s * 1e6),
+                exchange.noise,
+                context.client.identity.name,
+                exchange.shown_error,
             )
             if self._sender.send(found[0], shadow):
                 return
@@ -108,6 +119,8 @@ def _reason_to_skip(exchange: SampledCall, targets: set[str]) -> str:
     """Return why a call cannot be compared, whatever its tensors; "" if it can."""
     if exchange.path.target not in targets:
         return "not_sent" if not exchange.path.target else "other_target"
+    if any(is_unread_reply(item) for _, item in exchange.items):
+        return _FORWARDED
     if len(exchange.items) > MAX_ITEMS:
         return "too_many_items"
     is_cancelled = exchange.error is not None and exchange.error[0] is ErrorCode.CANCELLED

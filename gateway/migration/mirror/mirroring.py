@@ -1,20 +1,21 @@
 """Mirroring: the targets, the mirrors and the evidence of all migrations in the shadow process."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 import structlog
 
 from gateway import __version__
-from gateway.app.certificates import Certificates
-from gateway.app.gateway import default_budget
-from gateway.app.process_parts import ProcessParts
+from gateway.app.build.route_rules import ruled_routes
+from gateway.app.build.service_graph import ServiceGraph
+from gateway.app.listen.certificates import Certificates
 from gateway.app.processes.channel import Message
-from gateway.app.route_rules import ruled_routes
-from gateway.app.service_graph import ServiceGraph
-from gateway.app.worker_slot import WorkerSlot
+from gateway.app.run.gateway import default_budget
+from gateway.app.run.process_parts import ProcessParts
+from gateway.app.run.worker_slot import WorkerSlot
 from gateway.concurrency.background import start_background
+from gateway.concurrency.slices import in_slices
 from gateway.config.load import LoadedConfig
 from gateway.config.models import Config
 from gateway.migration.captures.transfer import Confirmation
@@ -26,6 +27,7 @@ from gateway.migration.targets import LiveMigration, live_migrations
 from gateway.policies.limits.shed_load import ProcessLoad
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.regions import Regions
+from gateway.settings.patterns import is_pattern
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.metrics import Metrics
 from gateway.transports.memory_budget import MemoryBudget
@@ -65,7 +67,7 @@ class Mirroring:
         self,
         loaded: LoadedConfig,
         inboxes: Mapping[str, MirrorInbox],
-        send: Callable[[Message], None],
+        send: Callable[[Message], Awaitable[None]],
     ) -> None:
         self._send = send
         self._loaded = loaded
@@ -135,21 +137,22 @@ class Mirroring:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(mirror.close(_CLOSE_S) for mirror in self._mirrors.values()))
-        self._send_documents()
+        await self._send_documents()
         await self._graph.drain(0)
         await self._graph.close()
 
     def _send_soon(self) -> None:
         self._soon.set()
 
-    def _send_documents(self) -> None:
-        documents = {name: mirror.document() for name, mirror in self._mirrors.items()}
-        self._send({"document": documents})
+    async def _send_documents(self) -> None:
+        mirrors = in_slices(self._mirrors.items())
+        documents = {name: mirror.document() async for name, mirror in mirrors}
+        await self._send({"document": documents})
 
     async def _send_evidence(self) -> None:
         """Send the evidence every second, and sooner after replies that differ."""
         while True:
-            self._send_documents()
+            await self._send_documents()
             await asyncio.sleep(_SOON_S)
             try:
                 async with asyncio.timeout(_EVIDENCE_S - _SOON_S):
@@ -163,7 +166,7 @@ def _named_models(name: str, config: Config) -> list[str]:
     """Return the models that the route *name* matches by their whole names."""
     (route,) = [each for each in ruled_routes(config) if each.name == name]
     patterns = [rule.model for rule in route.rules]
-    return [pattern for pattern in patterns if not any(char in pattern for char in "*?[")]
+    return [pattern for pattern in patterns if not is_pattern(pattern)]
 
 
 def _process_parts() -> ProcessParts:

@@ -48,12 +48,15 @@ class OutboxSampler(Protocol):
     Attributes:
         options: The limits; they may be replaced.
         counts: What became of the calls.
+        percent: Share of the calls that are chosen now.
     """
 
     @property
     def options(self) -> OutboxLimits: ...  # noqa: D102
     @property
     def counts(self) -> CaptureCounts: ...  # noqa: D102
+    @property
+    def percent(self) -> float: ...  # noqa: D102
 
 
 class Outbox(PacketSender):
@@ -127,7 +130,7 @@ class Outbox(PacketSender):
         self, record: RecordedCall | None, shadow: ShadowRequest | None = None
     ) -> Sequence[bytes]:
         """Return a message as buffers. Raises for text that is not Unicode."""
-        message = SampleMessage(record, shadow=shadow)
+        message = SampleMessage(record, shadow=shadow, percent=self._sampler.percent)
         if self._skipped or self._dropped:
             message.skipped, message.dropped = dict(self._skipped), dict(self._dropped)
         return encode_message(message)

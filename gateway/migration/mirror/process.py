@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from gateway.app.errors import REASONS, StartError, reason_of
-from gateway.app.process import (
-    freeze_startup_objects,
-    keep_large_buffers,
-    shorten_switch_interval,
-)
+from gateway.api.start_error import REASONS, StartError, reason_of
 from gateway.app.processes.channel import (
     WorkerChannel,
     WorkerSetup,
     open_channel,
     read_setup,
 )
-from gateway.app.signals import StopSignal, ignore_log_signals
+from gateway.app.run.process import (
+    freeze_startup_objects,
+    keep_large_buffers,
+    shorten_switch_interval,
+)
+from gateway.app.run.signals import StopSignal, ignore_log_signals
 from gateway.config.load import ConfigError
 from gateway.migration.captures.recorder import CaptureRecorder
 from gateway.migration.captures.sampling import CaptureOptions
@@ -93,7 +93,7 @@ async def _run(setup: WorkerSetup, sock: socket.socket) -> int:
         for name, options in captures.items():
             recorders.append(await _start_recorder(options, inboxes[name]))
         if inboxes.keys() - captures.keys():
-            mirroring = Mirroring(setup.loaded, inboxes, channel.send)
+            mirroring = Mirroring(setup.loaded, inboxes, channel.send_large)
             await mirroring.start()
         if events is not None:
             events.start()
@@ -159,10 +159,12 @@ async def _handle_requests(
             if mirroring is not None:
                 mirroring.resume(message["evidence_resume"])
             continue
-        lost = LostLines({"stderr": logs.lost_lines})
-        uploads = UploadMetrics([each.uploader for each in recorders])
-        reply: dict[str, Any] = {"metrics": [*snapshot(lost), *snapshot(uploads)]}
-        if message["request"] == "exchange":
+        reply: dict[str, Any] = {}  # to a ping
+        if message["request"] == "metrics":
+            lost = LostLines({"stderr": logs.lost_lines})
+            uploads = UploadMetrics([each.uploader for each in recorders])
+            reply = {"metrics": list(snapshot(lost, uploads))}
+        elif message["request"] == "exchange":
             wanted, found = message["document"], None
             if mirroring is not None:
                 found = mirroring.sample(wanted["migration"], wanted["id"])

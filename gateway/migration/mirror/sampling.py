@@ -67,6 +67,7 @@ class MigrationSampler:
     Attributes:
         options: The limits of the outbox.
         counts: What became of the calls.
+        percent: Share of the calls that are chosen.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class MigrationSampler:
         self.options = MirrorLimits() if limits is None else limits
         self.counts = CaptureCounts()
         self._name = name
-        self._threshold = config.sample.percent / 100
+        self.percent = config.sample.percent
+        self._threshold = self.percent / 100
         noise = 0.0 if config.noise is None else config.noise.percent / 100
         self._noise = noise * self._threshold
         self._first = config.sample.first
@@ -93,7 +95,7 @@ class MigrationSampler:
         """Return whether a call is compared, and count it if so."""
         if is_shadow_call(context):
             return SamplingDecision.NO
-        sequence = sequence_key(request)
+        sequence = sequence_key(request, context.client.identity.name)
         number = draw(sequence or context.request_id, self._name)
         is_chosen = number < self._threshold
         if not is_chosen and (sequence or not self._is_first(request, context)):
@@ -112,7 +114,7 @@ class MigrationSampler:
 
     def lost(self, request: InferRequest) -> None:
         """Note that a chosen call is not compared, so that the rest of its sequence is not."""
-        sequence = sequence_key(request)
+        sequence = sequence_key(request, request.context.client.identity.name)
         if sequence:
             self._broken[sequence] = None
 

@@ -14,9 +14,11 @@ from gateway.ir.data import ArrayData
 from gateway.ir.errors import GatewayError
 from gateway.ir.teed_body import with_kept_body
 from gateway.ir.tensor import Tensor
+from gateway.ir.unread import is_unread, is_unread_reply
 from gateway.ir.work import LongWork
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import (
+    FORWARDED,
     MissingElements,
     Recordable,
     RecordedCall,
@@ -157,6 +159,7 @@ class FinishedCalls(Generic[E]):
             started_us=self.started_us(exchange.started),
             request=inference_of(call),
             kind=type(call).__name__,
+            is_refused=exchange.is_refused,
             context=call.context,
             agent=client.agent[:256],
             client=client.address,
@@ -165,6 +168,10 @@ class FinishedCalls(Generic[E]):
             took_us=round(exchange.took_s * 1e6),
             items=[(round(at * 1e6), item) for at, item in exchange.items],
         )
+        if is_unread(call) or any(is_unread_reply(item) for _, item in exchange.items):
+            recordable.request = InferRequest(model=call.model, context=call.context)
+            recordable.kind = "" if exchange.is_refused else FORWARDED
+            recordable.items = []
         if exchange.error is not None:
             code, recordable.error = exchange.error
             recordable.code = code.value

@@ -12,7 +12,8 @@ from gateway.migration.captures.segment_reader import SegmentReader
 from gateway.migration.compare.replies import Comparison, Result
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary
-from gateway.migration.evidence.verdicts import Evidence, evidence_of
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import Evidence, evidence_of, uncompared_evidence
 from gateway.migration.replay.replay import compare, recorded_result
 from gateway.migration.replay.times import times_problem
 
@@ -97,22 +98,28 @@ OnSkipped = Callable[[str], None]
 """Called with the reason for each pair of calls that cannot be compared."""
 
 
+def _ignore(_evidence: Evidence) -> None:
+    """Judge nothing."""
+
+
 def compare_captures(
     old: Capture,
     new: Capture,
     rules: OutputRules,
     on_skipped: OnSkipped,
     on_compared: Callable[[ComparedCall], None] | None = None,
+    guards: Guards | None = None,
 ) -> Summary:
     """Compare the replies of two captures; a repeated request id counts once.
 
     The positions of the old calls are in memory, not the calls. *on_compared* is called for each
-    pair, in the order of the second capture.
+    pair, in the order of the second capture. *guards* get the same calls as the summary.
 
     Raises:
         UnreadableSegment: A file is no segment.
     """
     summary, equal = Summary(), _Comparer(rules)
+    judge = _ignore if guards is None else guards.add
     summary.times_problem = times_problem(old.description(), new.description())
     with ExitStack() as stack:
         readers = [stack.enter_context(SegmentReader(each)) for each in old.segments]
@@ -129,23 +136,30 @@ def compare_captures(
             if before is None:
                 on_skipped("damaged")
                 continue
+            reason = "payload not recorded"
             try:
                 compared = equal.compare(before, call)
+                summary.uncompared += compared is None and not before.is_forwarded
             except GatewayError as error:
                 summary.unreadable += 1
-                on_skipped(error.message[:200])
-                continue
+                compared, reason = None, error.message[:200]
             if compared is None:
-                summary.uncompared += 1
-                on_skipped("payload not recorded")
+                summary.forwarded += before.is_forwarded
+                on_skipped("forwarded" if before.is_forwarded else reason)
+                judge(uncompared_evidence(call.call.at_us / 1e6))
                 continue
             a, b, comparison = compared
             times = (before.call.took_us / 1e6, call.call.took_us / 1e6)
             evidence = evidence_of(a, b, comparison, times, call.call.at_us / 1e6)
-            error_text = call.call.error or before.call.error
-            summary.add(before.id, comparison, evidence.times_s, error_text)
+            summary.add(
+                before.id, comparison, evidence.times_s, call.call.error or before.call.error
+            )
+            judge(evidence)
             if on_compared is not None:
                 on_compared(ComparedCall(before, call, comparison, evidence))
-        summary.missing += len(places)
+        left = (reader.call(number) for reader, number in places.values())
+        forwarded = sum(call is not None and call.is_forwarded for call in left)
+        summary.forwarded += forwarded
+        summary.missing += len(places) - forwarded
         old.problems += [each for reader in readers for each in reader.problems]
     return summary

@@ -22,6 +22,8 @@ from gateway.ir.context import ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError, Unsupported
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import Tensor
+from gateway.ir.unread import is_refusal
+from gateway.migration.captures.details import details_with_refusal
 from gateway.migration.captures.records import (
     OK,
     OLD,
@@ -34,7 +36,7 @@ from gateway.migration.compare.replies import Comparison, Result, compare_result
 from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary, percentile
 from gateway.migration.evidence.guards import Guards
-from gateway.migration.evidence.verdicts import evidence_of
+from gateway.migration.evidence.verdicts import evidence_of, uncompared_evidence
 from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
 from gateway.service import Service
 from gateway.telemetry.error_texts import error_text
@@ -194,6 +196,9 @@ class Replay:
                 return
             if record.missing:
                 self.report.left_out[record.missing] += 1
+                self.report.summary.forwarded += record.is_forwarded
+                if not record.call.kind:
+                    self._add_refused(record)
                 continue
             first_us = record.call.at_us if first_us is None else first_us
             due = self._due(record.call.at_us - first_us, number)
@@ -288,6 +293,12 @@ class Replay:
             self._failed_sequences.add(key)
         self._compare(record, new, others[0] if others else None)
 
+    def _add_refused(self, record: RecordedCall) -> None:
+        """Count a request that the gateway could not read, so that no server can get it."""
+        found = Result(error=record.error_code, is_refused=True)
+        outcome = ReplayOutcome(found, record.call.took_us / 1e6, record.call.error)
+        self._compare(record, outcome, outcome)
+
     def _request(self, record: RecordedCall) -> InferRequest:
         if self._wire is not None:
             call = recorded_message(record, self._wire)
@@ -317,14 +328,15 @@ class Replay:
         else:
             self.report.uncompared += old is None
             self.report.summary.uncompared += old is None
+        at_s = record.call.at_us / 1e6
+        found = uncompared_evidence(at_s)
         if old is not None and comparison is not None:
             old_s = record.call.took_us / 1e6 if reference is None else reference.seconds
-            at_s = record.call.at_us / 1e6
             found = evidence_of(old, new.result, comparison, (old_s, new.seconds), at_s)
             error_text = new.error or record.call.error
             self.report.summary.add(record.id, comparison, found.times_s, error_text)
-            if self._guards is not None:
-                self._guards.add(found)
+        if self._guards is not None:
+            self._guards.add(found)
         if self._on_done is not None:
             self._on_done(record, new, comparison)
 
@@ -348,7 +360,9 @@ def recorded_result(record: RecordedCall) -> Result | None:
     if failed is not None:  # a reply of a stream may be an error
         return Result(error=ErrorCode(failed))
     if record.error_code is not None:
-        return Result(error=record.error_code)
+        return Result(error=record.error_code, is_refused=record.is_refused)
+    if record.is_forwarded:
+        return None
     outputs = record.outputs()
     return None if outputs is None else Result(outputs)
 
@@ -373,6 +387,7 @@ async def ask(
     call = request.with_deadline(started + timeout_s)
     items: list[tuple[Tensor, ...]] = []
     times: list[float] = []
+    answered: GatewayError | None = None
     try:
         with Timeout(timeout_s + 1):
             if is_stream:
@@ -381,6 +396,7 @@ async def ask(
                 try:
                     async for item in replies:
                         if item.error is not None:
+                            answered = item.error
                             raise item.error
                         times.append(monotonic() - started)
                         items.append(outputs_of(item))
@@ -393,7 +409,9 @@ async def ask(
                 times.append(monotonic() - started)
     except GatewayError as error:
         texts = error.message, error_text(error)
-        return ReplayOutcome(Result(error=error.code), monotonic() - started, *texts)
+        is_refused = error is not answered and is_refusal(error)
+        result = Result(error=error.code, is_refused=is_refused)
+        return ReplayOutcome(result, monotonic() - started, *texts)
     except TimeoutError:
         result, text = Result(error=ErrorCode.DEADLINE_EXCEEDED), f"no reply in {timeout_s:g} s"
         return ReplayOutcome(result, monotonic() - started, text, text)
@@ -409,6 +427,7 @@ def replayed_call(record: RecordedCall, outcome: ReplayOutcome, target: str) -> 
         target=target,
         code=OK if error is None else error.value,
         error=outcome.error,
+        details=details_with_refusal(record.call.details, outcome.result.is_refused),
     )
     items = [ItemRow(number, round(at * 1e6), OK) for number, at in enumerate(outcome.times_s)]
     tensors = [each for each in record.tensors if each.side != OLD]

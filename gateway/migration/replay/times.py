@@ -11,8 +11,12 @@ from gateway.migration.replay.replay import CONCURRENCY, LATE_S, ReplayOptions
 
 REPLAYED: Final = "replayed"
 """What a recording of a replay has the address of the new server under."""
-PERCENT: Final = "percent"
-"""What a recording of a gateway has the share of the recorded calls under."""
+COMMAND: Final = "command"
+"""What it has the command of the replay under, without the values of headers."""
+STARTED: Final = "started"
+"""What it has the time of the replay under, in UTC."""
+SERVER: Final = "server"
+"""What it has the name and version of the new server under, as that server says."""
 _LOAD: Final = "load"
 _PROBLEM: Final = "times"
 _ALL: Final = 100.0

@@ -7,10 +7,9 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.api.extension import ConfigView
 from gateway.ir.context import ModelRef
 from gateway.migration.captures.capture import Capture
-from gateway.migration.captures.records import RecordedCall
+from gateway.migration.captures.records import REFUSED, RecordedCall
 from gateway.migration.captures.segment_reader import UnreadableSegment
 from gateway.migration.compare.conditions import Condition, parse_fail_if
 from gateway.migration.compare.output_rules import rules_of
@@ -20,6 +19,7 @@ from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayOutcome
 from gateway.migration.settings import MIGRATIONS, MigrationConfig
 from gateway.routing.rolling.settings import RollingLoadConfig, TrialResult, WarmUpConfig
 from gateway.service import Service
+from gateway.settings.config_view import ConfigView
 
 _CONCURRENCY = 4
 """Calls at the same time: the server serves clients of other models meanwhile."""
@@ -97,8 +97,8 @@ def _calls(
     skipped: list[str] = []
     found: list[RecordedCall] = []
     for record in _of_model(capture, model):
-        if record.missing:
-            skipped.append(record.missing)
+        if record.missing or record.is_refused:
+            skipped.append(record.missing or REFUSED)
             continue
         found.append(record)
         if len(found) == warm_up.calls:

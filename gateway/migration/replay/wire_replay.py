@@ -125,7 +125,7 @@ def with_recorded_types(new: Result, old: Result) -> Result:
     """Return *new* with names, datatypes and shapes that only the recorded reply has."""
     pairs = zip_longest(new.items, old.items[: len(new.items)], fillvalue=())
     items = [tuple(_all_typed(outputs, known)) for outputs, known in pairs]
-    return Result(tuple(items), new.error)
+    return Result(tuple(items), new.error, new.is_refused)
 
 
 def _all_typed(outputs: Sequence[Tensor], known: Sequence[Tensor]) -> Iterator[Tensor]:

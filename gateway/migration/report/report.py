@@ -13,11 +13,11 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from gateway.ir.texts import utc_text
+from gateway.migration.captures.records import REFUSED, CallRow
 from gateway.migration.compare.statistics import (
     confidence_sequence,
     quantile_bounds,
     ratio_bounds,
-    wilson_interval,
 )
 from gateway.migration.compare.summary import Summary, percentile
 from gateway.migration.compare.tensors import Outcome
@@ -33,6 +33,7 @@ from gateway.migration.report.samples import sample_section
 
 _SAMPLES: Final = 10
 _POINTS: Final = 40
+_NAMES: Final = 10
 _CALLERS: Final = 4_096
 _CALLERS_SHOWN: Final = 50
 _SHARES: Final = (0.5, 0.9, 0.99)
@@ -40,6 +41,7 @@ _OTHER: Final = ("other", "", "", "")
 
 _RANKS: Final = {
     Outcome.MATCH: 0,
+    Outcome.REFUSED: 1,
     Outcome.OLD_ERROR: 1,
     Outcome.MISMATCH: 2,
     Outcome.BOTH_ERROR: 3,
@@ -50,11 +52,42 @@ _RANKS: Final = {
 
 
 @dataclass(slots=True)
+class RecordedSide:
+    """What the calls of a recording say of its server, of at most some targets and models.
+
+    Attributes:
+        calls: Number of calls.
+        first_us: Start of the earliest call in UTC, microseconds since 1970; 0 for no call.
+        last_us: Start of the latest call.
+    """
+
+    calls: int = 0
+    first_us: int = 0
+    last_us: int = 0
+    targets: dict[str, None] = field(default_factory=dict)
+    models: dict[str, None] = field(default_factory=dict)
+
+    def add(self, row: CallRow) -> None:
+        """Add a call."""
+        self.calls += 1
+        self.first_us = min(self.first_us or row.at_us, row.at_us)
+        self.last_us = max(self.last_us, row.at_us)
+        for names, name in ((self.targets, row.target), (self.models, _model(row))):
+            if name and len(names) < _NAMES:
+                names[name] = None
+
+
+def _model(row: CallRow) -> str:
+    return f"{row.model}:{row.version}" if row.version else row.model
+
+
+@dataclass(slots=True)
 class _Caller:
     calls: int = 0
     compared: int = 0
     different: int = 0
     failed: int = 0
+    refused: int = 0
 
 
 class ReportEvidence:
@@ -64,18 +97,23 @@ class ReportEvidence:
         times_us: Start of each call whose replies were compared.
         agrees: Whether the replies of each call agree, in the same order.
         callers: By client, agent, protocol and model; from the 4 096th on they are one.
+        old: The calls of the old server.
+        new: The calls of the new server.
     """
 
     def __init__(self) -> None:
         self.times_us = array("q")
         self.agrees = bytearray()
         self.callers: dict[tuple[str, str, str, str], _Caller] = {}
+        self.old, self.new = RecordedSide(), RecordedSide()
         self._worst: list[tuple[tuple[float, float, str], Section]] = []
         self._random: list[tuple[bytes, Section]] = []
 
     def add(self, call: ComparedCall) -> None:
         """Add one call."""
         outcome = call.comparison.outcome
+        self.old.add(call.old.call)
+        self.new.add(call.new.call)
         if call.comparison.is_compared:
             self.times_us.append(call.old.call.at_us)
             self.agrees.append(outcome is Outcome.MATCH)
@@ -87,8 +125,7 @@ class ReportEvidence:
 
     def _count_caller(self, call: ComparedCall) -> None:
         row = call.old.call
-        model = f"{row.model}:{row.version}" if row.version else row.model
-        key = (row.client, row.agent, row.protocol, model)
+        key = (row.client, row.agent, row.protocol, _model(row))
         if key not in self.callers and len(self.callers) >= _CALLERS:
             key = _OTHER
         caller = self.callers.setdefault(key, _Caller())
@@ -96,6 +133,7 @@ class ReportEvidence:
         caller.compared += call.comparison.is_compared
         caller.different += call.comparison.differs
         caller.failed += call.evidence.new.error is not None
+        caller.refused += call.comparison.outcome is Outcome.REFUSED
 
     @property
     def worst(self) -> list[Section]:
@@ -126,6 +164,8 @@ class ReportFacts:
         conditions: As the user wrote them, each with why it fails or "".
         lost: Calls that are not compared, by reason, with the capture.
         method: Rules, files and versions: what and its value.
+        servers: Side, server, version, models and calls of both servers.
+        command: The command of the replay; "" for none.
     """
 
     title: str
@@ -136,6 +176,8 @@ class ReportFacts:
     conditions: Sequence[tuple[str, str]] = ()
     lost: Mapping[str, int] = field(default_factory=Counter)
     method: Sequence[tuple[str, str]] = ()
+    servers: Sequence[tuple[str, str, str, str, str]] = ()
+    command: str = ""
 
 
 def report_sections(facts: ReportFacts) -> list[Section]:
@@ -143,6 +185,7 @@ def report_sections(facts: ReportFacts) -> list[Section]:
     evidence = facts.evidence
     return [
         _verdict_section(facts),
+        Section("Servers", list(_server_blocks(facts))),
         Section("Agreement over time", list(_agreement_blocks(evidence))),
         Section("Outputs", list(_output_blocks(facts.summary))),
         Section("Latency", list(_latency_blocks(facts.summary))),
@@ -167,9 +210,12 @@ def _verdict_section(facts: ReportFacts) -> Section:
             "(confidence sequence, 95 %)."
         )
     blocks: list[Block] = [
+        *_refused_blocks(facts),
         f"{summary.failed} of {summary.calls} calls failed at the new server. {compared}",
         f"Verdict: {facts.verdict}.",
     ]
+    if summary.forwarded:
+        blocks.append(f"{summary.forwarded} forwarded: calls that only their server has read.")
     if facts.guards:
         rows = [(each.guard, each.standing.value, each.evidence) for each in facts.guards]
         blocks.append(TextTable(("guard", "verdict", "evidence"), rows))
@@ -182,6 +228,27 @@ def _verdict_section(facts: ReportFacts) -> Section:
         blocks.append("Why calls failed or have another structure, each with an example:")
         blocks.append(_reasons_table(summary))
     return Section("Verdict", blocks)
+
+
+def _server_blocks(facts: ReportFacts) -> Iterator[Block]:
+    yield TextTable(("side", "server", "version", "models", "calls"), facts.servers)
+    if facts.command:
+        yield f"Command: {facts.command}"
+
+
+def _refused_blocks(facts: ReportFacts) -> Iterator[Block]:
+    """Yield who sends what the gateway itself refuses: these clients fail on the first day."""
+    if not facts.summary.refused:
+        return
+    yield (
+        f"{facts.summary.refused} of {facts.summary.calls} calls were {REFUSED}: whatever a server "
+        "would say, these clients fail."
+    )
+    callers = facts.evidence.callers.items()
+    rows = [(*(part or "-" for part in key), str(it.refused)) for key, it in callers if it.refused]
+    rows.sort(key=lambda row: -int(row[-1]))
+    head = ("client", "agent", "protocol", "model", "refused")
+    yield TextTable(head, rows[:_CALLERS_SHOWN], right=(4,))
 
 
 def _reasons_table(summary: Summary) -> Block:
@@ -204,7 +271,7 @@ def _agreement_blocks(evidence: ReportEvidence) -> Iterator[Block]:
         return
     yield (
         f"Share of the compared replies that agree, in {len(points)} equal parts of the time that "
-        "have calls, with the 95 % interval of Wilson."
+        "have calls, with its 95 % interval."
     )
     yield Plot("Agreement over time; UTC", agreement_plot(points))
     least = min(points, key=lambda point: point.agreement)
@@ -224,7 +291,7 @@ def _agreement(evidence: ReportEvidence) -> list[AgreementPoint]:
         good[part] += agrees
     points = []
     for part, count in sorted(total.items()):
-        low, high = wilson_interval(good[part], count)
+        low, high = confidence_sequence(good[part], count)
         label = utc_text(first + part * width)
         points.append(AgreementPoint(label, good[part] / count, low, high))
     return points
@@ -250,6 +317,11 @@ def _output_blocks(summary: Summary) -> Iterator[Block]:
         return
     head = ("output", "compared", "mismatched", "rate", "95% interval", "max abs", "mean abs")
     yield TextTable((*head, "max rel", "max ULP", "worst call"), rows, right=range(1, 9))
+    yield from (
+        f"Output {name}: {each.shape_text}."
+        for name, each in summary.outputs.items()
+        if each.shape_text
+    )
     for name, each in summary.outputs.items():
         if each.errors is not None and any(each.errors.histogram):
             title = f"{name}: elements by the decimal exponent of their absolute error"
@@ -312,9 +384,9 @@ def _caller_blocks(evidence: ReportEvidence) -> Iterator[Block]:
 def _method_blocks(facts: ReportFacts) -> Iterator[Block]:
     yield TextTable(("what", "value"), facts.method)
     yield (
-        "Requests are counted, not rows. Rates have the interval of Wilson (1927), looked at once. "
-        "Guards hold by a confidence sequence (Robbins 1970; Howard et al. 2021), valid at every "
-        "number of calls, and trip by an e-detector (Shin, Ramdas, Rinaldo 2023). An excess of "
+        "Requests are counted, not rows. Rates have the bounds of a confidence sequence (Robbins "
+        "1970; Howard et al. 2021), valid at every number of calls. Guards hold by it, and trip by "
+        "an e-detector (Shin, Ramdas, Rinaldo 2023). An excess of "
         "errors holds by two such sequences, joined as by Newcombe (1998), and trips by the "
         "likelihood ratio of the latest calls (Lai 1995). Bounds of latency are order statistics, "
         "without an assumed distribution."

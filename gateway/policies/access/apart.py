@@ -14,7 +14,7 @@ Apart = Callable[[Call[Any]], str]
 
 
 def _by_group(call: Call[Any]) -> str:
-    return "\n".join(sorted(call.context.client.identity.groups))
+    return repr(sorted(call.context.client.identity.groups))
 
 
 def _by_client(call: Call[Any]) -> str:

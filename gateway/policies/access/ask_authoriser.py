@@ -5,17 +5,14 @@ from __future__ import annotations
 from inspect import isawaitable
 from typing import Final, TypeVar
 
-import structlog
-
 from gateway.api.authoriser import Authoriser
 from gateway.api.layer import Entries
 from gateway.ir.calls import Call, InferRequest
-from gateway.ir.errors import AccessDenied, GatewayError, InternalError
+from gateway.ir.errors import AccessDenied
 from gateway.ir.identity import GATEWAY
 from gateway.settings.fields import Name
 from gateway.settings.setting import Setting
-
-log = structlog.get_logger(__name__)
+from gateway.telemetry.faults import Faults
 
 R = TypeVar("R")
 
@@ -58,14 +55,9 @@ class AskAuthoriser:
         identity = call.context.client.identity
         if identity is GATEWAY:
             return
-        try:
+        with Faults(f"authoriser {self._name!r}", call.model):
             found = self._authoriser.authorise(identity, call)
             is_allowed = await found if isawaitable(found) else found
-        except GatewayError:
-            raise
-        except Exception as error:
-            log.exception("internal error", part=f"authoriser {self._name!r}")
-            raise InternalError("internal error of the gateway", model=call.model) from error
         if not is_allowed:
             denied = AccessDenied(f"the client {identity.name!r} may not do this", model=call.model)
             denied.rule = f"authoriser {self._name!r}"

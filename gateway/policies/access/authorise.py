@@ -20,9 +20,10 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     ServerStatusRequest,
     StreamInferRequest,
+    inference_of,
 )
-from gateway.ir.context import Client, ModelRef
-from gateway.ir.errors import AccessDenied
+from gateway.ir.context import Client, ModelRef, Origin
+from gateway.ir.errors import AccessDenied, TooLarge
 from gateway.ir.identity import GATEWAY, Identity
 from gateway.policies.access.operations import (
     HEALTH,
@@ -32,7 +33,7 @@ from gateway.policies.access.operations import (
     is_listing,
     operation_of,
 )
-from gateway.policies.access.rules import AccessDecision, Facts, Permissions
+from gateway.policies.access.rules import AccessDecision, Facts, Permissions, Size
 from gateway.policies.access.sizes import size_of
 from gateway.service import ReplyCoroutine, Service
 
@@ -52,6 +53,8 @@ _ABOUT_A_MODEL: Final = frozenset(
 
 OnDenied = Callable[[Identity, str], object]
 """Called with the client and the operation of each call that is denied."""
+OnRehearsed = Callable[[Identity, str, str | None], object]
+"""Called with the client, the operation and the rule of each call that would be denied."""
 
 
 class ListenerAccess:
@@ -63,6 +66,8 @@ class ListenerAccess:
         default_model: Model of calls that must name one and do not; "" for none.
         public_health: Whether the health of the server needs no rule.
         on_denied: Counts a call that is denied.
+        rehearsal: All rules, with those that are only rehearsed; None if all are enforced.
+        on_rehearsed: Counts a call that only the rehearsal denies.
     """
 
     def __init__(
@@ -73,12 +78,16 @@ class ListenerAccess:
         default_model: str = "",
         public_health: bool = True,
         on_denied: OnDenied = lambda _identity, _operation: None,
+        rehearsal: Permissions | None = None,
+        on_rehearsed: OnRehearsed = lambda _identity, _operation, _rule: None,
     ) -> None:
         self._permissions = permissions
         self._listener = listener
         self._default_model = default_model
         self._public_health = public_health
         self._on_denied = on_denied
+        self._rehearsal = rehearsal
+        self._on_rehearsed = on_rehearsed
 
     def decide(self, call: Call[Any], identity: Identity) -> AccessDecision:
         """Return whether *identity* may make *call*."""
@@ -86,8 +95,23 @@ class ListenerAccess:
             return _ALLOWED
         facts = self._facts(call)
         if facts.model is None and is_listing(call):
-            return self._permissions.may_list(identity, facts)
-        return self._permissions.decide(identity, facts, lambda: size_of(call))
+            decision = self._permissions.may_list(identity, facts)
+            if self._rehearsal is not None and decision.is_allowed:
+                self._rehearse(identity, facts, self._rehearsal.may_list(identity, facts))
+            return decision
+        return self._decide(identity, facts, lambda: size_of(call))
+
+    def _decide(
+        self, identity: Identity, facts: Facts, measure: Callable[[], Size]
+    ) -> AccessDecision:
+        decision = self._permissions.decide(identity, facts, measure)
+        if self._rehearsal is not None and decision.is_allowed:
+            self._rehearse(identity, facts, self._rehearsal.decide(identity, facts, measure))
+        return decision
+
+    def _rehearse(self, identity: Identity, facts: Facts, decision: AccessDecision) -> None:
+        if not decision.is_allowed:
+            self._on_rehearsed(identity, facts.operation, decision.rule)
 
     def decide_inference(self, call: InferRequest, identity: Identity) -> AccessDecision:
         """Return what `decide` returns, for an inference."""
@@ -100,6 +124,8 @@ class ListenerAccess:
             call.context.protocol,
             self._listener,
         )
+        if self._rehearsal is not None:
+            return self._decide(identity, facts, lambda: size_of(call))
         return self._permissions.decide(identity, facts, lambda: size_of(call))
 
     def refusal(
@@ -117,6 +143,21 @@ class ListenerAccess:
         error.rule = decision.rule
         return error
 
+    def check_size(self, call: Call[Any], identity: Identity, decision: AccessDecision) -> None:
+        """Check whether a call that no rule allows is only too large.
+
+        Raises:
+            TooLarge: A rule would allow it with smaller inputs.
+        """
+        if decision.rule is not None or inference_of(call) is None:
+            return
+        found = self._permissions.excess(identity, self._facts(call), size_of(call))
+        if found is not None:
+            amount, limit = found
+            self._on_denied(identity, operation_of(call))
+            text = f"{amount} are more than this client may send"
+            raise TooLarge(text, model=call.model, limit=limit)
+
     def check(
         self, client: Client, operation: str, protocol: str, model: ModelRef | None = None
     ) -> None:
@@ -129,7 +170,9 @@ class ListenerAccess:
             return
         name, version = (None, "") if model is None else (model.name, model.version)
         facts = Facts(operation, name, version, protocol, self._listener)
-        decision = self._permissions.decide(client.identity, facts)
+        # An inference is rehearsed once, when its inputs are known.
+        decide = self._permissions.decide if operation == INFERENCE else self._decide
+        decision = decide(client.identity, facts, Size)
         if not decision.is_allowed:
             raise self.refusal(client.identity, operation, decision, of_model=model is not None)
 
@@ -162,6 +205,8 @@ class ListenerAccess:
 
     def filtered(self, call: Call[Any], reply: Any) -> Any:
         """Return the reply to a listing with what the client may use."""
+        if isinstance(reply, Origin):
+            return reply  # of a server, about the one model that was allowed
         if isinstance(call, RepositoryIndexRequest):
             return tuple(each for each in reply if self._shows(call, each.name, each.version))
         if isinstance(call, ModelStatisticsRequest):
@@ -214,6 +259,7 @@ class Authorise:
 
         Raises:
             AccessDenied: The client may not make the call, whether or not its model exists.
+            TooLarge: It may make smaller ones.
         """
         identity = call.context.client.identity
         if identity is GATEWAY:
@@ -234,6 +280,7 @@ class Authorise:
         return cast("ReplyCoroutine[InferResponse]", self._refuse(call, identity, decision))
 
     async def _refuse(self, call: Call[Any], identity: Identity, decision: AccessDecision) -> Any:
+        self._access.check_size(call, identity, decision)
         of_model = call.model is not None or getattr(call, "about", None) is not None
         operation = operation_of(call)
         raise self._access.refusal(identity, operation, decision, of_model=of_model)

@@ -18,6 +18,7 @@ from gateway.ir.tensor import Tensor
 from gateway.policies.access.operations import operation_of
 from gateway.policies.access.sizes import size_of
 from gateway.service import Service
+from gateway.telemetry.faults import FAULTS
 
 log = structlog.get_logger(__name__)
 
@@ -186,7 +187,7 @@ class AskExternal:
             return self._failed(f"no answer within {self._timeout_s * 1e3:g} ms")
         except GatewayError as error:
             return self._failed(error.message)
-        except Exception as error:  # noqa: BLE001  # a callable of the user
+        except FAULTS as error:  # a callable of the user
             return self._failed(f"{type(error).__name__}: {error}")
         if self._cache_s:
             self._cached[key] = self._clock() + self._cache_s, verdict

@@ -34,6 +34,7 @@ HEALTH: Final = "health"
 INDEX: Final = "index"
 INFERENCE: Final = "inference"
 METADATA: Final = "metadata"
+METRICS: Final = "metrics"
 MODEL_REPOSITORY: Final = "model-repository"
 PASSTHROUGH: Final = "passthrough"
 STATISTICS: Final = "statistics"
@@ -65,8 +66,8 @@ OPERATION: Final[Mapping[type[Call[Any]], str]] = MappingProxyType(
 )
 """The operation of each class of calls; see `operation_of`."""
 
-OPERATIONS: Final = tuple(dict.fromkeys(OPERATION.values()))
-"""The names of all operations."""
+OPERATIONS: Final = (*dict.fromkeys(OPERATION.values()), METRICS)
+"""The names of all operations; the metrics page of a listener is no call."""
 
 LISTED: Final = frozenset({METADATA, INDEX, STATISTICS})
 """Operations whose calls without a model reply with what the client may use."""

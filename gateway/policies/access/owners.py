@@ -112,7 +112,10 @@ class SequenceIds:
 
 def _derived(sequence_id: int | str, client: str, attempt: int) -> int | str:
     """Return an id that only *client* has for this sequence."""
-    digest = blake2b(f"{client}|{attempt}|{sequence_id!r}".encode(), digest_size=_DIGEST_BYTES)
+    digest = blake2b(
+        repr((client, attempt, sequence_id)).encode("utf-8", "backslashreplace"),
+        digest_size=_DIGEST_BYTES,
+    )
     if isinstance(sequence_id, str):
         return f"{sequence_id}.{digest.hexdigest()}"
     return int.from_bytes(digest.digest(), "big") % _MAX_INT + 1

@@ -5,7 +5,7 @@ This module is pure: it decides on an `Identity` and the facts of a decoded call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from gateway.settings.patterns import Matches, globs
 _MAX_DECISIONS: Final = 8192
 _MAX_CLIENTS: Final = 1024
 _SCOPE: Final = "scope"
+_ANY_NAMED: Final = ("any client but anonymous",)
 
 
 class Size(NamedTuple):
@@ -53,6 +54,7 @@ class AccessDecision(Struct, frozen=True):
     rule: str | None = None
 
 
+ALLOWED: Final = AccessDecision(True)
 _NO_RULE: Final = AccessDecision(False)
 
 
@@ -87,7 +89,7 @@ class AccessRule:
 
 
 def claim_texts(claims: Mapping[str, Any], name: str) -> Sequence[str]:
-    """Return the values of a claim: of a list its elements, of `scope` its words.
+    """Return the values of a claim: of a list its elements, of `scope` its words; none is blank.
 
     Args:
         claims: The claims of a token.
@@ -97,7 +99,8 @@ def claim_texts(claims: Mapping[str, Any], name: str) -> Sequence[str]:
     if name == _SCOPE and isinstance(value, str):
         return value.split()
     values = value if isinstance(value, list | tuple) else (value,)
-    return [_text(each) for each in values if isinstance(each, str | int | float)]
+    texts = [_text(each) for each in values if isinstance(each, str | int | float)]
+    return [text for text in texts if text.strip()]
 
 
 def _text(value: str | float) -> str:
@@ -161,10 +164,7 @@ class CompiledRule:
 
     def has_client(self, identity: Identity) -> bool:
         """Return whether the conditions on the client hold, except those on claims."""
-        if identity.name == ANONYMOUS.name:
-            if not self.names_anonymous:
-                return False
-        elif self._clients is not None and not self._clients(identity.name):
+        if not self._has_name(identity.name):
             return False
         if self._groups is not None and not any(map(self._groups, identity.groups)):
             return False
@@ -205,6 +205,48 @@ class CompiledRule:
             most_bytes is None or size.size_bytes <= most_bytes
         )
 
+    def failures(self, identity: Identity, facts: Facts, size: Size) -> list[str]:
+        """Return the conditions that do not hold, in the words of the file."""
+        rule, labels = self.rule, identity.labels
+        conditions: list[tuple[str, Matches | None, Collection[str], Sequence[str] | None]] = [
+            ("client", self._has_name, (identity.name,), rule.clients or _ANY_NAMED),
+            ("group", self._groups, identity.groups, rule.groups),
+            ("tier", self._tiers, [identity.tier] if identity.tier else [], rule.tiers),
+            *[
+                (f"label {name!r}", match, [labels[name]] if name in labels else [], expected)
+                for (name, match), expected in zip(self._labels, rule.labels.values(), strict=True)
+            ],
+            *[
+                (f"claim {name!r}", match, claim_texts(identity.claims, name), expected)
+                for (name, match), expected in zip(self._claims, rule.claims.values(), strict=True)
+            ],
+            ("operation", self.operations.__contains__, (facts.operation,), rule.operations),
+            ("protocol", self._protocols, (facts.protocol,), rule.protocols),
+            ("listener", self._listeners, (facts.listener,), rule.listeners),
+            ("model", self._models, (facts.model or "",), rule.models),
+            ("version", self._versions, (facts.version,), rule.versions),
+        ]
+        found = [
+            f"{what} {', '.join(map(repr, sorted(values))) or 'none'} does not match "
+            f"{', '.join(map(repr, patterns or ()))}"
+            for what, match, values, patterns in conditions
+            if match is not None and not any(map(match, values))
+        ]
+        limits = (
+            (size.elements, "max_elements", self.limit_elements),
+            (size.size_bytes, "max_bytes", self.limit_bytes),
+        )
+        return found + [
+            f"{amount} exceeds {key} {most}"
+            for amount, key, most in limits
+            if most is not None and amount > most
+        ]
+
+    def _has_name(self, name: str) -> bool:
+        if name == ANONYMOUS.name:
+            return self.names_anonymous
+        return self._clients is None or self._clients(name)
+
     @property
     def is_sized(self) -> bool:
         """Whether the rule depends on the size of the inputs."""
@@ -219,11 +261,14 @@ class RulesOfClients:
     """Finds the rules whose conditions on the client hold, in the order of the file.
 
     Clients whose tokens make no difference share an entry; the number of entries is bounded.
+
+    Attributes:
+        rules: All of them.
     """
 
     def __init__(self, rules: Sequence[AccessRule]) -> None:
-        self._rules = [CompiledRule(rule) for rule in rules]
-        self._has_claims = any(rule.has_claims for rule in self._rules)
+        self.rules = [CompiledRule(rule) for rule in rules]
+        self._has_claims = any(rule.has_claims for rule in self.rules)
         self._found: BoundedDict[Any, list[CompiledRule]] = BoundedDict(_MAX_CLIENTS)
 
     def of(self, identity: Identity) -> list[CompiledRule]:
@@ -231,7 +276,7 @@ class RulesOfClients:
         key = (identity.name, identity.groups, identity.tier, *identity.labels.items())
         rules = self._found.get(key)
         if rules is None:
-            rules = [rule for rule in self._rules if rule.has_client(identity)]
+            rules = [rule for rule in self.rules if rule.has_client(identity)]
             self._found[key] = rules
         if not self._has_claims:
             return rules
@@ -245,9 +290,11 @@ class Permissions:
 
     Args:
         rules: In the order of the file.
+        otherwise: What happens to calls for which no rule decides.
     """
 
-    def __init__(self, rules: Sequence[AccessRule]) -> None:
+    def __init__(self, rules: Sequence[AccessRule], otherwise: AccessDecision = _NO_RULE) -> None:
+        self._otherwise = otherwise
         self._clients = RulesOfClients(rules)
         # A decision, or the rules that may allow the call, which depend on its size.
         self._cached: BoundedDict[
@@ -271,7 +318,32 @@ class Permissions:
         if isinstance(found, AccessDecision):
             return found
         size = measure()
-        return next((rule.verdict for rule in found if rule.holds(size)), _NO_RULE)
+        return next((rule.verdict for rule in found if rule.holds(size)), self._otherwise)
+
+    def excess(self, identity: Identity, facts: Facts, size: Size) -> tuple[str, str] | None:
+        """Return what is too much of a call that smaller inputs would make allowed.
+
+        Returns:
+            The number and what is counted, and the key of the limit; None where the size is not
+            the reason.
+        """
+        rules = [rule for rule in self._clients.of(identity) if rule.has_call(facts)]
+        if not rules or any(rule.rule.denies or rule.holds(size) for rule in rules):
+            return None
+        most = [rule.limit_elements for rule in rules if rule.limit_elements is not None]
+        if most and size.elements > max(most):
+            return f"{size.elements} elements", "max_elements"
+        return f"{size.size_bytes} bytes", "max_bytes"
+
+    def nearest(self, identity: Identity, facts: Facts, size: Size) -> tuple[str, str] | None:
+        """Return the rule of which the fewest conditions fail, and these; None without one."""
+        failing = [
+            (rule.rule.name, rule.failures(identity, facts, size))
+            for rule in self._clients.rules
+            if not rule.rule.denies
+        ]
+        found = min(failing, key=lambda each: len(each[1]), default=None)
+        return None if found is None else (found[0], "; ".join(found[1]))
 
     def may_list(self, identity: Identity, facts: Facts) -> AccessDecision:
         """Return whether *identity* may list models.
@@ -285,7 +357,7 @@ class Permissions:
         for rule in rules:
             if not rule.rule.denies and rule.has_call(facts, any_model=True):
                 return rule.verdict
-        return _NO_RULE
+        return self._otherwise
 
     def _find(self, identity: Identity, facts: Facts) -> AccessDecision | tuple[CompiledRule, ...]:
         rules = [rule for rule in self._clients.of(identity) if rule.has_call(facts)]
@@ -298,5 +370,5 @@ class Permissions:
             if not rule.is_sized:
                 break
         if not allowing:
-            return _NO_RULE
+            return self._otherwise
         return allowing[0].verdict if not allowing[0].is_sized else tuple(allowing)

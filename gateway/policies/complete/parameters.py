@@ -7,11 +7,13 @@ Source: docs/protocols/open-inference.md, "11. Generate".
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, cast
 
 import numpy as np
 
 from gateway.ir.calls import InferRequest, InferResponse
-from gateway.ir.context import ModelRef, Parameter, replace_surrogates
+from gateway.ir.context import Members, ModelRef, Parameter, replace_surrogates
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
@@ -20,6 +22,7 @@ from gateway.ir.errors import (
     UpstreamProtocolError,
 )
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.nearest import DecimalMembers, may_lie_between
 from gateway.ir.tensor import Shape, Tensor, array_tensor, items_tensor
 
 _MAX_SHOWN = 40
@@ -47,7 +50,7 @@ def split_flat_members(call: InferRequest, metadata: ModelMetadata) -> InferRequ
     for name, value in call.flat_members.items():
         declared = by_name.get(name)
         if declared is not None:
-            values = value if isinstance(value, tuple) else (value,)
+            values = _values(call.flat_members, name, declared)
             inputs.append(_tensor("input", model, declared, values, InvalidRequest))
         elif isinstance(value, tuple):
             raise InvalidRequest(
@@ -79,7 +82,7 @@ def split_reply_members(
     for name, value in reply.flat_members.items():
         declared = by_name.get(name)
         if declared is not None:
-            values = value if isinstance(value, tuple) else (value,)
+            values = _values(reply.flat_members, name, declared)
             outputs[name] = _tensor("output", model, declared, values, UpstreamProtocolError)
         elif isinstance(value, tuple):
             raise UpstreamProtocolError(f"model {str(model)!r} has no output {name!r}", model=model)
@@ -93,6 +96,21 @@ def split_reply_members(
     # The members are in alphabetical order.
     ordered = [outputs[name] for name in requested or by_name if name in outputs]
     return reply.changed(outputs=tuple(ordered), parameters=parameters, flat_members={})
+
+
+def _values(members: Members, name: str, declared: TensorMetadata) -> Sequence[Parameter]:
+    """Return the values of a tensor, rounded to odd where that tells what is nearest to them."""
+    value, datatype = members[name], declared.datatype
+    values: Sequence[Parameter] = value if isinstance(value, tuple) else (value,)
+    if datatype is None or not datatype.is_float or not isinstance(members, DecimalMembers):
+        return values
+    if not {int, float}.issuperset(map(type, values)):
+        return values
+    with suppress(OverflowError):  # an integer beyond FP64: `_number` has the error
+        if may_lie_between(cast("Sequence[float]", values), datatype):
+            again = members.to_odd(name)
+            return again if isinstance(again, list) else (again,)
+    return values
 
 
 def _tensor(
@@ -172,9 +190,16 @@ def _number(datatype: Datatype, value: Parameter) -> bool | int | float:
         return value
     # Compare Python numbers: numpy would compare in the range of the datatype.
     kind = int if datatype.is_integer else float
-    if not kind(info.min) <= value <= kind(info.max):
+    if not kind(info.min) <= value <= kind(info.max) and not _is_rounded_down(dtype, value):
         raise _MismatchError(f"is {datatype.name}, and {_quote(value)} is out of its range")
     return value
+
+
+def _is_rounded_down(dtype: "np.dtype[Any]", value: float) -> bool:
+    """Return whether a number above the largest one of a float is nearest to that one."""
+    with np.errstate(over="ignore"), suppress(OverflowError):
+        return dtype.kind == "f" and bool(np.isfinite(dtype.type(float(value))))
+    return False
 
 
 def _wrong_type(value: Parameter, expected: str) -> _MismatchError:

@@ -6,7 +6,7 @@ service, only if something is missing, and caches them.
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import structlog
 
@@ -20,6 +20,7 @@ from gateway.ir.calls import (
     InferResponse,
     ModelMetadataRequest,
     StreamInferRequest,
+    rewritten,
 )
 from gateway.ir.context import NO_CONTEXT, Context, ModelRef, Need
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
@@ -76,6 +77,8 @@ _STALE_METADATA_CODES: Final = frozenset(
     }
 )
 _NAMELESS: Final = ModelRef("")
+
+
 _MEMBERS_UNKNOWN: Final = "the message does not distinguish tensors from parameters"
 _UNTYPED: Final = "the request has no datatypes"
 _UNTYPED_REPLY: Final = "the reply has no datatypes"
@@ -114,6 +117,14 @@ class _PendingCompletion:
     metadata: ModelMetadata | None
 
 
+class TargetCodec(Protocol):
+    """The codec of a target: which messages of clients it sends as they came."""
+
+    @property
+    def whole(self) -> str: ...  # noqa: D102
+    def sends_on(self, call: Call[Any], /) -> bool: ...  # noqa: D102
+
+
 class Complete:
     """Completes requests for the upstream's codec, and replies for the caller's codec.
 
@@ -126,20 +137,32 @@ class Complete:
         inner: The service to call; wrapped in a `MetadataCache` for metadata, unless it is one.
         needs: What the upstream's codec requires.
         inference: Handles each InferRequest; None for *inner*.
+        metadata: What replies to questions about models; None for *inner*.
+        codec: Says which messages *inner* gets as they came, which then need nothing. None where
+            tensors are read: no message stays whole then.
     """
 
     def __init__(
-        self, inner: Service, needs: frozenset[Need], *, inference: Service | None = None
+        self,
+        inner: Service,
+        needs: frozenset[Need],
+        *,
+        inference: Service | None = None,
+        metadata: Service | None = None,
+        codec: TargetCodec | None = None,
     ) -> None:
         self._inner = inner
         self._inference = inner if inference is None else inference
         self._needs = needs
+        self._codec = codec
+        self._whole = None if codec is None else codec.whole
         self._substitutes = substitute_kind(needs)
         self._has_untyped = Need.UNTYPED in needs
         self._reads_replies = self._substitutes is not None or self._has_untyped
         self._has_more_needs = Need.OUTPUTS in needs or Need.BATCHING in needs
         self._has_items = Need.ITEMS in needs
-        self._metadata = inner if isinstance(inner, MetadataCache) else MetadataCache(inner)
+        source = inner if metadata is None else metadata
+        self._metadata = source if isinstance(source, MetadataCache) else MetadataCache(source)
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call *inner* with the completed request, and return the completed reply.
@@ -156,8 +179,16 @@ class Complete:
             return cast("ReplyCoroutine[R]", self._stream(call))
         return self._control(call) if type(call) in MODEL_CONTROL_CALLS else self._inner(call)
 
-    async def handle_inference(self, call: InferRequest, /) -> InferResponse:
+    async def handle_inference(self, call: InferRequest, /) -> InferResponse:  # noqa: C901  # one frame
         """Handle an inference as `__call__` does."""
+        origin = call.context.origin
+        if origin is not None and (
+            (origin.whole and self._whole in (None, origin.whole)) or origin.refusal is not None
+        ):
+            found = await self._sent_on(call)
+            if type(found) is InferResponse:
+                return found
+            call = cast("InferRequest", found)
         request, metadata, inference = call, None, self._inference
         needs = call.context.needs
         has_more_needs = not needs <= ALL_NEEDS
@@ -199,6 +230,26 @@ class Complete:
             if error.code is errors.ErrorCode.UPSTREAM:
                 await self._check_datatypes(request, error)
             raise
+
+    async def _sent_on(self, call: InferRequest) -> InferResponse | InferRequest:
+        """Return the reply to a whole message; its tensors are completed if a layer reads them.
+
+        Return the call, no longer whole, where the message must be written anew.
+
+        Raises:
+            GatewayError: The refusal of a message that only its own server reads.
+        """
+        codec = self._codec
+        if codec is None or not await run_bounded(codec.sends_on, call):
+            return rewritten(call)
+        reply = await self._inference(call)
+        if Need.TENSORS not in call.context.needs or reply.error is not None:
+            return reply
+        try:
+            completed = await self._reply(_PendingCompletion(call, call.batch_size, None), reply)
+        except errors.GatewayError:
+            return reply  # nothing tells more of them
+        return completed.changed(origin=reply.origin)
 
     def _quickly_typed(self, call: InferRequest) -> InferRequest | None:
         """Return a call of rows with the types of known metadata; None for what takes more."""
@@ -255,6 +306,7 @@ class Complete:
         )
 
     async def _stream(self, call: StreamInferRequest) -> AsyncIterator[InferResponse]:
+        call = rewritten(call)
         if call.request.texts is not None:
             return await self._task_stream(call.request.changed(context=call.context))
         request, metadata = await self._request(call.request)

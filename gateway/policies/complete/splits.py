@@ -3,6 +3,11 @@
 Source: docs/protocols/rows.md, "3. Tables".
 """
 
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace  # noqa: TID251  # of data, not of calls
+
 from gateway.ir.context import ModelRef
 from gateway.ir.data import JsonLayout, UntypedData
 from gateway.ir.errors import InvalidRequest
@@ -71,14 +76,12 @@ def _table(data: UntypedData, shape: tuple[int, ...]) -> UntypedData:
     Raises:
         InvalidRequest: A row has another number of values.
     """
-    rows, width = data.value, shape[1]
+    rows, width, reread = data.value, shape[1], data.reread
     if data.shape is not None:
         is_list = type(rows) is list
-        rows = (
-            [rows[at * width : (at + 1) * width] for at in range(shape[0])]
-            if is_list
-            else rows.reshape(shape)
-        )
+        rows = _divided(shape, rows) if is_list else rows.reshape(shape)
+        if reread is not None:
+            reread = reread.then(partial(_divided, shape))
     elif type(rows) is list:
         for index, row in enumerate(rows):
             if type(row) is not list or len(row) != width:
@@ -88,4 +91,11 @@ def _table(data: UntypedData, shape: tuple[int, ...]) -> UntypedData:
                     "first one"
                 )
     names = tuple(map(str, range(width)))
-    return UntypedData(rows, JsonLayout.TABLE, data.place, data.rules, "", names, shape=data.shape)
+    return replace(
+        data, value=rows, layout=JsonLayout.TABLE, member="", columns=names, reread=reread
+    )
+
+
+def _divided(shape: tuple[int, ...], flat: list[Any]) -> list[list[Any]]:
+    count, width = shape
+    return [flat[at * width : (at + 1) * width] for at in range(count)]

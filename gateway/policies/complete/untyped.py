@@ -7,7 +7,7 @@ Source: docs/protocols/rows.md, "3. Tables".
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -19,6 +19,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, TooLarge, UpstreamProtocolError
 from gateway.ir.field_tensors import element_tensor, field_tensor, setting_of
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.nearest import may_lie_between
 from gateway.ir.number_lists import CODES, nested_numbers
 from gateway.ir.tensor import Shape, Tensor
 from gateway.ir.untyped import (
@@ -33,7 +34,7 @@ from gateway.ir.validation import quote_names, unknown_input, unknown_output
 from gateway.policies.complete.splits import split_inputs
 
 _MATRIX_RANK = 2
-_FLOATS: Final = "efd"
+_FLOATS: Final = {"e": Datatype.FP16, "f": Datatype.FP32, "d": Datatype.FP64}
 _INTEGERS: Final = frozenset({int})
 
 
@@ -105,11 +106,16 @@ def packed_numbers(text: bytes, code: str, dims: Shape) -> tuple[bytes, Shape] |
         packed = layout.pack(*flat)
     except (struct.error, OverflowError):
         return None
-    if code in _FLOATS:
-        for number, held in zip(flat, layout.unpack(packed), strict=True):
-            if type(number) is int and number != held:
-                return None
-    return packed, shape
+    is_rounded = code in _FLOATS and _is_rounded(flat, layout.unpack(packed), code)
+    return None if is_rounded else (packed, shape)
+
+
+def _is_rounded(flat: list[Any], held: Sequence[float], code: str) -> bool:
+    """Return whether an integer was rounded, or a number may have been rounded twice."""
+    for number, found in zip(flat, held, strict=True):
+        if type(number) is int and number != found:
+            return True
+    return may_lie_between(flat, _FLOATS[code])
 
 
 def _is_plain_matrix(data: UntypedData, metadata: ModelMetadata) -> bool:
@@ -371,11 +377,16 @@ def _is_matrix(model: ModelRef, data: UntypedData, form: RowsForm, metadata: Mod
     if len(inputs) > 1:
         return False
     shape = inputs[0].shape
+    # A column of the input's name is the input; one of rank 2 may have it among others.
+    if data.columns == (inputs[0].name,) or (
+        shape is not None and len(shape) == 1 and inputs[0].name in (data.columns or ())
+    ):
+        return False
     if shape is None or len(shape) == _MATRIX_RANK:
         return True
     raise InvalidRequest(
         f"{data.place} is a table, and input {inputs[0].name!r} of model {str(model)!r} has shape "
-        f"{list(shape)}: expected one input of rank 2 or several inputs "
+        f"{list(shape)}: expected a column of its name, one input of rank 2 or several inputs "
         f"(models.NAME.protocols.{data.rules.protocol}.columns)",
         model=model,
     )

@@ -14,14 +14,14 @@ from typing import Annotated, Final, TypeVar, cast
 import structlog
 from pydantic import Field
 
-from gateway.api.extension import ConfigView, Finding
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.ir.attempts import ATTEMPT, CallAttempt
 from gateway.ir.calls import Call, InferRequest
-from gateway.ir.streaming_body import streaming_body_of
+from gateway.ir.streamed_inputs import streaming_body_of
 from gateway.policies.limits.adaptive.latency import percentile
 from gateway.policies.limits.retry_keys import ROUTE_RETRY
 from gateway.service import Service
+from gateway.settings.config_view import ConfigView, Finding
 from gateway.settings.fields import HEDGE_AFTER, Text
 from gateway.settings.model import Model
 from gateway.settings.setting import Setting

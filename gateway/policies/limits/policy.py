@@ -26,7 +26,8 @@ from gateway.ir.calls import (
     inference_of,
 )
 from gateway.ir.errors import DeadlineExceeded, GatewayError
-from gateway.ir.streaming_body import StreamingBody, streaming_body_of
+from gateway.ir.streamed_inputs import streaming_body_of
+from gateway.ir.streaming_body import StreamingBody
 from gateway.ir.streams import map_stream, on_stream_end
 from gateway.policies.limits.concurrency import (
     IN_FLIGHT,

@@ -26,7 +26,7 @@ from gateway.ir.calls import (
     inference_of,
     sequence_of,
 )
-from gateway.ir.streaming_body import streaming_body_of
+from gateway.ir.streamed_inputs import streaming_body_of
 from gateway.ir.streams import close_stream, map_stream
 from gateway.policies.limits.deadline import StreamTimeouts, StreamWithTimeouts, deadline_error
 from gateway.service import Service

@@ -75,6 +75,14 @@ class RetryConfig(Model):
     elsewhere: bool = True
     min_retries: int = Field(3, ge=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_on(cls, value: object) -> object:
+        """Read `true` as `on`, of which YAML 1.1, as Helm reads it, makes that."""
+        if isinstance(value, dict) and "true" in value and "on" not in value:
+            return {"on" if key == "true" else key: found for key, found in value.items()}
+        return value
+
     @model_validator(mode="after")
     def _check_reasons(self) -> "RetryConfig":
         for reason in self.on:

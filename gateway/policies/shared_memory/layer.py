@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.policies.shared_memory.policy import SharedMemory, SharedMemoryMode
 from gateway.service import Service
-from gateway.settings.fields import Names, OrText
+from gateway.settings.fields import OFF_OR_FALSE, Names, OrText
 from gateway.settings.model import Model
 from gateway.settings.setting import Setting
 
@@ -19,7 +19,7 @@ class SharedMemoryConfig(Model):
     Clients reach every segment that `keys` allows and that the gateway, or the upstream, can open.
     """
 
-    mode: Literal["off", "forward", "map"] = "off"
+    mode: Annotated[Literal["off", "forward", "map"], OFF_OR_FALSE] = "off"
     """`forward` registers the regions with the upstreams, which must run on this machine. A client
     that makes a segment smaller after it was registered ends the server. `map` copies from and to
     POSIX regions in the gateway, and has no such weakness. Default: `off`."""

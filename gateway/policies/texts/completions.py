@@ -18,12 +18,11 @@ from gateway.ir.errors import InvalidMember, InvalidOutput
 from gateway.ir.metadata import TensorMetadata
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import Tensor, array_tensor, as_items, items_tensor
-from gateway.ir.text_tasks import FINISH_REASON, LENGTH, CompletionsForm, Generate
+from gateway.ir.text_tasks import FINISH_REASON, LENGTH, STOP, CompletionsForm, Generate
 from gateway.policies.texts.signature import Rows, TaskModel, output_of
 from gateway.policies.texts.task import TaskRun, text_tensor, texts_of
 
 COMPLETIONS: Final = "completions"
-STOP: Final = "stop"
 _PLAIN: Final = CompletionsForm()
 _INPUT, _OUTPUT = "text_input", "text_output"
 _STREAM: Final = "stream"

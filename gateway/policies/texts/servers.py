@@ -10,11 +10,13 @@ from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import JsonParameter, Parameter
 from gateway.ir.errors import InvalidMember
 from gateway.ir.streams import close_stream
-from gateway.ir.tensor import array_tensor, as_numpy
+from gateway.ir.tensor import array_tensor, as_items, as_numpy
 from gateway.ir.text_tasks import (
+    COMPLETION_TOKENS,
     FINISH_REASON,
     OF_SERVER,
     PROMPT_TOKENS,
+    STOP,
     Embed,
     Generate,
     Rerank,
@@ -81,17 +83,17 @@ async def pieces_of(
     items: AsyncIterator[InferResponse],
 ) -> AsyncGenerator[InferResponse, None]:
     """Yield the pieces of a stream; the last item has the reason of the end, and the tokens."""
-    parameters: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {FINISH_REASON: STOP}
     last: InferResponse | None = None
     try:
         async for item in items:
             if item.error is not None:
                 raise item.error
-            for name in (FINISH_REASON, PROMPT_TOKENS):
+            for name in (FINISH_REASON, PROMPT_TOKENS, COMPLETION_TOKENS):
                 if name in item.parameters:
                     parameters[name] = item.parameters[name]
             last = item
-            if item.outputs:
+            if any(map(len, as_items(item.outputs[0]) if item.outputs else ())):
                 yield item.changed(is_final=False)
     finally:
         await close_stream(items)
@@ -101,7 +103,11 @@ async def pieces_of(
 
 def _parameters(task: TextTask) -> dict[str, Parameter]:
     if isinstance(task, Embed):
-        found: dict[str, Any] = {"dimensions": task.dimensions, "input_type": task.input_type}
+        found: dict[str, Any] = {
+            "dimensions": task.dimensions,
+            "input_type": task.input_type,
+            "encoding_format": task.encoding,
+        }
     elif isinstance(task, Rerank):
         found = {"max_tokens_per_doc": task.max_tokens_per_document}
     else:

@@ -18,7 +18,6 @@ SPEC = ProtocolSpec(
         codec=HttpCodec,
         prefixes=(PREFIX,),
         path_option="path",
-        any_path=True,
         public=(IS_ALIVE, IS_READY),
     ),
     stream=StreamBinding(

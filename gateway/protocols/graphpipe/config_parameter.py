@@ -11,11 +11,10 @@ import binascii
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import orjson
-
 from gateway.ir.context import Parameter, Parameters
-from gateway.ir.errors import InvalidRequest
+from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits
+from gateway.wire.json_values import load_json
 
 CONFIG: Final = "graphpipe_config"
 """The parameter with a config that is UTF-8 text."""
@@ -98,8 +97,8 @@ def _object(config: memoryview, limits: MessageLimits) -> dict[str, Any]:
     if config[0] != _JSON_OBJECT or len(config) > limits.json_bytes:
         return {}
     try:
-        found = orjson.loads(config)
-    except orjson.JSONDecodeError:  # a config that begins like JSON may be something else
+        found = load_json(config, "the config")
+    except MalformedMessage:  # a config that begins like JSON may be something else
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -10,25 +10,30 @@ Source: docs/protocols/graphpipe.md, "6. Errors", "7. HTTP", "10. Upstreams".
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from gateway.api.protocol import Codec, unsupported
+from gateway.api.protocol import Codec, Handling
 from gateway.ir.calls import (
     Call,
     InferRequest,
+    InferResponse,
     ModelMetadataRequest,
     ModelReadyRequest,
+    OpaqueCall,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
 )
-from gateway.ir.context import Context, Origin
+from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.errors import (
     GatewayError,
+    Unsupported,
     UpstreamProtocolError,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.metadata import ModelMetadata
 from gateway.protocols.graphpipe import metadata_json, translate
 from gateway.protocols.graphpipe.errors import OK, text_of
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
@@ -50,9 +55,11 @@ from gateway.wire.errors import (
     MethodNotAllowed,
     extra_headers,
     is_error_status,
+    refuses_caller,
 )
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context, http_headers
+from gateway.wire.opaque import passed_error_of, passed_request, passed_response
 
 R = TypeVar("R")
 
@@ -83,10 +90,28 @@ class ErrorFormat:
 
     Attributes:
         outputs: Names of the requested outputs, repeated and empty ones too.
+        model: The model that the client named; None where it could not be read.
     """
 
     kind: RequestKind
     outputs: tuple[str, ...] = ()
+    model: ModelRef | None = None
+
+
+class FlatbufferMessages:
+    """How messages pass: positions in a buffer leave readers no choice, and all were checked."""
+
+    def is_plain(self, wire: HttpRequest, /) -> bool:
+        """Return whether all readers of a request read the same."""
+        return wire.method == "POST"
+
+    def is_plain_reply(self, _request: HttpRequest, _wire: HttpResponse, /) -> bool:
+        """Return False: a response that cannot be read does not pass."""
+        return False
+
+    def passed(self, reply: Origin, /) -> HttpResponse:
+        """Return the response of a server as the client gets it."""
+        return passed_response(reply)
 
 
 class HttpCodec(Codec[HttpRequest, HttpResponse]):
@@ -101,6 +126,8 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
     """
 
     name = NAME
+    limitations = translate.LIMITATIONS
+    messages = FlatbufferMessages()
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -108,6 +135,21 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         self._limits = limits
         self._settings = read_options(options or {})
         self.needs = translate.needs_of(self._settings)
+        self.whole = "" if self._settings.changes_messages else NAME
+        # One path of one model has no index.
+        ask_index = None if self._settings.path else partial(self._get, PREFIX)
+        live, ready = self._question, self._question
+        if self._settings.health == CONTROL:
+            live, ready = partial(self._get, IS_ALIVE), partial(self._get, IS_READY)
+        self.calls = {
+            InferRequest: Handling(self._infer, encode_reply=_encode_infer),
+            ModelMetadataRequest: Handling(self._question, encode_reply=_encode_metadata),
+            RepositoryIndexRequest: Handling(ask_index, encode_reply=_encode_index),
+            ServerLiveRequest: Handling(live, encode_reply=_encode_health),
+            ServerReadyRequest: Handling(ready, encode_reply=_encode_health),
+            ModelReadyRequest: Handling(self._question),
+            ServerMetadataRequest: Handling(self._question),
+        }
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; inputs are views of its body.
@@ -126,32 +168,17 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
             allow=METHODS,
         )
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
-        """Write the response to *call*; output data is not copied.
+    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
+        """Write a client's request to a server, with the path of the target's model.
 
         Raises:
-            UpstreamProtocolError: The reply lacks a requested output.
-            Unsupported: GraphPipe has no such response.
+            Unsupported: It asks for metadata of a model that has another name here.
         """
-        content: Any = reply
-        form = _form_of(call)
-        if isinstance(call, InferRequest):
-            return HttpResponse(OK, _BYTES, translate.encode_infer_reply(content, form.outputs))
-        if isinstance(call, ModelMetadataRequest):
-            if form.kind is RequestKind.SHOWN:
-                return HttpResponse(
-                    OK, _JSON, (metadata_json.show_metadata(content),), is_compressible=True
-                )
-            return HttpResponse(OK, _BYTES, (translate.encode_metadata(content),))
-        if isinstance(call, RepositoryIndexRequest):
-            return HttpResponse(
-                OK, _JSON, (metadata_json.show_index(content),), is_compressible=True
-            )
-        if isinstance(call, ServerLiveRequest | ServerReadyRequest):
-            if content:
-                return HttpResponse(OK, _TEXT, (b"ok\n",))
-            return HttpResponse(_UNHEALTHY, _TEXT, (b"not ready\n",))
-        raise unsupported(call, NAME)
+        if message.form.kind is RequestKind.METADATA and call.model != message.form.model:
+            raise Unsupported("metadata have the name of the model", model=call.model)
+        found = passed_request(call, message, self._path(call))
+        # The query of the client may name its model.
+        return HttpRequest("POST", found.path, "", found.headers, found.body, found.deadline)
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error*: of an inference as a message with status 200, unless an option differs.
@@ -159,6 +186,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         Errors before the message was read, and those of other calls, have an HTTP status and text.
         Never raises.
         """
+        passed = passed_error_of(call, error, self._limits)
+        if passed is not None:
+            return passed
         number, text = translate.error_message(error, NAME, self._limits)
         is_message = self._settings.errors != STATUS and _is_inference(call, error)
         if is_message and not isinstance(error, TOO_MANY_REQUESTS):
@@ -166,26 +196,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         extra = extra_headers(error)
         headers = Headers((*_TEXT.pairs, *extra)) if extra else _TEXT
         return HttpResponse(number, headers, (f"{text}\n".encode(),))
-
-    def encode_call(self, call: Call[Any], /) -> HttpRequest:
-        """Write a request to an upstream; input data is not copied.
-
-        Raises:
-            Unsupported: GraphPipe cannot carry it, or has no such request.
-            InvalidRequest: The upstream is known to lack one of its inputs or outputs.
-        """
-        if isinstance(call, InferRequest):
-            return self._post(call, translate.encode_infer(call, self._settings))
-        if isinstance(call, RepositoryIndexRequest) and not self._settings.path:
-            return self._get(call, PREFIX)
-        if isinstance(call, ServerLiveRequest | ServerReadyRequest):
-            if self._settings.health == CONTROL:
-                path = IS_ALIVE if isinstance(call, ServerLiveRequest) else IS_READY
-                return self._get(call, path)
-            return self._post(call, (METADATA_REQUEST,))
-        if isinstance(call, ModelMetadataRequest | ModelReadyRequest | ServerMetadataRequest):
-            return self._post(call, (METADATA_REQUEST,))
-        raise unsupported(call, NAME)
 
     def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
         """Read an upstream's response to *call*; outputs are views of its body.
@@ -208,12 +218,13 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
             if model is None:
                 raise no_model(wire.path)
             if at is None:
-                return ModelMetadataRequest(model=model, context=_context(wire, ErrorFormat(kind)))
+                form = ErrorFormat(kind, model=model)
+                return ModelMetadataRequest(model=model, context=_context(wire, form, self.whole))
             return translate.decode_infer(
                 message,
                 at,
                 model,
-                lambda names: _context(wire, ErrorFormat(RequestKind.INFER, names)),
+                lambda names: _context(wire, ErrorFormat(kind, names, model), self.whole),
                 self._settings,
             )
         except GatewayError as error:
@@ -234,35 +245,54 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         raise no_model(wire.path)
 
     def _post(self, call: Call[Any], body: list[Buffer] | tuple[Buffer, ...]) -> HttpRequest:
-        path = self._settings.path
-        if not path:
-            path = PREFIX if call.model is None else model_path(call.model)
         headers = Headers((*_BYTES.pairs, *http_headers(call.context)))
-        return HttpRequest("POST", path, "", headers, body, call.context.deadline)
+        return HttpRequest("POST", self._path(call), "", headers, body, call.context.deadline)
 
-    def _get(self, call: Call[Any], path: str) -> HttpRequest:
+    def _path(self, call: Call[Any]) -> str:
+        if self._settings.path:
+            return self._settings.path
+        return PREFIX if call.model is None else model_path(call.model)
+
+    def _infer(self, call: InferRequest) -> HttpRequest:
+        return self._post(call, translate.encode_infer(call, self._settings))
+
+    def _question(self, call: Call[Any]) -> HttpRequest:
+        return self._post(call, (METADATA_REQUEST,))
+
+    def _get(self, path: str, call: Call[Any]) -> HttpRequest:
         return HttpRequest(
             "GET", path, "", Headers(http_headers(call.context)), (), call.context.deadline
         )
 
     def _reply(self, call: Call[Any], wire: HttpResponse) -> Any:
-        if isinstance(call, ServerLiveRequest):
+        if type(call) is ServerLiveRequest and not refuses_caller(wire):
             return self._settings.health != CONTROL or wire.status == OK
-        if isinstance(call, ServerReadyRequest):
+        if type(call) is ServerReadyRequest and not refuses_caller(wire):
             # A gateway without a default model responds with 404, and is ready nevertheless.
             return wire.status == OK if self._settings.health == CONTROL else wire.status < 500  # noqa: PLR2004
+        origin = call.context.origin if type(call) is InferRequest else None
+        is_whole = origin is not None and origin.whole != "" and origin.whole == self.whole
         try:
             if wire.status != OK:
                 raise self._failed(call, wire)
-            return self._read(call, wire)
+            if type(call) is OpaqueCall:
+                return Origin(NAME, wire, whole=self.whole)
+            if not is_whole:
+                return self._read(call, wire)
+            names = _form_of(call).outputs
+            if len(set(names)) < len(names):  # the server repeats them
+                call = call.changed(outputs=())
+            own: InferResponse = self._read(call, wire)
+            return own.changed(origin=Origin(NAME, wire, whole=self.whole))
         except UpstreamFault as fault:
-            reply = fault.reply_or_error(call, Origin(NAME, wire, fault.error))
+            origin = Origin(NAME, wire, fault.error, whole=self.whole)
+            reply = fault.reply_or_error(call, origin)
             if isinstance(reply, GatewayError):
                 raise reply from None
             return reply
 
     def _read(self, call: Call[Any], wire: HttpResponse) -> Any:
-        if isinstance(call, RepositoryIndexRequest):
+        if type(call) is RepositoryIndexRequest:
             return metadata_json.read_index(wire.view, self._limits)
         message = FlatbufferMessage(wire.view, self._limits)
         return translate.decode_reply_message(call, message, self._settings, NAME)
@@ -279,6 +309,27 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
             wire.view, self._limits.error_text_bytes
         )
         return UpstreamFault(wire.status, text or f"HTTP status {wire.status} without a text")
+
+
+def _encode_infer(call: InferRequest, reply: InferResponse) -> HttpResponse:
+    return HttpResponse(OK, _BYTES, translate.encode_infer_reply(reply, _form_of(call).outputs))
+
+
+def _encode_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> HttpResponse:
+    if _form_of(call).kind is RequestKind.SHOWN:
+        shown = metadata_json.show_metadata(reply)
+        return HttpResponse(OK, _JSON, (shown,), is_compressible=True)
+    return HttpResponse(OK, _BYTES, (translate.encode_metadata(reply),))
+
+
+def _encode_index(_call: RepositoryIndexRequest, reply: Any) -> HttpResponse:
+    return HttpResponse(OK, _JSON, (metadata_json.show_index(reply),), is_compressible=True)
+
+
+def _encode_health(_call: Call[bool], reply: bool) -> HttpResponse:
+    if reply:
+        return HttpResponse(OK, _TEXT, (b"ok\n",))
+    return HttpResponse(_UNHEALTHY, _TEXT, (b"not ready\n",))
 
 
 def _error_in(body: memoryview, limits: MessageLimits) -> str:
@@ -309,5 +360,5 @@ def _form_of(call: Call[Any]) -> ErrorFormat:
     return ErrorFormat(RequestKind.INFER, tuple([output.name for output in outputs]))
 
 
-def _context(wire: HttpRequest, form: ErrorFormat) -> Context:
-    return http_context(wire, NAME, translate.REPLY_NEEDS, form)
+def _context(wire: HttpRequest, form: ErrorFormat, whole: str = "") -> Context:
+    return http_context(wire, NAME, translate.REPLY_NEEDS, form, whole)

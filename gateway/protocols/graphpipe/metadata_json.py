@@ -19,6 +19,7 @@ from gateway.protocols.graphpipe.datatypes import TYPE_NAMES, number_of
 from gateway.protocols.graphpipe.error_and_metadata import STAND_IN_TEXTS
 from gateway.protocols.graphpipe.paths import model_path
 from gateway.protocols.graphpipe.translate import SERVER, metadata_text
+from gateway.wire.json_values import load_json
 
 _STATES: Final = {state.value: state for state in ModelState}
 
@@ -69,10 +70,7 @@ def read_index(body: memoryview, limits: MessageLimits) -> tuple[RepositoryEntry
     """
     if len(body) > limits.json_bytes:
         raise MalformedMessage(f"list of models has {len(body)} bytes")
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise MalformedMessage(f"the list of models is not JSON: {error}") from error
+    found = load_json(body, "the list of models")
     models = found.get("Models") if isinstance(found, dict) else None
     if not isinstance(models, list):
         raise Unsupported("the GraphPipe server does not list its models")

@@ -54,6 +54,16 @@ class GraphPipeOptions:
     drop_outputs: int = 0
     health: str = METADATA
 
+    @property
+    def changes_messages(self) -> bool:
+        """Whether an option says how messages are read or written."""
+        return (
+            self.errors != BODY
+            or self.lenient_names
+            or self.config is not None
+            or bool(self.inputs or self.outputs or self.drop_outputs)
+        )
+
 
 def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return *options* unchanged.

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from struct import Struct
 from typing import Any, Final, TypeVar, cast
 
-from gateway.api.protocol import Codec, unsupported
+from gateway.api.protocol import Codec, Handling
 from gateway.ir.calls import (
     Call,
     InferRequest,
+    InferResponse,
     ModelMetadataRequest,
     ModelReadyRequest,
     ServerLiveRequest,
@@ -30,6 +31,7 @@ from gateway.ir.errors import (
     TooLarge,
 )
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.metadata import ModelMetadata
 from gateway.protocols.graphpipe import translate
 from gateway.protocols.graphpipe.flatbuffer_reader import FlatbufferMessage
 from gateway.protocols.graphpipe.flatbuffer_writer import (
@@ -201,6 +203,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
     """
 
     name = NAME
+    limitations = translate.LIMITATIONS
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -208,6 +211,15 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         self._limits = limits
         self._settings = read_options(options or {})
         self.needs = translate.needs_of(self._settings)
+        self.calls = {
+            **dict.fromkeys(_METADATA_CALLS, Handling(_question)),
+            InferRequest: Handling(self._infer, encode_reply=_encode_infer),
+            ModelMetadataRequest: Handling(_question, encode_reply=_encode_metadata),
+        }
+
+    def _infer(self, call: InferRequest) -> Frame:
+        payload = translate.encode_infer(call, self._settings)
+        return Frame(payload, None, call.context.deadline)
 
     def decode_call(self, wire: Frame, _request_id: str = "", /) -> Call[Any]:
         """Read a client's message; inputs are views of it.
@@ -230,38 +242,10 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
             message, at, model, lambda names: _context(wire, names), self._settings
         )
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> Frame:
-        """Write the response to *call*; output data is not copied.
-
-        Raises:
-            UpstreamProtocolError: The reply lacks a requested output.
-            Unsupported: GraphPipe has no such response.
-        """
-        content: Any = reply
-        if isinstance(call, InferRequest):
-            return Frame(translate.encode_infer_reply(content, _requested_names(call)))
-        if isinstance(call, ModelMetadataRequest):
-            return Frame((translate.encode_metadata(content),))
-        raise unsupported(call, NAME)
-
     def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> Frame:
         """Write *error* as an InferResponse, also for a metadata request. Never raises."""
         number, text = translate.error_message(error, NAME, self._limits)
         return Frame((error_response(number, text),))
-
-    def encode_call(self, call: Call[Any], /) -> Frame:
-        """Write a message to an upstream, whose model is the only one; data is not copied.
-
-        Raises:
-            Unsupported: GraphPipe cannot carry it, or has no such request.
-            InvalidRequest: The upstream is known to lack one of its inputs or outputs.
-        """
-        deadline = call.context.deadline
-        if isinstance(call, InferRequest):
-            return Frame(translate.encode_infer(call, self._settings), None, deadline)
-        if isinstance(call, _METADATA_CALLS):
-            return Frame((METADATA_REQUEST,), None, deadline)
-        raise unsupported(call, NAME)
 
     def decode_reply(self, call: Call[R], wire: Frame, /) -> R:
         """Read an upstream's response to *call*; outputs are views of it.
@@ -274,7 +258,7 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         return cast("R", self._reply(call, wire))
 
     def _reply(self, call: Call[Any], wire: Frame) -> Any:
-        if isinstance(call, ServerLiveRequest):
+        if type(call) is ServerLiveRequest:
             return True  # there is a response
         try:
             message = FlatbufferMessage(view_of(wire.payload), self._limits)
@@ -284,6 +268,18 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
             if isinstance(reply, GatewayError):
                 raise reply from None
             return reply
+
+
+def _question(call: Call[Any]) -> Frame:
+    return Frame((METADATA_REQUEST,), None, call.context.deadline)
+
+
+def _encode_infer(call: InferRequest, reply: InferResponse) -> Frame:
+    return Frame(translate.encode_infer_reply(reply, _requested_names(call)))
+
+
+def _encode_metadata(_call: ModelMetadataRequest, reply: ModelMetadata) -> Frame:
+    return Frame((translate.encode_metadata(reply),))
 
 
 def _context(wire: Frame, names: tuple[str, ...]) -> Context:

@@ -9,12 +9,12 @@ Source: docs/protocols/graphpipe.md, "4. Inference requests", "10. Upstreams".
 
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from gateway import __version__
-from gateway.api.protocol import unsupported
+from gateway.api.protocol import Limitations, unsupported
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -58,6 +58,10 @@ from gateway.wire.errors import error_class_of_http, is_error_status
 from gateway.wire.http import Buffer
 
 SERVER: Final = "tensor-gateway"
+
+LIMITATIONS: Final = Limitations(
+    title="GraphPipe", sequences=True, classes=True, shared_memory=True
+)
 
 _NO_SHARED_MEMORY: Final = "GraphPipe has no shared memory"
 
@@ -191,7 +195,6 @@ def encode_infer(call: InferRequest, settings: GraphPipeOptions) -> list[Buffer]
         Unsupported: GraphPipe cannot carry it.
         InvalidRequest: The upstream is known to lack one of its inputs or outputs.
     """
-    _check_plain(call)
     inputs = call.inputs
     if settings.inputs:
         inputs = _ordered(inputs, settings.inputs, "input")
@@ -255,7 +258,7 @@ class UpstreamFault(Exception):  # the codec converts it into an error with an o
         if kind is NotFound and call.model is not None:
             kind = ModelNotFound
         error = kind(self.error.text, model=call.model, origin=origin)
-        is_question = isinstance(call, ModelReadyRequest | ServerReadyRequest)
+        is_question = type(call) in _READY
         return False if is_question and error.code in _NOT_READY else error
 
 
@@ -268,16 +271,40 @@ def decode_reply_message(
         UpstreamFault: It contains an error.
         GatewayError: It cannot be used, or *codec* does not support the call.
     """
-    if isinstance(call, InferRequest):
-        return decode_infer_reply(call, message, settings)
+    read = _READERS.get(type(call))
+    if read is None:
+        raise unsupported(call, codec)
+    return read(call, message, settings)
+
+
+def _model_metadata(
+    call: ModelMetadataRequest, message: FlatbufferMessage, _settings: GraphPipeOptions
+) -> ModelMetadata:
+    return model_metadata(decode_metadata(message), call.model)
+
+
+def _server_metadata(
+    _call: ServerMetadataRequest, message: FlatbufferMessage, _settings: GraphPipeOptions
+) -> ServerMetadata:
     found = decode_metadata(message)
-    if isinstance(call, ModelMetadataRequest):
-        return model_metadata(found, call.model)
-    if isinstance(call, ServerMetadataRequest):
-        return ServerMetadata(found.server, found.version)
-    if isinstance(call, ModelReadyRequest | ServerReadyRequest):
-        return True
-    raise unsupported(call, codec)
+    return ServerMetadata(found.server, found.version)
+
+
+def _is_ready(_call: Call[bool], message: FlatbufferMessage, _settings: GraphPipeOptions) -> bool:
+    decode_metadata(message)  # raises an error
+    return True
+
+
+_READY: Final = frozenset({ModelReadyRequest, ServerReadyRequest})
+_READERS: Final[
+    Mapping[type[Call[Any]], Callable[[Any, FlatbufferMessage, GraphPipeOptions], Any]]
+] = {
+    InferRequest: decode_infer_reply,
+    ModelMetadataRequest: _model_metadata,
+    ServerMetadataRequest: _server_metadata,
+    ModelReadyRequest: _is_ready,
+    ServerReadyRequest: _is_ready,
+}
 
 
 def decode_metadata(message: FlatbufferMessage) -> MetadataMessage:
@@ -363,17 +390,3 @@ def _ordered(
     if "" in by_name:
         return tuple(found)
     return tuple([by_name[name] for name in names if name in by_name])
-
-
-def _check_plain(call: InferRequest) -> None:
-    if call.sequence is not None:
-        raise Unsupported("GraphPipe has no sequences", model=call.model)
-    for output in call.outputs:
-        if output.classes:
-            raise Unsupported(
-                f"output {output.name!r} requests {output.classes} classes: GraphPipe has "
-                "no classification",
-                model=call.model,
-            )
-        if output.shared is not None:
-            raise Unsupported(_NO_SHARED_MEMORY, model=call.model)

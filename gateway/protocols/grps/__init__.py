@@ -35,7 +35,6 @@ SPEC = ProtocolSpec(
     http=HttpBinding(
         codec=HttpCodec,
         prefixes=(PREFIX, *BRPC_PREFIXES),
-        any_path=True,
         root=True,
         public=PUBLIC_PATHS,
         claims=custom_claims,

@@ -13,6 +13,7 @@ Source: docs/protocols/grps.md, "5. Forms of data".
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -52,11 +53,13 @@ class ReplyFormat:
         form: The form of the request.
         is_ndarray: The reply is an ndarray.
         route: The route of the request, for the codec.
+        key: The grps key of the model in the request; "" for none.
     """
 
     form: ContentFormat | None = None
     is_ndarray: bool = False
     route: object = None
+    key: str = ""
 
 
 def reply_format_of(call: Call[Any]) -> ReplyFormat:
@@ -374,5 +377,6 @@ def _entry(name: str, member: str, value: Parameter) -> MapValue:
     if bits is not None and type(value) is int and -(1 << bits - 1) <= value < 1 << bits - 1:
         return value
     if member in ("s_f", "s_d") and type(value) in (int, float):
-        return float(value)
+        with suppress(OverflowError):  # an integer of more than 308 digits
+            return float(value)
     raise Unconvertible(f"parameter {name!r} is {str(value)[:64]!r}, which {member} cannot hold")

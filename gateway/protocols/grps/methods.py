@@ -6,10 +6,12 @@ Status in a response, and checks the Status in that of an upstream.
 Source: docs/protocols/grps.md, "2. Model keys", "7. Methods and health", "16. Upstreams".
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
-from gateway.api.protocol import unsupported
+from msgspec.structs import replace  # noqa: TID251  # of a reply, not of a call
+
+from gateway.api.protocol import Handling, unsupported
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -32,6 +34,7 @@ from gateway.ir.tensor import Tensor
 from gateway.protocols.grps.content import (
     ReplyFormat,
     reply_content,
+    reply_format_of,
     reply_message,
     request_content,
     request_message,
@@ -88,22 +91,12 @@ All names may be missing, and the shape of a text that is sent as text.
 
 _NOT_READY: Final = "Service Unavailable"
 _UNREADY_CODES: Final = frozenset({STATUS_CODE[errors.ErrorCode.NOT_READY], 403})
-_HEALTH: Final = (ServerLiveRequest, ServerReadyRequest)
+_HEALTH: Final = frozenset({ServerLiveRequest, ServerReadyRequest})
 
 _PLAIN: Final[Mapping[str, type[Call[Any]]]] = {
     LIVENESS: ServerLiveRequest,
     READINESS: ServerReadyRequest,
     SERVER_METADATA: ServerStatusRequest,
-}
-_QUESTIONS: Final[Mapping[type[Call[Any]], str]] = {
-    InferRequest: PREDICT,
-    StreamInferRequest: PREDICT_STREAMING,
-    ServerLiveRequest: LIVENESS,
-    ServerMetadataRequest: SERVER_METADATA,
-    RepositoryIndexRequest: SERVER_METADATA,
-    ModelMetadataRequest: MODEL_METADATA,
-    # Readiness is the server's; its metadata lists the models.
-    ModelReadyRequest: SERVER_METADATA,
 }
 
 
@@ -162,25 +155,57 @@ def model_of(key: str, settings: GrpsOptions, limits: MessageLimits) -> ModelRef
     return settings.models.get(key) or ModelRef(key)
 
 
+class MethodHandling(NamedTuple):
+    """How one kind of call is a method of grps; None for what grps has no message for.
+
+    Attributes:
+        method: Returns the method, from the call and the settings of the upstream.
+        ask: Returns the message to an upstream, from the same.
+        read: Returns the reply, from `MethodResponse`.
+        write: Returns the message to a client, from the call, the reply and its form.
+    """
+
+    method: Callable[[Any, GrpsOptions], str]
+    ask: Callable[[Any, GrpsOptions], GrpsMessage] | None = None
+    read: Callable[["MethodResponse"], Any] | None = None
+    write: Callable[[Any, Any, ReplyFormat], GrpsMessage] | None = None
+
+
+class MethodResponse(NamedTuple):
+    """An upstream's response, whose Status is a success.
+
+    Attributes:
+        call: The request.
+        message: The response.
+        origin: Of the response, for errors and replies.
+        settings: The upstream's.
+        limits: The limits of names and counts.
+    """
+
+    call: Any
+    message: GrpsMessage
+    origin: Origin
+    settings: GrpsOptions
+    limits: MessageLimits
+
+    @property
+    def text(self) -> str:
+        """The metadata in it. Raises MalformedMessage where it has none."""
+        if self.message.form is not ContentFormat.STR_DATA:
+            raise errors.MalformedMessage("response has no str_data, which contains the metadata")
+        return self.message.text
+
+
 def encode_method_reply(call: Call[Any], reply: Any, reply_format: ReplyFormat) -> GrpsMessage:
     """Return the response to *call* as a message.
 
     Raises:
         Unsupported: grps has no such response, or no form for it.
     """
-    if isinstance(reply, InferResponse):
-        return reply_message(reply_format, reply)
-    if isinstance(call, _HEALTH):
-        if reply:
-            return GrpsMessage(status=SUCCESS)
-        return failure(STATUS_CODE[errors.ErrorCode.NOT_READY], _NOT_READY)
-    if isinstance(call, ServerSwitchRequest):
-        return GrpsMessage(status=SUCCESS)
-    if isinstance(call, ServerStatusRequest):
-        return _text(write_server(reply))
-    if isinstance(call, ModelMetadataRequest):
-        return _text(write_model(reply, "" if call.model is None else call.model.version))
-    raise unsupported(call, "grps")
+    found = CALLS.get(type(call))
+    if found is None or found.write is None:
+        raise unsupported(call, "grps")
+    return found.write(call, reply, reply_format)
 
 
 def failure_of(error: errors.GatewayError, limits: MessageLimits) -> GrpsMessage:
@@ -194,32 +219,49 @@ def failure_of(error: errors.GatewayError, limits: MessageLimits) -> GrpsMessage
     return failure(code, clip(words, limits.error_text_bytes))
 
 
-def encode_question(call: Call[Any], settings: GrpsOptions) -> tuple[str, GrpsMessage]:
-    """Return the method and message that *call* becomes for an upstream.
+class GrpsCarrier(NamedTuple):
+    """What a carrier does with the messages of methods.
 
-    Raises:
-        Unsupported: grps cannot carry it, or has no such request.
+    Attributes:
+        codec: The name of its codec.
+        ask: Returns the request to an upstream, from the call, its method and its message.
+        read: Returns the message in an upstream's response, from the call and the response.
+        answer: Returns the response to a client, from the call and its message.
     """
-    kind = type(call)
-    if isinstance(call, ServerSwitchRequest):
-        return (ONLINE if call.is_online else OFFLINE), GrpsMessage()
-    if kind is ServerReadyRequest:
-        return (LIVENESS if settings.readiness == LIVE else READINESS), GrpsMessage()
-    method = _QUESTIONS.get(kind)
-    if method is None:
-        raise unsupported(call, "grps")
-    if isinstance(call, StreamInferRequest | InferRequest):
-        request = call.request if isinstance(call, StreamInferRequest) else call
-        form = settings.form_of(call.model)
-        message = request_message(request, form, widen=settings.widen)
-        return method, keyed(message, model_key(call.model, settings))
-    if isinstance(call, ModelMetadataRequest):
-        return method, GrpsMessage(
-            form=ContentFormat.STR_DATA, text=_server_name(call.model, settings)
-        )
-    if isinstance(call, ModelReadyRequest):
-        model_key(call.model, settings)  # refuses a version without a key
-    return method, GrpsMessage()
+
+    codec: str
+    ask: Callable[[Any, str, GrpsMessage], Any]
+    read: Callable[[Any, Any], GrpsMessage]
+    answer: Callable[[Any, GrpsMessage], Any] | None = None
+
+
+def handlings(
+    carrier: GrpsCarrier, settings: GrpsOptions, limits: MessageLimits
+) -> dict[type[Call[Any]], Handling]:
+    """Return how a carrier handles each kind of call."""
+    return {kind: _handling(found, carrier, settings, limits) for kind, found in CALLS.items()}
+
+
+def _handling(
+    found: MethodHandling, carrier: GrpsCarrier, settings: GrpsOptions, limits: MessageLimits
+) -> Handling:
+    method, ask, write, answer = found.method, found.ask, found.write, carrier.answer
+
+    def read_reply(call: Call[Any], wire: Any) -> Any:
+        message = carrier.read(call, wire)
+        # Only a message that is sent on asks whether the origin is whole.
+        origin = Origin(carrier.codec, wire, whole=carrier.codec)
+        return decode_method_reply(call, message, origin, settings, limits)
+
+    return Handling(
+        None
+        if ask is None
+        else lambda call: carrier.ask(call, method(call, settings), ask(call, settings)),
+        None if found.read is None else read_reply,
+        None
+        if answer is None or write is None
+        else lambda call, reply: answer(call, write(call, reply, reply_format_of(call))),
+    )
 
 
 def _server_name(model: ModelRef | None, settings: GrpsOptions) -> str:
@@ -288,46 +330,20 @@ def decode_method_reply(
     settings: GrpsOptions,
     limits: MessageLimits,
 ) -> Any:
-    """Return the reply to *call* in an upstream's response.
-
-    Args:
-        call: The request.
-        message: The response.
-        origin: Of the response, for errors and replies.
-        settings: The upstream's.
-        limits: The limits of names and counts.
+    """Return the reply to *call* in an upstream's response, see `MethodResponse`.
 
     Raises:
         GatewayError: The error in its Status.
         MalformedMessage: The response does not fit this call.
     """
     status = message.status
-    if isinstance(call, _HEALTH) and status is not None and status.code in _UNREADY_CODES:
+    if type(call) in _HEALTH and status is not None and status.code in _UNREADY_CODES:
         return False
     raise_failure(call, status, origin)
-    if isinstance(call, _HEALTH):
-        return True
-    if isinstance(call, ServerSwitchRequest):
-        return None
-    if isinstance(call, InferRequest | StreamInferRequest):
-        return _infer_reply(call, message, origin, settings, limits)
-    return _metadata_reply(call, message, settings, limits)
-
-
-def _metadata_reply(
-    call: Call[Any], message: GrpsMessage, settings: GrpsOptions, limits: MessageLimits
-) -> Any:
-    if message.form is not ContentFormat.STR_DATA:
-        raise errors.MalformedMessage("response has no str_data, which contains the metadata")
-    if isinstance(call, ServerMetadataRequest):
-        return ServerMetadata(SERVER, "")
-    if isinstance(call, RepositoryIndexRequest):
-        return read_models(message.text, limits)
-    if isinstance(call, ModelReadyRequest):
-        return lists_model(message.text, model_key(call.model, settings), limits)
-    if isinstance(call, ModelMetadataRequest):
-        return _model_metadata(call.model or ModelRef(""), message.text, settings, limits)
-    raise unsupported(call, "grps")
+    found = CALLS.get(type(call))
+    if found is None or found.read is None:
+        raise unsupported(call, "grps")
+    return found.read(MethodResponse(call, message, origin, settings, limits))
 
 
 def _model_metadata(
@@ -355,7 +371,7 @@ def raise_failure(call: Call[Any], status: GrpsStatus | None, origin: Origin) ->
     text = reason or f"upstream responded with the code {status.code} and no text"
     kind = error_class_of_status(status.code, text)
     reduced = GrpsStatus(status.code, reason, status.flag)
-    raise kind(text, model=call.model, origin=Origin(origin.codec, origin.wire, reduced))
+    raise kind(text, model=call.model, origin=replace(origin, form=reduced))
 
 
 def _asked_model(message: GrpsMessage, settings: GrpsOptions, limits: MessageLimits) -> ModelRef:
@@ -368,23 +384,20 @@ def _text(words: str) -> GrpsMessage:
     return GrpsMessage(status=SUCCESS, form=ContentFormat.STR_DATA, text=words)
 
 
-def _infer_reply(
-    call: InferRequest | StreamInferRequest,
-    message: GrpsMessage,
-    origin: Origin,
-    settings: GrpsOptions,
-    limits: MessageLimits,
-) -> InferResponse:
-    request = call.request if isinstance(call, StreamInferRequest) else call
-    outputs, parameters = reply_content(message, settings.output, limits)
+def _infer_reply(response: MethodResponse) -> InferResponse:
+    call = response.call
+    outputs, parameters = reply_content(response.message, response.settings.output, response.limits)
     return InferResponse(
         model=call.model or ModelRef(""),
-        outputs=_selected(request, outputs),
-        id=request.id,
+        outputs=_selected(call, outputs),
+        id=call.id,
         parameters=parameters,
-        is_final=not isinstance(call, StreamInferRequest),
-        origin=origin,
+        origin=response.origin,
     )
+
+
+def _item(response: MethodResponse) -> InferResponse:
+    return replace(_infer_reply(response._replace(call=response.call.request)), is_final=False)
 
 
 def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -403,3 +416,93 @@ def _selected(call: InferRequest, outputs: tuple[Tensor, ...]) -> tuple[Tensor, 
             f"response lacks the requested output {missing[0]!r}: it has {there}"
         )
     return tuple([known[output.name] for output in call.outputs])
+
+
+def _always(method: str) -> Callable[[Any, GrpsOptions], str]:
+    return lambda _call, _settings: method
+
+
+def _readiness(_call: ServerReadyRequest, settings: GrpsOptions) -> str:
+    return LIVENESS if settings.readiness == LIVE else READINESS
+
+
+def _switch(call: ServerSwitchRequest, _settings: GrpsOptions) -> str:
+    return ONLINE if call.is_online else OFFLINE
+
+
+def _nothing(_call: Call[Any], _settings: GrpsOptions) -> GrpsMessage:
+    return GrpsMessage()
+
+
+def _inference(call: InferRequest, settings: GrpsOptions) -> GrpsMessage:
+    message = request_message(call, settings.form_of(call.model), widen=settings.widen)
+    return keyed(message, model_key(call.model, settings))
+
+
+def _streamed(call: StreamInferRequest, settings: GrpsOptions) -> GrpsMessage:
+    return _inference(call.request, settings)
+
+
+def _named(call: ModelMetadataRequest, settings: GrpsOptions) -> GrpsMessage:
+    return GrpsMessage(form=ContentFormat.STR_DATA, text=_server_name(call.model, settings))
+
+
+def _of_any_model(call: ModelReadyRequest, settings: GrpsOptions) -> GrpsMessage:
+    model_key(call.model, settings)  # refuses a version without a key
+    return GrpsMessage()
+
+
+def _metadata(response: MethodResponse) -> ModelMetadata:
+    model = response.call.model or ModelRef("")
+    return _model_metadata(model, response.text, response.settings, response.limits)
+
+
+def _is_listed(response: MethodResponse) -> bool:
+    key = model_key(response.call.model, response.settings)
+    return lists_model(response.text, key, response.limits)
+
+
+def _server(response: MethodResponse) -> ServerMetadata:
+    _ = response.text  # a response without metadata is none
+    return ServerMetadata(SERVER, "")
+
+
+def _written(_call: Call[Any], reply: InferResponse, form: ReplyFormat) -> GrpsMessage:
+    return reply_message(form, reply)
+
+
+def _health(_call: Call[bool], reply: bool, _form: ReplyFormat) -> GrpsMessage:
+    if reply:
+        return GrpsMessage(status=SUCCESS)
+    return failure(STATUS_CODE[errors.ErrorCode.NOT_READY], _NOT_READY)
+
+
+def _done(_call: Call[Any], _reply: None, _form: ReplyFormat) -> GrpsMessage:
+    return GrpsMessage(status=SUCCESS)
+
+
+def _status(_call: ServerStatusRequest, reply: Any, _form: ReplyFormat) -> GrpsMessage:
+    return _text(write_server(reply))
+
+
+def _model(call: ModelMetadataRequest, reply: ModelMetadata, _form: ReplyFormat) -> GrpsMessage:
+    return _text(write_model(reply, "" if call.model is None else call.model.version))
+
+
+_SERVER_METADATA = _always(SERVER_METADATA)
+CALLS: Final[Mapping[type[Call[Any]], MethodHandling]] = {
+    InferRequest: MethodHandling(_always(PREDICT), _inference, _infer_reply, _written),
+    StreamInferRequest: MethodHandling(_always(PREDICT_STREAMING), _streamed, _item, _written),
+    ServerLiveRequest: MethodHandling(_always(LIVENESS), _nothing, lambda _: True, _health),
+    ServerReadyRequest: MethodHandling(_readiness, _nothing, lambda _: True, _health),
+    ServerSwitchRequest: MethodHandling(_switch, _nothing, lambda _: None, _done),
+    ServerMetadataRequest: MethodHandling(_SERVER_METADATA, _nothing, _server),
+    ServerStatusRequest: MethodHandling(_SERVER_METADATA, write=_status),
+    RepositoryIndexRequest: MethodHandling(
+        _SERVER_METADATA, _nothing, lambda response: read_models(response.text, response.limits)
+    ),
+    ModelMetadataRequest: MethodHandling(_always(MODEL_METADATA), _named, _metadata, _model),
+    # Readiness is the server's; its metadata lists the models.
+    ModelReadyRequest: MethodHandling(_SERVER_METADATA, _of_any_model, _is_listed),
+}
+"""How each kind of call is a method."""

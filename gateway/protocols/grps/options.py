@@ -65,6 +65,17 @@ class GrpsOptions:
     widen: bool = False
     compress: str = "none"
 
+    @property
+    def changes_messages(self) -> bool:
+        """Whether an option says how messages are written or read."""
+        return bool(
+            self.input_form
+            or self.output
+            or self.widen
+            or self.http_always_200
+            or self.streaming != Streaming()
+        )
+
     def form_of(self, model: ModelRef | None) -> ContentFormat | None:
         """Return the form of data sent to *model*; None for that of the caller."""
         if not self.input_form:

@@ -4,7 +4,7 @@ Read `http/codec.py` first. `options.py` describes the options of listeners and 
 `declarations.py` what the configuration declares of a model.
 """
 
-from gateway.api.protocol import HttpBinding, ProtocolSpec
+from gateway.api.protocol import HttpBinding, ProtocolSpec, SidecarDefaults
 from gateway.protocols.mlflow.declarations import read_declaration
 from gateway.protocols.mlflow.http.codec import HttpCodec
 from gateway.protocols.mlflow.options import check_options
@@ -24,6 +24,8 @@ SPEC = ProtocolSpec(
     ),
     options=check_options,
     default_model="default_model",
+    # Its server has one model, which no request names.
+    sidecar=SidecarDefaults(default_model="model"),
     declaration=read_declaration,
     platform=PLATFORM,
 )

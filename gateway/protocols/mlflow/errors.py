@@ -5,9 +5,9 @@ Source: docs/protocols/mlflow.md, "6. Errors".
 
 from typing import Final
 
-import orjson
-
+from gateway.ir.context import ModelRef
 from gateway.ir.errors import (
+    ERROR_CLASSES,
     ErrorCode,
     GatewayError,
     MalformedMessage,
@@ -17,21 +17,27 @@ from gateway.ir.errors import (
 from gateway.ir.limits import MessageLimits
 from gateway.wire.errors import (
     HTTP_METHOD_NOT_ALLOWED,
+    HTTP_REDIRECT,
     HTTP_TOO_MANY_REQUESTS,
     TOO_MANY_REQUESTS,
     MethodNotAllowed,
+    SlashAtEnd,
     UnsupportedContentType,
-    clip,
     extra_headers,
-    strip_traceback,
 )
 from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.json_errors import (
+    NOT_FOLLOWED,
+    ErrorRow,
+    JsonErrorForm,
+    class_of_status,
+    error_text,
+)
 
 OK: Final = 200
 NOT_READY: Final = 503
 _UNSUPPORTED_TYPE: Final = 415
 
-JSON: Final = ("Content-Type", "application/json")
 _TEXT: Final = ("Content-Type", "text/plain; charset=utf-8")
 
 STATUS: Final[dict[ErrorCode, tuple[int, str]]] = {
@@ -63,6 +69,13 @@ CODES: Final = {name: code for code, (_, name) in STATUS.items()} | {
 """The error that an `error_code` of a server means."""
 
 
+_CLASSES: Final = {
+    _BAD_REQUEST: {"sqlstate": "KAM00", "error_class": "INVALID_PARAMETER_VALUE"},
+    "INVALID_PARAMETER_VALUE": {"sqlstate": "KAM01", "error_class": "SCHEMA_ENFORCEMENT_FAILED"},
+}
+"""What the server sends beside an `error_code`, where it was observed."""
+
+
 class UnknownScoringPath(NotFound):
     """The path does not exist."""
 
@@ -80,21 +93,49 @@ def status_of(error: GatewayError) -> int:
     return STATUS[error.code][0]
 
 
+def _row(error: GatewayError) -> ErrorRow:
+    status = status_of(error)
+    if isinstance(error, MethodNotAllowed | UnknownScoringPath):
+        return status, ""
+    if isinstance(error, MalformedMessage):
+        return status, _BAD_REQUEST
+    if isinstance(error, ModelNotNamed):
+        return status, STATUS[ErrorCode.NOT_FOUND][1]
+    return status, STATUS[error.code][1]
+
+
+def _document(_status: int, name: str, text: str) -> dict[str, str]:
+    if not name:
+        return {"detail": text}
+    return {"error_code": name, "message": text} | _CLASSES.get(name, {})
+
+
+def _class_of(model: ModelRef | None, status: int, name: str, text: str) -> type[GatewayError]:
+    code = CODES.get(name)
+    return class_of_status(model, status, name, text) if code is None else ERROR_CLASSES[code]
+
+
+FORM: Final = JsonErrorForm(
+    codec="mlflow.http",
+    passes=True,
+    row=_row,
+    document=_document,
+    texts=(("message",), ("detail",)),
+    kind=("error_code",),
+    no_text="HTTP status {} without a text",
+    error_class=_class_of,
+    no_error=NOT_FOLLOWED,
+)
+
+
 def error_response(
     error: GatewayError, limits: MessageLimits, extra: tuple[tuple[str, str], ...]
 ) -> HttpResponse:
     """Write *error*, with more headers. Never raises."""
-    text = clip(strip_traceback(error.message), limits.error_text_bytes) or error.code.value
-    headers = (*extra_headers(error), *extra)
-    if isinstance(error, UnsupportedContentType):
-        return HttpResponse(_UNSUPPORTED_TYPE, Headers((_TEXT, *headers)), (text.encode(),))
-    if isinstance(error, MethodNotAllowed | UnknownScoringPath):
-        document = {"detail": text}
-    else:
-        name = STATUS[error.code][1]
-        if isinstance(error, MalformedMessage):
-            name = _BAD_REQUEST
-        elif isinstance(error, ModelNotNamed):
-            name = STATUS[ErrorCode.NOT_FOUND][1]
-        document = {"error_code": name, "message": text}
-    return HttpResponse(status_of(error), Headers((JSON, *headers)), (orjson.dumps(document),))
+    if isinstance(error, SlashAtEnd):
+        return HttpResponse(HTTP_REDIRECT, Headers((*extra_headers(error), *extra)))
+    if not isinstance(error, UnsupportedContentType):
+        return FORM.write(error, limits, extra)
+    text = error_text(error, limits.error_text_bytes)
+    headers = Headers((_TEXT, *extra_headers(error), *extra))
+    return HttpResponse(_UNSUPPORTED_TYPE, headers, (text.encode(),))

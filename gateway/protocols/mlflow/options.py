@@ -37,11 +37,16 @@ class MlflowOptions:
     prefix: str = ""
     surplus_inputs: str = IGNORE
     nonfinite: str = WORDS
-    nulls: str = REFUSE
+    nulls: str = NAN
     csv_header: bool = True
     version: str = "3.17.2"
     multi_model: bool = False
     single_input: str = VALUE
+
+    @property
+    def changes_messages(self) -> bool:
+        """Whether an option changes what messages say, which no message that passes has."""
+        return REFUSE in (self.surplus_inputs, self.nonfinite) or not self.csv_header
 
 
 def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.ir.context import ModelRef
-from gateway.ir.errors import InvalidRequest
+from gateway.ir.errors import VersionNotNumeric
 
 
 class NonfiniteWords(enum.Enum):
@@ -190,10 +190,10 @@ def check_whole_version(model: ModelRef) -> None:
     Triton itself refuses a version that does not begin with a number.
 
     Raises:
-        InvalidRequest: The version of *model* begins with a number and is not one.
+        VersionNotNumeric: The version of *model* begins with a number and is not one.
     """
     if _NUMBER.match(model.version) and not _WHOLE.fullmatch(model.version):
-        raise InvalidRequest(
+        raise VersionNotNumeric(
             f"version {model.version!r} of model {model.name!r} is not a whole number: expected "
             "decimal digits, since the upstream would read another version",
             model=model,

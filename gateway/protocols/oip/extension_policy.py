@@ -7,7 +7,7 @@ Source: docs/protocols/open-inference.md, "14. Models, statistics and settings" 
 "17. Dialects of upstream servers".
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from gateway.ir.calls import (
@@ -22,6 +22,7 @@ from gateway.ir.calls import (
     SharedStatusRequest,
     SharedUnregisterRequest,
     TraceSettingRequest,
+    words_of,
 )
 from gateway.ir.errors import Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_folder_name
@@ -71,6 +72,12 @@ _TRITONS = frozenset(
     }
 )
 
+# What a request to load or unload has that only Triton reads; None for nothing.
+_CONTROL_EXTENSIONS: Mapping[type[Call[Any]], Callable[[Any], str | None]] = {
+    ModelLoadRequest: lambda call: "no parameters of loading" if call.parameters else None,
+    ModelUnloadRequest: lambda call: "no unloading of dependents" if call.dependents else None,
+}
+
 
 class DialectCapabilities(Protocol):
     """The features of a kind of server that matter here."""
@@ -114,27 +121,60 @@ def apply_policy(
         InvalidRequest: A model's name or its configuration is not allowed.
     """
     value = require_enabled(type(call), extensions)
-    if value == READ and isinstance(call, TraceSettingRequest | LogSettingsRequest):
-        _refuse_changes(call)
-    if isinstance(call, ModelLoadRequest | ModelUnloadRequest):
-        check_folder_name(call.model.name if call.model else "")
-    if isinstance(call, ModelLoadRequest):
-        if not extensions.model_files:
-            _refuse_files(call)
-        if CONFIG in call.parameters:
-            return _with_config(call, extensions.model_config, limits)
-    if value == GATEWAY and isinstance(call, ModelStatisticsRequest | LogSettingsRequest):
-        origin = call.context.origin
-        return call.changed(own=True).with_context(origin=origin)
-    return call
+    allow = _ALLOW.get(type(call))
+    return call if allow is None else allow(call, value, extensions, limits)
 
 
-def _refuse_changes(call: TraceSettingRequest | LogSettingsRequest) -> None:
-    if call.changes:
+def _settings(
+    call: TraceSettingRequest | LogSettingsRequest, value: object, *_unused: object
+) -> Call[Any]:
+    if value == READ and call.changes:
         option, what = _GATES[type(call)]
         raise Unsupported(
             f"changes of {what}: not enabled ({how_to_enable(option)})", model=call.model
         )
+    return call
+
+
+def _own(
+    call: ModelStatisticsRequest | LogSettingsRequest, value: object, *_unused: object
+) -> Call[Any]:
+    if value != GATEWAY:
+        return call
+    return call.changed(own=True).with_context(origin=call.context.origin)
+
+
+def _log(call: LogSettingsRequest, value: object, *_unused: object) -> Call[Any]:
+    _settings(call, value)
+    return _own(call, value)
+
+
+def _load(
+    call: ModelLoadRequest, value: object, extensions: Extensions, limits: MessageLimits
+) -> Call[Any]:
+    _unload(call, value)
+    if not extensions.model_files:
+        _refuse_files(call)
+    if CONFIG in call.parameters:
+        return _with_config(call, extensions.model_config, limits)
+    return call
+
+
+def _unload(
+    call: ModelLoadRequest | ModelUnloadRequest, _value: object, *_unused: object
+) -> Call[Any]:
+    check_folder_name(call.model.name if call.model else "")
+    return call
+
+
+# What is allowed of a call, from the value of its option, all options and the limits.
+_ALLOW: Mapping[type[Call[Any]], Callable[[Any, object, Extensions, MessageLimits], Call[Any]]] = {
+    TraceSettingRequest: _settings,
+    LogSettingsRequest: _log,
+    ModelStatisticsRequest: _own,
+    ModelLoadRequest: _load,
+    ModelUnloadRequest: _unload,
+}
 
 
 def _refuse_files(call: ModelLoadRequest) -> None:
@@ -180,18 +220,13 @@ def check_asked(call: Call[Any], dialect: DialectCapabilities) -> None:
     Raises:
         Unsupported: The dialect cannot carry it.
     """
-    missing = None
-    if type(call) in _TRITONS and not dialect.has_extensions:
-        missing = f"no {type(call).__name__}"
-    elif isinstance(call, ModelLoadRequest | ModelUnloadRequest):
-        if not dialect.has_control:
-            missing = "no loading and unloading of models"
-        elif isinstance(call, ModelLoadRequest) and call.parameters and not dialect.has_extensions:
-            missing = "no parameters of loading"
-        elif (
-            isinstance(call, ModelUnloadRequest) and call.dependents and not dialect.has_extensions
-        ):
-            missing = "no unloading of dependents"
+    kind, missing = type(call), None
+    if kind in _TRITONS and not dialect.has_extensions:
+        missing = f"no {words_of(call)}"
+    elif kind in _CONTROL_EXTENSIONS and not dialect.has_control:
+        missing = "no loading and unloading of models"
+    elif kind in _CONTROL_EXTENSIONS and not dialect.has_extensions:
+        missing = _CONTROL_EXTENSIONS[kind](call)
     if missing is not None:
         raise Unsupported(f"the dialect {dialect.name!r} has {missing}", model=call.model)
 

@@ -29,6 +29,7 @@ from gateway.wire.errors import (
     strip_traceback,
 )
 from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.json_values import short_document
 
 CODEC: Final = "openai.http"
 OK: Final = 200
@@ -140,11 +141,7 @@ def _of_server(error: GatewayError, limits: MessageLimits) -> dict[str, Any] | N
         return None
     if not is_error_status(origin.wire.status) or origin.wire.status == NOT_IMPLEMENTED:
         return None
-    try:
-        document = orjson.loads(origin.wire.view[: limits.json_bytes])
-    except orjson.JSONDecodeError:
-        return None
-    found = document.get("error") if type(document) is dict else None
+    found = short_document(origin.wire.view).get("error")
     if type(found) is not dict or type(found.get("message")) is not str:
         return None
     texts = {

@@ -4,7 +4,7 @@ Read `http/codec.py` first. `options.py` describes the options of listeners and 
 `declarations.py` what the configuration declares of a model.
 """
 
-from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec
+from gateway.api.protocol import GrpcBinding, HttpBinding, ProtocolSpec, SidecarDefaults
 from gateway.protocols.seldon.declarations import read_declaration
 from gateway.protocols.seldon.grpc.codec import METHODS, GrpcCodec, file_descriptors
 from gateway.protocols.seldon.http.codec import HttpCodec
@@ -24,5 +24,7 @@ SPEC = ProtocolSpec(
     grpc=GrpcBinding(codec=GrpcCodec, methods=METHODS, file_descriptors=file_descriptors),
     options=check_options,
     default_model="default_model",
+    # Its server has one model, which no request names.
+    sidecar=SidecarDefaults(default_model="model"),
     declaration=read_declaration,
 )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import orjson
 from msgspec import Struct, field
 
+from gateway.api.protocol import Limitations
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.context import JsonParameter, Parameter
 from gateway.ir.data import ArrayData, JsonLayout, UntypedData, UntypedRules
@@ -278,26 +279,17 @@ def flat_doubles(tensor: Tensor, what: str) -> Tensor:
     return Tensor(tensor.name, Datatype.FP64, doubles.shape, ArrayData(doubles))
 
 
-def check_plain(call: InferRequest) -> None:
-    """Refuse what changes a reply and what Seldon has no field for.
+LIMITATIONS: Final = Limitations(
+    title="Seldon", sequences=True, classes=True, shared_memory=True, versions=True
+)
+
+
+def check_one_array(call: InferRequest) -> None:
+    """Refuse a call with several inputs.
 
     Raises:
-        Unsupported: The call is part of a sequence, requests classes or shared memory, is for one
-            version, or has several inputs.
+        Unsupported: The call has another number of inputs than one.
     """
-    if call.sequence is not None:
-        raise Unsupported("Seldon has no sequences", model=call.model)
-    for output in call.outputs:
-        if output.classes or output.shared is not None:
-            raise Unsupported(
-                f"output {output.name!r} as classes or in shared memory: Seldon has neither",
-                model=call.model,
-            )
-    if call.model is not None and call.model.version:
-        raise Unsupported(
-            f"Seldon has no versions, and the call is for version {call.model.version!r}",
-            model=call.model,
-        )
     if len(call.inputs) != 1:
         names = ", ".join([repr(each.name) for each in call.inputs[:8]]) or "none"
         raise Unsupported(

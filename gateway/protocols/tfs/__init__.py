@@ -20,7 +20,6 @@ SPEC = ProtocolSpec(
     http=HttpBinding(
         codec=HttpCodec,
         claims=claims,
-        any_path=True,
         request_headers=EVENT_HEADERS,
         response_headers=EVENT_HEADERS,
     ),

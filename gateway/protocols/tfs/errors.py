@@ -5,30 +5,28 @@ Source: docs/protocols/tensorflow-serving.md, "7. Errors".
 
 from typing import Final
 
-import orjson
-
 from gateway.ir.errors import ErrorCode, GatewayError, InvalidRequest, NotFound, TooLarge
 from gateway.ir.limits import MessageLimits
 from gateway.wire import errors
 from gateway.wire.errors import (
+    HTTP_METHOD_NOT_ALLOWED,
+    HTTP_REDIRECT,
     TOO_MANY_REQUESTS,
     MethodNotAllowed,
-    clip,
+    SlashAtEnd,
     error_class_of_grpc,
-    error_class_of_http,
     extra_headers,
     http_status_of,
-    is_error_status,
-    strip_traceback,
 )
 from gateway.wire.grpc import GrpcStatus
 from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.json_errors import JSON, ErrorRow, JsonErrorForm
 
-JSON: Final = (("Content-Type", "application/json"),)
 OK: Final = 200
 NOT_FOUND: Final = 404
 UNSUPPORTED_CONTENT: Final = 415
-_REDIRECT: Final = 307
+_ERROR, _DETAIL = "error", "detail"
+_NO_METHOD: Final = b'{"detail":"Method Not Allowed"}'
 
 # No capacity is UNAVAILABLE, as that of the server's own batch queue.
 GRPC_STATUS: Final = {**errors.GRPC_STATUS, ErrorCode.OVERLOADED: GrpcStatus.UNAVAILABLE}
@@ -47,18 +45,6 @@ class ForeignPath(NotFound):
 
 class FrameworkError(NotFound):
     """The path does not exist: KServe's web framework responds, in a form of its own."""
-
-
-class SlashAtEnd(NotFound):
-    """The path has a slash at its end.
-
-    Args:
-        location: The path without it.
-    """
-
-    def __init__(self, location: str) -> None:
-        super().__init__(f"the path ends with a slash: expected {location!r}")
-        self.location = location
 
 
 class OtherContent(InvalidRequest):
@@ -83,32 +69,35 @@ def grpc_error_class(status: GrpcStatus, details: str) -> type[GatewayError]:
     return error_class_of_grpc(status)
 
 
-def http_error_class(status: int) -> type[GatewayError]:
-    """Return the class of error that an HTTP status other than 2xx means."""
-    return error_class_of_http(status)
+def _row(error: GatewayError) -> ErrorRow:
+    if isinstance(error, OtherContent):
+        return UNSUPPORTED_CONTENT, _ERROR
+    return http_status_of(error), _DETAIL if isinstance(error, FrameworkError) else _ERROR
 
 
-def error_response(error: GatewayError, codec: str, limits: MessageLimits) -> HttpResponse:
+FORM: Final = JsonErrorForm(
+    codec="tfs.http",
+    passes=True,
+    row=_row,
+    document=lambda _status, key, text: {key: text},
+    keeps_status=True,
+    texts=((_ERROR,), (_DETAIL,)),
+)
+
+
+def error_response(error: GatewayError, limits: MessageLimits) -> HttpResponse:
     """Write *error* as JSON; status and text of a server of this codec are unchanged. Never raises.
 
     Args:
         error: The failure.
-        codec: Name of the codec.
         limits: For the length of its text.
     """
     if isinstance(error, ForeignPath):
         return HttpResponse(NOT_FOUND)
     if isinstance(error, SlashAtEnd):
-        return HttpResponse(_REDIRECT, Headers((("Location", error.location),)))
-    text = clip(strip_traceback(error.message), limits.error_text_bytes)
-    key, status = "error", http_status_of(error)
-    if isinstance(error, MethodNotAllowed | FrameworkError):
-        key = "detail"
-        text = "Method Not Allowed" if isinstance(error, MethodNotAllowed) else text
-    if isinstance(error, OtherContent):
-        status = UNSUPPORTED_CONTENT
-    origin = error.origin
-    if origin is not None and origin.codec == codec and isinstance(origin.wire, HttpResponse):
-        status = origin.wire.status if is_error_status(origin.wire.status) else status
-    headers = Headers((*JSON, *extra_headers(error)))
-    return HttpResponse(status, headers, (orjson.dumps({key: text}),))
+        return HttpResponse(HTTP_REDIRECT, Headers(extra_headers(error)))
+    if isinstance(error, MethodNotAllowed):
+        return HttpResponse(
+            HTTP_METHOD_NOT_ALLOWED, Headers((JSON, *extra_headers(error))), (_NO_METHOD,)
+        )
+    return FORM.write(error, limits)

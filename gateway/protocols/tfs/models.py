@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from gateway.ir.calls import Call, InferRequest
+from gateway.api.protocol import Limitations
+from gateway.ir.calls import Call, OpaqueCall, words_of
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.errors import InvalidRequest, ModelNotFound, Unsupported
 from gateway.ir.limits import MessageLimits, check_name
@@ -229,25 +230,22 @@ def required_model(call: Call[Any]) -> ModelRef:
         Unsupported: The call names no model.
     """
     if call.model is None or not call.model.name:
-        raise Unsupported(f"{type(call).__name__} names no model: TensorFlow needs one")
+        raise Unsupported(f"{words_of(call)} names no model: TensorFlow needs one")
     return call.model
 
 
-def check_plain(call: InferRequest) -> None:
-    """Refuse what changes a reply and what TensorFlow has no field for; parameters are left out.
+def version_is_same(call: Call[Any], called: ModelRef) -> bool:
+    """Return whether the route leaves the version of a message as it is.
 
-    Raises:
-        Unsupported: The call is part of a sequence, or requests classes or shared memory.
+    A question about a model is routed by its name alone.
     """
-    if call.sequence is not None:
-        raise Unsupported("TensorFlow Serving has no sequences", model=call.model)
-    for output in call.outputs:
-        if output.classes or output.shared is not None:
-            raise Unsupported(
-                f"output {output.name!r} is requested with classes or shared memory, which "
-                "TensorFlow Serving does not have",
-                model=call.model,
-            )
+    version = "" if call.model is None else call.model.version
+    return version == called.version or (type(call) is OpaqueCall and not version)
+
+
+LIMITATIONS: Final = Limitations(
+    title="TensorFlow Serving", sequences=True, classes=True, shared_memory=True
+)
 
 
 def known_model(called: CalledModel) -> ModelRef:

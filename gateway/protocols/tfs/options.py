@@ -57,8 +57,11 @@ class TfsOptions:
             words in `tensorflow`, null in `kserve`.
         columns: Listener: the key of replies to `inputs`: `outputs`, or `predictions`; "" for the
             key of the dialect.
+        tensor_content: Listener: replies over gRPC have numbers as `tensor_content`, which few
+            clients read, in place of typed fields.
         root: Listener: `GET /` says that the server is alive, as KServe's clients ask; the dialect
-            of KServe has it always.
+            of KServe has it always. `GET /v1/models` without a key goes to the server behind
+            `passthrough`, where clients look for its protocol.
         cloudevents: Listener: `POST /` is a prediction of the default model, as an event.
         event_type: Listener: the type of events of replies.
         event_source: Listener: the source of events of replies; `{model}` is the model.
@@ -73,6 +76,7 @@ class TfsOptions:
     dialect: str = TENSORFLOW
     nonfinite: str = ""
     columns: str = ""
+    tensor_content: bool = False
     root: bool = False
     cloudevents: bool = False
     event_type: str = "io.kserve.inference.response"
@@ -87,6 +91,12 @@ class TfsOptions:
     def is_kserve(self) -> bool:
         """Whether the dialect is that of KServe."""
         return self.dialect == KSERVE
+
+    @property
+    def changes_messages(self) -> bool:
+        """Whether an option changes what messages say, which no message that passes has."""
+        is_own = self.nonfinite or self.columns or self.tensor_content
+        return bool(is_own or self.signature != DEFAULT_SIGNATURE)
 
 
 def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -113,8 +123,11 @@ def process_options(_number: int, _count: int, /) -> Mapping[str, Any]:
     return {"created": int(time.time())}  # noqa: TID251  # a time of day, which clients show
 
 
-def _vertex(key: str, value: Any) -> VertexOptions:
+def _vertex(key: str, value: Any) -> VertexOptions | None:
+    """Read the routes; none where both are empty, as variables are in other containers."""
     section = mapping(key, value)
+    if section.get("predict") == "" == section.get("health"):
+        return None
     return VertexOptions(**read_values(key, _OF_VERTEX, section, f"{key}."))
 
 
@@ -132,6 +145,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     "dialect": one_of(TENSORFLOW, KSERVE),
     "nonfinite": one_of(WORDS, NULL, REFUSE),
     "columns": one_of(OUTPUTS, PREDICTIONS),
+    "tensor_content": flag,
     "root": flag,
     "cloudevents": flag,
     "event_type": text,

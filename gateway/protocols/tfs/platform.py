@@ -10,6 +10,9 @@ from gateway.api.platform import Platform
 _FACTS: Final = (
     "MODE",
     "MODE_VERSION",
+    "HTTP_PORT",
+    "PREDICT_ROUTE",
+    "HEALTH_ROUTE",
     "ENDPOINT_ID",
     "DEPLOYED_MODEL_ID",
     "PROJECT_NUMBER",
@@ -23,4 +26,9 @@ PLATFORM: Final = Platform(
     contract="AIP_MODE_VERSION",
     known_contract="1",
     storage="AIP_STORAGE_URI",
+    port="AIP_HTTP_PORT",
+    routes={
+        "AIP_PREDICT_ROUTE": ("vertex", "predict"),
+        "AIP_HEALTH_ROUTE": ("vertex", "health"),
+    },
 )

@@ -24,7 +24,6 @@ SPEC = ProtocolSpec(
     http=HttpBinding(
         codec=HttpCodec,
         claims=claims,
-        any_path=True,
         request_headers=SEQUENCE_HEADERS,
         response_headers=STREAM[:1],
     ),

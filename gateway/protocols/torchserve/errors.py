@@ -5,30 +5,22 @@ Source: docs/protocols/torchserve.md, "6. Errors".
 
 from typing import Final
 
-import orjson
-
 from gateway.ir import errors
+from gateway.ir.context import ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError
-from gateway.ir.limits import MessageLimits
 from gateway.wire.errors import (
     GRPC_STATUS,
     HTTP_METHOD_NOT_ALLOWED,
     HTTP_TOO_MANY_REQUESTS,
     TOO_MANY_REQUESTS,
     MethodNotAllowed,
-    clip,
     error_class_of_grpc,
-    error_class_of_http,
-    extra_headers,
-    is_error_status,
-    strip_traceback,
 )
 from gateway.wire.grpc import GrpcStatus
-from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.json_errors import NOT_FOLLOWED, ErrorRow, JsonErrorForm, class_of_status
 
 OK: Final = 200
 UNHEALTHY: Final = 500
-JSON: Final = ("Content-Type", "application/json")
 
 _BAD, _INTERNAL, _BUSY = (
     "BadRequestException",
@@ -84,28 +76,7 @@ class ManagementRefused(errors.Unsupported):
     """A request would change models."""
 
 
-def error_response(error: GatewayError, codec: str, limits: MessageLimits) -> HttpResponse:
-    """Write *error*; status and body of a server of this codec are unchanged. Never raises.
-
-    Args:
-        error: The failure.
-        codec: Name of the codec.
-        limits: For the length of its text.
-    """
-    origin = error.origin
-    if origin is not None and origin.codec == codec and isinstance(origin.wire, HttpResponse):
-        wire = origin.wire
-        if is_error_status(wire.status) and b"raceback" not in bytes(wire.view):
-            kept = [pair for pair in wire.headers.pairs if pair[0].lower() == "content-type"]
-            return HttpResponse(wire.status, Headers((*kept, *extra_headers(error))), wire.body)
-    text = clip(strip_traceback(error.message), limits.error_text_bytes) or error.code.value
-    status, kind = _status_of(error)
-    document = {"code": status, "type": kind, "message": text}
-    headers = Headers((JSON, *extra_headers(error)))
-    return HttpResponse(status, headers, (orjson.dumps(document),))
-
-
-def _status_of(error: GatewayError) -> tuple[int, str]:
+def _status_of(error: GatewayError) -> ErrorRow:
     status, kind = STATUS[error.code]
     if isinstance(error, MethodNotAllowed | ManagementRefused):
         return HTTP_METHOD_NOT_ALLOWED, _METHOD
@@ -113,6 +84,8 @@ def _status_of(error: GatewayError) -> tuple[int, str]:
         return HTTP_TOO_MANY_REQUESTS, kind
     if isinstance(error, UnknownResource):
         return status, _RESOURCE
+    if isinstance(error, errors.VersionNotNumeric):
+        return STATUS[ErrorCode.NOT_FOUND][0], _VERSION
     is_about_version = error.model is not None and bool(error.model.version)
     if isinstance(error, errors.VersionNotFound) or (
         error.code is ErrorCode.NOT_FOUND and is_about_version
@@ -125,6 +98,8 @@ def grpc_status_of(error: GatewayError) -> GrpcStatus:
     """Return the gRPC status of *error*; servers have INTERNAL for all."""
     if isinstance(error, TOO_MANY_REQUESTS):
         return GrpcStatus.RESOURCE_EXHAUSTED
+    if isinstance(error, errors.VersionNotNumeric):  # versions are texts here
+        return GrpcStatus.NOT_FOUND
     return GRPC_STATUS[error.code]
 
 
@@ -138,16 +113,26 @@ def grpc_error_class(status: GrpcStatus, details: str) -> type[GatewayError]:
     return error_class_of_grpc(status)
 
 
-def http_error_class(status: int, kind: object) -> type[GatewayError]:
-    """Return the class of error that a server's status and `type` mean."""
-    if status in _CLIENT_ERRORS or status == _SERVICE_UNAVAILABLE:
-        found = _CLASSES.get(kind) if isinstance(kind, str) else None
-        if found is not None:
-            return found
-    if status in _CLIENT_ERRORS or status in _OF_CARRIERS:
-        return error_class_of_http(status)
+def _class_of(model: ModelRef | None, status: int, kind: str, text: str) -> type[GatewayError]:
+    is_of_client = status in _CLIENT_ERRORS
+    if kind in _CLASSES and (is_of_client or status == _SERVICE_UNAVAILABLE):
+        return _CLASSES[kind]
+    if is_of_client or status in _OF_CARRIERS:
+        return class_of_status(model, status, kind, text)
     return errors.UpstreamError
 
 
 _SERVICE_UNAVAILABLE: Final = 503
 _OF_CARRIERS: Final = (502, _SERVICE_UNAVAILABLE, 504)
+
+FORM: Final = JsonErrorForm(
+    codec="torchserve.http",
+    passes=True,
+    row=_status_of,
+    document=lambda status, kind, text: {"code": status, "type": kind, "message": text},
+    texts=(("message",),),
+    kind=("type",),
+    error_class=_class_of,
+    no_error=NOT_FOLLOWED,
+    keeps_status=True,
+)

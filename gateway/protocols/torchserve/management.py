@@ -14,7 +14,37 @@ from gateway.protocols.torchserve.models import TorchServeModel, client_version
 
 _LIMIT: Final = 100
 _API: Final = "0.12.0"
-_WORKER: Final = "9000"
+# What describes a model beside name and state: defaults of the server, zeros for what is unknown.
+_DEFAULTS: Final[dict[str, Any]] = {
+    "minWorkers": 1,
+    "maxWorkers": 1,
+    "maxBatchDelay": 0,
+    "responseTimeout": 120,
+    "startupTimeout": 120,
+    "maxRetryTimeoutInSec": 300,
+    "clientTimeoutInMills": 0,
+    "parallelType": "",
+    "parallelLevel": 0,
+    "deviceType": "cpu",
+    "continuousBatching": False,
+    "useJobTicket": False,
+    "useVenv": False,
+    "stateful": False,
+    "sequenceMaxIdleMSec": 0,
+    "sequenceTimeoutMSec": 0,
+    "maxNumSequence": 0,
+    "maxSequenceJobQueueSize": 0,
+    "loadedAtStartup": True,
+    "jobQueueStatus": {"remainingCapacity": 100, "pendingRequests": 0},
+}
+_WORKER: Final[dict[str, Any]] = {
+    "id": "9000",
+    "startTime": "1970-01-01T00:00:00.000Z",
+    "memoryUsage": 0,
+    "pid": 0,
+    "gpu": False,
+    "gpuUsage": "N/A",
+}
 _READY: Final = frozenset({ModelState.READY, ModelState.UNKNOWN})
 HEALTHY: Final = b'{\n  "status": "Healthy"\n}\n'
 UNHEALTHY: Final = b'{\n  "status": "Unhealthy"\n}\n'
@@ -82,12 +112,9 @@ def _described(
         "modelVersion": client_version(version or "1", called.form),
         "modelUrl": called.name,
         "runtime": model.metadata.platform or "python",
-        "minWorkers": 1,
-        "maxWorkers": 1,
         "batchSize": max(1, model.metadata.max_batch_size or 1),
-        "maxBatchDelay": 0,
-        "loadedAtStartup": True,
-        "workers": [{"id": _WORKER, "status": "READY" if is_ready else "UNLOADING"}],
+        **_DEFAULTS,
+        "workers": [{**_WORKER, "status": "READY" if is_ready else "UNLOADING"}],
     }
 
 

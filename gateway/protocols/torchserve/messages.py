@@ -6,16 +6,20 @@ Source: docs/protocols/torchserve.md, "3. Requests" and "5. Responses".
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace  # noqa: TID251  # of data, not of calls
 
-from gateway.ir.calls import Call, InferRequest, InferResponse
+from gateway.api.protocol import Limitations
+from gateway.ir.calls import Call, InferRequest, InferResponse, words_of
 from gateway.ir.context import ModelRef, Need
 from gateway.ir.data import JsonLayout, UntypedData, UntypedRules
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidOutput, InvalidRequest, MalformedMessage, TooLarge, Unsupported
 from gateway.ir.limits import MessageLimits, check_name
+from gateway.ir.nearest import loads_to_odd
 from gateway.ir.tensor import RequestedOutput, Tensor, as_items, as_raw
 from gateway.protocols.torchserve.declarations import (
     BYTES,
@@ -78,6 +82,7 @@ class BodyReader:
         self._rules = {
             (adds_axis, has_elements): UntypedRules(
                 protocol="torchserve",
+                has_whole_floats=True,
                 bytes_element_size=limits.bytes_element_size,
                 adds_axis=adds_axis,
                 has_elements=has_elements,
@@ -164,7 +169,8 @@ class BodyReader:
 
     def _json(self, item: Item, rules: UntypedRules) -> tuple[Tensor, ...]:
         value = read_any(item.view, f"the {item.place}", self._limits)
-        document = RowsDocument({item.place: value}, item.view)
+        reread = partial(_reread, item)
+        document = RowsDocument({item.place: value}, item.view, reread)
         return RowsReader(document, self._limits, rules).columns(item.place)
 
     def _undecided(self, item: Item, rules: UntypedRules) -> tuple[Tensor, ...]:
@@ -215,9 +221,22 @@ def _only_row(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not isinstance(data, UntypedData) or len(data.value) != 1:
             raise InvalidRequest(f"{_PREDICTIONS} has several rows: expected one, as the request")
         place = f"{data.place}[0]"
-        data = replace(data, value=data.value[0], place=place, layout=JsonLayout.VALUE, member="")
+        reread = None if data.reread is None else data.reread.then(itemgetter(0))
+        data = replace(
+            data,
+            value=data.value[0],
+            place=place,
+            layout=JsonLayout.VALUE,
+            member="",
+            reread=reread,
+        )
         found.append(Tensor(tensor.name, None, None, data))
     return tuple(found)
+
+
+def _reread(item: Item) -> Mapping[str, Any]:
+    """Return the members of the document of an item, see `RowsDocument.reread`."""
+    return {item.place: loads_to_odd(item.view)}
 
 
 def required_model(call: Call[Any]) -> ModelRef:
@@ -227,23 +246,11 @@ def required_model(call: Call[Any]) -> ModelRef:
         Unsupported: The call names no model.
     """
     if call.model is None or not call.model.name:
-        raise Unsupported(f"{type(call).__name__} names no model: TorchServe needs one")
+        raise Unsupported(f"{words_of(call)} names no model: TorchServe needs one")
     return call.model
 
 
-def check_plain(call: InferRequest) -> None:
-    """Refuse what changes a reply and what TorchServe has no field for; parameters are left out.
-
-    Raises:
-        Unsupported: The call requests classes or shared memory.
-    """
-    for output in call.outputs:
-        if output.classes or output.shared is not None:
-            raise Unsupported(
-                f"output {output.name!r} is requested with classes or shared memory, which "
-                "TorchServe does not have",
-                model=call.model,
-            )
+LIMITATIONS: Final = Limitations(title="TorchServe", classes=True, shared_memory=True)
 
 
 def write_request(

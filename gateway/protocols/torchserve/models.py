@@ -69,6 +69,13 @@ class BodyForms:
             needs |= {Need.NUMERIC_VERSIONS}
         return TorchServeModel(name, version, ModelRef(name, own) if name else None, form, needs)
 
+    def unread(self, name: str, version: str) -> TorchServeModel:
+        """Return the model of a message that only its server reads: versions are texts there."""
+        check_name("model name", name, self._limits.model_name_bytes, "model_name_bytes")
+        check_name("model version", version, self._limits.model_name_bytes, "model_name_bytes")
+        form = self.form(name)
+        return TorchServeModel(name, version, ModelRef(name, version), form, reply_needs(form))
+
     def form(self, name: str) -> BodyForm:
         """Return what is declared of the model *name*."""
         return self._forms.get(name, NO_FORM)

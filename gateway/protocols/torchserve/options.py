@@ -22,13 +22,11 @@ class TorchServeOptions:
         default_model: Listener: the model of `/invocations` without a name; None for that of the
             listener.
         nonfinite: Listener: whether NaN and infinities are words, or are refused.
-        forward: Listener: predictions go to a server of TorchServe as they are, without tensors.
         shared: Listener: the protocol's own paths that clients of another protocol ask for too.
     """
 
     default_model: ModelRef | None = None
     nonfinite: str = WORDS
-    forward: bool = False
     shared: tuple[str, ...] = ()
 
 
@@ -38,7 +36,7 @@ def check_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         ValueError: A key does not exist, or a value is wrong.
     """
-    read_values("torchserve", _READERS, options)
+    read_values("torchserve", {**_READERS, "forward": flag}, options)
     return options
 
 
@@ -48,7 +46,8 @@ def read_options(options: Mapping[str, Any]) -> TorchServeOptions:
     Raises:
         ValueError: A key does not exist, or a value is wrong.
     """
-    return TorchServeOptions(**read_values("torchserve", {**_READERS, "shared": _shared}, options))
+    given = {key: value for key, value in options.items() if key != "forward"}  # a retired key
+    return TorchServeOptions(**read_values("torchserve", {**_READERS, "shared": _shared}, given))
 
 
 def row_style(options: TorchServeOptions) -> RowStyle:
@@ -65,5 +64,4 @@ def _shared(_key: str, value: Any) -> tuple[str, ...]:
 _READERS: Final[Mapping[str, Reader]] = {
     "default_model": model,
     "nonfinite": one_of(WORDS, REFUSE),
-    "forward": flag,
 }

@@ -6,6 +6,7 @@ the call succeeds, with the code in `request_status`.
 Source: docs/protocols/tensorrt-v1.md, "17. Errors".
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,17 +101,17 @@ def _code_of(call: Call[Any] | None, error: GatewayError) -> int:
     for kind, code in _OF_KINDS.items():
         if isinstance(error, kind):
             return code
-    if error.code is ErrorCode.NOT_FOUND:
-        if isinstance(call, InferRequest):
-            return pb.UNAVAILABLE
-        if isinstance(call, ServerStatusRequest):
-            return pb.INVALID_ARG
-    if error.code is ErrorCode.UNSUPPORTED and isinstance(
-        call, ModelLoadRequest | ModelUnloadRequest
-    ):
-        return pb.UNAVAILABLE
-    return STATUS[error.code]
+    found = _OF_CALLS.get((error.code, type(call)))
+    return STATUS[error.code] if found is None else found
 
+
+# Codes for some calls that differ from those for others.
+_OF_CALLS: Mapping[tuple[ErrorCode, type[Any]], int] = {
+    (ErrorCode.NOT_FOUND, InferRequest): pb.UNAVAILABLE,
+    (ErrorCode.NOT_FOUND, ServerStatusRequest): pb.INVALID_ARG,
+    (ErrorCode.UNSUPPORTED, ModelLoadRequest): pb.UNAVAILABLE,
+    (ErrorCode.UNSUPPORTED, ModelUnloadRequest): pb.UNAVAILABLE,
+}
 
 # Kinds of errors that differ from their codes in the IR.
 _OF_KINDS: dict[type[GatewayError], int] = {
@@ -128,12 +129,15 @@ def error_class_of(call: Call[Any], code: int) -> type[GatewayError]:
     region of shared memory.  For other calls about a model, INVALID_ARG means that the model does
     not exist.
     """
-    if code == pb.NOT_FOUND and isinstance(call, InferRequest):
-        return RegionNotFound
-    if code == pb.ALREADY_EXISTS and isinstance(call, SharedRegisterRequest):
-        return RegionExists
-    if code == pb.UNAVAILABLE and isinstance(call, InferRequest):
-        return NotReady
-    if code == pb.INVALID_ARG and call.model is not None and not isinstance(call, InferRequest):
+    found = _CLASSES.get((code, type(call)))
+    if found is None and code == pb.INVALID_ARG and call.model is not None:
         return ModelNotFound
-    return ERROR_CLASSES[_CODE.get(code, ErrorCode.UPSTREAM)]
+    return found or ERROR_CLASSES[_CODE.get(code, ErrorCode.UPSTREAM)]
+
+
+_CLASSES: Mapping[tuple[int, type[Any]], type[GatewayError]] = {
+    (pb.NOT_FOUND, InferRequest): RegionNotFound,
+    (pb.UNAVAILABLE, InferRequest): NotReady,
+    (pb.INVALID_ARG, InferRequest): InvalidRequest,
+    (pb.ALREADY_EXISTS, SharedRegisterRequest): RegionExists,
+}

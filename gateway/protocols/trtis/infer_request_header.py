@@ -18,7 +18,13 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import CallSequence
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest, InvalidTensor, MalformedMessage, Unsupported
+from gateway.ir.errors import (
+    InvalidRequest,
+    InvalidTensor,
+    MalformedMessage,
+    TooLarge,
+    Unsupported,
+)
 from gateway.ir.limits import (
     MessageLimits,
     check_classes,
@@ -30,6 +36,7 @@ from gateway.ir.tensor import RequestedOutput, Shape, Tensor
 from gateway.protocols.trtis.datatypes import check_carried
 from gateway.protocols.trtis.textproto.parser import parse_text
 from gateway.schema import tensorrt_v1_pb2 as pb
+from gateway.wire.protobuf import TooManyFields, WireError, fields
 
 _START = pb.InferRequestHeader.FLAG_SEQUENCE_START
 _END = pb.InferRequestHeader.FLAG_SEQUENCE_END
@@ -38,6 +45,9 @@ _UINT32_END, _UINT64_END = 1 << 32, 1 << 64
 # Requests repeat their headers: entries for some hundred models. Longer headers are rare.
 _CACHE_ENTRIES = 512
 _REMEMBERED_LENGTH = 4096
+# The library takes 25 times a header; a longer one is counted first.
+_LONG_BYTES = 1 << 16
+_OTHER_FIELDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +91,20 @@ class HeaderReader:
         self._text = lru_cache(_CACHE_ENTRIES)(self._of_text)
         self._message = lru_cache(_CACHE_ENTRIES)(self._of_message)
 
-    def text(self, text: str) -> InferHeader:
+    def text(self, text: str, *, allow_unknown: bool = False) -> InferHeader:
         """Read a header in text format.
+
+        Args:
+            text: The header.
+            allow_unknown: Skip fields that the schema lacks.
 
         Raises:
             MalformedMessage: It is not in text format.
             InvalidRequest: A value is not allowed, or a name occurs twice.
             TooLarge: A limit is exceeded.
         """
-        return self._text(text) if len(text) <= _REMEMBERED_LENGTH else self._of_text(text)
+        read = self._text if len(text) <= _REMEMBERED_LENGTH else self._of_text
+        return read(text, allow_unknown)
 
     def message(self, data: bytes) -> InferHeader:
         """Read a header as a serialized message; raises as `text`."""
@@ -97,10 +112,13 @@ class HeaderReader:
             return self._message(data)
         return self._of_message(data)
 
-    def _of_text(self, text: str) -> InferHeader:
-        return _checked(parse_text(text, pb.InferRequestHeader), self._limits)
+    def _of_text(self, text: str, allow_unknown: bool) -> InferHeader:
+        header = parse_text(text, pb.InferRequestHeader, allow_unknown=allow_unknown)
+        return _checked(header, self._limits)
 
     def _of_message(self, data: bytes) -> InferHeader:
+        if len(data) > _LONG_BYTES:
+            _check_fields(data, self._limits)
         return _checked(_parse(data), self._limits)
 
 
@@ -113,11 +131,27 @@ def id_of_text(text: str) -> int:
 
 
 def id_of_message(data: bytes) -> int:
-    """Return the id in a header that was refused; 0 where it cannot be read."""
+    """Return the id in a header that was refused; 0 where it cannot be read, or is long."""
+    if len(data) > _LONG_BYTES:
+        return 0
     try:
         return _parse(data).id
     except MalformedMessage:
         return 0
+
+
+def _check_fields(data: bytes, limits: MessageLimits) -> None:
+    """Count the fields of a header before the library makes an object of each."""
+    try:
+        fields(memoryview(data), limits.tensors + limits.outputs + _OTHER_FIELDS)
+    except TooManyFields as error:
+        raise TooLarge(
+            f"the header has more than {limits.tensors} inputs and {limits.outputs} requested "
+            "outputs (tensors, outputs)",
+            limit="outputs",
+        ) from error
+    except WireError as error:
+        raise MalformedMessage(f"the header is no message: {error}") from error
 
 
 def _parse(data: bytes) -> pb.InferRequestHeader:

@@ -133,11 +133,11 @@ def _class(name: str, item: bytes) -> pb.InferResponseHeader.Output.Class:
     broken = UpstreamProtocolError(
         f"output {name!r} has the class {item[:64]!r}: expected value:index:label"
     )
-    if found is None or int(found[2]) >= _INT32_END:
-        raise broken
     try:
+        if found is None or int(found[2]) >= _INT32_END:
+            raise broken
         value, label = float(found[1]), (found[3] or b"").decode()
-    except ValueError:
+    except ValueError:  # also for an index of thousands of digits
         raise broken from None
     return pb.InferResponseHeader.Output.Class(idx=int(found[2]), value=value, label=label)
 

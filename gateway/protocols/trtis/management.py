@@ -31,9 +31,9 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context
 from gateway.ir.errors import InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
-from gateway.ir.metadata import RepositoryEntry, SharedRegion
+from gateway.ir.metadata import RepositoryEntry, ServerStatus, SharedRegion
 from gateway.protocols.trtis.errors import UnknownMode
-from gateway.protocols.trtis.model_names import checked_model
+from gateway.protocols.trtis.model_names import checked_model, required_model
 from gateway.protocols.trtis.options import TrtisOptions
 from gateway.protocols.trtis.server_status import write_status
 from gateway.schema import tensorrt_v1_pb2 as pb
@@ -101,23 +101,33 @@ def read_shared_status(
 # Requests to an upstream, over both carriers.
 
 
-def check_control(call: Call[Any]) -> None:
-    """Refuse to load or unload a model in a way that TensorRT v1 does not have.
+def model_to_load(call: ModelLoadRequest) -> str:
+    """Return the name of the model that a call loads.
 
     Raises:
-        Unsupported: The load has a configuration or files, or the unload includes dependents.
+        Unsupported: The call names no model, or has a configuration or files.
     """
-    if isinstance(call, ModelLoadRequest) and call.parameters:
+    if call.parameters:
         raise Unsupported(
             f"the load of a model has the parameter {next(iter(call.parameters))[:64]!r}: TensorRT "
             "v1 loads what is in the repository",
             model=call.model,
         )
-    if isinstance(call, ModelUnloadRequest) and call.dependents:
+    return required_model(call).name
+
+
+def model_to_unload(call: ModelUnloadRequest) -> str:
+    """Return the name of the model that a call unloads.
+
+    Raises:
+        Unsupported: The call names no model, or includes dependents.
+    """
+    if call.dependents:
         raise Unsupported(
             "the unload of a model includes its dependents: TensorRT v1 unloads one model",
             model=call.model,
         )
+    return required_model(call).name
 
 
 # Requests of clients over gRPC.
@@ -228,8 +238,8 @@ def _health(healthy: bool, _call: Call[Any], _options: TrtisOptions) -> Message:
     return pb.HealthResponse(health=healthy)
 
 
-def _status(status: Any, call: Call[Any], options: TrtisOptions) -> Message:
-    only = isinstance(call, ServerStatusRequest) and call.about is not None
+def _status(status: ServerStatus, call: ServerStatusRequest, options: TrtisOptions) -> Message:
+    only = call.about is not None
     return pb.StatusResponse(server_status=write_status(status, options, only=only))
 
 
@@ -249,7 +259,7 @@ def _nothing(_reply: Any, _call: Call[Any], _options: TrtisOptions) -> Message:
     return pb.ModelControlResponse()
 
 
-REPLY_WRITERS: Mapping[type[Call[Any]], Callable[[Any, Call[Any], TrtisOptions], Message]] = {
+REPLY_WRITERS: Mapping[type[Call[Any]], Callable[[Any, Any, TrtisOptions], Message]] = {
     ServerLiveRequest: _health,
     ServerReadyRequest: _health,
     ServerStatusRequest: _status,
@@ -266,15 +276,21 @@ REPLY_WRITERS: Mapping[type[Call[Any]], Callable[[Any, Call[Any], TrtisOptions],
 
 
 def _one_status(call: Any) -> Message:
-    return pb.StatusRequest(model_name=call.model.name)
+    return pb.StatusRequest(model_name=required_model(call).name)
 
 
 def _any_status(call: Any) -> Message:
     return _one_status(call) if call.model is not None else pb.StatusRequest()
 
 
-def _control(kind: pb.ModelControlRequest.Type) -> Callable[[Any], Message]:
-    return lambda call: pb.ModelControlRequest(model_name=call.model.name, type=kind)
+def _load(call: ModelLoadRequest) -> Message:
+    name = model_to_load(call)
+    return pb.ModelControlRequest(model_name=name, type=pb.ModelControlRequest.LOAD)
+
+
+def _unload(call: ModelUnloadRequest) -> Message:
+    name = model_to_unload(call)
+    return pb.ModelControlRequest(model_name=name, type=pb.ModelControlRequest.UNLOAD)
 
 
 def _register(call: Any) -> Message:
@@ -312,8 +328,8 @@ CALL_WRITERS: Mapping[type[Call[Any]], tuple[str, Callable[[Any], Message]]] = {
     ModelReadyRequest: (SERVICE + "Status", _one_status),
     ModelMetadataRequest: (SERVICE + "Status", _one_status),
     ModelStatisticsRequest: (SERVICE + "Status", _any_status),
-    ModelLoadRequest: (SERVICE + "ModelControl", _control(pb.ModelControlRequest.LOAD)),
-    ModelUnloadRequest: (SERVICE + "ModelControl", _control(pb.ModelControlRequest.UNLOAD)),
+    ModelLoadRequest: (SERVICE + "ModelControl", _load),
+    ModelUnloadRequest: (SERVICE + "ModelControl", _unload),
     SharedRegisterRequest: (SERVICE + "SharedMemoryControl", _register),
     SharedUnregisterRequest: (SERVICE + "SharedMemoryControl", _unregister),
     SharedStatusRequest: (SERVICE + "SharedMemoryControl", _ask_shared),

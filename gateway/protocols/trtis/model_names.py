@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.ir.calls import Call
+from gateway.ir.calls import Call, words_of
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, Unsupported
 from gateway.ir.limits import MessageLimits, check_name
@@ -29,7 +29,7 @@ def required_model(call: Call[Any]) -> ModelRef:
         Unsupported: The call names no model.
     """
     if call.model is None or not call.model.name:
-        raise Unsupported(f"{type(call).__name__} names no model: TensorRT v1 needs one")
+        raise Unsupported(f"{words_of(call)} names no model: TensorRT v1 needs one")
     return call.model
 
 

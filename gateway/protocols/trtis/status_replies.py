@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace  # noqa: TID251  # of an origin, not of a call
+
 from gateway.ir.calls import (
     Call,
     ModelLoadRequest,
@@ -33,11 +35,11 @@ from gateway.schema import tensorrt_v1_pb2 as pb
 from gateway.wire.errors import clip, strip_traceback
 
 # Calls whose response has only a status.
-MODEL_CONTROL_CALLS = frozenset(
+MODEL_CONTROL_CALLS: frozenset[type[Call[Any]]] = frozenset(
     {ModelLoadRequest, ModelUnloadRequest, SharedRegisterRequest, SharedUnregisterRequest}
 )
 
-Read = Callable[[Call[Any], pb.ServerStatus, MessageLimits], Any]
+StatusReader = Callable[[Any, pb.ServerStatus, MessageLimits], Any]
 
 
 def _model_ready(call: Call[Any], status: pb.ServerStatus, _limits: MessageLimits) -> bool:
@@ -61,16 +63,16 @@ def _model_metadata(
 
 
 def _index(
-    call: Call[Any], status: pb.ServerStatus, limits: MessageLimits
+    call: RepositoryIndexRequest, status: pb.ServerStatus, limits: MessageLimits
 ) -> tuple[RepositoryEntry, ...]:
     entries = read_entries(status, limits)
-    if isinstance(call, RepositoryIndexRequest) and call.ready_only:
+    if call.ready_only:
         return tuple([entry for entry in entries if entry.state.value == "READY"])
     return entries
 
 
 # Calls whose reply is in a ServerStatus.
-STATUS_READERS: Mapping[type[Call[Any]], Read] = {
+STATUS_READERS: Mapping[type[Call[Any]], StatusReader] = {
     ServerMetadataRequest: lambda _, status, limits: read_server(status, limits),
     RepositoryIndexRequest: _index,
     ModelReadyRequest: _model_ready,
@@ -88,7 +90,7 @@ def error_of(call: Call[Any], status: pb.RequestStatus, origin: Origin, most: in
     shown = text or f"upstream responded with request status {status.code} and no text"
     form = TrtisStatus(status.code if status.code in _KNOWN else pb.UNKNOWN, text)
     kind = error_class_of(call, status.code)
-    return kind(shown, model=call.model, origin=Origin(origin.codec, origin.wire, form))
+    return kind(shown, model=call.model, origin=replace(origin, form=form))
 
 
 _KNOWN = frozenset(

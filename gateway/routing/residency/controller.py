@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.concurrency.background import start_background
+from gateway.concurrency.slices import in_slices
 from gateway.ir.calls import LoadParameters
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import (
@@ -326,15 +327,15 @@ class ResidencyController:
         self.plan.pin(name)
         self.advance()
 
-    def document(self) -> dict[str, Any]:
+    async def document(self) -> dict[str, Any]:
         """Return what the server holds, for the status."""
-        now = self._clock()
+        models = in_slices(entries(self.plan.models.values(), self._clock()))
         return {
             "endpoint": self.name,
             "room": self._rules.room,
             "held": self.plan.held(),
             "waiting": self.plan.callers,
-            "models": entries(self.plan.models.values(), now),
+            "models": [each async for each in models],
         }
 
     def unpin(self, name: str) -> None:

@@ -10,7 +10,7 @@ from gateway.ir.calls import Call, InferResponse, StreamInferRequest
 from gateway.ir.context import CallSequence
 from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.streams import close_stream
-from gateway.routing.endpoints import Endpoint
+from gateway.routing.endpoint import Endpoint
 from gateway.routing.residency.controller import ResidencyController
 from gateway.routing.residency.plan import Resident
 

@@ -8,7 +8,8 @@ from typing import Final
 
 from gateway.ir.calls import ServerLiveRequest
 from gateway.ir.errors import Unavailable
-from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import Endpoints
 from gateway.routing.residency.controller import ResidencyController
 from gateway.routing.residency.held import Home
 from gateway.routing.residency.plan import ModelPhase

@@ -27,8 +27,9 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import GatewayError, ModelNotFound, NotSent
-from gateway.ir.streaming_body import streaming_body_of
-from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.ir.streamed_inputs import streaming_body_of
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import Endpoints
 from gateway.routing.placement import PLACEMENT
 from gateway.routing.residency.controller import ResidencyController
 from gateway.routing.residency.held import GONE, HeldModel, HeldStream
@@ -283,9 +284,9 @@ class Residency:
         for home in self.homes.all():
             home.controller.unpin(name)
 
-    def document(self) -> list[dict[str, Any]]:
+    async def document(self) -> list[dict[str, Any]]:
         """Return what each endpoint holds, for the status."""
-        return [home.controller.document() for home in self.homes.all()]
+        return [await home.controller.document() for home in self.homes.all()]
 
     async def evict(self, name: str) -> None:
         """Unload a model at every endpoint, when its running calls have ended."""

@@ -8,7 +8,8 @@ from gateway.api.layer import Entries, LayerContext
 from gateway.ir.calls import Call, LoadParameters, ModelLoadRequest, ModelUnloadRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.metadata import RepositoryEntry
-from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import Endpoints
 from gateway.routing.residency.controller import ResidencyController
 from gateway.routing.residency.layer import Residency
 from gateway.routing.residency.meters import EndpointMeters
@@ -136,6 +137,6 @@ class LocalModels:
         """Return whether it is a model of the gateway."""
         return name in self.server.models
 
-    def document(self) -> list[dict[str, Any]]:
+    async def document(self) -> list[dict[str, Any]]:
         """Return what the gateway holds, for the status."""
-        return [self.controller.document()]
+        return [await self.controller.document()]

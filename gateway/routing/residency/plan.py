@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -260,10 +260,10 @@ def counts(models: Iterable[Resident], now: float) -> dict[str, int]:
     return found
 
 
-def entries(models: Iterable[Resident], now: float) -> list[dict[str, Any]]:
-    """Return what is shown of models that are not only absent, by name."""
+def entries(models: Iterable[Resident], now: float) -> Iterator[dict[str, Any]]:
+    """Yield what is shown of models that are not only absent, by name."""
     by_name = sorted(models, key=lambda each: each.name)
-    return [_model_entry(each, now) for each in by_name if _is_shown(each, now)]
+    return (_model_entry(each, now) for each in by_name if _is_shown(each, now))
 
 
 def _is_shown(model: Resident, now: float) -> bool:

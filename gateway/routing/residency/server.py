@@ -13,7 +13,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.metadata import ModelState, RepositoryEntry
-from gateway.routing.endpoints import Endpoint
+from gateway.routing.endpoint import Endpoint
 from gateway.routing.residency.plan import ModelPhase
 
 _TIMEOUT_S: Final = 5.0

@@ -17,7 +17,8 @@ from gateway.concurrency.background import start_background
 from gateway.ir.calls import Call, ModelLoadRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import GatewayError, LoadFailed
-from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import Endpoints
 from gateway.routing.rolling.settings import RecordedCalls, RollingLoadConfig, TrialResult
 from gateway.service import ReplyCoroutine, Service
 from gateway.telemetry import names

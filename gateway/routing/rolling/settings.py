@@ -6,9 +6,9 @@ from typing import Annotated, Final, Protocol
 
 from pydantic import Field
 
-from gateway.api.extension import ConfigView, Finding
 from gateway.service import Service
-from gateway.settings.fields import Duration, Name, Names, Text
+from gateway.settings.config_view import ConfigView, Finding
+from gateway.settings.fields import Duration, InputFile, Name, Names
 from gateway.settings.model import Model
 from gateway.settings.setting import Setting
 
@@ -16,7 +16,7 @@ from gateway.settings.setting import Setting
 class WarmUpConfig(Model):
     """Recorded calls that a loaded model gets before those of clients."""
 
-    capture: Text
+    capture: InputFile
     """Directory of the capture, relative to the configuration file."""
     calls: Annotated[int, Field(ge=1)] = 50
     """Largest number of calls, of those of the model. Default: `50`."""

@@ -1,15 +1,14 @@
 """The slots and the memory of a gRPC listener, and its limits for the messages of one stream."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import monotonic
 
 from gateway.concurrency.limiter import WAITED_S
 from gateway.ir.errors import TooLarge
 from gateway.transports.client_shares import NO_CLIENT_SHARES, ClientShares
 from gateway.transports.contract import MemoryBudget, ServerLimits
-from gateway.transports.reservation import RESPONSE_UNCOUNTED_BYTES, Reservation, no_memory
+from gateway.transports.reservation import RESPONSE_OVERHEAD_BYTES, Reservation, no_memory
 from gateway.transports.slots import (
     LISTENER_KEYS,
     ConcurrencyLimiter,
@@ -208,11 +207,24 @@ class Slot:
 
 
 class GrpcSessionLimits:
-    """What the listener allows the messages of one bidirectional stream."""
+    """What the listener allows the messages of one bidirectional stream.
 
-    def __init__(self, admission: CallAdmission, client: ClientShares) -> None:
+    Args:
+        admission: The admission that the listener has.
+        client: The shares of the client.
+        watch: Called with the reservation of each response that waits, to end the stream if its
+            client does not read while others wait for memory.
+    """
+
+    def __init__(
+        self,
+        admission: CallAdmission,
+        client: ClientShares,
+        watch: Callable[[Reservation], None] = lambda _held: None,
+    ) -> None:
         self._admission = admission
         self._client = client
+        self._watch = watch
         self.max_calls = admission.stream_requests
 
     def admit(self, wire: GrpcRequest, /) -> Slot:
@@ -223,15 +235,9 @@ class GrpcSessionLimits:
         """Raise TooLarge for a response above the limit."""
         self._admission.check(answer)
 
-    @contextmanager
-    def hold(self, answer: GrpcResponse, /) -> Iterator[None]:
-        """Return the reservation of a response until it is sent; entering it raises Overloaded."""
-        size = size_of(answer.message)
-        if size <= RESPONSE_UNCOUNTED_BYTES:
-            yield
-            return
+    def hold(self, answer: GrpcResponse, /) -> Reservation:
+        """Return the reservation of a response that waits. Raises Overloaded."""
+        size = size_of(answer.message) + RESPONSE_OVERHEAD_BYTES
         held = self._admission.hold_response(size, self._client)
-        try:
-            yield
-        finally:
-            held.close()
+        self._watch(held)
+        return held

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Final
 
 import structlog
@@ -39,9 +39,9 @@ from gateway.transports.grpc.states import (
 from gateway.transports.http2 import frames
 from gateway.transports.http2.states import HALF_CLOSED_LOCAL, HALF_CLOSED_REMOTE, OPEN
 from gateway.transports.http2.streams import Http2Stream
+from gateway.transports.read_ahead import ReadAhead
 from gateway.transports.reservation import (
     RESPONSE_PATIENCE_S,
-    RESPONSE_UNCOUNTED_BYTES,
     Reservation,
 )
 from gateway.transports.reserved_buffer import uncounted_bytes
@@ -139,6 +139,14 @@ class CallResponses:
     def _written(self) -> int:
         return self._stream.written
 
+    def _watch_progress(self, held: Reservation) -> None:
+        """End the stream if its client does not read while others wait for *held*."""
+        held.watch_progress(self._progress, self._stop_sending, RESPONSE_PATIENCE_S)
+
+    def _progress(self) -> int:
+        """As `_written`; it changes while nothing waits for the client."""
+        return self._stream.written if self._is_blocked() else monotonic_ns()
+
     def _stop_sending(self, _error: errors.GatewayError) -> None:
         """End the call: the client does not read its response."""
         if self.task is not None:
@@ -167,33 +175,37 @@ class CallResponses:
                 return response
         raise errors.InternalError(f"{self._method.path} has no response")
 
+    def _read_ahead(self) -> ReadAhead:
+        """Return the responses of this call that the client has not read."""
+        held = self._method.admission.reservation(self._connection.client)
+        return ReadAhead(held, self._is_blocked, self._drained, self._written, self._stop_sending)
+
+    def _is_blocked(self) -> bool:
+        return self._stream.waiting is not None
+
     async def _send_all(
-        self, responses: AsyncGenerator[GrpcResponse, None], request: GrpcRequest | None
-    ) -> None:
-        """Send the responses of a stream, each after the client has received the one before."""
+        self,
+        responses: AsyncGenerator[GrpcResponse, None],
+        ahead: ReadAhead,
+        request: GrpcRequest | None,
+    ) -> GrpcResponse:
+        """Send the responses of a stream; return its end, an error or one without a message."""
         metadata: Metadata = ()
         writer = self._connection.core.writer
         async for found in responses:
             response = found if request is None else self._checked(found, request)
             metadata = response.metadata or metadata
             if response.status is not _OK:
-                self._finish(response)
-                return
+                return response
+            size = size_of(response.message)
+            await ahead.admit(size, response.message)
             if self._state is RUNNING:
                 writer.head(self._stream, RESPONSE_HEAD)
                 self._state = RESPONDING
-            size = size_of(response.message)
-            held = None
-            if size > RESPONSE_UNCOUNTED_BYTES:
-                held = self._reserve(uncounted_bytes(response.message))
-            try:
-                writer.data(self._stream, frame_message(response.message, size))
-                self._connection.flush_soon()
-                await self._drained()
-            finally:
-                if held is not None:
-                    held.close()
-        self._finish(GrpcResponse(metadata=metadata), message=False)
+            writer.data(self._stream, frame_message(response.message, size))
+            self._connection.flush_soon()
+            ahead.written()
+        return GrpcResponse(metadata=metadata)
 
     def _checked(self, response: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
         """Return *response*, or an error if it is too large."""

@@ -128,12 +128,13 @@ class GrpcClient:
             raise self._not_started()
         if not self._slots.try_acquire():
             now = await self._wait_for_slot(deadline)
+        withheld = False
         try:
             connection = self._pool.find(now)
             if connection is None:
                 connection = await self._pool.acquire(deadline)
                 now = monotonic()
-            call = connection.call(wire, deadline, now, None)
+            call = connection.call(wire, deadline, now, None, self._withheld.is_enabled)
             step = None if deadline is None else self._wheel.schedule(call, deadline)
             try:
                 while (response := await call.next_response()) is not None:
@@ -143,12 +144,16 @@ class GrpcClient:
                     if response.status is not GrpcStatus.OK:
                         return
             finally:
-                call.cancel()
                 if step is not None:
                     self._wheel.cancel(call, step)
-                call.release()
+                if call.can_be_left():
+                    withheld = self._withhold(call)
+                else:
+                    call.cancel()
+                    call.release()
         finally:
-            self._slots.release()
+            if not withheld:
+                self._slots.release()
 
     async def close(self) -> None:
         """Close every connection and fail the calls on them. A second call does nothing."""

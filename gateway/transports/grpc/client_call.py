@@ -150,8 +150,8 @@ class ClientCall(ResponseMessages, eq=False):
         """End the call, or only the wait for it: its deadline has passed."""
         error = errors.DeadlineExceeded(f"no response from {self.connection.name} in time")
         waiter = self.waiter
-        if waiter is not None and self.can_be_left():
-            if not waiter.done():
+        if self._on_end is None and self.can_be_left():
+            if waiter is not None and not waiter.done():
                 waiter.set_exception(error)
                 waiter.exception()  # asyncio warns of an error that nobody retrieves
         else:
@@ -193,9 +193,10 @@ class ClientCall(ResponseMessages, eq=False):
         )
 
     def detach(self, on_end: Callable[[], None]) -> None:
-        """Ignore the response, and call *on_end* when the call has ended."""
+        """Ignore all responses, and call *on_end* when the call has ended."""
         self.waiter = None
         self._on_end = on_end
+        self._drop_messages()
         self.connection.on_unanswered()
 
     def release(self) -> None:

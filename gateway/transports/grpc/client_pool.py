@@ -198,7 +198,8 @@ class GrpcClientConnection(_CallStreams):
         self.transport = None
         why = self._closing_reason or (str(error) if error else "the server closed it")
         if not self.ready.done():
-            reason = self._closing_reason or f"{why}; {MAYBE_HTTP}"
+            hint = "" if self._pool.has_replied else f"; {MAYBE_HTTP}"
+            reason = self._closing_reason or f"{why}{hint}"
             self.ready.set_exception(ConnectionError(reason))
             self.ready.exception()  # asyncio warns of an error that nobody retrieves
         for call in self._calls():
@@ -213,6 +214,7 @@ class GrpcClientConnection(_CallStreams):
     def on_settings(self) -> None:
         """Allow calls: the server's SETTINGS have arrived."""
         self.is_new = False
+        self._pool.has_replied = True
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -313,6 +315,7 @@ class GrpcConnectionPool:
         authority: `:authority` of the calls.
         scheme: Their `:scheme`.
         message_bytes: The size limit of a response message.
+        has_replied: Whether the server is known to speak HTTP/2: its port is then the right one.
     """
 
     def __init__(
@@ -340,6 +343,7 @@ class GrpcConnectionPool:
         self.waiting: set[asyncio.Future[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self.has_replied = False
 
     def reservation(self) -> Reservation:
         """Return a reservation for a response, in the share of the client that called."""
@@ -468,7 +472,8 @@ class GrpcConnectionPool:
             limit = f"within {self._limits.connect_timeout_s:g} s"
             why = f"no response {limit}"
             if connection is not None:
-                why = f"it accepts connections, but sent no HTTP/2 {limit}; {MAYBE_HTTP}"
+                hint = "" if self.has_replied else f"; {MAYBE_HTTP}"
+                why = f"it accepts connections, but sent no HTTP/2 {limit}{hint}"
             raise errors.ConnectFailure(f"cannot connect to {self._name}: {why}") from None
         except OSError as error:
             self._drop(connection)

@@ -18,6 +18,7 @@ from msgspec import Struct
 from gateway import __version__
 from gateway.accelerator import accelerated
 from gateway.transports.grpc.metadata import kind_of
+from gateway.transports.http.headers import decode_field
 from gateway.transports.http.timeout_headers import format_grpc_timeout, grpc_timeout
 from gateway.transports.http2 import frames
 from gateway.transports.http2.field_rules import broken_fields, content_length
@@ -49,6 +50,7 @@ _MOST_STATUS: Final = max(GrpcStatus)
 _SHORT: Final = 127
 _SIZES: Final = [bytes((size,)) for size in range(_SHORT)]
 _UNSAFE: Final = re.compile(rb"[^ -$&-~]")
+_MAX_MESSAGE: Final = 6144
 # The meaning of an HTTP status in a response without a gRPC status.
 _OF_HTTP: Final = {
     400: GrpcStatus.INTERNAL,
@@ -232,10 +234,9 @@ def _pair(name: bytes, value: bytes) -> Iterable[tuple[str, str | bytes]]:
     key = name.decode("ascii")
     if key.endswith("-bin"):
         return [(key, data) for data in map(_unbased, value.split(b",")) if data is not None]
-    if not value.isascii():
-        return ()
-    text = value.decode("ascii")
-    return ((key, text),) if text.isprintable() else ()
+    # A name that a trusted proxy sends may have any character, as over HTTP; what writes metadata
+    # leaves out those that gRPC cannot carry.
+    return ((key, decode_field(value)),)
 
 
 def _unbased(value: bytes) -> bytes | None:
@@ -271,7 +272,7 @@ def trailers_block(status: GrpcStatus, details: str, metadata: Metadata) -> byte
     if status is not GrpcStatus.OK:
         block = literal(b"grpc-status", b"%d" % status)
     if details:
-        block += literal(b"grpc-message", _percent(details))
+        block += literal(b"grpc-message", _percent(cut_message(details)))
     if status is GrpcStatus.UNIMPLEMENTED:
         block += literal(b"grpc-accept-encoding", _CODINGS)
     return with_metadata(block, metadata)
@@ -324,6 +325,20 @@ def with_metadata(block: bytes, metadata: Metadata) -> bytes:
 def _key_start(key: str) -> tuple[type[str | bytes] | None, bytes]:
     """Return the type of the values of *key* and its encoded bytes; None if it is not sent."""
     return kind_of(key), b"\0" + text(key.encode("utf-8", "replace"))
+
+
+def cut_message(text: str) -> str:
+    """Return *text*, or the beginning of it that a `grpc-message` may have.
+
+    Clients fail calls with much more, because all trailers together have 8 KiB by default.
+    """
+    if len(text) <= _MAX_MESSAGE // 12:  # a character has up to 4 bytes, each of 3 when encoded
+        return text
+    encoded = _percent(text)
+    if len(encoded) <= _MAX_MESSAGE:
+        return text
+    whole = re.sub(rb"%.?\Z", b"", encoded[: _MAX_MESSAGE - 3])
+    return unquote_to_bytes(whole).decode("utf-8", "ignore") + "..."
 
 
 def _percent(text: str) -> bytes:

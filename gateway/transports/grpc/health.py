@@ -23,7 +23,7 @@ Status = Callable[[str, Client], Awaitable[bool | None]]
 service. Raises Unauthenticated, or Forbidden if the client may not ask."""
 
 CHECK = "/grpc.health.v1.Health/Check"
-_WATCH = "/grpc.health.v1.Health/Watch"
+WATCH = "/grpc.health.v1.Health/Watch"
 _SERVING = 1
 _NOT_SERVING = 2
 _SERVICE_UNKNOWN = 3
@@ -60,7 +60,7 @@ class Health(GrpcFrontend):
     @property
     def mount(self) -> GrpcMount:
         """The service, for a server's *extras*."""
-        return GrpcMount({CHECK: MethodKind.UNARY, _WATCH: MethodKind.SERVER_STREAM}, self)
+        return GrpcMount({CHECK: MethodKind.UNARY, WATCH: MethodKind.SERVER_STREAM}, self)
 
     async def __call__(self, wire: GrpcRequest, /) -> AsyncGenerator[GrpcResponse, None]:
         """Yield the response to a check, or the responses to a watch until its client leaves."""

@@ -144,12 +144,19 @@ class ResponseMessages(Struct, eq=False):
 
     def _on_messages(self) -> None:
         """Wake the caller of a stream; check that a unary call has one response."""
-        if not self.is_unary:
+        if self._on_end is not None:
+            self._drop_messages()
+        elif not self.is_unary:
             self._wake()
         elif len(self._messages) > 1:
             self.fail(self._protocol_error("two responses to a unary call"))
         elif self._reader is not None or self.stream.window < STREAM_WINDOW // 2:
             self._widen()  # the trailers need a window
+
+    def _drop_messages(self) -> None:
+        """Let the server go on with a call that nobody waits for."""
+        self._messages = ()
+        self._widen()
 
     def fail(self, error: errors.GatewayError) -> None:
         """Fail the call with *error*, unless it has ended."""

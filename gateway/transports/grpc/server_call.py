@@ -257,24 +257,27 @@ class ServerCall(CallResponses):
         view = await self._plain(message)
         held = None if self._incoming is None else self._incoming.take_reservation()
         request = self._wire_request(view, message)
-        async with (
-            Slot(
-                self._method.admission,
-                len(view),
-                self._connection.client,
-                held,
-                deadline=self._deadline,
-            ),
-            aclosing(self._method.frontend(request)) as responses,
-        ):
-            await self._send_all(responses, request)
+        slot = Slot(
+            self._method.admission,
+            len(view),
+            self._connection.client,
+            held,
+            deadline=self._deadline,
+        )
+        async with self._read_ahead() as ahead:
+            async with slot, aclosing(self._method.frontend(request)) as responses:
+                end = await self._send_all(responses, ahead, request)
+            self._finish(end, message=False)
 
     async def _bidirectional(self) -> None:
-        limits = GrpcSessionLimits(self._method.admission, self._connection.client)
+        client = self._connection.client
+        limits = GrpcSessionLimits(self._method.admission, client, self._watch_progress)
         wires = self._read()
         session = self._method.frontend.session(wires, limits)
-        async with aclosing(wires), aclosing(session) as responses:
-            await self._send_all(responses, None)
+        async with self._read_ahead() as ahead:
+            async with aclosing(wires), aclosing(session) as responses:
+                end = await self._send_all(responses, ahead, None)
+            self._finish(end, message=False)
 
 
 @accelerated

@@ -19,7 +19,7 @@ from gateway.transports.http.shared_responses import SharedResponses
 from gateway.transports.memory_budget import UNLIMITED
 from gateway.transports.reservation import Reservation
 from gateway.wire.errors import HTTP_STATUS
-from gateway.wire.http import NO_HEADERS, Headers, HttpRequest, HttpResponse
+from gateway.wire.http import NO_HEADERS, Headers, HttpRequest, with_headers
 
 
 class AuthenticatedExchange(Exchange):
@@ -110,10 +110,7 @@ class AuthenticatedExchange(Exchange):
         """Send *error* for a path that nothing serves."""
         status = HTTP_STATUS[error.code]
         response = text_response(status, error.message, self._report(error, status))
-        headers = Headers((*response.headers.pairs, *self._hints(error)))
-        await self._send(
-            HttpResponse(status, headers, response.body, request_id=response.request_id)
-        )
+        await self._send(with_headers(response, self._hints(error)))
 
     def _identify(self, error: errors.GatewayError) -> None:
         super()._identify(error)

@@ -55,6 +55,7 @@ class UpstreamErrors:
     Attributes:
         reuse_s: Idle time after which a connection carries only requests that may be sent again.
         most_bytes: The largest body of a response.
+        has_replied: Whether the server is known to have replied: its port is then the right one.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class UpstreamErrors:
         self.reuse_s = limits.reuse_s
         self.most_bytes = limits.message_bytes
         self._told_s: float | None = None
+        self.has_replied = False
 
     def note_keep_alive(self, value: str) -> None:
         """Note the shortest idle time that the server tells, less a margin, in place of a guess.
@@ -145,9 +147,9 @@ class UpstreamErrors:
         return errors.UpstreamProtocolError(f"upstream {self.name} sent {what[:200]}")
 
     def lost(self, why: object, hint: str = "") -> errors.Unavailable:
-        """Return the error for a connection that broke; *hint* says what to change."""
+        """Return the error for a connection that broke; *hint* says what to change of the URL."""
         text = f"upstream {self.name} broke the connection: {str(why)[:200]}"
-        return errors.Unavailable(f"{text}; {hint}" if hint else text)
+        return errors.Unavailable(f"{text}; {hint}" if hint and not self.has_replied else text)
 
     def unreached(self, why: object) -> errors.ConnectFailure:
         """Return the error for a connection that could not be made."""

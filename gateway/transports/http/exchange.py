@@ -84,7 +84,7 @@ class Exchange(ResponseSender):
                     else:
                         await self._relay(found)
                 finally:
-                    if self._has_slot:
+                    if self._has_slot:  # as `_release_slot`
                         listener.slots.release(1, connection.client.slots)
                 if response is not None:
                     wire = None  # with the body, of which nothing is needed any more

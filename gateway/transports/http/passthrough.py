@@ -22,8 +22,8 @@ from gateway.ir.redaction import without_addresses
 from gateway.transports.contract import HttpClient, HttpFrontend
 from gateway.transports.http.faults import text_response
 from gateway.transports.http.headers import end_to_end
-from gateway.wire.errors import HTTP_METHOD_NOT_ALLOWED, HTTP_STATUS
-from gateway.wire.http import Headers, HttpRequest, HttpResponse, size_of
+from gateway.wire.errors import HTTP_METHOD_NOT_ALLOWED, HTTP_STATUS, allowed_methods
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, size_of, with_headers
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +42,10 @@ _OPERATORS = ("/metrics*", "/openapi.json", "/docs*", "/redoc*")
 _OWN_FAILURES = frozenset(
     {ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED}
 )
+
+
+class PassthroughRefusal(HttpResponse, frozen=True):
+    """A response of the rules: no server got the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +77,12 @@ class PassthroughRules:
                 message = f"path {path!r} is for operators (passthrough: allow)"
                 return text_response(HTTP_STATUS[ErrorCode.NOT_FOUND], message)
             return None
-        if wire.method != "POST" or not self.names(path, known):
+        may_post = self.names(path, known)
+        if wire.method != "POST" or not may_post:
             message = f"{wire.method} is not passed on for this path (passthrough: post)"
-            return text_response(HTTP_METHOD_NOT_ALLOWED, message)
+            allow = allowed_methods(("GET", "POST") if may_post else ("GET",))
+            refused = text_response(HTTP_METHOD_NOT_ALLOWED, message)
+            return with_headers(refused, (("Allow", allow),))
         size = size_of(wire.body)
         if size > _MAX_BODY_BYTES:
             message = f"the body has {size} bytes, at most {_MAX_BODY_BYTES} pass here"
@@ -191,7 +198,7 @@ class Passthrough(HttpFrontend):
         begun, client = False, self._client
         refusal = self._rules.refuse(wire, client.posts())
         if refusal is not None:
-            yield refusal
+            yield PassthroughRefusal(refusal.status, refusal.headers, refusal.body)
             return
         try:
             if wire.method == "HEAD" or not _wants_events(wire):

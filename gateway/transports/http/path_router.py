@@ -65,6 +65,8 @@ class PathRouter:
         """Return what handles requests for a claimed path."""
         frontend, fallback = claim.frontend, self._fallback
         handle = _PASSING.get(claim.passes)
+        if handle is _handle_unkeyed and path != claim.path:  # of one below it
+            handle = _handle_unnamed
         if fallback is None or handle is None or self._claimed(_plain_path(path)) is not claim:
             return frontend.handle
         return partial(handle, frontend, fallback)
@@ -85,10 +87,11 @@ class _MountedPath:
 
     frontend: HttpFrontend
     passes: Passing
+    path: str
 
 
 def _mounted(mount: HttpMount, path: str) -> _MountedPath:
-    return _MountedPath(mount.frontend, mount.passes.get(path, Passing.NOTHING))
+    return _MountedPath(mount.frontend, mount.passes.get(path, Passing.NOTHING), path)
 
 
 def _handle_reads(
@@ -103,6 +106,14 @@ def _handle_unnamed(
     return (fallback if fallback.claims(wire) else frontend).handle(wire)
 
 
+def _handle_unkeyed(
+    frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
+) -> Awaitable[HttpResponse | AsyncGenerator[HttpResponse, None]]:
+    if wire.method in _READING and wire.headers.get("authorization") is None:
+        return fallback.handle(wire)
+    return _handle_unnamed(frontend, fallback, wire)
+
+
 async def _handle_absent(
     frontend: HttpFrontend, fallback: HttpFrontend, wire: HttpRequest, /
 ) -> HttpResponse | AsyncGenerator[HttpResponse, None]:
@@ -113,6 +124,7 @@ async def _handle_absent(
 _PASSING: Final = {
     Passing.WRITES: _handle_reads,
     Passing.NAMED: _handle_unnamed,
+    Passing.UNKEYED: _handle_unkeyed,
     Passing.FOUND: _handle_absent,
 }
 

@@ -24,6 +24,7 @@ from gateway.transports.http.response_writer import (
     write_stream_head,
 )
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
+from gateway.transports.read_ahead import ReadAhead
 from gateway.transports.reservation import (
     RESPONSE_PATIENCE_S,
     RESPONSE_UNCOUNTED_BYTES,
@@ -94,6 +95,7 @@ class ResponseSender(ABC):
     _deadline: float | None
     _body: memoryview | None
     _held: int
+    _has_slot: bool
     _reservation: Reservation | None
     _arrival: OpenBodyStream | None
     _should_drop: bool
@@ -169,28 +171,40 @@ class ResponseSender(ABC):
         one, the first is sent as the beginning of a stream.
         """
         loop = asyncio.get_running_loop()
-        async with aclosing(found) as answers:
-            first = await anext(answers, None)
-            if first is None:
-                await self._refuse(errors.InternalError("a stream began with nothing to send"))
+        ahead = ReadAhead(
+            self._reservation_of_client(),
+            self._is_blocked,
+            self._flush,
+            self._unsent_bytes,
+            self._abort_stalled,
+        )
+        async with ahead:
+            async with aclosing(found) as answers:
+                first = part = await anext(answers, None)
+                if first is not None:
+                    begin = loop.call_soon(self._begin_stream, first)
+                    try:
+                        part = await anext(answers, None)
+                    finally:
+                        begin.cancel()
+                if part is not None and first is not None and not self._connection.is_head_sent:
+                    self._begin_stream(first)
+                while part is not None:
+                    await ahead.admit(size_of(part.body), part.body)
+                    self._write_part(part)
+                    ahead.written()
+                    part = await anext(answers, None)
+            # All is computed: only bytes wait for the client from here on.
+            self._release_slot()
+            if self._connection.is_head_sent:
+                transport = self._connection.transport
+                if transport is not None and self._incoming.method != "HEAD":
+                    self.write_end(transport, self._incoming.version)
                 return
-            begin = loop.call_soon(self._begin_stream, first)
-            try:
-                part = await anext(answers, None)
-            finally:
-                begin.cancel()
-            if part is None and not self._connection.is_head_sent:
-                await self._send(first)
-                return
-            if not self._connection.is_head_sent:
-                self._begin_stream(first)
-            while part is not None:
-                await self._send_part(part)
-                part = await anext(answers, None)
-        transport = self._connection.transport
-        if transport is not None and self._incoming.method != "HEAD":
-            self.write_end(transport, self._incoming.version)
-        await self._flush()
+        if first is None:
+            await self._refuse(errors.InternalError("a stream began with nothing to send"))
+        else:
+            await self._send(first)
 
     def _begin_stream(self, first: HttpResponse) -> None:
         transport = self._connection.transport
@@ -202,25 +216,23 @@ class ResponseSender(ABC):
         self.write_stream_head(transport, first, keep=not self._should_close, version=version)
         self._write_part(first)
 
-    async def _send_part(self, part: HttpResponse) -> None:
-        """Write a part of a stream when there is memory for it, and wait until it is sent."""
-        size = uncounted_bytes(part.body)
-        held = None
-        if size > RESPONSE_UNCOUNTED_BYTES:
-            held = self._reservation_of_client()
-            if not held.try_grow_response(size):
-                raise no_memory(size)
-        try:
-            self._write_part(part)
-            await self._flush(held)
-        finally:
-            if held is not None:
-                held.close()
-
     def _write_part(self, part: HttpResponse) -> None:
         transport = self._connection.transport
         if transport is not None and self._incoming.method != "HEAD":
             self.write_part(transport, part.body, self._incoming.version)
+
+    def _release_slot(self) -> None:
+        """Release the slot of the request, whose response is computed."""
+        if self._has_slot:
+            self._has_slot = False
+            self._listener.slots.release(1, self._connection.client.slots)
+
+    def _is_blocked(self) -> bool:
+        return self._connection.write_paused is not None
+
+    def _unsent_bytes(self) -> int:
+        transport = self._connection.transport
+        return 0 if transport is None else transport.get_write_buffer_size()
 
     async def _refuse(self, error: errors.GatewayError) -> None:
         """Send *error* in the protocol's form."""

@@ -6,7 +6,7 @@ from time import monotonic
 
 from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.http1.head_reader import READ_BYTES
-from gateway.transports.http1.response_arrival import READING, WRITING, ResponseArrival
+from gateway.transports.http1.response_arrival import READING, UNSENT, WRITING, ResponseArrival
 from gateway.transports.http1.response_reader import ResponseReader
 from gateway.transports.net.sockets import (
     has_unread,
@@ -38,7 +38,7 @@ class Http1ClientConnection(ResponseArrival):
         response: The response that is being read, until `release`.  None if nothing of it has
             arrived, or if all of it arrived at once.
         unread_bytes: Bytes of a request that had not arrived when the upstream closed its end
-            instead of a response.
+            instead of a response; UNSENT if nothing was sent.
     """
 
     __slots__ = ()
@@ -70,6 +70,7 @@ class Http1ClientConnection(ResponseArrival):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail the response in progress, unless its rest has arrived."""
         self.is_usable = False
+        self._peer.has_replied |= self.has_replied
         if self.is_awaiting:
             self._read_rest(exc)
         self._end(str(exc) if exc else "it was closed before the response was complete")
@@ -108,6 +109,8 @@ class Http1ClientConnection(ResponseArrival):
         self._method = method
         self._waiter = waiter = self.loop.create_future()
         self.transport.writelines(buffers)
+        if self.transport.is_closing():
+            self.note_unsent()
         return waiter
 
     def begin(
@@ -132,7 +135,13 @@ class Http1ClientConnection(ResponseArrival):
             rest.pipe_to(self)
             buffers, self._first = self._first, None
         self.transport.writelines(buffers)
+        if self.transport.is_closing():
+            self.note_unsent()
         return response
+
+    def note_unsent(self) -> None:
+        """Note that the write of a request has failed at once, so that nothing of it was sent."""
+        self.unread_bytes = UNSENT
 
     def write(self, piece: memoryview) -> None:
         """Send the next piece of the streaming body.

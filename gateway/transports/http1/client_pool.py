@@ -152,6 +152,7 @@ class Http1ConnectionPool:
             raise self._peer.unreached(connect_failure_text(error)) from error
         finally:
             del scope  # it holds the task, whose error holds this frame if the task is cancelled
+        self._peer.has_replied |= any(each.has_replied for each in self._open)
         self._open.add(connection)
         return connection
 

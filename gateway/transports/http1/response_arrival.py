@@ -1,11 +1,12 @@
 """ResponseArrival: reads a response of an HTTP/1 upstream, as far as there is memory for it."""
 
 import asyncio
+import sys
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from gateway.accelerator import accelerated
-from gateway.ir.errors import GatewayError
+from gateway.ir.errors import GatewayError, NotSent
 from gateway.ir.streaming_body import StreamingBody
 from gateway.transports.http.client_rules import UpstreamErrors
 from gateway.transports.http1.response_reader import ResponseHeadCache, ResponseReader
@@ -22,6 +23,9 @@ _MAX_UNREAD_BYTES = 1 << 20
 READING = 1
 
 WRITING = 2
+
+UNSENT: Final = sys.maxsize
+"""What is unread of a request of which nothing was sent, whatever its size is."""
 
 
 class ResponseArrival(asyncio.BufferedProtocol):
@@ -206,6 +210,11 @@ class ResponseArrival(asyncio.BufferedProtocol):
             self._growing = None
         self._continue(response)
 
+    @property
+    def has_replied(self) -> bool:
+        """Whether the server has replied to a request on this connection."""
+        return self.uses > 1 or (self.uses == 1 and not self.is_awaiting)
+
     def mark_unusable(self) -> None:
         """Stop using the connection: its last response does not belong to the request."""
         self.is_usable = False
@@ -227,7 +236,8 @@ class ResponseArrival(asyncio.BufferedProtocol):
             self._notify(self.response)
         else:
             is_silent = self.uses == 1 and not (self.response and self.response.is_started)
-            self._fail(self._peer.lost(why, MAYBE_GRPC if is_silent else ""))
+            error = self._peer.lost(why, MAYBE_GRPC if is_silent else "")
+            self._fail(NotSent(error.message) if self.unread_bytes == UNSENT else error)
 
     def _fail(self, error: Exception) -> None:
         if self.failure is None:

@@ -148,10 +148,14 @@ class Http2Protocol(asyncio.Protocol):
         elif len(out) == 1:
             transport.write(out[0])
             out.clear()
+            if transport.is_closing():  # the write failed at once: nothing of this turn is sent
+                self.turn -= 1
         else:
             buffers: list[Buffer] = out[:]
             out.clear()
             transport.writelines(buffers)
+            if transport.is_closing():
+                self.turn -= 1
 
     def pause_writing(self) -> None:
         """Stop writing: the write buffer is full."""

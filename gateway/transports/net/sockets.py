@@ -28,6 +28,7 @@ _POLL_LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 # Together they are more than the kernel keeps of what a peer has sent.
 _UNREAD_BYTES = 256 * 1024
 _UNREAD_READS = 64
+_MAPPED = "::ffff:"
 
 
 UNSEEN_S = 0.01
@@ -49,6 +50,14 @@ def tune(sock: Any) -> None:
         option = getattr(socket, name, None)  # Linux has all of them
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def normal_address(address: str) -> str:
+    """Return an address of IPv4 as such, where a socket of both families tells it as IPv6.
+
+    Source: RFC 4291 2.5.5.2.
+    """
+    return address.removeprefix(_MAPPED) if "." in address else address
 
 
 def peer_refused(sock: Any) -> bool:

@@ -29,6 +29,12 @@ NO_TLS: Final = (
 )
 """Why a connection with TLS failed, and what to change."""
 
+_MAYBE_NO_TLS: Final = (
+    "the server closed the connection in the TLS handshake; if it uses no TLS on this port, remove "
+    "`tls` from the upstream, or use a URL such as http:// or grpc://"
+)
+"""Why a handshake had no reply, as with many servers without TLS."""
+
 _TRUST: Final = (
     "authorities other than the system's are set with `tls: {ca: FILE}` or --tls-ca FILE"
 )
@@ -192,7 +198,11 @@ def connect_failure_text(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = error.verify_message.rstrip(".")
         return f"certificate verify failed: {reason}; {_TRUST}"
-    return str(error)
+    if isinstance(error, ssl.SSLEOFError) or (
+        isinstance(error, ConnectionError) and not str(error)
+    ):
+        return _MAYBE_NO_TLS  # asyncio raises an error without a text
+    return str(error) or type(error).__name__
 
 
 def client_context(tls: ClientTls, alpn: Sequence[str] = ()) -> ssl.SSLContext:

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from gateway.transports.net.sockets import normal_address
 from gateway.transports.net.tls_files import Authorities, TlsContext
 
 log = structlog.get_logger(__name__)
@@ -194,7 +195,7 @@ def _reason_of(error: OSError) -> str:
 def _address_of(sock: socket.socket) -> str:
     with contextlib.suppress(OSError):  # the client has left
         name = sock.getpeername()
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
+        return f"{normal_address(name[0])}:{name[1]}" if isinstance(name, tuple) else ""
     return ""
 
 

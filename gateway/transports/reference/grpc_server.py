@@ -4,25 +4,24 @@ Handlers have no deserializer, because grpc.aio replies to bytes that it cannot 
 and the name of a Python class.  The frontend reads the messages.
 
 grpcio reads a message completely before its size is known, so the memory budget counts it only from
-then on.  Until then, `h2_streams`, the limit of concurrent calls and `body_timeout` apply.  The C
-core cannot count connections, require a minimum rate or time out a client that does not read.
+then on.  Until then, `h2_streams`, the limit of concurrent calls and `body_timeout` apply.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 import structlog
 from grpc import aio
-from msgspec.structs import replace  # noqa: TID251  # of messages, not of calls
 
 from gateway.api.access import Peer
+from gateway.concurrency.background import start_background
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir import errors
@@ -30,46 +29,24 @@ from gateway.ir.context import Client
 from gateway.transports.authentication import Authentication
 from gateway.transports.callers import IdentifiedCaller, agent_of
 from gateway.transports.client_shares import ClientShares, client_shares
-from gateway.transports.contract import (
-    GrpcFrontend,
-    GrpcMount,
-    MemoryBudget,
-    ServerLimits,
-    is_probe,
-)
+from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits, is_probe
 from gateway.transports.grpc.address import bound_address, require_free
 from gateway.transports.grpc.admission import CallAdmission, GrpcSessionLimits, Slot
+from gateway.transports.grpc.headers import cut_message
 from gateway.transports.grpc.metadata import sendable
+from gateway.transports.net.sockets import normal_address
 from gateway.transports.net.tls_files import Authorities, TlsFiles, grpc_server_credentials
-from gateway.transports.reference.grpc_guard import answer_unknown, guarded_server
-from gateway.transports.reference.grpc_metadata import CODE_OF, plain_metadata
-from gateway.transports.reference.grpc_quirks import Context, keep_log_quiet, write
+from gateway.transports.reference.grpc_values import CODE_OF, keep_log_quiet, plain_metadata
 from gateway.wire.errors import GRPC_STATUS
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, Metadata, MethodKind
 
 log = structlog.get_logger(__name__)
 
-
-def _ignore(_error: errors.GatewayError) -> None: ...
-
-
-# Calls that need no slot, such as health checks, are served while all slots are in use.
-_SPARE_CALLS = 64
-_UNBOUNDED = 1 << 62
-# Connections of clients that the authorities verify no more end after this time.
-_DRAIN_S = 30.0
-_UNLIMITED_MS = 0x7FFF_FFFF
-_WINDOW_BYTES = 16 * 1024
-_KEEPALIVE_MS = 60_000
-_KEEPALIVE_TIMEOUT_MS = 20_000
-_MIN_PING_INTERVAL_MS = 10_000
-# After the last call: time to write its response, and to end open health watches.
-_CLOSE_GRACE_S = 0.5
-# A call that the C core received before GOAWAY reaches its handler within this time.
-_QUIET_S = 0.25
+Context: TypeAlias = Any
+"""An aio.ServicerContext; grpcio is not typed."""
 
 
-class GrpcServer:
+class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not typed
     """Serves mounts on one address.
 
     Args:
@@ -95,272 +72,257 @@ class GrpcServer:
         extras: Sequence[GrpcMount] = (),
         reuse_port: bool = False,
         authentication: Authentication | None = None,
-        on_reject: Callable[[errors.GatewayError], str | None] = _ignore,
+        on_reject: Callable[[errors.GatewayError], str | None] = lambda _error: None,
     ) -> None:
-        self._address = address
-        self._access = None if authentication is None else _Access(authentication, on_reject)
-        self._reuse_port = reuse_port
-        self._limits = limits
+        self.address = address
+        self.limits = limits
         self._tls = tls
         if tls is not None:
             tls.add_user(self)
-        # Another server takes over when the authorities of clients change.
-        self._shares_port = reuse_port or (tls is not None and tls.tls.ca is not None)
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._reuse_port = reuse_port
+        self._replacing: asyncio.Task[None] | None = None
         self._admission = CallAdmission(budget, limits)
-        free = CallAdmission(MemoryBudget(_UNBOUNDED), limits, slots=_UNBOUNDED)
-        self._mounts = [*((mount, free) for mount in extras)]
-        self._mounts += [(mount, self._admission) for mount in reversed(mounts)]
+        free = CallAdmission(MemoryBudget(1 << 62), limits, slots=1 << 62)
+        self._handlers = {
+            path: _Method(path, mount, free if mount in extras else self._admission, self).handler
+            for mount in (*extras, *reversed(mounts))
+            for path in mount.methods
+        }
+        self._authentication = authentication
+        self._on_reject = on_reject
         self._server: aio.Server | None = None
-
-    @property
-    def address(self) -> str:
-        """The address, with the real port."""
-        return self._address
 
     async def start(self) -> None:
         """Listen. Raises OSError with the address if it is in use or invalid."""
         if not self._reuse_port:
-            await require_free(self._address)
+            await require_free(self.address)
         keep_log_quiet()
-        self._server, self._address = await self._started()
+        await self._listen()
 
-    async def _started(self) -> tuple[aio.Server, str]:
-        """Return a server that listens, and its address with the real port."""
-        handlers: dict[str, grpc.RpcMethodHandler] = {}
-        for mount, admission in self._mounts:
-            handlers.update(_handlers(mount, admission, self._access))
-        server = guarded_server(
-            handlers,
-            _options(self._limits, reuse_port=self._shares_port),
-            self._admission.limit + self._limits.requests_queued + _SPARE_CALLS,
-            None if self._access is None else _unknown_handler(self._access),
-        )
+    async def _listen(self) -> None:
+        """Start a server, which takes the place of the one before."""
+        # 64 calls that need no slot, such as health checks, are served while all slots are in use.
+        most = self._admission.limit + self.limits.requests_queued + 64
+        server = aio.server(handlers=(self,), options=self._options(), maximum_concurrent_rpcs=most)
         try:
             if self._tls is None:
-                port = server.add_insecure_port(self._address)
+                port = server.add_insecure_port(self.address)
             else:
-                port = server.add_secure_port(self._address, grpc_server_credentials(self._tls))
+                port = server.add_secure_port(self.address, grpc_server_credentials(self._tls))
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {self._address}: the address is in use") from error
+            raise OSError(f"cannot listen on {self.address}: the address is in use") from error
+        before = asyncio.all_tasks()
         await server.start()
-        return server, bound_address(self._address, port)
+        self._server, self.address = server, bound_address(self.address, port)
+        for task in asyncio.all_tasks() - before:
+            task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        """Start another server if *task* was grpcio's, and a path that is not text has ended it.
+
+        From 1.84 on, grpc.aio decodes the path of each call in the task that accepts calls.
+        """
+        if not task.cancelled() and isinstance(task.exception(), UnicodeDecodeError):
+            log.error("grpcio stopped accepting calls", address=self.address, action="restart")
+            self._replacing = start_background(self._replace(self._server, None), "grpcio")
 
     def tls_renewed(self, authorities: Authorities | None) -> None:
         """Close all connections after their calls if other authorities verify clients now.
 
-        grpcio tells nothing of single connections, so another server takes over.
+        grpcio tells nothing of single connections, so another server takes over within 30 s.
         """
-        if authorities is not None and self._server is not None:
-            task = asyncio.ensure_future(self._replace(self._server))
-            self._replacing.add(task)
-            task.add_done_callback(self._replacing.discard)
+        if authorities is not None:
+            self._replacing = start_background(self._replace(self._server, 30.0), "grpcio")
 
-    async def _replace(self, old: aio.Server) -> None:
-        try:
-            self._server, _ = await self._started()
-        except OSError as error:
-            log.error("connections not drained", address=self._address, reason=str(error))  # noqa: TRY400
-            return
-        await old.stop(_DRAIN_S)
+    async def _replace(self, old: aio.Server | None, grace_s: float | None) -> None:
+        if old is not None:
+            if grace_s is None:  # a server that ends removes the path of its unix socket
+                await old.stop(None)
+            await self._listen()
+            await old.stop(grace_s)
 
     def authenticate(self, authentication: Authentication) -> None:
-        """Ask *authentication* who sends each call from now on.
-
-        grpcio tells nothing of single connections, so a server must have asked from its start.
-        """
-        if self._access is None:
-            raise RuntimeError("a server of grpcio cannot begin to ask who calls")
-        self._access.authentication = authentication
+        """Ask *authentication* who sends each call from now on."""
+        self._authentication = authentication
 
     def announce_close(self) -> None:
         """Do nothing: grpcio sends GOAWAY only when it stops, which `drain` does."""
 
     async def drain(self, timeout_s: float) -> None:
         """Send GOAWAY, wait for the calls in progress, then cancel the rest and close."""
-        if self._server is None:
+        server, self._server = self._server, None
+        if server is None:
             return
-        stopping = asyncio.ensure_future(self._server.stop(timeout_s))
+        stopping = asyncio.ensure_future(server.stop(timeout_s))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._admission.quiet(_QUIET_S)
-        await self._server.stop(_CLOSE_GRACE_S)
+            # A call that the C core received before GOAWAY reaches its handler within 0.25 s.
+            await asyncio.wait_for(self._admission.quiet(0.25), timeout_s)
+        # Time to write the last response, and to end open health watches.
+        await server.stop(0.5)
         await stopping
 
     async def stop(self) -> None:
         """Close at once. A second call does nothing."""
-        for task in list(self._replacing):
-            task.cancel()
-        if self._server is not None:
-            await self._server.stop(None)
+        if self._replacing is not None:
+            self._replacing.cancel()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
 
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """Return the handler of a path."""
+        unknown = grpc.stream_stream_rpc_method_handler(self._answer_unknown)
+        return self._handlers.get(details.method, unknown)
 
-def _options(limits: ServerLimits, *, reuse_port: bool) -> list[tuple[str, Any]]:
-    """Return the limits as arguments of the C core."""
-    return [
-        # By default, two servers on one port would share its connections without a warning.
-        ("grpc.so_reuseport", int(reuse_port)),
-        # Limits a compressed message twice: as received and decompressed.
-        ("grpc.max_receive_message_length", limits.message_bytes),
-        # Checked by `CallAdmission.check`, so that the error has the protocol's form.
-        ("grpc.max_send_message_length", -1),
-        # The core rejects at random between the soft and the hard limit, so both are equal.
-        ("grpc.max_metadata_size", limits.grpc_metadata_bytes),
-        ("grpc.absolute_max_metadata_size", limits.grpc_metadata_bytes),
-        ("grpc.max_concurrent_streams", limits.h2_streams),
-        # The core buffers messages before the memory budget knows of them: each stream gets a small
-        # window, which does not grow.
-        ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.max_connection_age_ms", _ms(limits.connection_age_s)),
-        ("grpc.max_connection_age_grace_ms", _UNLIMITED_MS),
-        ("grpc.max_connection_idle_ms", _ms(limits.keepalive_s)),
-        ("grpc.server_handshake_timeout_ms", _ms(limits.tls_handshake_s)),
-        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.min_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
-        ("grpc.keepalive_permit_without_calls", 1),
-    ]
+    async def client(self, context: Context, path: str) -> tuple[Client, Metadata]:
+        """Return the client of a call, and its metadata without credentials.
 
+        Raises:
+            GatewayError: The client is refused.
+        """
+        metadata = plain_metadata(context.invocation_metadata())
+        known = Client(_address(context), agent_of(metadata))
+        if self._authentication is None:
+            return known, metadata
+        caller = IdentifiedCaller(Peer(known.address, tuple(_names(context))))
+        try:
+            found = self._authentication.client(caller, metadata, path)
+            client = found if isinstance(found, Client) else await found
+        except errors.GatewayError as error:
+            error.client = known
+            raise
+        return client, self._authentication.visible(caller, metadata)
 
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
+    async def _answer_unknown(self, _requests: object, context: Context) -> None:
+        """Reply to a call of an unknown method, after asking for its client."""
+        status, text = GrpcStatus.UNIMPLEMENTED, "no protocol here serves this method"
+        try:
+            await self.client(context, "")
+        except errors.GatewayError as error:
+            status, text = GRPC_STATUS[error.code], error.message
+            error.wire_status = status
+            self._on_reject(error)
+        _finished(GrpcResponse(status=status, details=text), context)
 
-
-def _handlers(
-    mount: GrpcMount, admission: CallAdmission, access: _Access | None
-) -> dict[str, grpc.RpcMethodHandler]:
-    return {
-        path: _handler(
-            _Method(path, mount.frontend, admission)
-            if access is None
-            else _AuthenticatedMethod(path, mount.frontend, admission, access),
-            kind,
-        )
-        for path, kind in mount.methods.items()
-    }
-
-
-def _handler(method: _Method, kind: MethodKind) -> grpc.RpcMethodHandler:
-    # Requests are declared as streams: grpc.aio never calls the handler of a unary request that
-    # ends without a message, and the client would wait for ever.
-    if kind is MethodKind.UNARY:
-        return grpc.stream_unary_rpc_method_handler(method.unary)
-    if kind is MethodKind.SERVER_STREAM:
-        return grpc.stream_stream_rpc_method_handler(method.server_stream)
-    return grpc.stream_stream_rpc_method_handler(method.bidirectional)
+    def _options(self) -> list[tuple[str, Any]]:
+        """Return the limits as arguments of the C core."""
+        limits = self.limits
+        return [
+            # A server that takes the place of another listens before that one stops.
+            ("grpc.so_reuseport", 1),
+            # Limits a compressed message twice: as received and decompressed.
+            ("grpc.max_receive_message_length", limits.message_bytes),
+            # Checked by `CallAdmission.check`, so that the error has the protocol's form.
+            ("grpc.max_send_message_length", -1),
+            # The core rejects at random between the soft and the hard limit, so both are equal.
+            ("grpc.max_metadata_size", limits.grpc_metadata_bytes),
+            ("grpc.absolute_max_metadata_size", limits.grpc_metadata_bytes),
+            ("grpc.max_concurrent_streams", limits.h2_streams),
+            # The core buffers messages before the memory budget knows of them: each stream gets a
+            # small window, which does not grow.
+            ("grpc.http2.lookahead_bytes", 16 * 1024),
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.max_connection_age_ms", round(limits.connection_age_s * 1000)),
+            ("grpc.max_connection_idle_ms", round(limits.keepalive_s * 1000)),
+            ("grpc.server_handshake_timeout_ms", round(limits.tls_handshake_s * 1000)),
+            # Clients may send PINGs, and the core sends some to learn of those that have vanished.
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
 
 
 class _Method:
     """Runs a frontend for the calls of one path."""
 
-    def __init__(self, path: str, frontend: GrpcFrontend, admission: CallAdmission) -> None:
+    def __init__(
+        self, path: str, mount: GrpcMount, admission: CallAdmission, server: GrpcServer
+    ) -> None:
         self._path = path
-        self._frontend = frontend
+        self._frontend = mount.frontend
         self._admission = admission
-
-    async def unary(self, _requests: AsyncIterator[bytes], context: Context) -> bytes:
-        """Handle a unary call."""
-        try:
-            message = await self._message(context)
-            request = self._request(message, context)
-            async with self._slot(request, len(message), context):
-                response = await self._single(request)
-        except errors.GatewayError as error:
-            response = self._frontend.reject(error)
-        return _finished(response, context)
-
-    def _request(self, message: bytes, context: Context) -> GrpcRequest:
-        left_s = context.time_remaining()
-        metadata = plain_metadata(context.invocation_metadata())
-        return GrpcRequest(
-            self._path,
-            (memoryview(message),),
-            metadata,
-            None if left_s is None else monotonic() + left_s,
-            client=self._sender(context, metadata),
+        self._server = server
+        # Requests are declared as streams: grpc.aio never calls the handler of a unary request that
+        # ends without a message, and the client would wait for ever.
+        self.handler = grpc.stream_stream_rpc_method_handler(
+            self._bidirectional if mount.methods[path] is MethodKind.BIDIRECTIONAL else self._answer
         )
 
-    def _sender(self, context: Context, metadata: Metadata) -> Client:
-        return Client(_address(context), agent_of(metadata))
+    async def _answer(self, _requests: object, context: Context) -> None:
+        """Handle a call with one request; grpcio sends one response as it sends a stream."""
+        await self._send_all(self._responses(context), context)
 
-    def _slot(self, request: GrpcRequest, size: int, context: Context) -> Slot:
-        """Return the slot and memory of a message; a health check needs neither."""
-        admission = self._admission
-        free = not admission.has_room and is_probe(self._frontend, request, size)
-        client = self._client(context)
-        return Slot(admission, size, client, deadline=request.deadline, free=free)
+    async def _bidirectional(self, _requests: object, context: Context) -> None:
+        """Handle a bidirectional stream; see `ServerFrontend.session`."""
+        limits = GrpcSessionLimits(self._admission, self._shares(context))
+        try:
+            async with contextlib.aclosing(self._read(context)) as wires:
+                await self._send_all(self._frontend.session(wires, limits), context)
+        except errors.GatewayError as error:  # of the first message, or of a later one
+            await self._send(self._frontend.reject(error), context)
 
-    def _client(self, context: Context) -> ClientShares:
-        """Return the client's shares of slots and memory."""
-        shares = client_shares(_address(context), self._admission, self._admission.budget)
-        CLIENT_MEMORY.set(shares.memory)
-        return shares
+    async def _read(self, context: Context) -> AsyncGenerator[GrpcRequest, None]:
+        """Yield the messages of a stream, whose client is asked for again with each."""
+        caller, is_first = await self._server.client(context, self._path), True
+        while (message := await context.read()) is not aio.EOF:
+            if not is_first:
+                caller = await self._server.client(context, self._path)
+            is_first = False
+            yield self._request(message, caller, context)
 
-    async def _single(self, request: GrpcRequest) -> GrpcResponse:
-        found = await self._frontend.handle(request)
-        if isinstance(found, GrpcResponse):
-            return self._checked(found, request)
-        async with aclosing(found) as responses:
-            async for response in responses:
-                return self._checked(response, request)
-        raise errors.InternalError(f"{self._path} has no response")
+    async def _responses(self, context: Context) -> AsyncGenerator[GrpcResponse, None]:
+        """Yield the responses to the first message, which must arrive in time."""
+        try:
+            caller = await self._server.client(context, self._path)
+            message = await self._message(context)
+        except errors.GatewayError as error:
+            yield self._frontend.reject(error)
+            return
+        request = self._request(message, caller, context)
+        try:
+            async with (
+                self._slot(request, len(message), context),
+                contextlib.aclosing(self._frontend(request)) as responses,
+            ):
+                async for response in responses:
+                    yield self._checked(response, request)
+        except errors.GatewayError as error:
+            yield self._frontend.reject_message(request, error)
 
     async def _message(self, context: Context) -> bytes:
         """Return the first message. Raises DeadlineExceeded or MalformedMessage without one."""
-        timeout_s = self._admission.message_timeout_s
+        timeout_s = self._server.limits.body_timeout_s
         self._admission.begin()  # a drain waits for the rest of the message
         try:
             with Timeout(timeout_s):
                 message: Any = await context.read()
         except TimeoutError:
-            raise errors.DeadlineExceeded(
-                f"no complete message arrived within {timeout_s:g} s", limit="body_timeout"
-            ) from None
+            text = f"no complete message arrived within {timeout_s:g} s"
+            raise errors.DeadlineExceeded(text, limit="body_timeout") from None
         finally:
             self._admission.leave()
         if message is aio.EOF:
             raise errors.MalformedMessage("the call ended without a message")
         return message  # type: ignore[no-any-return]  # grpcio is not typed
 
-    async def server_stream(self, _requests: AsyncIterator[bytes], context: Context) -> None:
-        """Handle a call with one request and a stream of responses."""
-        async with aclosing(self._responses(context)) as responses:
-            async for response in responses:
-                if not await _write(response, context):
-                    return
+    def _request(
+        self, message: bytes, caller: tuple[Client, Metadata], context: Context
+    ) -> GrpcRequest:
+        left_s, (client, metadata), body = context.time_remaining(), caller, (memoryview(message),)
+        deadline = None if left_s is None else monotonic() + left_s
+        return GrpcRequest(self._path, body, metadata, deadline, client=client)
 
-    async def bidirectional(self, _requests: AsyncIterator[bytes], context: Context) -> None:
-        """Handle a bidirectional stream; see `ServerFrontend.session`."""
-        wires = self._read(context)
-        limits = GrpcSessionLimits(self._admission, self._client(context))
-        session = self._frontend.session(wires, limits)
-        async with aclosing(wires), aclosing(session) as responses:
-            async for response in responses:
-                if not await _write(response, context):
-                    return
+    def _slot(self, request: GrpcRequest, size: int, context: Context) -> Slot:
+        """Return the slot and memory of a message; a health check needs neither."""
+        admission = self._admission
+        free = not admission.has_room and is_probe(self._frontend, request, size)
+        return Slot(admission, size, self._shares(context), deadline=request.deadline, free=free)
 
-    async def _read(self, context: Context) -> AsyncGenerator[GrpcRequest, None]:
-        while (message := await context.read()) is not aio.EOF:
-            yield self._request(message, context)
-
-    async def _responses(self, context: Context) -> AsyncGenerator[GrpcResponse, None]:
-        """Yield the responses to the first message, which must arrive in time."""
-        try:
-            message = await self._message(context)
-        except errors.GatewayError as error:
-            yield self._frontend.reject(error)
-            return
-        request = self._request(message, context)
-        try:
-            async with (
-                self._slot(request, len(message), context),
-                aclosing(self._frontend(request)) as responses,
-            ):
-                async for response in responses:
-                    yield self._checked(response, request)
-        except errors.GatewayError as error:
-            yield self._frontend.reject_message(request, error)
+    def _shares(self, context: Context) -> ClientShares:
+        """Return the client's shares of slots and memory."""
+        shares = client_shares(_address(context), self._admission, self._admission.budget)
+        CLIENT_MEMORY.set(shares.memory)
+        return shares
 
     def _checked(self, response: GrpcResponse, request: GrpcRequest) -> GrpcResponse:
         """Return *response*, or an error if it is too large."""
@@ -370,137 +332,28 @@ class _Method:
             return self._frontend.reject_message(request, error)
         return response
 
+    async def _send_all(self, found: AsyncGenerator[GrpcResponse, None], context: Context) -> None:
+        """Send the responses of a stream, each when the client has room for it."""
+        async with contextlib.aclosing(found) as responses:
+            async for response in responses:
+                await self._send(response, context)
+                if response.status is not GrpcStatus.OK:
+                    break
 
-class _Access:
-    """What asks for the clients of calls.
+    async def _send(self, response: GrpcResponse, context: Context) -> None:
+        """Send one message of a stream, or its last status.
 
-    Args:
-        authentication: Names them.
-        on_reject: Called for calls of unknown methods that are refused.
-    """
-
-    def __init__(
-        self,
-        authentication: Authentication,
-        on_reject: Callable[[errors.GatewayError], str | None],
-    ) -> None:
-        self.authentication = authentication
-        self.on_reject = on_reject
-
-    async def client(self, context: Context, path: str) -> Client:
-        """Return the client of a call. Raises GatewayError."""
-        metadata = plain_metadata(context.invocation_metadata())
-        found = self.authentication.client(self._caller(context), metadata, path)
-        return found if isinstance(found, Client) else await found
-
-    def visible(self, context: Context, metadata: Metadata) -> Metadata:
-        """Return the metadata of a call without credentials."""
-        return self.authentication.visible(self._caller(context), metadata)
-
-    @staticmethod
-    def _caller(context: Context) -> IdentifiedCaller:
-        return IdentifiedCaller(Peer(_address(context), tuple(_names(context))))
-
-
-class _IdentifiedMethod(_Method):
-    """Runs a frontend for one call, whose client is known."""
-
-    def __init__(
-        self,
-        path: str,
-        frontend: GrpcFrontend,
-        admission: CallAdmission,
-        client: Client,
-        access: _Access,
-    ) -> None:
-        super().__init__(path, frontend, admission)
-        self.client = client
-        self._access = access
-
-    def _request(self, message: bytes, context: Context) -> GrpcRequest:
-        request = super()._request(message, context)
-        return replace(request, metadata=self._access.visible(context, request.metadata))
-
-    def _sender(self, _context: Context, _metadata: Metadata) -> Client:
-        return self.client
-
-
-class _IdentifiedStream(_IdentifiedMethod):
-    """Runs a frontend for one stream, and asks for its client again before each message."""
-
-    async def _read(self, context: Context) -> AsyncGenerator[GrpcRequest, None]:
-        is_first = True
-        async with aclosing(super()._read(context)) as requests:
-            async for request in requests:
-                if not is_first:
-                    self.client = await self._access.client(context, self._path)
-                is_first = False
-                yield replace(request, client=self.client)
-
-
-class _AuthenticatedMethod(_Method):
-    """Asks for the client of each call of one path, and then runs a frontend."""
-
-    def __init__(
-        self, path: str, frontend: GrpcFrontend, admission: CallAdmission, access: _Access
-    ) -> None:
-        super().__init__(path, frontend, admission)
-        self._access = access
-
-    async def unary(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
-        """Handle a unary call."""
-        try:
-            client = await self._access.client(context, self._path)
-        except errors.GatewayError as error:
-            return _finished(self._denied(error, context), context)
-        method = _IdentifiedMethod(
-            self._path, self._frontend, self._admission, client, self._access
-        )
-        return await method.unary(requests, context)
-
-    async def server_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Handle a call with one request and a stream of responses."""
-        try:
-            client = await self._access.client(context, self._path)
-        except errors.GatewayError as error:
-            await _write(self._denied(error, context), context)
-            return
-        method = _IdentifiedMethod(
-            self._path, self._frontend, self._admission, client, self._access
-        )
-        await method.server_stream(requests, context)
-
-    async def bidirectional(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Handle a bidirectional stream."""
-        try:
-            client = await self._access.client(context, self._path)
-            method = _IdentifiedStream(
-                self._path, self._frontend, self._admission, client, self._access
-            )
-            await method.bidirectional(requests, context)
-        except errors.GatewayError as error:  # of the first message, or of a later one
-            await _write(self._denied(error, context), context)
-
-    def _denied(self, error: errors.GatewayError, context: Context) -> GrpcResponse:
-        metadata = plain_metadata(context.invocation_metadata())
-        error.client = Client(_address(context), agent_of(metadata))
-        return self._frontend.reject(error)
-
-
-def _unknown_handler(access: _Access) -> grpc.RpcMethodHandler:
-    """Return what replies to calls of unknown methods, after it asked for their clients."""
-
-    async def reply(_requests: object, context: Context) -> None:
-        try:
-            await access.client(context, "")
-        except errors.GatewayError as error:
-            error.wire_status = GRPC_STATUS[error.code]
-            access.on_reject(error)
-            _finished(GrpcResponse(status=GRPC_STATUS[error.code], details=error.message), context)
-        else:
-            await answer_unknown(_requests, context)
-
-    return grpc.stream_stream_rpc_method_handler(reply)
+        Raises:
+            CancelledError: The client has left, or does not read.  grpc.aio has other errors for
+                that, and logs them with a traceback if they are raised.
+        """
+        message = _finished(response, context)
+        if response.status is GrpcStatus.OK:
+            try:
+                with Timeout(self._server.limits.write_idle_timeout_s):
+                    await context.write(message)
+            except (TimeoutError, aio.InternalError, asyncio.InvalidStateError):
+                raise asyncio.CancelledError("the client left, or does not read") from None
 
 
 def _names(context: Context) -> Iterator[str]:
@@ -508,23 +361,15 @@ def _names(context: Context) -> Iterator[str]:
     found = context.auth_context()
     alternatives = [each.decode() for each in found.get("x509_subject_alternative_name", ())]
     yield from (each for each in alternatives if "://" in each)
-    yield from (f"dns:{each}" for each in alternatives if "://" not in each)
-    yield from (f"cn:{each.decode()}" for each in found.get("x509_common_name", ()))
+    yield from (f"dns:{each.lower()}" for each in alternatives if each and "://" not in each)
+    yield from (f"cn:{each.decode()}" for each in found.get("x509_common_name", ()) if each.strip())
 
 
 def _address(context: Context) -> str:
     """Return the address of the client; "" for a unix socket."""
-    kind, _, rest = context.peer().partition(":")
-    return rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else ""
-
-
-async def _write(response: GrpcResponse, context: Context) -> bool:
-    """Write one response of a stream; return False after a status that ends it."""
-    message = _finished(response, context)
-    if response.status is not GrpcStatus.OK:
-        return False
-    await write(context, message)
-    return True
+    kind, _, rest = unquote(context.peer()).partition(":")
+    host = rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else ""
+    return normal_address(host.removeprefix("[").removesuffix("]"))
 
 
 def _finished(response: GrpcResponse, context: Context) -> bytes:
@@ -533,6 +378,6 @@ def _finished(response: GrpcResponse, context: Context) -> bytes:
         context.set_trailing_metadata(sendable(response.metadata))
     if response.status is not GrpcStatus.OK:
         context.set_code(CODE_OF[response.status])
-        context.set_details(response.details.encode("utf-8", "replace").decode())
+        context.set_details(cut_message(response.details.encode("utf-8", "replace").decode()))
         return b""
     return b"".join(response.message)

@@ -69,7 +69,7 @@ class FramedClientConnection(asyncio.Protocol):
         again.  It is closed when it carries no other exchange.
 
         Raises:
-            NotSent: The connection was closed already.
+            NotSent: The connection was closed already, so that nothing was sent.
             Unavailable: The connection broke.
             UpstreamProtocolError: The response is malformed, or matches no request.
             TooLarge: The response exceeds the limit.
@@ -87,6 +87,8 @@ class FramedClientConnection(asyncio.Protocol):
         self.is_used = True
         self._transport.writelines(buffers)
         try:
+            if self._transport.is_closing():  # the write failed at once
+                raise errors.NotSent(f"upstream {self._name} closed the connection")
             return await response
         finally:
             self.idle_since = self._loop.time()

@@ -21,6 +21,7 @@ from gateway.ir.errors import (
 from gateway.transports.client_shares import NO_CLIENT_SHARES
 from gateway.transports.contract import is_probe
 from gateway.transports.net.write_drain import SlowReaderError, drain_writes
+from gateway.transports.read_ahead import ReadAhead
 from gateway.transports.reservation import (
     RESPONSE_PATIENCE_S,
     RESPONSE_UNCOUNTED_BYTES,
@@ -50,12 +51,14 @@ class PendingFrame:
     Attributes:
         is_late: It arrived after the connection stopped reading.
         is_answered: A response, or a part of one, was written.
+        has_slot: It holds a slot: its response is not computed.
     """
 
     frame: Frame
     reservation: Reservation
     is_late: bool
     is_answered: bool = False
+    has_slot: bool = False
 
 
 def _shutting_down() -> Unavailable:
@@ -154,28 +157,27 @@ class FrameResponses(asyncio.Protocol):
         except GatewayError as error:
             await self._refuse(pending, error)
             return
-        has_slot = True
+        pending.has_slot = True
         try:
             waited_s += reservation.waited_s
             if waited_s:
                 WAITED_S.set(waited_s)
-            found = await self._listener.frontend.handle(pending.frame)
+            found = await self._listener.frontend.handle(pending.frame)  # as `_ask`
             if isinstance(found, Frame):
-                has_slot = False
-                slots.release(1, client)
+                self._release_slot(pending)
                 await self._write(found, pending)
-                return
-            await self._relay(found, pending)
+            else:
+                await self._relay(found, pending)
         except (DeadlineExceeded, Overloaded) as error:
             await self._refuse(pending, error)
         finally:
-            if has_slot:
-                slots.release(1, client)
+            self._release_slot(pending)
 
-    async def _relay(self, found: AsyncGenerator[Frame, None], pending: PendingFrame) -> None:
-        async with aclosing(found) as answers:
-            async for answer in answers:
-                await self._write(answer, pending)
+    def _release_slot(self, pending: PendingFrame) -> None:
+        """Release the slot of a frame, whose response is computed."""
+        if pending.has_slot:
+            pending.has_slot = False
+            self._listener.slots.release(1, self._client.slots)
 
     async def _ask(self, pending: PendingFrame) -> None:
         found = await self._listener.frontend.handle(pending.frame)
@@ -183,6 +185,25 @@ class FrameResponses(asyncio.Protocol):
             await self._write(found, pending)
         else:
             await self._relay(found, pending)
+
+    async def _relay(self, found: AsyncGenerator[Frame, None], pending: PendingFrame) -> None:
+        """Write the frames of a stream, as far ahead of the client as allowed."""
+        ahead = ReadAhead(
+            self._new_lease(), self._is_blocked, self._drained, self._unwritten, self._give_way
+        )
+        async with ahead:
+            async with aclosing(found) as answers:
+                async for answer in answers:
+                    await ahead.admit(size_of(answer.payload), answer.payload)
+                    self._write_frame(answer, pending)
+                    ahead.written()
+            self._release_slot(pending)
+
+    def _is_blocked(self) -> bool:
+        return not self._is_writable.is_set()
+
+    def _give_way(self, _error: GatewayError) -> None:
+        self.abort()
 
     async def _refuse(self, pending: PendingFrame, error: GatewayError) -> None:
         await self._write(self._listener.frontend.reject(self._with_client(error)), pending)
@@ -199,9 +220,7 @@ class FrameResponses(asyncio.Protocol):
         held = self._new_lease()
         try:
             if held.try_grow_response(size):
-                held.watch_progress(
-                    self._unwritten, lambda _error: self.abort(), RESPONSE_PATIENCE_S
-                )
+                held.watch_progress(self._unwritten, self._give_way, RESPONSE_PATIENCE_S)
             else:
                 answer = self._listener.frontend.reject(self._with_client(no_memory(size)))
             await self._write_now(answer, pending)
@@ -213,11 +232,20 @@ class FrameResponses(asyncio.Protocol):
 
     async def _write_now(self, answer: Frame, pending: PendingFrame) -> None:
         async with self._writing:
-            if self._transport is None or self._transport.is_closing():
-                raise ConnectionResetError("the client has left")
-            buffers = self._framed(Frame(answer.payload, pending.frame.correlation))
-            pending.is_answered = True
-            self._transport.writelines(buffers)
+            self._write_frame(answer, pending)
+            await self._flush()
+
+    def _write_frame(self, answer: Frame, pending: PendingFrame) -> None:
+        """Write a frame, which may have to wait for the client."""
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        buffers = self._framed(Frame(answer.payload, pending.frame.correlation))
+        pending.is_answered = True
+        self._transport.writelines(buffers)
+
+    async def _drained(self) -> None:
+        """Wait until the client has read what all tasks have written."""
+        async with self._writing:
             await self._flush()
 
     def _framed(self, frame: Frame) -> list[Buffer]:

@@ -49,6 +49,7 @@ LAYER = api.Layer(
     chain="route",
     build=build,
     calls=api.Calls.INFERENCE,
+    needs=api.Reads.SHAPES,
     settings=(LIMIT,),
     metrics=(REJECTED,),
     check=check,

@@ -84,7 +84,8 @@ migrations:
       {options}
 """
 
-GUARDED = "guards: {errors: {below: 1%}}"
+UNCOMPARED = "guards: {mismatch: off}"
+GUARDED = "guards: {mismatch: off, errors: {below: 1%}}"
 
 
 @asynccontextmanager

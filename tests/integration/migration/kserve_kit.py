@@ -38,7 +38,7 @@ def rendered(file: str, name: str, **values: str) -> list[str]:
         if "containers" in spec.get(key, {}):
             spec = spec[key]
             break
-    (words,) = [each["args"] for each in spec["containers"] if each["name"] == "kserve-container"]
+    (words,) = [each["args"] for each in spec["containers"] if "tensor-gateway" in each["image"]]
     found = [word.replace("{{.Name}}", name) for word in words]
     for key, value in values.items():
         option = f"--{key}="

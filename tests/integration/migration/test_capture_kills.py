@@ -20,6 +20,8 @@ from tests.integration.cli_kit import serving
 from tests.integration.workers_kit import connect, eventually
 from tests.unit.migration.captures.kit import FULL, recordable, recorder, request
 
+pytestmark = pytest.mark.slow
+
 KILLS = 100
 LOST_S = 0.25
 # A busy machine may not run the thread that writes for a while, in one run of ten, and seldom for long.

@@ -23,7 +23,7 @@ from tests.integration.migration.cutover_kit import (
     two_servers,
 )
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -157,7 +157,10 @@ async def test_three_gateways_roll_back_within_five_seconds(tmp_path: Path) -> N
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_users_move_by_steps_and_stay_moved(tmp_path: Path, workers: int) -> None:
     """At 50 % about half of the users move, the same in each process; in the end all."""
-    async with two_servers() as servers, migrating(tmp_path, servers, workers, "") as gateway:
+    async with (
+        two_servers() as servers,
+        migrating(tmp_path, servers, workers, kit.UNCOMPARED) as gateway,
+    ):
         await gateway.at_step(1)
         await gateway.do("pause")
         first = await gateway.ask(100, users=100)

@@ -180,7 +180,7 @@ migrations:
     route: r
     old: old
     new: new
-    cutover: {{steps: [50, 100], bake: 1h, sticky: none}}
+    cutover: {{steps: [50, 100], bake: 1h, sticky: none, guards: {{mismatch: off}}}}
 """
 
 

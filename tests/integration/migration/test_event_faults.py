@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import yaml
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,6 +29,8 @@ from tests.integration.migration.event_kit import (
 )
 from tests.integration.migration.mirror_kit import keeper_of, server_config
 from tests.integration.workers_kit import eventually, two_workers
+
+pytestmark = pytest.mark.slow
 
 SCAN = np.zeros((1, 64), np.float32)
 CALLS = 20

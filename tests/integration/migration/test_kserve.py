@@ -9,7 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli.commands import command_line
+from gateway.config.load import LoadedConfig
 from gateway.migration.importers.model_folder import NoModels, models_in
 from tests.integration import cli_kit
 from tests.integration.cli_kit import free_port, get
@@ -198,6 +201,8 @@ def test_a_transformer_calls_the_predictor(
         (("--predictor_host=h", "--predictor_protocol=v3"), "--predictor_protocol is 'v3'"),
         (("--predictor_host=h", "--predictor-use-ssl=maybe"), "--predictor_use_ssl is 'maybe'"),
         (("--workers=0",), "greater than or equal to 1"),
+        (("--workers", "0"), "greater than or equal to 1"),
+        (("--workers=257",), "less than or equal to 256"),
     ],
 )
 def test_wrong_arguments_are_refused(words: tuple[str, ...], text: str) -> None:
@@ -205,6 +210,21 @@ def test_wrong_arguments_are_refused(words: tuple[str, ...], text: str) -> None:
     done = cli_kit.gateway("kserve", *words)
     assert 2 == done.returncode
     assert text in done.stderr
+
+
+def test_a_transformer_called_one_of_several_predictors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KServe's Services are headless by default, so that all addresses of the predictor count."""
+    loaded: list[LoadedConfig] = []
+
+    def run(load: Callable[[], LoadedConfig]) -> int:
+        loaded.append(load())
+        return 0
+
+    monkeypatch.setattr("gateway.migration.commands.kserve.run_loaded", run)
+    words = ["--predictor_host=fraud-predictor.default", "--predictor_protocol=grpc-v2"]
+    CliRunner().invoke(command_line(), ["kserve", *words])
+    (upstream,) = loaded[0].config.upstreams.values()
+    assert ("all", "fraud-predictor.default") == (upstream.resolve, upstream.all_urls[0].host)
 
 
 def test_a_port_of_its_own_for_grpc(tmp_path: Path, port: int) -> None:

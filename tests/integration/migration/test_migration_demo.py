@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.check import check
+from gateway.app.check.check import check
 from gateway.cli.demo.samples import load_held_out
 from gateway.cli.sidecar import load_mapping
 from gateway.migration.demo.story import STEPS, migration_config
@@ -53,6 +53,7 @@ def test_demo_runs_the_whole_migration() -> None:
     assert re.search(r"^label +450 +8 +1\.78% ", text, re.MULTILINE)
     for label in DIFFERENT:
         assert label in text
+    assert 8 == len(set(re.findall(r"scan-[0-9]+", text)))
     assert "The old model is wrong on 12 scans, the new one on 6." in text
     assert "450 calls in " in text
     for number, step in enumerate(STEPS[:2], 1):

@@ -16,7 +16,7 @@ from tests.integration.cli_kit import Running, serving
 from tests.integration.test_upgrade import previous, serving_previous
 from tests.integration.workers_kit import PATIENCE_S, ask, connect, eventually
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.flaky(reruns=0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.flaky(reruns=0)]
 
 __all__ = ["previous"]
 

@@ -51,7 +51,7 @@ MODELS = {
     # Name of the route: old and new target.
     "near": ("local/simple", "remote/simple"),
     "far": ("remote/simple", "local/simple"),
-    "failing": ("local/simple", "local/fail"),
+    "failing": ("local/simple", "local/fail"),  # whose inputs are others
 }
 # The date, and the number of a request in TensorRT v1, which depends on the order of connections.
 _VARYING = re.compile(rb"\r\ndate: [^\r\n]*|(?<= )request_id: \d+(?=\r\n)", re.IGNORECASE)
@@ -397,7 +397,7 @@ def test_mirror_changes_no_byte_of_a_reply(calls: int, tmp_path: Path) -> None:
     assert kit.total(found, "gateway_migration_skipped_total") == 0
     dropped = {name for name, count in found.items() if "dropped_total{" in name and count}
     assert all('reason="queue"' in name for name in dropped), dropped
-    for name, outcome in (("near", "match"), ("far", "match"), ("failing", "new_error")):
+    for name, outcome in (("near", "match"), ("far", "match"), ("failing", "refused")):
         samples = f'gateway_migration_samples_total{{migration="{name}",outcome="{outcome}"}}'
         assert found[samples] > 0
     outcomes = {name for name, count in found.items() if "samples_total{" in name and count}

@@ -18,7 +18,7 @@ from tests.integration import workers_kit
 from tests.integration.asking_kit import running
 from tests.integration.migration import mirror_kit as kit
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

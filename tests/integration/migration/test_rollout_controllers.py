@@ -23,7 +23,7 @@ import yaml
 from tests.integration.migration import cutover_kit as kit
 from tests.integration.migration.cutover_kit import migrating, two_servers
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPARED = "guards: {mismatch: {below: 20%}, errors: {below: 20%}, latency: {p99: 60s}}"

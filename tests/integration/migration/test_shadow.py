@@ -31,7 +31,7 @@ from tests.integration.workers_kit import (
     two_workers,
 )
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
 
 async def metrics(gateway: Gateway) -> dict[str, float]:

@@ -8,8 +8,14 @@ import pytest
 
 from tests.without_migration import WING, make_core, run
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("tests/unit/config/test_schema.py", "tests/unit/cli/test_commands.py", "tests/unit/api")
 """What reads the table of extensions."""
+SUITES = (
+    "tests/extension",
+    *(f"tests/unit/{each}" for each in ("app", "cli", "config", "settings")),
+)
 DEMO = ("--once", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0")
 
 
@@ -37,8 +43,10 @@ def test_tests_of_the_registry_pass(core: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("suite", ["unit", "extension"])
-def test_a_suite_passes(core: Path, suite: str) -> None:
-    """The tests of the kit aside, each suite is that of the project."""
+def test_suites_pass(core: Path) -> None:
+    """The tests of the kit aside, suites of all that lists keys, commands, pages and metrics pass.
+
+    No other module can know the kit: contracts forbid the import.
+    """
     words = ("-q", "-n", "0", "--hypothesis-profile=ci", "-m", "not slow and not gpu")
-    assert 0 == run(core, "-m", "pytest", f"tests/{suite}", *words).returncode
+    assert 0 == run(core, "-m", "pytest", *SUITES, *words).returncode

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ForwardRef
 
 from gateway import api
-from gateway.api import tensors
+from gateway.api import tensors, wire
 
 SIGNATURES = Path(__file__).with_name("signatures.txt")
 _INHERITED = frozenset(
@@ -27,7 +27,7 @@ _INHERITED = frozenset(
 def signatures() -> Iterator[str]:
     """Yield a line for each name, and one for each field and method of a class."""
     yield f"version {api.API_VERSION}"
-    for module in (api, tensors):
+    for module in (api, tensors, wire):
         for name in module.__all__:
             if name != "API_VERSION":
                 yield from _described(module, name)
@@ -64,6 +64,8 @@ def _described(module: ModuleType, name: str) -> Iterator[str]:
 
 
 def _text(annotation: object) -> str:
+    if isinstance(annotation, ForwardRef):  # of a NamedTuple
+        return annotation.__forward_arg__
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from gateway.app.admin.running import RunningGateway
 from gateway.app.admin.server import start_pages
-from gateway.app.announce import example_command, log_models, log_platforms
+from gateway.app.check.check import check
+from gateway.app.run.announce import (
+    example_command,
+    log_models,
+    log_platforms,
+    log_reference_upstreams,
+)
 from gateway.config.admin import AdminConfig
 from gateway.config.load import load_text
 from gateway.config.models import ListenerConfig
 from gateway.ir.errors import Unavailable
 from gateway.ir.metadata import ModelState, RepositoryEntry
+from gateway.protocols.tfs.options import read_options
 from gateway.settings.units import Address, StreamAddress
 from tests.admin_kit import Process
 from tests.fakes import ScriptedService
@@ -117,7 +128,11 @@ async def test_the_log_has_the_reason_of_missing_models() -> None:
     ]
 
 
-VERTEX = {"AIP_MODE": "PREDICTION", "AIP_MODE_VERSION": "2.1", "AIP_STORAGE_URI": "gs://b"}
+VERTEX = {
+    "AIP_MODE": "PREDICTION",
+    "AIP_MODE_VERSION": "2.1",
+    "AIP_STORAGE_URI": "gs://b",
+}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +143,8 @@ VERTEX = {"AIP_MODE": "PREDICTION", "AIP_MODE_VERSION": "2.1", "AIP_STORAGE_URI"
             VERTEX,
             ["platform", "unknown contract of the platform", "models are not fetched"],
         ),
-        ("[tfs]", {"AIP_MODE": "PREDICTION", "AIP_MODE_VERSION": "1.0.0"}, ["platform"]),
+        ("[tfs]", {"AIP_HTTP_PORT": "1", "AIP_MODE_VERSION": "1.0.0"}, ["platform"]),
+        ("[tfs]", {"AIP_HTTP_PORT": "8080"}, ["platform", "the platform's calls are not served"]),
         ("[tfs]", {"AIP_STORAGE_URI": "gs://b"}, []),
         ("[graphpipe]", VERTEX, []),
     ],
@@ -141,3 +157,72 @@ def test_the_log_names_the_platform_of_a_protocol(
     with capture_logs() as logs:
         log_platforms(load_text(text).config, environment)
     assert events == [each["event"] for each in logs]
+
+
+CONTAINER = Path(__file__).parents[3] / "config" / "container.yaml"
+OTHER = "listeners: [{http: 8000}]"
+ROUTES = {
+    "AIP_HTTP_PORT": "8080",
+    "AIP_PREDICT_ROUTE": "/v1/endpoints/1/deployedModels/2:predict",
+    "AIP_HEALTH_ROUTE": "/v1/endpoints/1/deployedModels/2",
+}
+
+
+def test_the_image_serves_the_platform_that_starts_it() -> None:
+    """The default configuration has its port and routes, and the log says so; elsewhere it has none."""
+    loaded = load_text(CONTAINER.read_text(), environment=ROUTES)
+    assert [] == check(loaded)
+    (listener,) = loaded.config.listeners
+    assert str(listener.http) == "0.0.0.0:8080"
+    with capture_logs() as logs:
+        log_platforms(loaded.config, ROUTES)
+    (line,) = logs
+    assert ("platform", "Vertex AI", "8080") == (line["event"], line["name"], line["http_port"])
+    assert ROUTES["AIP_PREDICT_ROUTE"] == line["predict_route"]
+    elsewhere = load_text(CONTAINER.read_text(), environment={})
+    assert [] == check(elsewhere)
+    (listener,) = elsewhere.config.listeners
+    assert ("0.0.0.0:8000", None) == (str(listener.http), listener.default_model)
+    assert read_options(listener.options["tfs"]).vertex is None
+
+
+def test_ports_and_routes_without_a_listener_are_in_the_log() -> None:
+    """A configuration of the user may have other ports and routes."""
+    loaded = load_text(f"version: 1\n{UP}{OTHER}")
+    with capture_logs() as logs:
+        log_platforms(loaded.config, ROUTES)
+    assert [", ".join(ROUTES)] == [each["variables"] for each in logs if "variables" in each]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "expected"), [("off", []), ("on", ["no compiled code for this platform"])]
+)
+def test_plain_python_ran_without_a_warning(accelerator: str, expected: list[str]) -> None:
+    """The start says so where there is no compiled code, unless somebody has switched it off."""
+    script = (
+        "import sys; sys.modules['gateway._accelerated'] = None\n"
+        "from structlog.testing import capture_logs\n"
+        "from gateway.app.run.announce import log_plain_python\n"
+        "with capture_logs() as logs: log_plain_python()\n"
+        "print(*(each['event'] for each in logs), sep=',')"
+    )
+    environment = {**os.environ, "GATEWAY_ACCELERATOR": accelerator}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ",".join(expected) == done.stdout.strip()
+
+
+def test_upstreams_of_the_reference_transport_are_named() -> None:
+    """Its libraries bound less; one line names all such upstreams, if there are any."""
+    text = """
+version: 1
+listeners: [{http: 8000}]
+upstreams:
+  a: {url: "oip+http://h:1", transport: TRANSPORT}
+  b: {url: "oip+grpc://h:2", transport: TRANSPORT}
+  c: {url: "oip+grpc://h:3"}
+"""
+    for transport, expected in (("reference", ["a, b"]), ("native", [])):
+        with capture_logs() as logs:
+            log_reference_upstreams(load_text(text.replace("TRANSPORT", transport)).config)
+        assert expected == [line["upstreams"] for line in logs]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.app.batching import PerModelService, batch_queues, share_upstream_calls
-from gateway.app.chain_context import NO_CONTEXT, ChainContext, Keep, Sections
+from gateway.app.build.batching import PerModelService, batch_queues, share_upstream_calls
+from gateway.app.build.chain_context import NO_CONTEXT, ChainContext, Keep, Sections
+from gateway.app.build.models import build_models
 from gateway.app.layers import build_chain
-from gateway.app.models import build_models
 from gateway.config.load import load_text
 from gateway.config.models import ModelConfig
 from gateway.ir.calls import (

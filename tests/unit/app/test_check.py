@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app.check import check
-from gateway.config.load import is_secret_text, load_text
+from gateway.app.check.check import check
+from gateway.config.load import ConfigError, is_secret_text, load_text
 
 GOOD = """version: 1
 listeners:
@@ -309,3 +309,49 @@ def test_headers_that_only_triton_may_set_are_not_forwarded(names: str, found: i
     problems = check(load_text(GOOD.replace(old, f"{old}forward_headers: {names}, ")))
     assert found * ["upstreams.up"] == [one.path for one in problems]
     assert all("forward_headers must not contain" in one.message for one in problems)
+
+
+JWT = "{{name: {0}, issuer: i, audience: a, jwks: k.json}}"
+PROXY = "{{name: {0}, addresses: 10.0.0.1, client_header: x-user}}"
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        (f"jwt: [{JWT.format('a')}], proxies: [{PROXY.format('a')}]", "security.proxies[0].name"),
+        (f"jwt: [{JWT.format('a')}, {JWT.format('a')}]", "security.jwt[1].name"),
+        (f"proxies: [{PROXY.format('b')}, {PROXY.format('b')}]", "security.proxies[1].name"),
+        (f"jwt: [{JWT.format('cert')}]", "security.jwt[0].name"),
+        (f"proxies: [{PROXY.format('cert')}]", "security.proxies[0].name"),
+        (f"jwt: [{JWT.format('a')}], proxies: [{PROXY.format('b')}]", None),
+    ],
+)
+def test_clients_of_two_sources_had_the_same_names(section: str, path: str | None) -> None:
+    """Issuers, proxies and certificates have names of one space, as their clients have."""
+    text = f"version: 1\nlisteners: [{{http: 8000}}]\nsecurity: {{{section}}}\n"
+    assert ([] if path is None else [path]) == [one.path for one in check(load_text(text))]
+
+
+@pytest.mark.parametrize(("name", "is_right"), [("anonymous", 0), ("_other", 0), ("other", 1)])
+def test_a_client_had_the_name_of_others(name: str, is_right: int) -> None:
+    """Names that stand for several clients are reserved."""
+    text = f"version: 1\nlisteners: [{{http: 8000}}]\nclients: {{{name}: {{}}}}\n"
+    assert [f"clients.{name}"][is_right:] == [one.path for one in check(load_text(text))]
+
+
+def test_two_targets_of_a_route_had_one_name() -> None:
+    """Weights and cut-overs name targets; an upstream and its model may make the same name."""
+    base = "version: 1\nlisteners: [{http: 8000}]\nupstreams: {u: {url: 'http://h'}, u/m: {url: 'http://h'}}\n"
+    targets = "[{upstream: u, model: m}, {upstream: u/m}]"
+    found = check(load_text(f"{base}routes: [{{targets: {targets}}}]"))
+    assert ["routes[0].targets[1]"] == [one.path for one in found]
+    found = check(load_text(f"{base}routes: [{{targets: [{{upstream: u}}, {{upstream: u}}]}}]"))
+    assert [] == found
+
+
+def test_a_route_had_the_name_of_one_without_a_name() -> None:
+    """Routes without a name are called by their place."""
+    base = "version: 1\nlisteners: [{http: 8000}]\nupstreams: {u: {url: 'http://h'}}\n"
+    routes = "[{name: route-2, targets: [{upstream: u}]}, {targets: [{upstream: u}]}]"
+    with pytest.raises(ConfigError, match="duplicate name 'route-2'"):
+        load_text(f"{base}routes: {routes}")

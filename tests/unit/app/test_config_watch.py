@@ -10,8 +10,8 @@ import pytest
 import watchfiles
 from structlog.testing import capture_logs
 
-from gateway.app import config_watch
-from gateway.app.config_watch import watch_config
+from gateway.app.run import config_watch
+from gateway.app.run.config_watch import watch_config
 
 WAIT_S = 20.0
 

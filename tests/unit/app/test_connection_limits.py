@@ -7,8 +7,8 @@ import resource
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.rejection_log import RejectionLog
-from gateway.app.upstreams import max_connections
+from gateway.app.build.upstreams import max_connections
+from gateway.app.listen.rejection_log import RejectionLog
 from gateway.config.models import UpstreamConfig
 from gateway.ir.context import Client
 from gateway.ir.errors import MalformedMessage, Overloaded

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.check import check
-from gateway.app.declarations import read_declarations
+from gateway.app.build.declarations import read_declarations
+from gateway.app.check.check import check
 from gateway.config.load import load_text
 from gateway.ir.text_tasks import TextForms
 from tests.integration.openai_models import GOLDEN

@@ -8,12 +8,13 @@ from collections import defaultdict
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
-from gateway.app.server_identity import ServerIdentity
+from gateway.app.build.server_identity import ServerIdentity
+from gateway.app.listen.endpoint_discovery import BuiltEndpoint, EndpointDiscovery
 from gateway.ir.calls import InferRequest, InferResponse, ServerReadyRequest
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import Unavailable, Unsupported
-from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import Endpoints
 from gateway.routing.health_probe import Prober
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
 from gateway.settings.units import Url, parse_url

@@ -135,3 +135,13 @@ async def test_a_reload_ends_with_its_timeout() -> None:
     finally:
         MAY_LOAD.set()
         await gateway.stop()
+
+
+async def test_an_endpoint_that_is_set_aside_has_a_metric() -> None:
+    """Its share is that of the status; the alert of an operator has something to read."""
+    text = 'version: 1\nlisteners: [{http: "127.0.0.1:0"}]\nupstreams: {a: {url: "oip+http://h:1"}}'
+    gateway = Gateway(load_text(text))
+    (member,) = gateway._graph.upstreams["a"].members
+    member.endpoint.share.value = 1 / 16
+    page = (await gateway.page(""))[0].decode()
+    assert 'gateway_upstream_share{endpoint="h:1",upstream="a"} 0.0625\n' in page

@@ -7,7 +7,7 @@ import sys
 
 _PROGRAM = "import sys, gateway.app, gateway.registry; print(*sys.modules)"
 LAZY = {
-    "gateway.app.server_counts",
+    "gateway.app.run.server_counts",
     "gateway.routing.residency.controller",
     "gateway.routing.residency.layer",
     "gateway.routing.residency.local",

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.layer import Calls, Entries, Layer
 from gateway.app import layers as module
-from gateway.app.chain_context import NO_CONTEXT
+from gateway.app.build.chain_context import NO_CONTEXT
 from gateway.app.chains.rows import PACKAGES, End
 from gateway.app.layers import (
     LAYERS,

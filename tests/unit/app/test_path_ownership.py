@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 
 from gateway.api.protocol import HttpBinding, ProtocolSpec
-from gateway.app.check import check
-from gateway.app.path_ownership import ProtocolPaths, owned_paths
-from gateway.app.public_paths import public_paths
-from gateway.app.reload import check_restart
+from gateway.app.check.check import check
+from gateway.app.listen.path_ownership import ProtocolPaths, owned_paths
+from gateway.app.listen.public_paths import public_paths
+from gateway.app.run.reload import check_restart
 from gateway.config.load import ConfigError, load_text
 from gateway.protocols.openai.http.codec import HttpCodec
 from gateway.wire.path_claims import Passing

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.app import Gateway, StartError
-from gateway.app.pipelines import StepRouter
+from gateway.app.build.pipelines import StepRouter
 from gateway.config.load import load_text
 from gateway.ir.calls import (
     InferRequest,

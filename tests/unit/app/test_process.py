@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.app.process import (
+from gateway.app.run.process import (
     MemoryTrimmer,
     memory_bound,
     shorten_switch_interval,
 )
-from gateway.app.worker_slot import WorkerSlot
+from gateway.app.run.worker_slot import WorkerSlot
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_a_memory_bound_is_a_size_or_a_share() -> None:
 
 MAPPED = """
 import ctypes, sys
-from gateway.app.process import MemoryTrimmer, keep_large_buffers
+from gateway.app.run.process import MemoryTrimmer, keep_large_buffers
 
 names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
 

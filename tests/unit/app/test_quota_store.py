@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import redis
 
-from gateway.app import quota_store
-from gateway.app.quota_store import QuotaStore
 from gateway.config.permissions import QuotaStoreConfig
-from gateway.policies.access.quotas.budgets import Budgets, Charge, Limit, LocalAccounts
-from gateway.policies.access.quotas.pools import PoolLeases
+from gateway.quotas import store as quota_store
+from gateway.quotas.budget_queue import Charge
+from gateway.quotas.budgets import Budgets, Limit, LocalAccounts
+from gateway.quotas.pools import PoolLeases
+from gateway.quotas.store import QuotaStore, stored_name
 from tests.simulation.virtual_time import now, simulate
 
 CALL = [Charge(("q", "fraud"), 1)]
@@ -106,3 +107,16 @@ def test_no_call_waits_longer_than_5_ms_for_a_silent_store(monkeypatch: pytest.M
     assert max(waits) <= 0.006
     assert admitted == 50
     assert end_s < 2
+
+
+def test_two_budgets_had_one_name_in_the_store() -> None:
+    """Names of clients may have any character; plain ones stand in the store as they are."""
+    keys = [
+        ("q", "a|b", "c"),
+        ("q", "a", "b|c"),
+        ("q", "a%7Cb", "c"),
+        ("q", "a\u00fc", "c"),
+        ("q",),
+    ]
+    assert len(keys) == len(set(map(stored_name, keys)))
+    assert "q|corp:svc/a b|m" == stored_name(("q", "corp:svc/a b", "m"))

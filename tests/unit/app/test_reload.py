@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.errors import StartError
-from gateway.app.kept_parts import KeptParts
-from gateway.app.reload import Reloader, check_restart
+from gateway.api.start_error import StartError
+from gateway.app.build.kept_parts import KeptParts
+from gateway.app.run.reload import Reloader, changed_keys, check_restart
 from gateway.config.load import ConfigError, LoadedConfig, load_text
 
 TEXT = """\
@@ -174,3 +174,41 @@ async def test_a_file_that_cannot_be_read_in_time_fails_the_reload() -> None:
     assert "applied" == (await reloader.reload()).outcome
     assert (True, True) == (threads[0].is_alive(), threads[0].daemon)
     may_end.set()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "security: {keys: {file: k}}", ["security.keys"]),
+        ("security: {rules: [{clients: [a], operations: [all]}]}", "", ["security.rules"]),
+        (
+            "quotas: {gold: {limit: 1/s}, free: {limit: 1/s}}",
+            "quotas: {gold: {limit: 2/s}, free: {limit: 1/s}}",
+            ["quotas.gold"],
+        ),
+        (
+            "routes: [{name: score, targets: [{model: a}], timeout: 1s}]",
+            "routes: [{name: score, targets: [{model: a}], timeout: 2s}]",
+            ["routes.score"],
+        ),
+        ("routes: [{targets: [{model: a}]}]", "", ["routes.1"]),
+        ("clients: {a: {}}", "clients: {b: {}}", ["clients.b", "clients.a"]),
+        (
+            "policies: {timeout: 5s}",
+            "policies: {timeout: 5s, in_flight: 3}",
+            ["policies.in_flight"],
+        ),
+        ("state: {directory: a}", "", ["state.directory"]),
+        (
+            "routes: [{name: a, targets: [{model: a}]}, {name: b, targets: [{model: a}]}]",
+            "routes: [{name: b, targets: [{model: a}]}, {name: a, targets: [{model: a}]}]",
+            ["routes"],
+        ),
+        ("in_flight_bytes: 1MiB", "in_flight_bytes: 2MiB", ["in_flight_bytes"]),
+        ("# a comment", "", []),
+    ],
+)
+def test_a_reload_names_the_keys_that_differ(old: str, new: str, expected: list[str]) -> None:
+    """By section and name, whatever the section is; parts of the gateway are not all there is."""
+    base = "version: 1\nlisteners: [{http: 8000}]\nmodels: {a: {backend: python}}\n"
+    assert expected == changed_keys(load_text(base + old).config, load_text(base + new).config)

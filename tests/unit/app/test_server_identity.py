@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from gateway.app.server_identity import ServerIdentity
+from gateway.app.build.server_identity import ServerIdentity
 from gateway.ir.metadata import ServerMetadata
 from gateway.settings.units import parse_url
 from gateway.transports.grpc.withheld import WithheldCalls

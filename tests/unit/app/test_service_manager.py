@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.app.activation import activated_sockets
-from gateway.app.errors import StartError
-from gateway.app.server_names import inherited_sockets, server_addresses
-from gateway.app.service_manager import ServiceManager
+from gateway.api.start_error import StartError
+from gateway.app.listen.activation import activated_sockets
+from gateway.app.listen.server_names import inherited_sockets, server_addresses
+from gateway.app.run.service_manager import ServiceManager
 from gateway.config.load import load_text
 from gateway.config.models import ListenerConfig
 
@@ -112,7 +112,7 @@ def environment(
     for number, each in enumerate(created, FIRST):
         os.dup2(each.fileno(), number)
         each.close()
-    monkeypatch.setattr("gateway.app.activation._FIRST", FIRST)
+    monkeypatch.setattr("gateway.app.listen.activation._FIRST", FIRST)
     count = str(len(names))
     yield (
         {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count, "LISTEN_FDNAMES": ":".join(names)},

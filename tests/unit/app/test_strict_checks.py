@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.check import check
+from gateway.app.check.check import check
 from gateway.config.load import load_text
 
 TLS = "tls: {cert: cert.pem, key: key.pem}"

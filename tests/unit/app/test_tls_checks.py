@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app.check import check
+from gateway.app.check.check import check
 from gateway.config.load import load_text
 
 LISTENER = "version: 1\nlisteners: [{http: 8000, grpc: 8001, transport: T, tls: TLS}]\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app.check import check
+from gateway.app.check.check import check
 from gateway.config.load import load_text
 
 GOOD = """version: 1

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gateway.api.backend import Arrays, Backend, Inputs, Job
+from gateway.api.model_spec import ModelSpec
 from gateway.backends.base import LoadError
 from gateway.backends.hosted import versions_of
-from gateway.backends.model_spec import ModelSpec
 from gateway.backends.python import PythonBackend
 from gateway.backends.versions import Versions
 from gateway.ir.calls import InferRequest, ModelMetadataRequest, StreamInferRequest

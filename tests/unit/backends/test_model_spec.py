@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.model_spec import ModelSpec
+from gateway.api.model_spec import ModelSpec
 
 
 def spec(value: Any) -> ModelSpec:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pytest
 
 import gateway.cli.demo
+from gateway.api.model_spec import ModelSpec
 from gateway.backends import onnx
 from gateway.backends.base import Job, LoadError
-from gateway.backends.model_spec import ModelSpec
 from gateway.backends.onnx import OnnxBackend, OnnxOptions
 from gateway.backends.repository import find_versions, from_spec, onnx_model
 from gateway.cli.demo.samples import SIDE, load_scans

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gateway.api.model_spec import ModelSpec
 from gateway.backends.base import Backend, Job, LoadError
-from gateway.backends.model_spec import ModelSpec
 from gateway.backends.python import PythonBackend, declares, from_spec
 from gateway.ir.calls import InferRequest, InferResponse, ModelMetadataRequest, StreamInferRequest
 from gateway.ir.context import ModelRef

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import typer
+from typer.main import get_command
 
 from gateway.cli.admin import get_metrics, get_status, get_traffic
+from gateway.cli.commands import command_line
 
 PAGES = [get_status, get_metrics, get_traffic]
 
@@ -56,6 +58,57 @@ def test_another_port_is_reported_as_no_admin_port(
     text = capsys.readouterr().err
     assert text.startswith(f"gateway: no admin port of a gateway at {address}: {reason}")
     assert text.endswith("; expected the address of its `admin`\n")
+
+
+@pytest.mark.parametrize("page", [get_status, get_traffic])
+@pytest.mark.parametrize(
+    ("token", "hint"),
+    [
+        ("", "; set the environment variable GATEWAY_ADMIN_TOKEN to the token\n"),
+        ("wrong", "; GATEWAY_ADMIN_TOKEN has the token that was sent\n"),
+    ],
+)
+def test_a_refusal_names_the_variable_of_the_token(
+    page: Callable[[str], Any],
+    token: str,
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An operator of another machine reads there what the command needs."""
+    monkeypatch.setenv("GATEWAY_ADMIN_TOKEN", token)
+    refusal = body("401 Unauthorized", b'{"error": "token is missing or wrong"}')
+    with replying_server(refusal) as (address, _), pytest.raises(typer.Exit):
+        page(address)
+    assert f"gateway: token is missing or wrong{hint}" == capsys.readouterr().err
+
+
+@pytest.mark.migration
+def test_each_command_with_an_admin_port_names_the_variable() -> None:
+    """Its help says where the token comes from."""
+    found = [
+        (path, command)
+        for path, command in _commands(get_command(command_line()))
+        if any("--admin" in each.opts and path != "health" for each in command.params)
+    ]
+    listens = {"serve", "init", "demo", "migration-demo"}  # their flag is where the gateway listens
+    without = {
+        path
+        for path, command in found
+        if not any(
+            "GATEWAY_ADMIN_TOKEN" in (getattr(each, "help", "") or "") for each in command.params
+        )
+    }
+    assert len(found) > 15
+    assert listens >= without
+
+
+def _commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each command with its words."""
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _commands(each, f"{path} {name}".strip())
+    if not hasattr(command, "commands"):
+        yield path, command
 
 
 def test_an_address_may_have_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None:

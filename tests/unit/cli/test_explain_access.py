@@ -30,6 +30,10 @@ security:
 """
 
 
+NEAREST = "access: deny, no rule allows it; nearest is rule fraud-infers:"
+OPERATION = "'health', 'metadata', 'inference', 'index'"
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Return a file with rules."""
@@ -48,11 +52,23 @@ def explain(config: Path, *arguments: str) -> tuple[int, str]:
     ("arguments", "status", "line"),
     [
         (("--model", "fraud-2"), 0, "access: allow, rule fraud-infers"),
-        (("--model", "fraud-2", "--version", "2"), 1, "access: deny, no rule allows it"),
-        (("--model", "fraud-2", "--elements", "11"), 1, "access: deny, no rule allows it"),
+        (
+            ("--model", "fraud-2", "--version", "2"),
+            1,
+            f"{NEAREST} version '2' does not match '', '1'",
+        ),
+        (
+            ("--model", "fraud-2", "--elements", "11"),
+            1,
+            f"{NEAREST} 11 exceeds max_elements 10",
+        ),
         (("--model", "fraud", "--operation", "index"), 1, "access: deny, rule no-control"),
         (("--operation", "metadata"), 0, "access: allow, rule fraud-infers"),
-        (("--operation", "switch"), 1, "access: deny, no rule allows it"),
+        (
+            ("--operation", "switch"),
+            1,
+            f"{NEAREST} operation 'switch' does not match {OPERATION}; model '' does not match 'fraud*'",
+        ),
         (("--operation", "health"), 0, "access: allow, no rule is needed"),
     ],
 )
@@ -65,10 +81,17 @@ def test_explain_names_the_deciding_rule(
 
 
 def test_json_has_the_decision(config: Path) -> None:
-    """Decision, rule and quotas are an object of their own."""
+    """Decision, rule and quotas are an object of their own, with the rule that is nearest."""
     status, output = explain(config, "--client", "fraud", "--model", "other", "-o", "json")
     assert status == 1
-    assert json.loads(output)["access"] == {"decision": "deny", "rule": None, "quotas": []}
+    assert json.loads(output)["access"] == {
+        "decision": "deny",
+        "rule": None,
+        "quotas": [],
+        "rehearsed": None,
+        "nearest": "fraud-infers",
+        "failed": "model 'other' does not match 'fraud*'",
+    }
 
 
 def test_anonymous_needs_a_rule_with_its_name(config: Path) -> None:

@@ -162,3 +162,11 @@ def test_the_version_imports_only_the_extension() -> None:
         "gateway.accelerator",
         "gateway._accelerated",
     }
+
+
+def test_a_refusal_names_the_variable_of_the_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """An admin port whose probes are closed is not a gateway that is dead."""
+    with admin(b"HTTP/1.1 401 Unauthorized\r\n\r\n") as address:
+        assert 1 == run_live(address)
+    found = capsys.readouterr()
+    assert ("", True) == (found.out, "status 401; GATEWAY_ADMIN_TOKEN" in found.err)

@@ -14,7 +14,7 @@ import pytest
 from gateway.cli.health import NO_FLAGS
 from gateway.cli.readiness import ask_ready
 from gateway.cli.server_flags import ServerFlags
-from gateway.ir.errors import ConnectFailure, DeadlineExceeded
+from gateway.ir.errors import ConnectFailure, DeadlineExceeded, Forbidden
 from gateway.settings.units import Url
 from gateway.transports.grpc.headers import RESPONSE_HEAD, TRAILERS_OK, trailers_only_block
 from gateway.transports.http2 import frames
@@ -183,3 +183,13 @@ def test_command_imports_little(carrier: str, parts: list[bytes]) -> None:
         command = [sys.executable, "-c", program, "health", f"oip+{carrier}://127.0.0.1:{port}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "ready\n0 []\n" == done.stdout
+
+
+@pytest.mark.parametrize("model", [None, "m"])
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden"])
+def test_a_refusal_is_not_the_state_of_a_model(model: str | None, status: str) -> None:
+    """The error has the reason of the server; "not ready" would send an operator to the model."""
+    with server(http(status, '{"error": "a key is missing"}'), []) as port:
+        url = Url("oip", "http", "127.0.0.1", port)
+        with pytest.raises(Forbidden, match=f"status {status[:3]}: a key is missing"):
+            ask_ready(url, model, "", WAIT_S, NO_FLAGS)

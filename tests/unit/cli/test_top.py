@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from gateway.app.admin.rates import TrafficWindow
@@ -38,12 +40,12 @@ class Viewed:
         self._clock = FakeClock()
         self._window = TrafficWindow(self._clock)
         self._clock.advance(90.0)
-        self._window.update(self.metrics.registry.collect())
+        asyncio.run(self._window.update(self.metrics.registry.collect()))
 
     def traffic(self, order: Order = Order.LOAD) -> Traffic:
         self._clock.advance(2.0)
-        self._window.update(self.metrics.registry.collect())
-        return traffic_of(self._window.document(), order)
+        asyncio.run(self._window.update(self.metrics.registry.collect()))
+        return traffic_of(asyncio.run(self._window.document()), order)
 
 
 def canary() -> Traffic:

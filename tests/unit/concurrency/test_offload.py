@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from gateway.concurrency.offload import off_loop, run_bounded, run_bounded_on_loop
-from gateway.ir.work import LongWork, charge
+from gateway.concurrency.offload import limit_memory, off_loop, run_bounded, run_bounded_on_loop
+from gateway.ir.errors import Overloaded
+from gateway.ir.work import LongWork, charge, reserve
 
 LOOP = threading.main_thread().ident
 
@@ -50,6 +51,96 @@ async def test_wherever_chooses_the_thread_by_the_cost() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await run_bounded(fail)
+
+
+class _Held:
+    """Memory of which so many bytes are free, also for what work may need later or not."""
+
+    def __init__(self, free: int, *, has_spare: bool = False) -> None:
+        self.free = free
+        self.has_spare = has_spare
+        self.used = 0
+        self.grown: list[int] = []
+
+    async def grow(self, size: int) -> None:
+        if size > self.free - self.used:
+            raise Overloaded("no memory for a message")
+        await asyncio.sleep(0)
+        self.grown.append(size)
+        self.used += size
+
+    def try_grow(self, size: int) -> bool:
+        found = self.has_spare and size <= self.free - self.used
+        self.used += size * found
+        return found
+
+    def close(self) -> None:
+        self.used = 0
+
+
+def build(steps: list[tuple[int, int]], done: list[int]) -> int:
+    for size, built in steps:
+        reserve(size, built)
+        done.append(built)
+    return len(done)
+
+
+async def test_long_work_reserves_what_it_builds_beyond_its_share() -> None:
+    """Eight times the message and 4 MiB need no reservation; what exceeds them all has one."""
+    memory, mib, done = _Held(1 << 30), 1 << 20, list[int]()
+    limit_memory(lambda: memory)
+    assert 2 == await off_loop(build, [(mib, 8 * mib), (mib, 4 * mib)], done)
+    assert [] == memory.grown
+    done.clear()
+    assert 3 == await off_loop(build, [(mib, 13 * mib), (mib, 2 * mib)], done)
+    # It starts again when the memory is there, and once more when it needs the rest.
+    assert [mib, 2 * mib] == memory.grown
+    assert [13 * mib, 13 * mib, 2 * mib] == done
+    assert 0 == memory.used
+
+
+async def test_work_of_small_steps_starts_again_a_few_times() -> None:
+    """A message of a million small fields took a minute of CPU: it began anew for each of them."""
+    memory, mib, done = _Held(1 << 30, has_spare=True), 1 << 20, list[int]()
+    limit_memory(lambda: memory)
+    await off_loop(build, [(mib, mib)] * 500, done)
+    assert len(memory.grown) <= 8
+    assert len(done) <= 4 * 500
+
+
+async def test_work_without_its_memory_is_refused_before_it_builds() -> None:
+    """The error of the reservation is that of the work, and everything is released."""
+    memory, done = _Held(1 << 20), list[int]()
+    limit_memory(lambda: memory)
+    with pytest.raises(Overloaded):
+        await off_loop(build, [(10, 1 << 30)], done)
+    assert ([], 0) == (done, memory.used)
+
+
+async def test_other_work_has_its_turn_while_one_waits_for_memory() -> None:
+    """A wait for memory holds no turn, so that those who hold the memory can finish."""
+    memory, free = _Held(1 << 30), asyncio.Event()
+    grow = memory.grow
+
+    async def late(size: int) -> None:
+        await free.wait()
+        await grow(size)
+
+    memory.grow = late  # type: ignore[method-assign]  # a double
+    limit_memory(lambda: memory)
+    waiting = asyncio.ensure_future(off_loop(build, [(10, 1 << 25)], []))
+    assert LOOP != await off_loop(work, 1)
+    assert not waiting.done()
+    free.set()
+    assert 1 == await waiting
+
+
+def test_the_event_loop_builds_nothing_large() -> None:
+    """What needs a reservation is long work, whatever it costs."""
+    with pytest.raises(LongWork):
+        run_bounded_on_loop(reserve, 10, 1 << 25)
+    assert run_bounded_on_loop(reserve, 10, 1 << 20) is None
+    assert reserve(10, 1 << 30) is None  # type: ignore[func-returns-value]  # elsewhere
 
 
 def test_other_threads_have_no_limit() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.announce import log_retired_keys
-from gateway.app.config_warnings import warnings
-from gateway.app.listeners import _limits
+from gateway.app.check.config_warnings import warnings
+from gateway.app.listen.listeners import _limits
+from gateway.app.run.announce import log_retired_keys
 from gateway.cli.configuration import load_checked
 from gateway.config.load import ConfigError, load_text
 from gateway.config.retired import RETIRED

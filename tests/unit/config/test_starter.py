@@ -6,8 +6,9 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 
-from gateway.cli.sidecar import sidecar_config
+from gateway.cli.sidecar import load_mapping, sidecar_config
 from gateway.config.load import LoadedConfig, load_text
 from gateway.config.starter import FoundServer, starter_text
 from gateway.ir.datatypes import Datatype
@@ -81,3 +82,33 @@ def test_server_names_cannot_inject_keys() -> None:
     text = sidecar(FoundServer("y\nworkers: 9", (hostile,)))
     config = load_text(text).config
     assert (config.workers, config.admin) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"default_model": "m"},
+        {"grpc": "off", "http": "127.0.0.1:1"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "upstreams",
+    [
+        ["oip+grpc://h:1"],
+        ["oip+http://h:1", "trtis+http://h:2"],
+        ["grps+grpc://h:1"],
+        ["graphpipe+http://h:1"],
+    ],
+    ids=lambda each: each[0],
+)
+def test_a_written_file_has_each_key_of_the_sidecar(
+    upstreams: list[str], flags: dict[str, str]
+) -> None:
+    """`init --from` serves what `serve --upstream` serves, with its timeouts, too."""
+    expected = sidecar_config(upstreams, **flags)  # type: ignore[arg-type]  # a flag each
+    text = starter_text(expected, {})
+    found = load_text(text).config
+    assert load_mapping(expected, "flags").config == found
+    assert 0 == len(expected.keys() - yaml.safe_load(text).keys())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -35,7 +35,11 @@ from gateway.ir.errors import (
 )
 from gateway.ir.expected_inputs import compare_inputs
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
+from gateway.ir.streams import HeldReply
+from gateway.ir.tensor import items_tensor
 from gateway.ir.work import charge
+from gateway.transports.memory_budget import UNLIMITED
+from gateway.transports.reservation import Reservation
 from gateway.wire.grpc import GrpcResponse
 from gateway.wire.http import Headers, HttpResponse
 from gateway.wire.request_id import attach_grpc_request_id, attach_http_request_id
@@ -66,7 +70,8 @@ async def responses_of(service: Any, wire: str, **settings: Any) -> list[str]:
 
 
 def infer_response(number: str) -> InferResponse:
-    return InferResponse(model=ModelRef("m"), outputs=(), id=number)
+    output = items_tensor("y", (1,), [b"x"])
+    return InferResponse(model=ModelRef("m"), outputs=(output,), id=number)
 
 
 async def test_encodes_the_reply() -> None:
@@ -244,8 +249,8 @@ class Gate:
         if response == self._long:
             raise TooLarge("too long")
 
-    def hold(self, _response: str, /) -> AbstractContextManager[None]:
-        return nullcontext()
+    def hold(self, _response: str, /) -> HeldReply:
+        return Reservation(UNLIMITED, None)
 
 
 async def session_of(service: Any, *wires: str, gate: Gate | None = None) -> list[str]:
@@ -381,6 +386,25 @@ async def test_a_codec_may_encode_the_end_of_a_stream() -> None:
     assert ["item 1", "end after 1"] == await terminal_responses(more)
     assert ["end after None"] == await terminal_responses()
     assert ["item 2"] == await terminal_responses(infer_response("2"))
+
+
+class MarkingCodec(TerminalCodec):
+    """Writes the mark of the end as an item."""
+
+    def writes_end_mark(self, _call: StreamInferRequest, /) -> bool:
+        return True
+
+
+async def test_an_item_that_only_marks_the_end_is_not_written() -> None:
+    """A client that reads the output of each item found none in the last one."""
+    more = infer_response("1").changed(is_final=False)
+    mark = InferResponse(model=ModelRef("m"), outputs=(), id="2")
+    assert ["item 1", "end after 1"] == await terminal_responses(more, mark)
+    assert ["end after None"] == await terminal_responses(mark)
+    assert ["item 1"] == await responses_of(ScriptedService(FakeStream([more, mark])), "stream")
+    service = ScriptedService(FakeStream([more, mark]))
+    frontend: Frontend[str, str] = Frontend(MarkingCodec(), service)
+    assert ["item 1", "item 2"] == [response async for response in frontend("stream")]
 
 
 async def test_a_codec_may_encode_late_errors_differently() -> None:

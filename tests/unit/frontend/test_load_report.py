@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.app.process_usage import ProcessUsage
-from gateway.app.worker_slot import SINGLE_PROCESS
+from gateway.app.run.process_usage import ProcessUsage
+from gateway.app.run.worker_slot import SINGLE_PROCESS
 from gateway.frontend.load_report import Load, LoadReportingFrontend
 from gateway.ir.errors import GatewayError
 from gateway.wire.frontend import ServerFrontend

@@ -6,7 +6,7 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, ModelRef, Origin
 from gateway.ir.data import RawData, StreamedData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.streaming_body import streaming_body_of, with_buffered_body
+from gateway.ir.streamed_inputs import streaming_body_of, with_buffered_body
 from gateway.ir.teed_body import TeeBudget, TeedBody, tee_body, with_kept_body
 from gateway.ir.tensor import Tensor, as_raw, streamed_tensor
 from tests.fakes import FakeArriving

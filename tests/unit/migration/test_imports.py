@@ -10,9 +10,9 @@ from pathlib import Path
 _PROGRAM = """
 import asyncio, json, sys
 import gateway.registry
-from gateway.app.gateway import Gateway
-from gateway.app.parts import LeadingParts, OwnProcess
-from gateway.app.reload import Reloader
+from gateway.app.run.gateway import Gateway
+from gateway.app.build.parts import LeadingParts, OwnProcess
+from gateway.app.run.reload import Reloader
 from gateway.config.load import load_text
 
 TEXT = '''

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.app.runtime_changes import RuntimeChanges, differences, runtime_document
+from gateway.app.run.runtime_changes import RuntimeChanges, differences, runtime_document
 from gateway.config.load import LoadedConfig, load_text
 from gateway.migration import settings
 

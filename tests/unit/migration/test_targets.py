@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.check import check
-from gateway.app.config_warnings import warnings
-from gateway.app.gateway import Gateway
+from gateway.app.check.check import check
+from gateway.app.check.config_warnings import warnings
+from gateway.app.run.gateway import Gateway
 from gateway.config.load import ConfigError, load_text
 from gateway.migration.options import captures_of
 from gateway.migration.targets import live_migrations
@@ -172,3 +172,13 @@ def test_a_cutover_without_a_guard_of_errors_has_a_warning() -> None:
     assert [] == warnings(load_text(PLAIN + plan % "mismatch: {below: 1%}"))
     (found,) = warnings(load_text(PLAIN + plan % "errors: off"))
     assert "no guard watches errors" in found.message
+
+
+@pytest.mark.parametrize(
+    "text", ["cutover: {guards: {mismatch: off}}", "cutover: {}, compare: {default: ignore}"]
+)
+def test_a_cutover_without_a_guard_of_replies_has_a_warning(text: str) -> None:
+    """It is off by name, or no output is compared; by default a guard stands."""
+    assert [] == warnings(load_text(PLAIN + "migrations: {m: {cutover: {}}}\n"))
+    (found,) = warnings(load_text(PLAIN + "migrations: {m: {" + text + "}}\n"))
+    assert "no guard watches replies" in found.message

@@ -75,7 +75,7 @@ async def test_names_that_clients_make_up_are_no_labels() -> None:
     for error in errors:
         with pytest.raises(type(error)):
             await service(InferRequest(model=ModelRef("x")))
-    assert () == counts.statistics()
+    assert [] == list(counts.statistics())
 
 
 async def test_failures_before_the_first_reply_count_for_listed_models() -> None:

@@ -17,12 +17,13 @@ from gateway.ir.calls import (
     StreamInferRequest,
 )
 from gateway.ir.context import Context, ModelRef, Origin
+from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidRequest
+from gateway.ir.errors import InvalidRequest, UpstreamProtocolError
 from gateway.ir.metadata import ModelConfiguration, ModelMetadata, TensorMetadata
 from gateway.ir.streams import close_stream
-from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor
-from gateway.policies.rename import Rename
+from gateway.ir.tensor import RequestedOutput, Tensor, array_tensor, as_numpy, as_raw
+from gateway.policies.rename import Rename, TensorNamesConfig
 from tests.fakes import FakeStream, ScriptedService
 
 X = np.array([1, 2], np.int32)
@@ -240,3 +241,55 @@ async def test_other_metadata_are_unchanged() -> None:
     rename = Rename(ScriptedService(found), model="inner")
     reply = await rename(ModelMetadataRequest(model=ModelRef("outer")))
     assert found.changed(name="outer") == reply
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "expected"),
+    [
+        ((-1,), (1, 1), (1,)),
+        ((-1,), (5, 1), (5,)),
+        ((-1, 1), (5,), (5, 1)),
+        ((-1, 3), (2, 1, 3), (2, 3)),
+        ((), (1,), ()),
+        ((-1, 1), (0,), (0, 1)),
+        ((2, 3), (2, 3), (2, 3)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_raw", [False, True])
+async def test_clients_get_outputs_in_the_shapes_of_the_configuration(
+    wanted: tuple[int, ...], found: tuple[int, ...], expected: tuple[int, ...], is_raw: bool
+) -> None:
+    """Elements stay the same; the name is that of the client, and other outputs keep their shape."""
+    output = array_tensor("OUT", np.zeros(found, np.float32))
+    if is_raw:
+        output = Tensor("OUT", output.datatype, found, RawData(as_raw(output)))
+    other = tensor("other")
+    service = ScriptedService(InferResponse(model=INNER, outputs=(output, other)))
+    renamed = await renaming(service, shapes={"y": wanted})(request("a"))
+    restored = renamed.outputs[0]
+    assert ("y", expected, expected) == (restored.name, restored.shape, as_numpy(restored).shape)
+    assert renamed.outputs[1] == other
+
+
+async def test_an_output_of_another_shape_is_no_reply() -> None:
+    """Only axes of size 1 may come and go: the elements of other axes would change their places."""
+    output = array_tensor("y", np.zeros((2, 3), np.float32))
+    service = ScriptedService(InferResponse(model=INNER, outputs=(output,)))
+    with pytest.raises(UpstreamProtocolError, match=r"'y' has shape \[2, 3\]; expected \[-1\]"):
+        await Rename(service, shapes={"y": (-1,)})(request("a"))
+
+
+async def test_metadata_have_the_shapes_of_the_configuration() -> None:
+    """A client that asks for the metadata finds what the replies have."""
+    declared = TensorMetadata("OUT", Datatype.FP32, (-1, 1))
+    service = ScriptedService(ModelMetadata(name="inner", outputs=(declared,)))
+    found = await renaming(service, shapes={"y": (-1,)})(ModelMetadataRequest(model=PUBLIC))
+    assert (TensorMetadata("y", Datatype.FP32, (-1,)),) == found.outputs
+
+
+def test_a_shape_has_one_free_axis_at_most() -> None:
+    """With two of them, the sizes would be ambiguous."""
+    assert TensorNamesConfig(shapes={"y": (-1, 3)}).shapes == {"y": (-1, 3)}
+    with pytest.raises(ValueError, match="expected at most one -1"):
+        TensorNamesConfig(shapes={"y": (-1, -1)})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.models import build_models
+from gateway.app.build.models import build_models
 from gateway.config.load import ConfigError, load_text
 from gateway.ir.calls import ModelMetadataRequest, ServerLiveRequest
 from gateway.ir.context import ModelRef

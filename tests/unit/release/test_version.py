@@ -17,11 +17,7 @@ NUMBER = re.compile(
 )
 FILES = [
     ROOT / "README.md",
-    *(
-        path
-        for path in sorted((ROOT / "docs").rglob("*.md"))
-        if path.name != "history.md" and NUMBER.search(path.read_text())
-    ),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if NUMBER.search(path.read_text())),
     *sorted(path for path in (ROOT / "deploy").rglob("*.yaml") if NUMBER.search(path.read_text())),
 ]
 

@@ -38,7 +38,8 @@ from gateway.ir.errors import (
 from gateway.ir.streams import close_stream
 from gateway.ir.tensor import Tensor
 from gateway.policies.limits.policy import CallLimits
-from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import Endpoints
 from gateway.routing.load_balancing import BalancingPolicy, LoadBalancer
 from gateway.routing.outlier_detection import OFF, OutlierDetection
 from tests.fakes import FakeArriving, FakeClock, FakeStream, HangingStream, ScriptedService, settle

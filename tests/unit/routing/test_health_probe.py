@@ -27,7 +27,8 @@ from gateway.ir.errors import (
     Unsupported,
 )
 from gateway.ir.metadata import ServerMetadata
-from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import Endpoints
 from gateway.routing.health_probe import Prober
 from tests.fakes import FakeClock, ScriptedService, settle
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.ir.call_keys import key_of
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import Client, Context, ModelRef
-from gateway.routing.endpoints import Endpoint
+from gateway.routing.endpoint import Endpoint
 from gateway.routing.load_balancing import (
     BalancingPolicy,
     LoadBalancer,

@@ -134,3 +134,15 @@ def test_matches_model_checks_names_only() -> None:
     """Whether a name is served does not depend on version, protocol or headers."""
     matcher = Matcher([Rule(model="a*", versions=("9",), headers={"h": "v"})])
     assert (True, False) == (matcher.matches_model("ab"), matcher.matches_model("b"))
+
+
+@pytest.mark.parametrize("name", ["a", "b", "ab", "a*", "[a]", "c", ""])
+def test_rules_of_one_model_and_of_many_keep_their_order(name: str) -> None:
+    """Rules are found by the name of the model, and the first one wins as when all are read."""
+    models = ("b", "a?", "a", "[a]", "a", "a*", "", "b*", "b")
+    for start in range(len(models)):
+        rules = [Rule(model=model, versions=("1",)) for model in models[start:]]
+        matcher = Matcher(rules)
+        found = [each.index for each in matcher.explain(call(name, "1")) if each.is_match]
+        assert (found[0] if found else None) == matcher.find(call(name, "1"))
+        assert bool(found) == matcher.matches_model(name)

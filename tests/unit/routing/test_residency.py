@@ -27,7 +27,8 @@ from gateway.ir.calls import (
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import ConnectFailure, LoadFailed, ModelNotFound, Unavailable, UpstreamError
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry
-from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import Endpoints
 from gateway.routing.residency.controller import ResidencyController, WaitRules
 from gateway.routing.residency.layer import Residency
 from gateway.routing.residency.plan import ModelPhase

@@ -16,7 +16,8 @@ from gateway.api.layer import Entries
 from gateway.ir.calls import Call, InferRequest, InferResponse, ModelLoadRequest, StreamInferRequest
 from gateway.ir.context import CallSequence, ModelRef
 from gateway.ir.errors import GatewayError, LoadFailed, Unavailable, UpstreamError
-from gateway.routing.endpoints import Endpoint, Endpoints
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import Endpoints
 from gateway.routing.rolling.layer import RollingLoad, TrialOf
 from gateway.routing.rolling.model_calls import CountModelCalls
 from gateway.routing.rolling.settings import RollingLoadConfig, TrialResult, WarmUpConfig

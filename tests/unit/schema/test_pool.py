@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -83,3 +84,30 @@ def test_rejects_the_pure_python_runtime(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(api_implementation, "Type", lambda: "python")
     with pytest.raises(RuntimeError, match="PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"):
         pool.require_fast_runtime()
+
+
+def test_all_protocols_are_imported_with_the_pure_python_runtime() -> None:
+    """What uses the package as a library then learns from the start what to change."""
+    code = (
+        "import importlib; from gateway.registry import PROTOCOLS\n"
+        "for each in PROTOCOLS.values(): importlib.import_module(each.partition(':')[0])\n"
+        "from gateway.schema.pool import require_fast_runtime; require_fast_runtime()"
+    )
+    environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "RuntimeError: protobuf runs on its 'python'" in ran.stderr.splitlines()[-1]
+
+
+def test_the_command_runs_where_the_pure_python_runtime_is_set() -> None:
+    """Images of old TensorFlow clients set it for their own code."""
+    environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    code = (
+        "import sys; sys.argv[1:] = ['--version']; from gateway.cli import main; main()\n"
+        "from gateway.schema.pool import require_fast_runtime; require_fast_runtime()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")

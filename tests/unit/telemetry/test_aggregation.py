@@ -17,13 +17,13 @@ from gateway.telemetry.aggregation import (
     family_of,
     snapshot,
     total_of,
-    write_page,
 )
 from gateway.telemetry.call_log import CallRecord
 from gateway.telemetry.call_path import CallPath
+from gateway.telemetry.exposition import write_page
 from gateway.telemetry.metrics import Metrics
 
-CALLS = "gateway_requests_total"
+CALLS = names.REQUESTS.name
 
 
 def counted(calls: int, *, model: str = "m", ready: bool = True) -> Snapshot:
@@ -36,13 +36,13 @@ def counted(calls: int, *, model: str = "m", ready: bool = True) -> Snapshot:
         metrics.call(CallRecord("InferRequest", model, "", context, path, "ok", None, 0.001, 1.0))
     metrics.upstream_ready("up", "h:1", ready)
     metrics.watch(names.IN_FLIGHT_BYTES, lambda: 10.0 * calls)
-    found: Snapshot = orjson.loads(orjson.dumps(snapshot(metrics.registry)))
+    found: Snapshot = orjson.loads(orjson.dumps(list(snapshot(metrics.registry))))
     return found
 
 
-def values(metrics: Iterable[Metric]) -> dict[str, float]:
+async def values(metrics: Iterable[Metric]) -> dict[str, float]:
     """Return every sample by its name and labels, as Prometheus reads the page."""
-    page, _ = write_page(metrics, "")
+    page, _ = await write_page(metrics, "")
     return {
         sample.name + "".join(f",{key}={value}" for key, value in sorted(sample.labels.items())): (
             sample.value
@@ -58,7 +58,7 @@ LABELS = "protocol=oip.http,route=r,target=t"
 BUCKET = f"{DURATION}_bucket,kind=InferRequest,le={{}},{LABELS}"
 
 
-def test_exemplars_are_aggregated() -> None:
+async def test_exemplars_are_aggregated() -> None:
     """The bucket has the trace of the last process, and the counts are added."""
     totals = MetricsAggregator()
     for process, trace_id in (("one", "a" * 32), ("other", "b" * 32)):
@@ -67,82 +67,83 @@ def test_exemplars_are_aggregated() -> None:
         record = CallRecord("InferRequest", "", "", context, path, "ok", None, 0.001, 1.0)
         metrics.call(record)
         metrics.exemplify(record)
-        totals.update(process, orjson.loads(orjson.dumps(snapshot(metrics.registry))))
-    page, _ = write_page(totals.collect(), "application/openmetrics-text")
+        totals.update(process, orjson.loads(orjson.dumps(list(snapshot(metrics.registry)))))
+    page, _ = await write_page(await totals.collect(), "application/openmetrics-text")
     (line,) = [line for line in page.decode().splitlines() if "trace_id" in line]
     assert f'2.0 # {{trace_id="{"b" * 32}"}} 0.001 ' in line
     assert 'le="0.001"' in line
 
 
-def test_counters_and_histograms_are_added_up() -> None:
+async def test_counters_and_histograms_are_added_up() -> None:
     """The counts of two processes are one total, bucket by bucket."""
     totals = MetricsAggregator()
     totals.update("one", counted(3))
     totals.update("other", counted(4))
-    found = values(totals.collect())
+    found = await values(await totals.collect())
     assert 7 == found[REQUESTS.format("m")]
     assert [0, 7, 7] == [found[BUCKET.format(bound)] for bound in ("0.0005", "0.001", "+Inf")]
     assert pytest.approx(0.007) == found[f"{DURATION}_sum,kind=InferRequest,{LABELS}"]
 
 
-def test_labels_of_all_processes_are_kept() -> None:
+async def test_labels_of_all_processes_are_kept() -> None:
     """Labels that only one process has are not lost."""
     totals = MetricsAggregator()
     totals.update("one", counted(3, model="a"))
     totals.update("other", counted(4, model="b"))
-    found = values(totals.collect())
+    found = await values(await totals.collect())
     assert (3, 4) == (found[REQUESTS.format("a")], found[REQUESTS.format("b")])
 
 
-def test_gauges_are_aggregated_by_their_meaning() -> None:
+async def test_gauges_are_aggregated_by_their_meaning() -> None:
     """Bytes are added; an upstream is ready if it is ready in all processes."""
     totals = MetricsAggregator()
     totals.update("one", counted(1))
     totals.update("other", counted(2, ready=False))
-    found = values(totals.collect())
+    found = await values(await totals.collect())
     assert 30 == found["gateway_in_flight_bytes"]
     assert 0 == found["gateway_upstream_ready,endpoint=h:1,upstream=up"]
     assert 1 == found["gateway_build_info,version=1"]
 
 
-def test_counts_of_ended_processes_are_kept() -> None:
+async def test_counts_of_ended_processes_are_kept() -> None:
     """Totals continue when another process replaces an ended one, whose gauges are removed."""
     totals = MetricsAggregator()
     totals.update("first", counted(5))
-    totals.process_ended("first")
-    found = values(totals.collect())
+    await totals.process_ended("first")
+    found = await values(await totals.collect())
     assert 5 == found[REQUESTS.format("m")]
     assert "gateway_in_flight_bytes" not in found
     totals.update("second", counted(2))
     totals.update("second", counted(3))
-    totals.process_ended("second")
-    totals.process_ended("second")
+    await totals.process_ended("second")
+    await totals.process_ended("second")
     totals.update("third", counted(1))
-    assert 9 == values(totals.collect())[REQUESTS.format("m")]
+    assert 9 == (await values(await totals.collect()))[REQUESTS.format("m")]
 
 
-def test_ended_process_without_metrics_is_ignored() -> None:
+async def test_ended_process_without_metrics_is_ignored() -> None:
     """A process that never reported metrics adds none."""
     totals = MetricsAggregator()
-    totals.process_ended("nobody")
-    assert [] == totals.collect()
+    await totals.process_ended("nobody")
+    assert [] == list(await totals.collect())
 
 
-def test_page_of_one_process_is_unchanged() -> None:
+async def test_page_of_one_process_is_unchanged() -> None:
     """The aggregated page of one process equals its own page, in both formats."""
     metrics = Metrics("1")
     totals = MetricsAggregator()
-    totals.update("one", snapshot(metrics.registry))
+    totals.update("one", list(snapshot(metrics.registry)))
     accept = "application/openmetrics-text; version=1.0.0"
     for accept_header in ("", accept):
-        assert metrics.page(accept_header) == write_page(totals.collect(), accept_header)
+        page = await write_page(await totals.collect(), accept_header)
+        assert metrics.page(accept_header) == page
 
 
-def test_gauges_and_counters_by_worker() -> None:
+async def test_gauges_and_counters_by_worker() -> None:
     """Gauges and counters by worker are on the page under their names."""
     metrics = [
         family_of(names.Metric("up", "gauge", "U.", ("worker",)), {"1": 1.0}),
         family_of(names.Metric("starts_total", "counter", "S.", ("worker",)), {"1": 2.0}),
     ]
-    assert {"up,worker=1": 1.0, "starts_total,worker=1": 2.0} == values(metrics)
-    assert 7 == total_of([*counted(3), *counted(4)], CALLS)
+    assert {"up,worker=1": 1.0, "starts_total,worker=1": 2.0} == await values(metrics)
+    assert 7 == total_of([*counted(3), *counted(4)], names.REQUESTS)

@@ -10,6 +10,8 @@ from gateway.ir.context import Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, NotReady, UpstreamError
 from gateway.telemetry import error_texts
 from gateway.telemetry.error_texts import brief_text, error_text
+from gateway.wire.grpc import GrpcRequest
+from gateway.wire.http import HttpRequest
 
 LONG = "input 'note' is invalid: " + "card 4111 1111 1111 1111 " * 40
 
@@ -55,3 +57,10 @@ def test_a_text_within_another_one_is_cut_too() -> None:
         found = error_text(error)
     assert found.startswith(f"pipeline 'p', step 1: server said: {LONG[:120]}... (")
     assert LONG not in found
+
+
+@pytest.mark.parametrize("wire", [HttpRequest("POST", "/v2"), GrpcRequest("/a/b", (b"",))])
+def test_the_refusal_of_a_request_is_the_gateways_own_text(wire: object) -> None:
+    """Its origin is the request, in whose form the client gets the error."""
+    error = InvalidRequest("body is no inference request", origin=Origin("oip.http", wire))
+    assert error_text(error) == error.message

@@ -138,3 +138,24 @@ def test_closed_standard_error_is_no_log(monkeypatch: pytest.MonkeyPatch) -> Non
     configure("info", "auto")
     structlog.get_logger("x").warning("nowhere")
     assert ["nowhere"] == [each["event"] for each in logs.recent_warnings()]
+
+
+def test_refusals_of_one_client_leave_the_other_warnings_of_the_status() -> None:
+    """The last line of each code stays, with their number."""
+    configure("info", "json", io.StringIO())
+    log = structlog.get_logger("x")
+    log.warning("endpoint not ready", endpoint="a:1")
+    for number in range(100):
+        log.warning("call", code="quota_exceeded", request_id=str(number))
+        log.warning("rejected", code="unauthenticated")
+        log.warning("connections refused", count=7)
+    log.warning("call", code="unavailable")
+    found = [(each["event"], each.get("count")) for each in logs.recent_warnings()]
+    assert [
+        ("endpoint not ready", None),
+        ("call", 100),
+        ("rejected", 100),
+        ("connections refused", 700),
+        ("call", None),
+    ] == found
+    assert "99" == logs.recent_warnings()[1]["request_id"]

@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from gateway.ir.statistics import Duration, InferStatistics, ModelStatistics
 from gateway.telemetry import names
-from gateway.telemetry.aggregation import write_page
+from gateway.telemetry.exposition import write_page
 from gateway.telemetry.triton_names import TritonNames, counters_of, rows_of
 
 SUCCESS = names.TRITON_SUCCESS.name
@@ -29,7 +29,7 @@ def server(calls: int, endpoint: str = "a", **other: Any) -> dict[str, Any]:
         "upstream": "t",
         "endpoint": endpoint,
         "is_stale": False,
-        "counters": rows_of(counters_of(statistics(calls), is_cached=False)),
+        "counters": list(rows_of(counters_of(statistics(calls), is_cached=False))),
         "pending": None,
         "instances": [["m", "1", 1]],
         **other,
@@ -52,80 +52,81 @@ def value(metrics: Iterable[Metric], name: str, **labels: str) -> float:
     return found
 
 
-def test_a_server_that_starts_again_leaves_no_counter_lower() -> None:
+async def test_a_server_that_starts_again_leaves_no_counter_lower() -> None:
     """What it counted before is added to what it counts since."""
     found = TritonNames()
     for calls, total in ((5, 5), (7, 7), (1, 8), (3, 10)):
         found.update("process", document(server(calls)))
-        assert total == value(found.collect(), SUCCESS, model="m", version="1")
+        assert total == value(await found.collect(), SUCCESS, model="m", version="1")
 
 
-def test_an_endpoint_that_is_gone_keeps_what_it_counted() -> None:
+async def test_an_endpoint_that_is_gone_keeps_what_it_counted() -> None:
     """One that comes back goes on, and counts nothing twice."""
     found = TritonNames()
     found.update("process", document(server(5), server(4, "b")))
     found.update("process", document(server(6)))
-    assert 10 == value(found.collect(), SUCCESS)
+    assert 10 == value(await found.collect(), SUCCESS)
     found.update("process", document(server(6), server(9, "b")))
-    assert 15 == value(found.collect(), SUCCESS)
+    assert 15 == value(await found.collect(), SUCCESS)
 
 
-def test_many_endpoints_that_are_gone_keep_their_sum() -> None:
+async def test_many_endpoints_that_are_gone_keep_their_sum() -> None:
     """The memory for endpoints that change their addresses is bounded, and the sum is not."""
     found = TritonNames()
     for number in range(3000):
         found.update("process", document(server(1, str(number))))
-    assert 3000 == value(found.collect(), SUCCESS)
+    assert 3000 == value(await found.collect(), SUCCESS)
 
 
-def test_processes_are_added_and_servers_are_not() -> None:
+async def test_processes_are_added_and_servers_are_not() -> None:
     """Workers have the same servers, and one of them asks; each has calls of its own."""
-    own = rows_of(counters_of(statistics(3, "7"), {"BACKEND": 1}, is_cached=False))
+    own = list(rows_of(counters_of(statistics(3, "7"), {"BACKEND": 1}, is_cached=False)))
     found = TritonNames()
     for worker, servers in (("one", [server(5)]), ("other", None)):
         found.update(worker, {**document(), "own": own, "servers": servers})
-    assert (5, 6) == tuple(value(found.collect(), SUCCESS, version=each) for each in "17")
-    found.process_ended("other")
+    metrics = list(await found.collect())
+    assert (5, 6) == tuple(value(metrics, SUCCESS, version=each) for each in "17")
+    await found.process_ended("other")
     found.update("third", document(own=own, servers=None))
-    assert 9 == value(found.collect(), SUCCESS, version="7")
+    assert 9 == value(await found.collect(), SUCCESS, version="7")
     failure = names.TRITON_FAILURE.name
-    assert 3 == value(found.collect(), failure, version="7", reason="BACKEND")
-    assert 2 == value(found.collect(), failure, version="1", reason="OTHER")
+    assert 3 == value(await found.collect(), failure, version="7", reason="BACKEND")
+    assert 2 == value(await found.collect(), failure, version="1", reason="OTHER")
 
 
-def test_pending_is_what_waits_here_and_beyond_the_instances() -> None:
+async def test_pending_is_what_waits_here_and_beyond_the_instances() -> None:
     """Over two workers and two endpoints of one instance each: 4 wait here, 5 - 2 at the server."""
     found = TritonNames()
     servers = [server(0), server(0, "b")]
     found.update("one", document(*servers, arrived={"m": 6}, sent={"t": {"m": 3}}))
     found.update("other", document(arrived={"m": 3}, sent={"t": {"m": 2}}, servers=None))
-    assert 4 + 3 == value(found.collect(), PENDING, model="m", version="1")
+    assert 4 + 3 == value(await found.collect(), PENDING, model="m", version="1")
 
 
-def test_pending_of_a_page_replaces_the_estimate() -> None:
+async def test_pending_of_a_page_replaces_the_estimate() -> None:
     """Pages of two endpoints are added."""
     found = TritonNames()
     pages = [server(0, each, pending=[["m", "1", 2]]) for each in "ab"]
     found.update("one", document(*pages, arrived={"m": 9}))
-    assert 4 == value(found.collect(), PENDING, model="m", version="1")
+    assert 4 == value(await found.collect(), PENDING, model="m", version="1")
 
 
-def test_one_stale_endpoint_makes_the_upstream_stale() -> None:
+async def test_one_stale_endpoint_makes_the_upstream_stale() -> None:
     """There is one gauge for each upstream that counts."""
     found = TritonNames()
     found.update("one", document(server(0), server(0, "b", is_stale=True)))
-    assert 1 == value(found.collect(), names.COMPAT_STALE.name, upstream="t")
+    assert 1 == value(await found.collect(), names.COMPAT_STALE.name, upstream="t")
 
 
-def test_counters_keep_their_names_in_each_format() -> None:
+async def test_counters_keep_their_names_in_each_format() -> None:
     """They have no `_total`: counters in the text format, unknown in OpenMetrics."""
     found = TritonNames()
     found.update("one", document(server(3)))
-    text = write_page(found.collect(), "")[0].decode()
+    text = (await write_page(await found.collect(), ""))[0].decode()
     assert f"# TYPE {SUCCESS} counter" in text
     assert f'{SUCCESS}{{model="m",version="1"}} 3.0' in text
     assert f"# TYPE {PENDING} gauge" in text
-    other = write_page(found.collect(), "application/openmetrics-text")[0].decode()
+    other = (await write_page(await found.collect(), "application/openmetrics-text"))[0].decode()
     families = {family.name: family.type for family in parsed(other)}  # type: ignore[no-untyped-call]  # half typed
     assert ("unknown", "gauge") == (families[SUCCESS], families[PENDING])
 

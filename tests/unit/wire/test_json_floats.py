@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import json_format
 
 from gateway.schema import grps_pb2 as pb
-from gateway.wire.json_floats import dump_exact
+from gateway.wire.json_floats import array_json, dump_exact
 
 LARGEST = np.finfo(np.float32).max
 
@@ -54,3 +54,13 @@ def test_protobuf_reads_the_largest_value() -> None:
     text = dump_exact(np.array([LARGEST, -LARGEST])).decode()
     found = json_format.Parse(f'{{"flat_float32": {text}}}', pb.GenericTensor())
     assert [LARGEST, -LARGEST] == list(found.flat_float32)
+
+
+@pytest.mark.parametrize(
+    "shape", [(300_000,), (300_000, 1), (1, 300_000), (3, 100_000), (2, 3, 50_000), (50_000, 3, 2)]
+)
+def test_long_arrays_are_written_as_short_ones(shape: tuple[int, ...]) -> None:
+    """The pieces of a long array are joined to the text of the whole, whatever its shape."""
+    array = np.arange(300_000, dtype=np.float32).reshape(shape)
+    array.reshape(-1)[::7] = LARGEST
+    assert array_json(array) == dump_exact(array)

@@ -88,10 +88,12 @@ def test_rejects_part_of_an_element() -> None:
         arrays.fixed_run([memoryview(b"abcdef"), memoryview(b"gh")], 4)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "int64", "uint32", "uint64"])
-def test_writes_packed_varints(dtype: str) -> None:
+@pytest.mark.parametrize("copies", [1, 8])  # few, and many
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "uint32", "uint64"])
+def test_writes_packed_varints(dtype: str, copies: int) -> None:
     """Arrays of every kind are written as varints that read back the same."""
-    array = np.array([*EDGES, *(-value for value in EDGES)]).astype(dtype).reshape(4, 5)
+    values = [*EDGES, *(-value for value in EDGES)] * copies
+    array = np.array(values).astype(dtype).reshape(4 * copies, 5)
     expected = b"".join(pb.varint(int(value)) for value in array.reshape(-1))
     assert expected == bytes(arrays.packed_varints(array))
     small = np.zeros((2, 0), dtype)

@@ -6,9 +6,9 @@ import msgspec
 
 from gateway.api.admin import AdminNeed, AdminRequest, AdminRoute, Json
 from gateway.app.admin.running import running
-from gateway.app.certificates import CERTIFICATES
-from gateway.app.reload import ReloadResult
-from gateway.app.runtime_changes import runtime_document
+from gateway.app.listen.certificates import CERTIFICATES
+from gateway.app.run.reload import ReloadResult
+from gateway.app.run.runtime_changes import runtime_document
 from gateway.telemetry.reload_metrics import APPLIED
 
 
@@ -69,6 +69,7 @@ def reload_response(result: ReloadResult) -> Json:
         "ok": result.outcome == APPLIED,
         "outcome": result.outcome,
         "file": result.source,
+        "sha256_before": result.before,
         "sha256": result.sha256,
     }
     if result.outcome == APPLIED:

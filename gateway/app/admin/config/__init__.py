@@ -1,5 +1,6 @@
 """`/config`, `/api/v1/config` and its page: the configuration in force, without secrets."""
 
+import asyncio
 from typing import Any, Final
 
 import yaml
@@ -10,20 +11,23 @@ from gateway.app.admin.running import running
 
 async def config(request: AdminRequest) -> Json:
     """Return the configuration in force, without secrets."""
-    return Json(_document(request))
+    return Json(await asyncio.to_thread(_document, request))
 
 
 async def show(request: AdminRequest) -> Page:
     """Return the page."""
+    return Page("config/page.html", await asyncio.to_thread(_values, request))
+
+
+def _values(request: AdminRequest) -> dict[str, Any]:
     document = _document(request)
     changes = document["changes"]
-    values = {
+    return {
         "title": "Configuration in force",
         "document": document,
         "lines": _lines(document["config"]),
         "changes": _lines(changes) if any(changes.values()) else [],
     }
-    return Page("config/page.html", values)
 
 
 def _document(request: AdminRequest) -> dict[str, Any]:

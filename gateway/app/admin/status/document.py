@@ -4,14 +4,14 @@ It shows what the process knows without asking anybody: routes, upstreams with t
 limits in use, and the latest warnings. It holds no payloads and no secrets.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.app.route_rules import target_name
-from gateway.app.routes import BuiltRoute
-from gateway.app.server_identity import ServerIdentity
-from gateway.app.upstreams import BuiltUpstream
-from gateway.routing.endpoints import Endpoint
+from gateway.app.build.route_rules import target_name
+from gateway.app.build.routes import BuiltRoute
+from gateway.app.build.server_identity import ServerIdentity
+from gateway.app.build.upstreams import BuiltUpstream
+from gateway.routing.endpoint import Endpoint
 from gateway.telemetry import names
 from gateway.telemetry.gauges import LabelledGauges
 from gateway.telemetry.upstream_metrics import AttemptMetrics
@@ -24,7 +24,7 @@ _SHOWN: Final = frozenset(
 
 
 def route_entries(
-    routes: Iterable[BuiltRoute], upstreams: Mapping[str, BuiltUpstream], required: Sequence[str]
+    routes: Iterable[BuiltRoute], upstreams: Mapping[str, BuiltUpstream], required: Collection[str]
 ) -> Iterator[Document]:
     """Yield the entry of each route: its readiness, and why it is not ready.
 

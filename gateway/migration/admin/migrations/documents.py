@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from gateway.api.extension import ConfigView
 from gateway.config.models import Config
 from gateway.migration.evidence.verdicts import Standing
 from gateway.migration.settings import MIGRATIONS
+from gateway.settings.config_view import ConfigView
 
 Document = dict[str, Any]
 

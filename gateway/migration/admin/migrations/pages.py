@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from gateway.ir.texts import utc_text
 from gateway.migration.admin.migrations.documents import Document, guards_of
-from gateway.migration.compare.statistics import wilson_interval
+from gateway.migration.compare.statistics import confidence_sequence
 
 _POINTS: Final = 120
 _MINUTES: Final = 60
@@ -113,7 +113,7 @@ def _plot(timeline: list[Document]) -> Markup | None:
         compared = sum(row["compared"] for row in rows)
         good = compared - sum(row["mismatched"] for row in rows)
         if compared:
-            low, high = wilson_interval(good, compared)
+            low, high = confidence_sequence(good, compared)
             label = utc_text(rows[0]["minute_us"])
             points.append(AgreementPoint(label, good / compared, low, high))
     if not points:

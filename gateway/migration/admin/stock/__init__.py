@@ -1,5 +1,6 @@
 """`/stock`, `/api/v1/stock` and its page: who calls what."""
 
+import asyncio
 from typing import Any, Final
 
 from gateway.api.admin import AdminRequest, AdminRoute, Json, Page
@@ -13,13 +14,13 @@ _OFF: Final = "stock-taking is off; expected 'stock: {}' and 'state' in the conf
 
 async def stock(request: AdminRequest) -> Json:
     """Return who calls what; status 404 where nothing is counted."""
-    rows = _rows(request)
+    rows = await asyncio.to_thread(_rows, request)
     return Json({"error": _OFF}, 404) if rows is None else Json({"rows": rows})
 
 
 async def show(request: AdminRequest) -> Page:
     """Return the page."""
-    found = _rows(request)
+    found = await asyncio.to_thread(_rows, request)
     rows = found or []
     values = {
         "error": _OFF if found is None else "",

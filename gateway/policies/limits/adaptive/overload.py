@@ -18,7 +18,7 @@ from gateway.concurrency.limiter import CLIENT_MEMORY, Limiter
 from gateway.concurrency.timeouts import is_timeout
 from gateway.ir.calls import Call, InferRequest, InferResponse
 from gateway.ir.errors import Overloaded
-from gateway.ir.streaming_body import streaming_body_of
+from gateway.ir.streamed_inputs import streaming_body_of
 from gateway.policies.limits.adaptive.latency import (
     LATE_WAIT_S,
     MOST_WAIT_S,

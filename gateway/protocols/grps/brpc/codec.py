@@ -9,9 +9,9 @@ Source: docs/protocols/grps.md, "6. Status and errors", "12. brpc frames".
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
-from gateway.api.protocol import Codec, unsupported
+from gateway.api.protocol import Codec
 from gateway.ir import errors
 from gateway.ir.calls import Call, StreamInferRequest
 from gateway.ir.context import Context, Origin
@@ -28,7 +28,7 @@ from gateway.protocols.grps.brpc.compression import (
 )
 from gateway.protocols.grps.brpc.framing import frame_bytes, split_frame, words
 from gateway.protocols.grps.brpc.tracing import trace_headers, write_trace
-from gateway.protocols.grps.content import ReplyFormat, reply_format_of
+from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.errors import (
     NoMethod,
     NoService,
@@ -45,8 +45,6 @@ from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.http import Buffer, view_of
 from gateway.wire.request_id import valid_request_id
 from gateway.wire.stream import Frame
-
-R = TypeVar("R")
 
 NAME: Final = "grps.brpc"
 SERVICE: Final = "grps.protos.v1.GrpsBrpcService"
@@ -85,6 +83,9 @@ class BrpcCodec(Codec[Frame, Frame]):
         self._limits = limits
         self._settings = read_options(options)
         self._compress = NUMBERS[self._settings.compress]
+        carrier = methods.GrpsCarrier(NAME, self._ask, self._message_of, _response_to)
+        self.calls = methods.handlings(carrier, self._settings, limits)
+        del self.calls[StreamInferRequest]
 
     def decode_call(self, wire: Frame, _request_id: str = "", /) -> Call[Any]:
         """Read a client's frame; float tensors and bytes are views of it unless compressed.
@@ -113,16 +114,6 @@ class BrpcCodec(Codec[Frame, Frame]):
         )
         return methods.decode_method(method, message, context, self._settings, self._limits)
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> Frame:
-        """Write the response to *call*; the data of large float tensors are not copied.
-
-        Raises:
-            Unsupported: grps cannot carry the reply.
-        """
-        return _response(
-            methods.encode_method_reply(call, reply, reply_format_of(call)), _correlation(call)
-        )
-
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> Frame:
         """Write *error* as a message whose Status is FAILURE, or as an error code.
 
@@ -141,15 +132,7 @@ class BrpcCodec(Codec[Frame, Frame]):
         text = clip(f"[E{code}]{error.message}", self._limits.error_text_bytes)
         return _refusal(UpstreamErrorText(code, text), correlation)
 
-    def encode_call(self, call: Call[Any], /) -> Frame:
-        """Write a frame to an upstream; without compression, large float tensors are not copied.
-
-        Raises:
-            Unsupported: grps cannot carry it, or has no such request.
-        """
-        if isinstance(call, StreamInferRequest):
-            raise unsupported(call, NAME)
-        method, message = methods.encode_question(call, self._settings)
+    def _ask(self, call: Call[Any], method: str, message: GrpsMessage) -> Frame:
         request = RpcRequestMeta(service_name=SERVICE, method_name=method)
         if call.context.request_id:
             request.request_id = call.context.request_id
@@ -162,34 +145,22 @@ class BrpcCodec(Codec[Frame, Frame]):
         payload = frame_bytes(meta.SerializeToString(), parts)
         return Frame(payload, None, call.context.deadline)
 
-    def decode_reply(self, call: Call[R], wire: Frame, /) -> R:
-        """Read an upstream's response to *call*; float tensors and bytes are views of it.
+    def _message_of(self, call: Call[Any], wire: Frame) -> GrpsMessage:
+        """Read the message of an upstream's response.
 
         Raises:
-            GatewayError: The error in its error code or its Status.
-            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
+            GatewayError: The error in its error code.
+            Unreadable, TooLarge: The response cannot be used.
         """
         meta, rest = split_frame(view_of(wire.payload))
         response = meta.response
-        if response.error_code:
-            text = clip(strip_traceback(words(response.error_text)), self._limits.error_text_bytes)
-            text = text or f"upstream responded with the code {response.error_code}"
-            origin = Origin(NAME, wire, UpstreamErrorText(response.error_code, text))
-            kind = error_class_of_brpc(response.error_code)
-            raise kind(text, model=call.model, origin=origin)
-        origin = Origin(NAME, wire)
-        try:
-            message = self._message(meta, rest)
-            reply = methods.decode_method_reply(call, message, origin, self._settings, self._limits)
-        except errors.InvalidRequest as error:
-            if (
-                isinstance(error, errors.MalformedMessage | errors.InvalidTensor)
-                or error.origin is not None
-            ):
-                raise
-            raise errors.MalformedMessage(error.message) from error
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        return cast("R", reply)
+        if not response.error_code:
+            return self._message(meta, rest)
+        text = clip(strip_traceback(words(response.error_text)), self._limits.error_text_bytes)
+        text = text or f"upstream responded with the code {response.error_code}"
+        origin = Origin(NAME, wire, UpstreamErrorText(response.error_code, text))
+        kind = error_class_of_brpc(response.error_code)
+        raise kind(text, model=call.model, origin=origin)
 
     def _message(self, meta: RpcMeta, rest: memoryview) -> GrpsMessage:
         """Read the message of a frame, which precedes the attachment.
@@ -237,6 +208,10 @@ def _method_of(request: RpcRequestMeta) -> str:
 
 def _response(message: GrpsMessage, correlation: int | None) -> Frame:
     return Frame(frame_bytes(_OK_META, list(write_message(message))), correlation)
+
+
+def _response_to(call: Call[Any], message: GrpsMessage) -> Frame:
+    return _response(message, _correlation(call))
 
 
 def _refusal(error_text: UpstreamErrorText, correlation: int | None) -> Frame:

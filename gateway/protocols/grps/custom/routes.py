@@ -8,7 +8,7 @@ Source: docs/protocols/grps.md, "14. Customised routes".
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import orjson
 
 from gateway.ir.context import ModelRef, Parameter
 from gateway.ir.data import ArrayData, ItemsData, TensorData
-from gateway.ir.datatypes import Datatype, bf16_of_fp32
+from gateway.ir.datatypes import Datatype, bf16_of_fp64
 from gateway.ir.errors import InvalidRequest
 from gateway.ir.limits import MessageLimits, check_shape
 from gateway.ir.tensor import Tensor
@@ -109,16 +109,25 @@ class CustomRoute:
 
 
 def route_content(
-    route: CustomRoute, document: Mapping[str, Any], limits: MessageLimits
+    route: CustomRoute,
+    document: Mapping[str, Any],
+    limits: MessageLimits,
+    reread: Callable[[], Mapping[str, Any]],
 ) -> tuple[tuple[Tensor, ...], dict[str, Parameter]]:
     """Return the inputs and parameters of a request to *route*.
+
+    Args:
+        route: The route.
+        document: What the body or the query has.
+        limits: The limits of a message.
+        reread: Returns it, the decimals of JSON as `ir.nearest.to_odd` returns them.
 
     Raises:
         InvalidRequest: A value is missing, or of another kind.
         InvalidTensor: Elements are of another kind, out of range or too many.
         TooLarge: A limit is exceeded.
     """
-    tensors = tuple([_tensor(one, document, limits) for one in route.inputs])
+    tensors = tuple([_tensor(one, document, limits, reread) for one in route.inputs])
     parameters: dict[str, Parameter] = {}
     for name, place in route.parameters.items():
         value = lookup(document, place)
@@ -143,7 +152,12 @@ def read_routes(key: str, value: Any) -> tuple[CustomRoute, ...]:
     return routes
 
 
-def _tensor(one: CustomInput, document: Mapping[str, Any], limits: MessageLimits) -> Tensor:
+def _tensor(
+    one: CustomInput,
+    document: Mapping[str, Any],
+    limits: MessageLimits,
+    reread: Callable[[], Mapping[str, Any]],
+) -> Tensor:
     value = lookup(document, one.place)
     if value is MISSING or value is None:
         value = one.default
@@ -152,7 +166,13 @@ def _tensor(one: CustomInput, document: Mapping[str, Any], limits: MessageLimits
     flat, nesting = _flattened(one, value, limits)
     shape = nesting if one.shape is None else _fitted(one, len(flat))
     check_shape(one.name, one.datatype, shape, limits)
-    return Tensor(one.name, one.datatype, shape, _data(one, shape, flat, limits))
+
+    def elements() -> list[Any]:
+        again = lookup(reread(), one.place)
+        return flat if again is MISSING or again is None else _flattened(one, again, limits)[0]
+
+    data = _data(one, shape, flat, limits, elements)
+    return Tensor(one.name, one.datatype, shape, data)
 
 
 def _flattened(
@@ -190,7 +210,11 @@ def _fitted(one: CustomInput, count: int) -> tuple[int, ...]:
 
 
 def _data(
-    one: CustomInput, shape: tuple[int, ...], flat: list[Any], limits: MessageLimits
+    one: CustomInput,
+    shape: tuple[int, ...],
+    flat: list[Any],
+    limits: MessageLimits,
+    elements: Callable[[], list[Any]],
 ) -> TensorData:
     if one.datatype is Datatype.BOOL:
         truths = [_TRUTHS.get(value, value) if isinstance(value, str) else value for value in flat]
@@ -201,8 +225,12 @@ def _data(
         what = _spelled(one.place)
         values = [read_integer(what, value, 0, _UINT64_MAX) for value in flat]
         return ArrayData(np.array(values, "<u8").reshape(shape))
+    if one.datatype is Datatype.BF16:  # from FP64: through FP32 it would be rounded twice
+        known = BY_DATATYPE[Datatype.FP64]
+        data = read_data(one.name, known, shape, flat, limits, elements, Datatype.BF16)
+        return _narrow(one, data)
     known = BY_DATATYPE[widened_datatype(one.datatype)]
-    data = read_data(one.name, known, shape, flat, limits)
+    data = read_data(one.name, known, shape, flat, limits, elements)
     if one.datatype in BY_DATATYPE or isinstance(data, ItemsData):
         return data
     return _narrow(one, data)
@@ -211,7 +239,10 @@ def _data(
 def _narrow(one: CustomInput, data: Any) -> TensorData:
     array = data.array
     if one.datatype is Datatype.BF16:
-        return ArrayData(bf16_of_fp32(array))
+        rounded = bf16_of_fp64(array)
+        if rounded is None:
+            raise InvalidRequest(f"{_spelled(one.place)} is out of the range of BF16")
+        return ArrayData(rounded)
     most = np.iinfo(one.datatype.numpy_dtype).max
     if array.size and (int(array.min()) < 0 or int(array.max()) > int(most)):
         raise InvalidRequest(f"{_spelled(one.place)} is out of the range of {one.datatype.value}")

@@ -6,7 +6,8 @@ Source: docs/protocols/grps.md, "8. HTTP", "10. Streams over HTTP".
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from functools import partial
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from gateway.api.protocol import FramingCodec, StreamCodec
@@ -28,6 +29,7 @@ from gateway.protocols.grps.options import GrpsOptions, read_options
 from gateway.wire.errors import clip, is_error_status, read_error_text
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_headers
+from gateway.wire.opaque import JsonMessages, passed_error_of, passed_request
 
 R = TypeVar("R")
 
@@ -57,7 +59,14 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         self._settings: GrpsOptions = read_options(options)
         customized = {route.path: route for route in self._settings.customized}
         self._customized = customized
+        self.whole = "" if self._settings.changes_messages else NAME
+        self.messages = JsonMessages(limits, None)
         self._reader = Reader(limits, self._settings, customized)
+        carrier = methods.GrpsCarrier(NAME, self._ask, self._message)
+        self.calls = methods.handlings(carrier, self._settings, limits)
+        streamed = carrier._replace(read=partial(self._message, sniff=True))
+        stream = methods.handlings(streamed, self._settings, limits)[StreamInferRequest]
+        self.calls[StreamInferRequest] = stream
 
     def splitter(self) -> JsonStreamSplitter:
         """Return the splitter of one streamed response of an upstream."""
@@ -80,12 +89,25 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             error.origin = Origin(NAME, wire, route)
             raise
 
+    def sends_on(self, call: Call[Any], /) -> bool:
+        """Return whether an upstream gets the message of *call*, which has its key of the model."""
+        if not super().sends_on(call):
+            return False
+        return methods.model_key(call.model, self._settings) == reply_format_of(call).key
+
+    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
+        """Write a client's request to a server."""
+        return passed_request(call, message, METHOD_PATHS[methods.PREDICT])
+
     def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
         """Write the response to *call*; bytes are not copied.
 
         Raises:
             Unsupported: grps cannot carry the reply in the requested form.
         """
+        origin, own = getattr(reply, "origin", None), call.context.origin
+        if own is not None and own.whole and origin is not None and origin.whole == own.whole:
+            return self.pass_on(call, origin)
         reply_format = reply_format_of(call)
         return responses.encode_response(call, reply, reply_format, _route(reply_format))
 
@@ -136,6 +158,9 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
     def _failure(
         self, call: Call[Any] | None, error: errors.GatewayError, *, late: bool
     ) -> HttpResponse:
+        passed = passed_error_of(call, error, self._limits)
+        if passed is not None:
+            return passed
         if call is not None:
             route = _route(reply_format_of(call))
         else:
@@ -150,13 +175,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             always_200=self._settings.http_always_200,
         )
 
-    def encode_call(self, call: Call[Any], /) -> HttpRequest:
-        """Write a request to an upstream; bytes are not copied.
-
-        Raises:
-            Unsupported: grps cannot carry it, or has no such request.
-        """
-        method, message = methods.encode_question(call, self._settings)
+    def _ask(self, call: Call[Any], method: str, message: GrpsMessage) -> HttpRequest:
         path, deadline = METHOD_PATHS[method], call.context.deadline
         headers = http_headers(call.context)
         if method not in _WITH_BODY:
@@ -182,20 +201,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             query.append(f"{quote(switch.key, safe='')}=true")
         return HttpRequest("POST", path, "&".join(query), Headers(headers), body, deadline)
 
-    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*; a response of bytes is a view of its body.
-
-        Raises:
-            GatewayError: The error in its Status or its HTTP status.
-            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-        """
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        return cast("R", self._read(call, wire, sniff=False))
-
-    def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
-        """Read one message of an upstream's stream, cut out by `splitter`; as `decode_reply`."""
-        return cast("InferResponse", self._read(call, wire, sniff=True))
-
     def _document(self, message: GrpsMessage, *, streaming: bool) -> bytes:
         text = write_json(message)
         if not streaming or self._settings.streaming.mode != BODY:
@@ -206,20 +211,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         # {"str_data":"<key>"} -> "<key>"
         return text[:-1] + b"," + key[len(b'{"str_data":') : -1] + b":true}"
 
-    def _read(self, call: Call[Any], wire: HttpResponse, *, sniff: bool) -> Any:
-        origin = Origin(NAME, wire)
-        try:
-            message = self._message(wire, sniff=sniff)
-            return methods.decode_method_reply(call, message, origin, self._settings, self._limits)
-        except errors.InvalidRequest as error:
-            if (
-                isinstance(error, errors.MalformedMessage | errors.InvalidTensor)
-                or error.origin is not None
-            ):
-                raise
-            raise errors.MalformedMessage(error.message) from error
-
-    def _message(self, wire: HttpResponse, *, sniff: bool) -> GrpsMessage:
+    def _message(self, _call: Call[Any], wire: HttpResponse, *, sniff: bool = False) -> GrpsMessage:
         view = wire.view
         kind = (wire.headers.get("content-type") or "").partition(";")[0].strip().lower()
         if wire.status in _OK and kind == BYTES_TYPE:
@@ -242,7 +234,8 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         return GrpsMessage(status=status)
 
     def _read_json(self, view: memoryview) -> GrpsMessage:
-        return read_response(read_leniently(view, "the response", self._limits), self._limits)
+        document = read_leniently(view, "the response", self._limits)
+        return read_response(document, self._limits, view)
 
     def _with_status(self, view: memoryview) -> GrpsMessage | None:
         """Return the message with a Status in a stream of bytes, such as the error at its end."""

@@ -47,6 +47,7 @@ _SERIES: Final = f"{_V1}/monitor/series"
 
 _POST: Final = ("POST",)
 _EITHER: Final = ("GET", "POST")
+_SWITCHES: Final = frozenset({methods.ONLINE, methods.OFFLINE})
 _ONLY_POST: Final = frozenset({methods.PREDICT, methods.MODEL_METADATA})
 _SHOWN: Final = 200
 
@@ -106,7 +107,8 @@ def find_route(method: str, path: str, customized: Mapping[str, CustomRoute]) ->
         return GrpsRoute(surface, methods.PREDICT, custom)
     name = _METHODS.get(path)
     if name is not None:
-        _check(method, path, _POST if name in _ONLY_POST else _EITHER)
+        has_head = name not in _SWITCHES
+        _check(method, path, _POST if name in _ONLY_POST else _EITHER, has_head=has_head)
         return GrpsRoute(Surface.GRPS, name)
     if path in _PAGES:
         _check(method, path, ("GET", "HEAD"))
@@ -127,9 +129,11 @@ def is_brpc(path: str) -> bool:
     return path.startswith(tuple(prefix + "/" for prefix in BRPC_PREFIXES))
 
 
-def _check(method: str, path: str, allowed: tuple[str, ...]) -> None:
+def _check(method: str, path: str, allowed: tuple[str, ...], *, has_head: bool = True) -> None:
     if method not in allowed:
         needed = ", ".join(allowed)
         raise MethodNotAllowed(
-            f"method {clip(method, 32)!r} on {clip(path, _SHOWN)}: expected {needed}", allow=needed
+            f"method {clip(method, 32)!r} on {clip(path, _SHOWN)}: expected {needed}",
+            allow=needed,
+            has_head=has_head,
         )

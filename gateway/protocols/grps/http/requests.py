@@ -5,6 +5,7 @@ Source: docs/protocols/grps.md, "8. HTTP", "14. Customised routes".
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from gateway.ir.calls import (
@@ -16,12 +17,13 @@ from gateway.ir.calls import (
 )
 from gateway.ir.errors import InvalidRequest, MalformedMessage
 from gateway.ir.limits import MessageLimits
+from gateway.ir.nearest import loads_to_odd
 from gateway.protocols.grps import methods
 from gateway.protocols.grps.content import ReplyFormat
 from gateway.protocols.grps.custom.routes import FORM_BODY, QUERY_BODY, CustomRoute, route_content
 from gateway.protocols.grps.errors import Unreadable
 from gateway.protocols.grps.http.paths import GrpsRoute, Surface
-from gateway.protocols.grps.json.document import read_document
+from gateway.protocols.grps.json.document import has_one_spelling, read_document
 from gateway.protocols.grps.json.message import read_request
 from gateway.protocols.grps.messages import ContentFormat, GrpsMessage
 from gateway.protocols.grps.options import GrpsOptions
@@ -71,7 +73,7 @@ class Reader:
             return self._shown(route, wire)
         message = GrpsMessage()
         if route.method == methods.MODEL_METADATA:
-            message = read_request(self._document(wire), self.limits)
+            message = read_request(self._document(wire), self.limits, wire.view)
         return self._call(route, message, wire)
 
     def _shown(self, route: GrpsRoute, wire: HttpRequest) -> Call[Any]:
@@ -99,7 +101,7 @@ class Reader:
             message = GrpsMessage(form=ContentFormat.BIN_DATA, data=view)
         else:
             document = read_document(view, _BODY, self.limits)
-            message = read_request(document, self.limits)
+            message = read_request(document, self.limits, view)
         message = self._with_model(route, message, query)
         streaming = self.settings.streaming.is_requested(query, wire.headers, document)
         ndarray = query.get("return-ndarray", "").lower() == "true"
@@ -107,7 +109,12 @@ class Reader:
             raise InvalidRequest(_BOTH)
         if streaming:
             route = route.streamed()
-        return self._call(route, message, wire, ndarray=ndarray)
+        is_whole = not (streaming or self.settings.changes_messages) and (
+            query.get("model", message.model) == message.model
+            and len(query) == (wire.query.count("&") + 1 if wire.query else 0)
+            and (document is None or has_one_spelling(document))
+        )
+        return self._call(route, message, wire, ndarray=ndarray, whole=NAME if is_whole else "")
 
     def _with_model(
         self, route: GrpsRoute, message: GrpsMessage, query: Mapping[str, str]
@@ -141,15 +148,20 @@ class Reader:
                 raise Unreadable(error.message) from error
             # Only two methods need data; the others accept any object.
             if route.method in (methods.PREDICT, methods.MODEL_METADATA):
-                message = read_request(document, self.limits)
+                message = read_request(document, self.limits, view)
         return self._call(route, message, wire)
 
     def _call(
-        self, route: GrpsRoute, message: GrpsMessage, wire: HttpRequest, *, ndarray: bool = False
+        self,
+        route: GrpsRoute,
+        message: GrpsMessage,
+        wire: HttpRequest,
+        *,
+        ndarray: bool = False,
+        whole: str = "",
     ) -> Call[Any]:
-        context = http_context(
-            wire, NAME, methods.REPLY_NEEDS, ReplyFormat(message.form, ndarray, route)
-        )
+        form = ReplyFormat(message.form, ndarray, route, message.model)
+        context = http_context(wire, NAME, methods.REPLY_NEEDS, form, whole)
         return methods.decode_method(route.method, message, context, self.settings, self.limits)
 
     def _document(self, wire: HttpRequest) -> dict[str, Any]:
@@ -161,7 +173,15 @@ class Reader:
     def _customized(self, route: GrpsRoute, custom: CustomRoute, wire: HttpRequest) -> Call[Any]:
         query = read_query(wire.query)
         document = self._custom_document(custom, wire, query)
-        inputs, parameters = route_content(custom, document, self.limits)
+
+        @cache
+        def reread() -> Mapping[str, Any]:
+            if custom.body in (QUERY_BODY, FORM_BODY):
+                return document
+            found: Mapping[str, Any] = loads_to_odd(wire.view)
+            return found
+
+        inputs, parameters = route_content(custom, document, self.limits, reread)
         stream = custom.stream
         streaming = stream is not None and stream.switch.is_requested(query, wire.headers, document)
         route = route.streamed() if streaming else route

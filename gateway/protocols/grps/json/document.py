@@ -8,11 +8,11 @@ import json
 import re
 from typing import Any, Final
 
-import orjson
-
 from gateway.ir.errors import MalformedMessage, TooLarge
+from gateway.ir.json_objects import reserve_objects
 from gateway.ir.limits import MessageLimits, check_bytes_elements, check_count
 from gateway.ir.work import JSON_ELEMENT, LIST, OBJECT_BYTE, charge
+from gateway.wire.json_values import load_json
 
 _SHOWN: Final = 64
 # Longer than any list of tensors.
@@ -40,10 +40,7 @@ def read_document(view: memoryview, what: str, limits: MessageLimits) -> dict[st
     check_bytes_elements(lists, limits)
     if len(text) > _MANY_BYTES:
         charge(len(text) * OBJECT_BYTE + lists * LIST, len(text) * JSON_ELEMENT + lists)
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise MalformedMessage(f"{what} is not JSON: {error}") from error
+    document = load_json(text, what)
     if not isinstance(document, dict):
         raise MalformedMessage(f"{what} is not a JSON object")
     # With so few brackets it cannot be too deep, and long lists contain no lists.
@@ -68,6 +65,7 @@ def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> dict[s
         return read_document(view, what, limits)
     except MalformedMessage as error:
         charge(view.nbytes * OBJECT_BYTE)
+        reserve_objects(view)
         try:
             document = json.loads(bytes(view), object_pairs_hook=_once)
         except (ValueError, RecursionError):
@@ -156,3 +154,21 @@ def _once(found: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _nothing(_text: str) -> None:
     return None
+
+
+def has_one_spelling(value: Any) -> bool:
+    """Return whether no object of a request has a member in two spellings.
+
+    Readers take `str_data` and `strData` for one member, and a request must have the first one.
+    """
+    if type(value) is list:
+        return all(has_one_spelling(each) for each in value if type(each) is dict)
+    if type(value) is not dict:
+        return True
+    if not _CAMEL.isdisjoint(value):
+        return False
+    names = {key.replace("_", "").lower() for key in value}
+    return len(names) == len(value) and all(map(has_one_spelling, value.values()))
+
+
+_CAMEL: Final = frozenset({"strData", "binData"})

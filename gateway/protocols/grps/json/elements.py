@@ -11,6 +11,7 @@ Source: docs/protocols/grps.md, "9. JSON".
 import contextlib
 import math
 import re
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from gateway.ir.data import ArrayData, ItemsData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
 from gateway.ir.limits import MessageLimits, check_shape
+from gateway.ir.nearest import may_lie_between, to_odd
 from gateway.ir.tensor import Shape
 from gateway.ir.work import JSON_NUMBER, charge
 from gateway.protocols.grps.datatypes import WireType, narrowed
@@ -46,7 +48,13 @@ _MOST_LISTS: Final = 1_000_000
 
 
 def read_data(
-    name: str, kind: WireType, shape: Shape, flat: list[Any], limits: MessageLimits
+    name: str,
+    kind: WireType,
+    shape: Shape,
+    flat: list[Any],
+    limits: MessageLimits,
+    reread: Callable[[], list[Any]],
+    nearest: Datatype = Datatype.FP32,
 ) -> TensorData:
     """Read the elements of one tensor.
 
@@ -56,6 +64,8 @@ def read_data(
         shape: Its shape; *flat* has as many elements.
         flat: The elements that the JSON document has.
         limits: For the size of text.
+        reread: Returns the elements, their decimals as `ir.nearest.to_odd` returns them.
+        nearest: The float that they become, of those that are narrower than FP64.
 
     Raises:
         InvalidTensor: An element is of another kind or out of range; the error has the first index.
@@ -69,6 +79,9 @@ def read_data(
         values = _integers(name, flat)
     else:
         values = _floats(name, flat)
+        is_narrowed = kind.datatype is not Datatype.FP64 or nearest is Datatype.BF16
+        if is_narrowed and may_lie_between(values, nearest):
+            values = _floats(name, reread(), to_odd)
         if kind.datatype is Datatype.FP16:
             # Through float32, as on the wire.
             with np.errstate(over="ignore"):
@@ -76,8 +89,13 @@ def read_data(
     return ArrayData(narrowed(name, kind, values).reshape(shape))
 
 
-def read_array(value: Any, limits: MessageLimits) -> npt.NDArray[np.float32]:
+def read_array(
+    value: Any, limits: MessageLimits, reread: Callable[[], Any] | None
+) -> npt.NDArray[np.float32]:
     """Read an ndarray: evenly nested lists of numbers, or a single number.
+
+    *reread* returns the value, its decimals as `ir.nearest.to_odd` returns them; None for such a
+    value.
 
     Raises:
         InvalidTensor: It is ragged, or an element is not a number.
@@ -102,8 +120,11 @@ def read_array(value: Any, limits: MessageLimits) -> npt.NDArray[np.float32]:
         raise InvalidTensor(f"ndarray has {_show(wrong)}: expected numbers in lists")
     try:
         # Values beyond float32 become infinity, as with numpy on the real server.
+        doubles = _array(flat, np.float64)
+        if reread is not None and may_lie_between(doubles, Datatype.FP32):
+            return read_array(reread(), limits, None)
         with np.errstate(over="ignore"):
-            array = _array(flat, np.float64).astype("<f4")
+            array = doubles.astype("<f4")
     except OverflowError as error:
         raise InvalidTensor("ndarray has an integer beyond float") from error
     return array.reshape(shape)
@@ -272,9 +293,12 @@ def _integers(name: str, flat: list[Any]) -> npt.NDArray[np.int64]:
         raise _wrong(name, index, flat[index], "an integer of 64 bits") from None
 
 
-def _floats(name: str, flat: list[Any]) -> npt.NDArray[np.float64]:
+def _floats(
+    name: str, flat: list[Any], read: Callable[[str], float] = float
+) -> npt.NDArray[np.float64]:
+    """Return elements as doubles; *read* reads those that are texts."""
     if not _kinds(flat) <= _NUMBERS:
-        found = [_float(value) for value in flat]
+        found = [_float(value, read) for value in flat]
         if None in found:
             index = found.index(None)
             raise _wrong(name, index, flat[index], "a number")
@@ -314,7 +338,7 @@ def _integer(value: Any) -> int | None:
     return None
 
 
-def _float(value: Any) -> float | None:
+def _float(value: Any, read: Callable[[str], float] = float) -> float | None:
     """Return *value* as a float; None when it is not one."""
     if type(value) is float:
         return value
@@ -325,7 +349,7 @@ def _float(value: Any) -> float | None:
     elif type(value) is not int:
         return None
     try:
-        found = float(value)
+        found = read(value) if type(value) is str else float(value)
     except OverflowError:
         return None
     return found if math.isfinite(found) else None

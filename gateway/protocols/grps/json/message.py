@@ -8,9 +8,9 @@ Source: docs/protocols/grps.md, "9. JSON".
 """
 
 import base64
-import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from math import prod
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.data import ArrayData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge, Unsupported
+from gateway.ir.exact_values import base64_bytes
 from gateway.ir.expected_inputs import compare_inputs, is_comparing
 from gateway.ir.limits import (
     MessageLimits,
@@ -28,6 +29,7 @@ from gateway.ir.limits import (
     check_name,
     check_shape,
 )
+from gateway.ir.nearest import loads_to_odd
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
 from gateway.ir.work import charge
 from gateway.protocols.grps.datatypes import BY_DATATYPE, WIRE_TYPES, WireType, wire_type
@@ -86,8 +88,10 @@ _MOST_DIM: Final = (1 << 32) - 1
 _SHOWN: Final = 64
 
 
-def read_request(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMessage:
-    """Return the message in a client's document.
+def read_request(
+    document: Mapping[str, Any], limits: MessageLimits, text: memoryview
+) -> GrpsMessage:
+    """Return the message in a client's document, and in its *text*.
 
     Raises:
         InvalidRequest: It has no data member, more than one, or one that JSON does not have.
@@ -110,11 +114,13 @@ def read_request(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMess
         model = ""
     if not isinstance(model, str):
         raise InvalidRequest(f"model is {_show(model)}: expected a string")
-    return _with_data(present[0], document[present[0]], model, None, limits)
+    return _with_data(present[0], document, model, None, limits, text)
 
 
-def read_response(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMessage:
-    """Return the message in a server's document.
+def read_response(
+    document: Mapping[str, Any], limits: MessageLimits, text: memoryview
+) -> GrpsMessage:
+    """Return the message in a server's document, and in its *text*.
 
     Raises:
         InvalidRequest: A member has an invalid value.
@@ -130,7 +136,7 @@ def read_response(document: Mapping[str, Any], limits: MessageLimits) -> GrpsMes
         return GrpsMessage(
             form=ContentFormat.BIN_DATA, status=status, data=_bytes(members["bin_data"])
         )
-    return _with_data(present[0], members[present[0]], "", status, limits)
+    return _with_data(present[0], members, "", status, limits, text)
 
 
 def write_json(message: GrpsMessage, *, numbers: bool = False) -> bytes:
@@ -147,7 +153,8 @@ def write_json(message: GrpsMessage, *, numbers: bool = False) -> bytes:
     status = message.status
     if status is not None:
         document["status"] = _status(status)
-    if message.model:
+    # The server always names a model beside an ndarray, be it "".
+    if message.model or message.form is ContentFormat.NDARRAY:
         document["model"] = message.model
     if message.form is not None:
         document[message.form.value] = _data(message, numbers=numbers)
@@ -158,10 +165,21 @@ def write_json(message: GrpsMessage, *, numbers: bool = False) -> bytes:
 
 
 def _with_data(
-    member: str, value: Any, model: str, status: GrpsStatus | None, limits: MessageLimits
+    member: str,
+    document: Mapping[str, Any],
+    model: str,
+    status: GrpsStatus | None,
+    limits: MessageLimits,
+    text: memoryview,
 ) -> GrpsMessage:
+    value = document[member]
+
+    @cache
+    def reread() -> Any:
+        return loads_to_odd(text)[member]
+
     if member == "ndarray":
-        tensor = array_tensor("", read_array(value, limits))
+        tensor = array_tensor("", read_array(value, limits, reread))
         return GrpsMessage(
             form=ContentFormat.NDARRAY, model=model, status=status, tensors=(tensor,)
         )
@@ -184,13 +202,22 @@ def _with_data(
     if is_comparing():
         names = [tensor.get("name") for tensor in tensors if isinstance(tensor, dict)]
         compare_inputs(ModelRef(model), [name for name in names if isinstance(name, str)])
-    found = tuple([_read_tensor(tensor, limits) for tensor in tensors])
+    found = tuple(
+        [
+            _read_tensor(tensor, limits, partial(_tensor_at, reread, at))
+            for at, tensor in enumerate(tensors)
+        ]
+    )
     texts = [prod(one.shape or ()) for one in found if one.datatype is Datatype.BYTES]
     check_bytes_elements(sum(texts), limits)
     return GrpsMessage(form=form, model=model, status=status, tensors=found)
 
 
-def _read_tensor(tensor: Any, limits: MessageLimits) -> Tensor:
+def _tensor_at(reread: Callable[[], Any], at: int) -> Any:
+    return reread()["tensors"][at]
+
+
+def _read_tensor(tensor: Any, limits: MessageLimits, reread: Callable[[], Any]) -> Tensor:
     if not isinstance(tensor, dict):
         raise InvalidTensor(f"gtensors has {_show(tensor)}: expected an object")
     name = tensor.get("name")
@@ -203,12 +230,17 @@ def _read_tensor(tensor: Any, limits: MessageLimits) -> Tensor:
     shape = _read_shape(name, tensor.get("shape"), limits)
     count = check_shape(name, kind.datatype, shape, limits)
     flat = _read_flat(name, kind, tensor)
+
+    def elements() -> list[Any]:
+        return _read_flat(name, kind, reread())
+
     if len(flat) != count:
         raise InvalidTensor(
             f"tensor {name!r} has {len(flat)} elements in {kind.member}: "
             f"expected {count} for shape {list(shape)}"
         )
-    return Tensor(name, kind.datatype, shape, read_data(name, kind, shape, flat, limits))
+    data = read_data(name, kind, shape, flat, limits, elements)
+    return Tensor(name, kind.datatype, shape, data)
 
 
 def _read_dtype(name: str, dtype: Any) -> WireType:
@@ -295,10 +327,10 @@ def _map_value(what: str, field: str, value: Any) -> MapValue:
 def _bytes(value: Any, what: str = "bin_data") -> bytes:
     """Read base64, standard or URL-safe, padded or not."""
     if isinstance(value, str):
-        text = value.rstrip("=").replace("-", "+").replace("_", "/")
+        text = "".join(value.split()).rstrip("=").replace("-", "+").replace("_", "/")
         try:
-            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-        except (binascii.Error, ValueError):
+            return base64_bytes(text + "=" * (-len(text) % 4))
+        except ValueError:
             pass  # the error follows
     raise InvalidRequest(f"{what} is {_show(value)}: expected base64")
 

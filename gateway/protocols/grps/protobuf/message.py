@@ -7,7 +7,8 @@ and either refuses it or returns it in its canonical form.
 Source: docs/protocols/grps.md, "4. Messages".
 """
 
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -17,10 +18,10 @@ from gateway.ir.data import ArrayData, ItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, MalformedMessage, TooLarge, Unsupported
 from gateway.ir.expected_inputs import compare_inputs, is_comparing
-from gateway.ir.items import longest_of
+from gateway.ir.items import ItemViews, item_views, joined_views, longest_of
 from gateway.ir.limits import MessageLimits, check_count, check_name, check_shape
 from gateway.ir.tensor import Shape, Tensor, as_items, as_raw
-from gateway.ir.work import BYTE, FIELD, OBJECT_BYTE, charge
+from gateway.ir.work import BYTE, FIELD, OBJECT_BYTE, POSITIONS, charge, reserve
 from gateway.protocols.grps.datatypes import (
     BY_DATATYPE,
     BY_FIELD,
@@ -37,7 +38,7 @@ from gateway.protocols.grps.messages import (
     GrpsMessage,
     GrpsStatus,
 )
-from gateway.protocols.grps.protobuf.packed_integers import packed, unpacked
+from gateway.protocols.grps.protobuf.packed_integers import unpacked
 from gateway.schema import grps_pb2 as pb
 from gateway.wire.protobuf import (
     LEN,
@@ -49,6 +50,7 @@ from gateway.wire.protobuf import (
     Parts,
     TooManyFields,
     WireError,
+    field_blocks,
     fields,
     int32,
     put_bytes,
@@ -63,7 +65,7 @@ from gateway.wire.protobuf import (
     uint32,
     varint,
 )
-from gateway.wire.protobuf_packed import fixed_run, varint_array
+from gateway.wire.protobuf_packed import fixed_run, packed_varints, varint_array
 
 
 def _key(number: int, kind: int = LEN) -> bytes:
@@ -87,6 +89,8 @@ _VARINT_BYTES = 10
 _MAX_OTHER_FIELDS = 64
 _KIND = 7
 _MANY_BYTES = 1 << 16
+_FEW_PARTS = 64
+_MORE = 0x80
 # Work of one byte of packed integers, in items.
 _VARINT_BYTE = 10 * BYTE
 # A library that keeps the interpreter's lock reads what the scan does not.
@@ -240,27 +244,26 @@ def _read_tensor(view: memoryview, limits: MessageLimits, counter: FieldCounter)
     name = ""
     number = 0
     dims: list[int] = []
-    flats: dict[int, list[Any]] = {}
-    for key, value in _tensor_fields(view, limits, counter):
-        place = key >> 3
-        if _FIRST_FLAT <= place <= _LAST_FLAT:
-            if _holds(place, key & 7):
-                flats.setdefault(place, []).append(value)
-        elif key == _NAME:
-            name = text(value, "tensor name")
-        elif key == _DTYPE:
-            number = int32(value)
-        elif key == _SHAPE:
-            dims += _dims(value, limits)
-            _check_rank(dims, limits)
-        elif key == _DIM:
-            dims.append(uint32(value))
-            _check_rank(dims, limits)
+    elements = _TensorElements()
+    for some in _tensor_fields(view, limits, counter):
+        for key, value in some:
+            if key == _NAME:
+                name = text(value, "tensor name")
+            elif key == _DTYPE:
+                number = int32(value)
+            elif key == _SHAPE:
+                dims += _dims(value, limits)
+                _check_rank(dims, limits)
+            elif key == _DIM:
+                dims.append(uint32(value))
+                _check_rank(dims, limits)
+        elements.add(some)
     check_name("tensor name", name, limits.name_bytes, "name_bytes")
     kind = wire_type(name, number)
     shape = tuple(dims)
     count = check_shape(name, kind.datatype, shape, limits)
-    values = flats.pop(kind.field, [])
+    values = elements.take(kind.field)
+    flats = elements.others
     for place, others in flats.items():
         if place == _STRINGS or any(not isinstance(one, memoryview) or len(one) for one in others):
             raise InvalidTensor(
@@ -270,14 +273,68 @@ def _read_tensor(view: memoryview, limits: MessageLimits, counter: FieldCounter)
     return Tensor(name, kind.datatype, shape, _data(name, kind, shape, count, values, limits))
 
 
-def _tensor_fields(view: memoryview, limits: MessageLimits, counter: FieldCounter) -> list[Field]:
+class _TensorElements:
+    """The elements of one tensor, by the numbers of their fields; many of them in few buffers.
+
+    Attributes:
+        others: Those that were not taken.
+    """
+
+    def __init__(self) -> None:
+        self.others: dict[int, list[Any]] = {}
+        self._strings: list[ItemViews] = []
+
+    def add(self, some: list[Field]) -> None:
+        """Add those of some fields of the tensor."""
+        found: dict[int, list[Any]] = {}
+        for key, value in some:
+            place = key >> 3
+            if _FIRST_FLAT <= place <= _LAST_FLAT and _holds(place, key & 7):
+                found.setdefault(place, []).append(value)
+        for place, parts in found.items():
+            if place == _STRINGS and len(parts) > _FEW_PARTS:
+                self._strings.append(item_views([*self.others.pop(place, []), *parts]))
+                continue
+            self.others.setdefault(place, []).extend(_merged(place, parts))
+
+    def take(self, field: int) -> Sequence[Any]:
+        """Return the elements of the field that the tensor's datatype has."""
+        if self._strings:
+            last = self.others.pop(_STRINGS, [])
+            strings = joined_views([*self._strings, item_views(last)])
+            self.others[_STRINGS] = cast("list[Any]", strings)
+        return self.others.pop(field, [])
+
+
+def _tensor_fields(
+    view: memoryview, limits: MessageLimits, counter: FieldCounter
+) -> Iterable[list[Field]]:
     """Find the fields of a tensor: few, except for its strings and unpacked numbers."""
     few = limits.rank + _MAX_OTHER_FIELDS
     try:
-        return fields(view, few, counter)
+        found: list[Field] = fields(view, few, counter)
     except TooManyFields:
-        charge(min(len(view) // 2, limits.bytes_elements) * FIELD)
-    return fields(view, limits.bytes_elements + few, counter)
+        most = min(len(view) // 2, limits.bytes_elements)
+        charge(most * FIELD * 2)
+        reserve(len(view), most * POSITIONS)
+        return field_blocks(view, limits.bytes_elements + few, counter)
+    return (found,)
+
+
+def _merged(place: int, parts: list[Any]) -> list[Any]:
+    """Return the occurrences of a field with numbers; many that are bytes become one.
+
+    Raises:
+        WireError: One ends inside a number.
+    """
+    if len(parts) <= _FEW_PARTS or not all(type(part) is memoryview for part in parts):
+        return parts
+    datatype = BY_FIELD[place].datatype
+    if datatype.is_float:
+        return [fixed_run(parts, 8 if datatype is Datatype.FP64 else 4)]
+    if any(len(part) and part[-1] & _MORE for part in parts):
+        raise WireError("a packed field ends inside a number")
+    return [memoryview(b"".join(parts))]
 
 
 def _check_rank(dims: list[int], limits: MessageLimits) -> None:
@@ -321,7 +378,7 @@ def _data(
     kind: WireType,
     shape: Shape,
     count: int,
-    values: list[Any],
+    values: Sequence[Any],
     limits: MessageLimits,
 ) -> TensorData:
     if kind.datatype is Datatype.BYTES:
@@ -355,7 +412,9 @@ def _check_found(name: str, kind: WireType, shape: Shape, count: int, found: int
         )
 
 
-def _strings(name: str, values: list[memoryview], limits: MessageLimits) -> list[memoryview]:
+def _strings(
+    name: str, values: Sequence[memoryview], limits: MessageLimits
+) -> Sequence[memoryview]:
     _, longest = longest_of(values)
     if longest > limits.bytes_element_size:
         raise TooLarge(
@@ -469,4 +528,4 @@ def _packed(tensor: Tensor, datatype: Datatype) -> memoryview:
     flat = carried(tensor)
     if datatype is Datatype.FP16:
         return np.ascontiguousarray(flat).view(np.uint8).data
-    return packed(flat)
+    return packed_varints(flat)

@@ -1,7 +1,7 @@
-"""Packed integers, with fast paths for common ones: few, bytes, and values below 128.
+"""Reads packed integers with fast paths for common ones: bytes, and values below 128.
 
-grps has no raw tensors, so every integer is a varint.  `gateway.wire.protobuf_packed` handles all
-other integers.
+grps has no raw tensors, so every integer is a varint.  `gateway.wire.protobuf_packed` reads all
+other integers, and writes them.
 
 Source: docs/protocols/grps.md, "4. Messages"; Protocol Buffers, "Encoding".
 """
@@ -13,11 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.ir.datatypes import Datatype
-from gateway.wire.protobuf import varint
-from gateway.wire.protobuf_packed import packed_varints
 
 _MORE: Final = 0x80
-_FEW_INTEGERS: Final = 64
 
 
 def unpacked(values: Sequence[Any], datatype: Datatype) -> npt.NDArray[Any] | None:
@@ -34,25 +31,6 @@ def unpacked(values: Sequence[Any], datatype: Datatype) -> npt.NDArray[Any] | No
     if data.isascii():  # each varint has one byte
         return raw.astype(datatype.numpy_dtype)
     return _bytes(raw) if datatype is Datatype.UINT8 else None
-
-
-def packed(flat: npt.NDArray[Any]) -> memoryview:
-    """Encode an integer array of one dimension as packed varints."""
-    if flat.size <= _FEW_INTEGERS:
-        few = flat.tolist()
-        if few and min(few) >= 0 and max(few) < _MORE:
-            return memoryview(bytes(few))
-        return memoryview(b"".join(map(varint, few)))
-    if flat.dtype != np.uint8:
-        return packed_varints(flat)
-    high = flat >= _MORE
-    # A byte above 127 is its own first byte, with the continuation bit, and 1 follows.
-    places = np.arange(flat.size)
-    places += np.cumsum(high)
-    places -= high
-    out = np.ones(flat.size + int(np.count_nonzero(high)), np.uint8)
-    out[places] = flat
-    return out.data
 
 
 def _bytes(raw: npt.NDArray[np.uint8]) -> npt.NDArray[Any] | None:

@@ -5,10 +5,12 @@
 Source: docs/protocols/mlflow.md.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
-from gateway.api.protocol import StreamCodec, unsupported
+from msgspec import structs
+
+from gateway.api.protocol import Limitations, StreamCodec, with_replies
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -23,7 +25,6 @@ from gateway.ir.errors import GatewayError, NotFound
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.untyped import RowsForm
 from gateway.protocols.mlflow.errors import (
-    JSON,
     NOT_READY,
     OK,
     UnknownScoringPath,
@@ -37,22 +38,23 @@ from gateway.protocols.mlflow.http.form import (
     origin_of,
 )
 from gateway.protocols.mlflow.options import NAN, REFUSE, WORDS, read_options
-from gateway.protocols.mlflow.paths import MODELS, ScoringPath, ScoringRoute, find_path
+from gateway.protocols.mlflow.paths import INVOCATIONS, MODELS, ScoringPath, ScoringRoute, find_path
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
-from gateway.wire.errors import MethodNotAllowed
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.errors import MethodNotAllowed, SlashAtEnd
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, with_headers
+from gateway.wire.json_errors import JSON
 from gateway.wire.metadata import http_context, sender_metadata
+from gateway.wire.opaque import JsonMessages, passed_request, passed_response
 from gateway.wire.row_templates import RowTemplates
 from gateway.wire.row_values import NonfiniteStyle, RowStyle
 from gateway.wire.sagemaker import custom_attributes, inference_id
 from gateway.wire.url_names import decoded_name
 
-R = TypeVar("R")
-
 _REPLY_NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _GET: Final = frozenset({"GET", "HEAD"})
 _DEFAULT: Final = ModelRef("")
+_TABLES: Final = frozenset({requests.CSV})
 
 
 class _ScoringFields(NamedTuple):
@@ -84,6 +86,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
 
     name = NAME
     needs = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.UNTYPED})
+    limitations = Limitations(title="MLflow", sequences=True, classes=True, shared_memory=True)
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -96,26 +99,29 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             has_b64=False,
             has_nonfinite=found.nonfinite == WORDS,
             has_nulls=found.nulls == NAN,
+            has_whole_floats=True,
+            has_single_values=True,
             drops_surplus=found.surplus_inputs != REFUSE,
             bytes_element_size=limits.bytes_element_size,
         )
-        self._text_rules = UntypedRules(
-            protocol="mlflow",
-            has_b64=False,
-            has_texts=True,
-            has_nulls=found.nulls == NAN,
-            has_nonfinite=found.nonfinite == WORDS,
-            drops_surplus=found.surplus_inputs != REFUSE,
-            bytes_element_size=limits.bytes_element_size,
-        )
+        self._text_rules = structs.replace(self._rules, has_texts=True)  # noqa: TID251  # of rules
         style = NonfiniteStyle.WORDS if found.nonfinite == WORDS else NonfiniteStyle.REFUSE
-        self._style = RowStyle(nonfinite=style)
+        self._usual_style = RowStyle(nonfinite=style)
         self._templates: RowTemplates[Parameters] = RowTemplates(limits)
         self._styles: dict[str, RowStyle] = {}
+        self.whole = "" if found.changes_messages else NAME
+        self.messages = JsonMessages(limits, _TABLES, has_words=True)  # as servers read
+        self._client = upstream.ScoringClient(limits, found, self._style)
+        written: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
+            InferRequest: self._encode_inference,
+            ServerReadyRequest: _encode_ready,
+            ServerLiveRequest: self._encode_version,
+        }
+        self.calls = with_replies(self._client.calls, written)
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
         """Replace what the configuration declares of models, by their names."""
-        nonfinite = self._style.nonfinite
+        nonfinite = self._usual_style.nonfinite
         self._styles = {
             model: RowStyle(nonfinite=nonfinite, base64=form.binary)
             for model, form in declared.items()
@@ -132,29 +138,30 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         """
         return self._decode(find_path(wire.path, self._options.prefix), wire, request_id)
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
-        """Write the response to *call*.
-
-        Raises:
-            InvalidOutput: An element of an output cannot be written.
-        """
-        form = form_of(call)
-        extra = form.returned
-        if isinstance(call, InferRequest):
-            content = cast("InferResponse", reply)
-            return replies.encode_inference(content, form, self._style_of(call, content))
-        if isinstance(call, ServerReadyRequest):
-            return HttpResponse(OK if reply else NOT_READY, Headers((JSON, *extra)), (b"\n",))
-        if isinstance(call, ServerLiveRequest):
-            text = self._options.version.encode()
-            return HttpResponse(OK, Headers((JSON, *extra)), (text,))
-        raise unsupported(call, NAME)
-
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error*. Never raises."""
         origin = None if call is None else origin_of(call)
         headers = Headers(error.metadata) if origin is None else origin.wire.headers
         return error_response(error, self._limits, custom_attributes(headers))
+
+    def decode_unread(self, wire: HttpRequest, refused: GatewayError, /) -> Call[Any] | None:
+        """Return an inference of a form, or with values, that only its server knows."""
+        path = find_path(wire.path, self._options.prefix)
+        if path.kind is not ScoringPath.INVOCATIONS or wire.method != "POST":
+            return None
+        fields = wire.headers.parsed_with(_fields_of)
+        if not self.is_plain(wire):
+            return None
+        context = http_context(wire, NAME, _REPLY_NEEDS, fields.form, self.whole, refused)
+        return InferRequest(model=self._model(path), context=context)
+
+    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
+        """Write a client's request to a server, which has one model."""
+        return passed_request(call, message, INVOCATIONS)
+
+    def pass_on(self, call: Call[Any], reply: Origin, /) -> HttpResponse:
+        """Write a server's response."""
+        return with_headers(passed_response(reply), form_of(call).returned)
 
     def stream_of(self, call: InferRequest, /) -> StreamInferRequest | None:
         """Return *call* as a stream, if its caller takes the replies of a decoupled model."""
@@ -174,34 +181,31 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         style = self._style_of(call, item)
         return replies.encode_line(item, style, form_of(call).returned)
 
-    def encode_call(self, call: Call[Any], /) -> HttpRequest:
-        """Write a request to an upstream.
+    def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
+        """Return the error of an upstream's response, with it as origin; None for a success."""
+        return self._client.error_in(call, wire)
 
-        Raises:
-            Unsupported: The protocol does not carry it, or has no such request.
-        """
-        model = "" if call.model is None else call.model.name
-        return upstream.encode_call(call, self._options, self._styles.get(model, self._style))
+    def _encode_inference(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
+        return replies.encode_inference(reply, form_of(call), self._style_of(call, reply))
 
-    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*.
-
-        Raises:
-            GatewayError: The error in the response, with the response as origin.
-            MalformedMessage: The response cannot be used.
-        """
-        found: Any = upstream.decode_reply(call, wire, self._limits)
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        return cast("R", found)
+    def _encode_version(self, call: ServerLiveRequest, _reply: bool) -> HttpResponse:
+        headers = Headers((JSON, *form_of(call).returned))
+        return HttpResponse(OK, headers, (self._options.version.encode(),))
 
     def _style_of(self, call: Call[Any], reply: InferResponse) -> RowStyle:
         """Return how the outputs of a model are written; its name may be the listener's to give."""
-        model = reply.model if call.model is None else call.model
-        return self._styles.get(model.name, self._style)
+        return self._style((reply.model if call.model is None else call.model).name)
+
+    def _style(self, model: str) -> RowStyle:
+        return self._styles.get(model, self._usual_style)
 
     def _decode(self, path: ScoringRoute, wire: HttpRequest, request_id: str) -> Call[Any]:
         kind = path.kind
         if kind is None:
+            without_slash = wire.path.rstrip("/")
+            known = find_path(without_slash, self._options.prefix).kind is not None
+            if known and without_slash != wire.path:
+                raise SlashAtEnd(without_slash)
             raise UnknownScoringPath(f"nothing is served at {wire.path[:200]!r}")
         if kind is ScoringPath.MODELS:
             raise NotFound(
@@ -247,7 +251,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             wire.deadline,
             None,
             _REPLY_NEEDS,
-            Origin(NAME, wire, fields.form),
+            Origin(NAME, wire, fields.form, False, self.whole),
             wire.client,
         )
         return InferRequest(model=model, context=context, inputs=inputs, parameters=parameters)
@@ -257,6 +261,11 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         if path.model:
             return ModelRef(decoded_name("model name", path.model, self._limits))
         return self._options.default_model
+
+
+def _encode_ready(call: ServerReadyRequest, reply: bool) -> HttpResponse:
+    headers = Headers((JSON, *form_of(call).returned))
+    return HttpResponse(OK if reply else NOT_READY, headers, (b"\n",))
 
 
 def _fields_of(headers: Headers) -> _ScoringFields:

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from gateway.ir.calls import Call
 from gateway.ir.context import Origin
+from gateway.protocols.mlflow.errors import FORM
 from gateway.protocols.mlflow.paths import ScoringPath
 from gateway.wire.http import HttpRequest
 
-NAME: Final = "mlflow.http"
+NAME: Final = FORM.codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ from typing import Final
 from gateway.ir.calls import InferResponse
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor, as_items, as_numpy
-from gateway.protocols.mlflow.errors import JSON, OK
+from gateway.protocols.mlflow.errors import OK
 from gateway.protocols.mlflow.http.form import ScoringForm
-from gateway.wire.http import Headers, HttpResponse
+from gateway.wire.http import Buffer, Headers, HttpResponse
+from gateway.wire.json_errors import JSON
 from gateway.wire.row_values import RowStyle, columns_json, row_texts, value_json
 
 _CSV: Final = ("Content-Type", "text/csv")
@@ -57,9 +58,12 @@ def _predictions(reply: InferResponse, style: RowStyle) -> bytes:
     return b'{"predictions": %b}' % text
 
 
-def _lines(reply: InferResponse, style: RowStyle) -> bytes:
+def _lines(reply: InferResponse, style: RowStyle) -> Buffer:
     """Return one line for each row."""
-    return b"".join([b'{"predictions": %b}\n' % row for row in row_texts(reply.outputs, style)])
+    found = bytearray()
+    for row in row_texts(reply.outputs, style):
+        found += b'{"predictions": %b}\n' % row
+    return found
 
 
 def _is_matrix(outputs: Sequence[Tensor]) -> bool:

@@ -14,28 +14,32 @@ Source: Open Inference Protocol, gRPC API; docs/protocols/open-inference.md, "7.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from google.protobuf.message import Message
-
-from gateway.api.protocol import CutThroughCodec, ServerReadingCodec, StreamCodec, unsupported
+from gateway.api.protocol import (
+    CutThroughCodec,
+    Handling,
+    ServerReadingCodec,
+    StreamCodec,
+    read_response,
+)
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
     ModelReadyRequest,
-    RepositoryIndexRequest,
+    ServerMetadataRequest,
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Origin
 from gateway.ir.data import StreamedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.limits import MessageLimits, is_usable_name
-from gateway.ir.metadata import ServerMetadata
-from gateway.ir.streaming_body import can_cut_through, streaming_body_of
+from gateway.ir.streamed_inputs import can_cut_through, streaming_body_of
 from gateway.protocols.oip.dialects import MOST_LENIENT
 from gateway.protocols.oip.extension_policy import (
     advertised_extensions,
@@ -44,11 +48,11 @@ from gateway.protocols.oip.extension_policy import (
     require_enabled,
 )
 from gateway.protocols.oip.grpc import management
+from gateway.protocols.oip.grpc.call_messages import CallMessages
 from gateway.protocols.oip.grpc.context import NAME, NEEDS, context_of
 from gateway.protocols.oip.grpc.dialects import DIALECTS, READERS, check_version
 from gateway.protocols.oip.grpc.encode import between
-from gateway.protocols.oip.grpc.errors import NOT_READY, error_of_status, error_response
-from gateway.protocols.oip.grpc.extension import GrpcExtension
+from gateway.protocols.oip.grpc.errors import ERRORS, NOT_READY
 from gateway.protocols.oip.grpc.extensions import CALL_READERS, EXTENSIONS
 from gateway.protocols.oip.grpc.infer import INFER, Inferences
 from gateway.protocols.oip.grpc.management import SERVICE
@@ -56,6 +60,7 @@ from gateway.protocols.oip.grpc.numpy_contents import rewritten
 from gateway.protocols.oip.grpc.streaming import (
     STREAM,
     StreamReplyEncoder,
+    asks_empty_final,
     error_of_text,
     named_in,
     open_envelope,
@@ -67,7 +72,7 @@ from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.http import Buffer, size_of
 from gateway.wire.interleaved_body import InterleavedBody
-from gateway.wire.metadata import grpc_metadata
+from gateway.wire.metadata import unary_request
 
 R = TypeVar("R")
 
@@ -123,6 +128,23 @@ class GrpcCodec(
         self._infer = Inferences(limits, self._dialect, self._request_bytes)
         self._read_plain, self._write_plain = self._infer.read_plain, self._infer.write_plain
         self._streams = StreamReplyEncoder(self._infer.writer, limits.error_text_bytes)
+        calls = {
+            kind: self._handling(messages)
+            for kind, messages in {**management.MESSAGES, **EXTENSIONS}.items()
+        }
+        write_server = partial(_write_reply, management.MESSAGES[ServerMetadataRequest])
+        self.calls = {
+            InferRequest: Handling(self._write_infer, self._read_infer, self._infer.encode_reply),
+            StreamInferRequest: Handling(self._write_stream),
+            **calls,
+            ServerMetadataRequest: replace(
+                calls[ServerMetadataRequest],
+                encode_reply=lambda call, reply: write_server(
+                    call, advertised_extensions(reply, self._extensions)
+                ),
+            ),
+            ModelReadyRequest: replace(calls[ModelReadyRequest], by_status=_not_ready),
+        }
 
     def decode_call(self, wire: GrpcRequest, request_id: str = "", /) -> Call[Any]:
         """Read a client's request; tensors are views into its message.
@@ -178,22 +200,6 @@ class GrpcCodec(
             return request
         return StreamInferRequest(model=request.model, context=request.context, request=request)
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
-        """Write the response to *call*; the data of large tensors are not copied."""
-        if isinstance(reply, InferResponse):
-            return GrpcResponse(self._infer.encode_reply(call, reply))
-        extension = EXTENSIONS.get(type(call))
-        if extension is not None:
-            return GrpcResponse((_written(partial(extension.write_reply, call), reply, call),))
-        write = management.REPLY_WRITERS.get(type(call))
-        if write is None:
-            raise unsupported(call, NAME)
-        if isinstance(reply, ServerMetadata):
-            return GrpcResponse(
-                (_written(write, advertised_extensions(reply, self._extensions), call),)
-            )
-        return GrpcResponse((_written(write, reply, call),))
-
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
         """Write one item of a stream, with its mark on the last one."""
         if item.error is not None:
@@ -203,6 +209,10 @@ class GrpcCodec(
     def is_terminal(self, _call: StreamInferRequest, _error: errors.GatewayError, /) -> bool:
         """Return False: the error of a message is a message, and the stream goes on."""
         return False
+
+    def writes_end_mark(self, call: StreamInferRequest, /) -> bool:
+        """Return whether the client requested the mark, which is a message without outputs."""
+        return asks_empty_final(call)
 
     def encode_end(
         self, call: StreamInferRequest, last: InferResponse | None, /
@@ -227,7 +237,7 @@ class GrpcCodec(
         request = call if isinstance(call, StreamInferRequest) else stream_message(error)
         if request is not None:
             return self._streams.error(request, error, final=True)
-        return error_response(error, self._limits)
+        return ERRORS.write(error, self._limits)
 
     def encode_call(self, call: Call[Any], /) -> GrpcRequest:
         """Write a request to an upstream, all tensors raw.
@@ -237,40 +247,12 @@ class GrpcCodec(
             TooLarge: The server accepts no request of this size.
         """
         plain = None if self._write_plain is None else self._write_plain(call)
-        return self._encode_any(call) if plain is None else plain
-
-    def _encode_any(self, call: Call[Any]) -> GrpcRequest:
-        if isinstance(call, InferRequest):
-            context = call.context
-            message = self._infer.encode_call(call, context.request_id)
-            if self._request_bytes is not None:
-                self._check_size(call, message)
-            return GrpcRequest(INFER, message, grpc_metadata(context), context.deadline)
-        if call.model is not None:
-            check_version(self._dialect, call.model)
-        if isinstance(call, StreamInferRequest):
-            if not self._dialect.has_streams:
-                raise errors.Unsupported(f"the dialect {self._dialect.name!r} has no streams")
-            message = self._infer.encode_call(call.request, call.context.request_id)
-            if self._request_bytes is not None:
-                self._check_size(call.request, message)
-            return _request(call, STREAM, message)
-        check_asked(call, self._dialect)
-        extension = EXTENSIONS.get(type(call))
-        if extension is not None:
-            return self._encode_extension(call, extension)
-        found = management.CALL_WRITERS.get(type(call))
-        if found is None:
-            raise unsupported(call, NAME)
-        if isinstance(call, RepositoryIndexRequest) and not self._dialect.has_index:
-            raise errors.Unsupported(f"the dialect {self._dialect.name!r} has no repository index")
-        method, write = found
-        return _request(call, method, (_written(write, call, call),))
+        return super().encode_call(call) if plain is None else plain
 
     def encode_cut_through(self, call: Call[Any], /) -> GrpcRequest | None:
         """Write a request that ends in inputs which have not arrived; None where it cannot."""
         rest = streaming_body_of(call)
-        if rest is None or not isinstance(call, InferRequest) or not can_cut_through(call):
+        if rest is None or not can_cut_through(call):
             return None
         wire = self.encode_call(call)
         inserts = between(call.inputs)  # each tensor has a field of its own
@@ -289,50 +271,67 @@ class GrpcCodec(
         if plain is not None:
             # An InferRequest's R is InferResponse: the type system cannot follow that.
             return cast("R", plain)
-        if wire.status is not _OK:
-            if isinstance(call, ModelReadyRequest) and wire.status in NOT_READY:
-                return cast("R", False)
-            raise error_of_status(call, wire)
-        try:
-            if isinstance(call, InferRequest):
-                return cast("R", self._infer.decode_reply(call, wire, wire.view))
-            extension = EXTENSIONS.get(type(call))
-            if extension is not None:
-                return cast("R", extension.read_reply(call, wire.view, self._limits))
-            read = management.REPLY_READERS.get(type(call))
-            if read is None:
-                raise unsupported(call, NAME)
-            return cast("R", read(wire.view, self._limits))
-        except errors.InvalidRequest as error:
-            if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
-                raise
-            raise errors.MalformedMessage(error.message) from error
+        return super().decode_reply(call, wire)
+
+    def error_in(self, call: Call[Any], wire: GrpcResponse, /) -> errors.GatewayError | None:
+        """Return the error of an upstream's status; None for a success."""
+        return ERRORS.read(call.model, wire)
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
         """Read one item of an upstream's stream; raises as `decode_reply`.
 
         An error that does not end the items of the request is an item with that error.
         """
-        if wire.status is not _OK:
-            raise error_of_status(call, wire)
-        request = call.request
-        try:
-            if self._dialect.has_plain_streams:
-                return self._infer.decode_reply(request, wire, wire.view, stream=True, final=False)
-            error_text, answer = open_envelope(wire.view)
-            reply = self._infer.decode_reply(request, wire, answer, stream=True)
-        except errors.InvalidRequest as error:
-            if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
-                raise
-            raise errors.MalformedMessage(error.message) from error
+        self._check_response(call, wire)
+        reply: InferResponse
+        error_text, reply = read_response(self._read_item, call, wire)
         if not error_text:
             return reply
-        failed = error_of_text(
-            clip(strip_traceback(error_text), self._limits.error_text_bytes), call.model
-        )
+        text = clip(strip_traceback(error_text), self._limits.error_text_bytes)
         if reply.is_final:
-            raise failed
-        return reply.changed(outputs=(), error=failed)
+            raise error_of_text(text, call.model)
+        return reply.changed(outputs=(), error=error_of_text(text, call.model))
+
+    def _handling(self, messages: CallMessages) -> Handling:
+        return Handling(
+            partial(self._write_call, messages),
+            lambda call, wire: messages.read_reply(call, wire.view, self._limits),
+            partial(_write_reply, messages),
+        )
+
+    def _write_call(self, messages: CallMessages, call: Call[Any]) -> GrpcRequest:
+        if call.model is not None:
+            check_version(self._dialect, call.model)
+        check_asked(call, self._dialect)
+        method, message = messages.write_call(call, self._dialect)
+        return unary_request(call, SERVICE + method, (message.SerializeToString(),))
+
+    def _write_infer(self, call: InferRequest) -> GrpcRequest:
+        return unary_request(call, INFER, self._message(call, call.context.request_id))
+
+    def _write_stream(self, call: StreamInferRequest) -> GrpcRequest:
+        if call.model is not None:
+            check_version(self._dialect, call.model)
+        if not self._dialect.has_streams:
+            raise errors.Unsupported(f"the dialect {self._dialect.name!r} has no streams")
+        message = self._message(call.request, call.context.request_id)
+        return unary_request(call, STREAM, message)
+
+    def _message(self, request: InferRequest, spare_id: str) -> Sequence[Buffer]:
+        message = self._infer.encode_call(request, spare_id)
+        if self._request_bytes is not None:
+            self._check_size(request, message)
+        return message
+
+    def _read_infer(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
+        return self._infer.decode_reply(call, wire, wire.view)
+
+    def _read_item(self, call: StreamInferRequest, wire: GrpcResponse) -> tuple[str, InferResponse]:
+        read, view = partial(self._infer.decode_reply, call.request, wire, stream=True), wire.view
+        if self._dialect.has_plain_streams:
+            return "", read(view, final=False)
+        error_text, answer = open_envelope(view)
+        return error_text, read(answer)
 
     def _check_size(self, call: InferRequest, message: Sequence[Buffer]) -> None:
         most = self._request_bytes
@@ -365,28 +364,10 @@ class GrpcCodec(
             raise
         return StreamInferRequest(model=request.model, context=request.context, request=request)
 
-    def _encode_extension(self, call: Call[Any], extension: GrpcExtension) -> GrpcRequest:
-        method = ""
 
-        def write(call: Call[Any]) -> Message:
-            nonlocal method
-            method, message = extension.write_call(call, self._dialect)
-            return message
-
-        data = _written(write, call, call)
-        return _request(call, SERVICE + method, (data,))
+def _write_reply(messages: CallMessages, call: Call[Any], reply: object) -> GrpcResponse:
+    return GrpcResponse((messages.write_reply(call, reply).SerializeToString(),))
 
 
-def _request(call: Call[Any], method: str, message: Sequence[Buffer]) -> GrpcRequest:
-    context = call.context
-    return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
-
-
-def _written(write: Callable[[Any], Message], value: object, call: Call[Any]) -> bytes:
-    """Serialize the message that *write* returns for *value*."""
-    try:
-        return write(value).SerializeToString()
-    except ValueError as error:  # lone surrogates, numbers over 64 bits
-        raise errors.Unsupported(
-            f"{type(call).__name__} cannot be written: {error}", model=call.model
-        ) from error
+def _not_ready(wire: GrpcResponse) -> bool | None:
+    return False if wire.status in NOT_READY else None

@@ -28,8 +28,8 @@ from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.protocols.oip import control, model_config, statistics
 from gateway.protocols.oip.grpc import shared_memory
+from gateway.protocols.oip.grpc.call_messages import CallMessage, CallMessages, CallReader
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
-from gateway.protocols.oip.grpc.extension import CallReader, ExtensionRequest, GrpcExtension
 from gateway.protocols.oip.grpc.management import SERVICE, checked_model, named_model
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.errors import clip
@@ -48,7 +48,7 @@ def _read_config(view: memoryview, context: Context, limits: MessageLimits) -> M
     )
 
 
-def _config_call(call: ModelConfigRequest, _dialect: GrpcDialect) -> ExtensionRequest:
+def _config_call(call: ModelConfigRequest, _dialect: GrpcDialect) -> CallMessage:
     model = named_model(call)
     return "ModelConfig", pb.ModelConfigRequest(name=model.name, version=model.version)
 
@@ -61,7 +61,7 @@ def _read_statistics(
     return ModelStatisticsRequest(model=model, context=context)
 
 
-def _statistics_call(call: ModelStatisticsRequest, _dialect: GrpcDialect) -> ExtensionRequest:
+def _statistics_call(call: ModelStatisticsRequest, _dialect: GrpcDialect) -> CallMessage:
     model = call.model or ModelRef("")
     return "ModelStatistics", pb.ModelStatisticsRequest(name=model.name, version=model.version)
 
@@ -111,7 +111,7 @@ def _choices(
     return found
 
 
-def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> ExtensionRequest:
+def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> CallMessage:
     model = named_model(call)
     if dialect.has_name_first:
         return "RepositoryModelLoad", pb.RepositoryModelLoadRequest(repository_name=model.name)
@@ -121,7 +121,7 @@ def _load_call(call: ModelLoadRequest, dialect: GrpcDialect) -> ExtensionRequest
     return "RepositoryModelLoad", message
 
 
-def _unload_call(call: ModelUnloadRequest, dialect: GrpcDialect) -> ExtensionRequest:
+def _unload_call(call: ModelUnloadRequest, dialect: GrpcDialect) -> CallMessage:
     model = named_model(call)
     if dialect.has_name_first:
         return "RepositoryModelUnload", pb.RepositoryModelUnloadRequest(repository_name=model.name)
@@ -179,7 +179,7 @@ def _read_trace(view: memoryview, context: Context, limits: MessageLimits) -> Tr
     )
 
 
-def _trace_call(call: TraceSettingRequest, _dialect: GrpcDialect) -> ExtensionRequest:
+def _trace_call(call: TraceSettingRequest, _dialect: GrpcDialect) -> CallMessage:
     name = "" if call.model is None else call.model.name
     message = pb.TraceSettingRequest(model_name=name)
     for key, values in call.changes.items():
@@ -223,7 +223,7 @@ def _settings(
     return found
 
 
-def _log_call(call: LogSettingsRequest, _dialect: GrpcDialect) -> ExtensionRequest:
+def _log_call(call: LogSettingsRequest, _dialect: GrpcDialect) -> CallMessage:
     message = pb.LogSettingsRequest()
     for key, value in call.changes.items():
         _set_log(message.settings[key], value)
@@ -272,24 +272,24 @@ CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
     SERVICE + name: found for name, found in _READERS.items()
 }
 
-EXTENSIONS: Mapping[type[Call[Any]], GrpcExtension] = {
-    ModelConfigRequest: GrpcExtension(
+EXTENSIONS: Mapping[type[Call[Any]], CallMessages] = {
+    ModelConfigRequest: CallMessages(
         lambda _call, reply: pb.ModelConfigResponse(config=model_config.to_message(reply)),
         _config_call,
         lambda _call, view, limits: model_config.from_message(
             parse(view, pb.ModelConfigResponse).config, limits
         ),
     ),
-    ModelStatisticsRequest: GrpcExtension(
+    ModelStatisticsRequest: CallMessages(
         lambda _call, reply: statistics.to_message(reply),
         _statistics_call,
         lambda _call, view, limits: statistics.from_message(
             parse(view, pb.ModelStatisticsResponse), limits
         ),
     ),
-    ModelLoadRequest: GrpcExtension(_loaded, _load_call, _read_loaded),
-    ModelUnloadRequest: GrpcExtension(_unloaded, _unload_call, _read_unloaded),
-    TraceSettingRequest: GrpcExtension(_write_trace, _trace_call, _read_trace_reply),
-    LogSettingsRequest: GrpcExtension(_write_log, _log_call, _read_log_reply),
+    ModelLoadRequest: CallMessages(_loaded, _load_call, _read_loaded),
+    ModelUnloadRequest: CallMessages(_unloaded, _unload_call, _read_unloaded),
+    TraceSettingRequest: CallMessages(_write_trace, _trace_call, _read_trace_reply),
+    LogSettingsRequest: CallMessages(_write_log, _log_call, _read_log_reply),
     **shared_memory.EXTENSIONS,
 }

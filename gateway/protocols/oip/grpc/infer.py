@@ -120,19 +120,15 @@ class Inferences:
             parameters=reserved.custom,
         )
 
-    def encode_reply(self, call: Call[Any], reply: InferResponse) -> Sequence[Buffer]:
+    def encode_reply(self, call: InferRequest, reply: InferResponse) -> GrpcResponse:
         """Write the response to *call*; the data of large tensors are not copied."""
         # The response has the caller's id, never one that a server created.
-        request_id, outputs = reply.id, reply.outputs
-        if isinstance(call, InferRequest):
-            request_id = call.id
-            if call.outputs:
-                outputs = with_c_values(call, reply).outputs
+        outputs = with_c_values(call, reply).outputs if call.outputs else reply.outputs
         if not reply.parameters:
-            plain = self._plain_replies.write(reply.model, request_id, outputs)
+            plain = self._plain_replies.write(reply.model, call.id, outputs)
             if plain is not None:
-                return plain
-        return self.writer.response(reply.model, request_id, reply.parameters, outputs)
+                return GrpcResponse(plain)
+        return GrpcResponse(self.writer.response(reply.model, call.id, reply.parameters, outputs))
 
     def encode_call(self, call: InferRequest, spare_id: str) -> Sequence[Buffer]:
         """Write a request to an upstream, all tensors raw.

@@ -7,7 +7,7 @@ docs/protocols/open-inference.md, "14. Models, statistics and settings" and
 "15. Health, metadata and versions".
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
@@ -20,6 +20,7 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
+    words_of,
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.datatypes import Datatype
@@ -45,6 +46,8 @@ from gateway.ir.metadata import (
     TensorMetadata,
 )
 from gateway.ir.redaction import redact
+from gateway.protocols.oip.grpc.call_messages import CallMessage, CallMessages, CallReader
+from gateway.protocols.oip.grpc.dialects import GrpcDialect
 from gateway.schema import open_inference_pb2 as pb
 from gateway.wire.protobuf import TooManyFields, WireError, fields
 from gateway.wire.protobuf_library import parse
@@ -104,7 +107,7 @@ def named_model(call: Call[Any]) -> ModelRef:
         InvalidRequest: It names none.
     """
     if call.model is None:
-        raise InvalidRequest(f"{type(call).__name__} names no model: Open Inference needs one")
+        raise InvalidRequest(f"{words_of(call)} names no model: Open Inference needs one")
     return call.model
 
 
@@ -158,7 +161,7 @@ def _read_index(
     return RepositoryIndexRequest(ready_only=message.ready, context=context)
 
 
-CALL_READERS: dict[str, Callable[[memoryview, Context, MessageLimits], Call[Any]]] = {
+CALL_READERS: Mapping[str, CallReader] = {
     SERVICE + "ServerLive": _read_live,
     SERVICE + "ServerReady": _read_ready,
     SERVICE + "ModelReady": _read_model_ready,
@@ -171,7 +174,7 @@ CALL_READERS: dict[str, Callable[[memoryview, Context, MessageLimits], Call[Any]
 # Responses to clients.
 
 
-def _model_metadata(metadata: ModelMetadata) -> Message:
+def _model_metadata(_call: Call[Any], metadata: ModelMetadata) -> Message:
     return pb.ModelMetadataResponse(
         name=metadata.name,
         versions=metadata.versions,
@@ -189,13 +192,13 @@ def _write_tensor(tensor: TensorMetadata) -> pb.ModelMetadataResponse.TensorMeta
     )
 
 
-def _server_metadata(metadata: ServerMetadata) -> Message:
+def _server_metadata(_call: Call[Any], metadata: ServerMetadata) -> Message:
     return pb.ServerMetadataResponse(
         name=metadata.name, version=metadata.version, extensions=metadata.extensions
     )
 
 
-def _index(entries: Iterable[RepositoryEntry]) -> Message:
+def _index(_call: Call[Any], entries: Iterable[RepositoryEntry]) -> Message:
     return pb.RepositoryIndexResponse(
         models=[
             _Entry(
@@ -209,46 +212,31 @@ def _index(entries: Iterable[RepositoryEntry]) -> Message:
     )
 
 
-REPLY_WRITERS: dict[type[Call[Any]], Callable[[Any], Message]] = {
-    ServerLiveRequest: lambda live: pb.ServerLiveResponse(live=live),
-    ServerReadyRequest: lambda ready: pb.ServerReadyResponse(ready=ready),
-    ModelReadyRequest: lambda ready: pb.ModelReadyResponse(ready=ready),
-    ServerMetadataRequest: _server_metadata,
-    ModelMetadataRequest: _model_metadata,
-    RepositoryIndexRequest: _index,
-}
-
-
 # Requests to an upstream: method and message.
 
 
-def _model_ready_call(call: ModelReadyRequest) -> Message:
+def _model_ready_call(call: ModelReadyRequest, _dialect: GrpcDialect) -> CallMessage:
     model = named_model(call)
-    return pb.ModelReadyRequest(name=model.name, version=model.version)
+    return "ModelReady", pb.ModelReadyRequest(name=model.name, version=model.version)
 
 
-def _model_metadata_call(call: ModelMetadataRequest) -> Message:
+def _model_metadata_call(call: ModelMetadataRequest, _dialect: GrpcDialect) -> CallMessage:
     model = named_model(call)
-    return pb.ModelMetadataRequest(name=model.name, version=model.version)
+    return "ModelMetadata", pb.ModelMetadataRequest(name=model.name, version=model.version)
 
 
-CALL_WRITERS: dict[type[Call[Any]], tuple[str, Callable[[Any], Message]]] = {
-    ServerLiveRequest: (SERVICE + "ServerLive", lambda _: pb.ServerLiveRequest()),
-    ServerReadyRequest: (SERVICE + "ServerReady", lambda _: pb.ServerReadyRequest()),
-    ModelReadyRequest: (SERVICE + "ModelReady", _model_ready_call),
-    ServerMetadataRequest: (SERVICE + "ServerMetadata", lambda _: pb.ServerMetadataRequest()),
-    ModelMetadataRequest: (SERVICE + "ModelMetadata", _model_metadata_call),
-    RepositoryIndexRequest: (
-        SERVICE + "RepositoryIndex",
-        lambda call: pb.RepositoryIndexRequest(ready=call.ready_only),
-    ),
-}
+def _index_call(call: RepositoryIndexRequest, dialect: GrpcDialect) -> CallMessage:
+    if not dialect.has_index:
+        raise Unsupported(f"the dialect {dialect.name!r} has no repository index")
+    return "RepositoryIndex", pb.RepositoryIndexRequest(ready=call.ready_only)
 
 
 # Responses of an upstream.
 
 
-def _read_server_answer(view: memoryview, limits: MessageLimits) -> ServerMetadata:
+def _read_server_answer(
+    _call: Call[Any], view: memoryview, limits: MessageLimits
+) -> ServerMetadata:
     message = parse(view, pb.ServerMetadataResponse)
     check_count("extensions", len(message.extensions), _LISTED, "extensions")
     texts = (message.name, message.version, *message.extensions)
@@ -257,7 +245,7 @@ def _read_server_answer(view: memoryview, limits: MessageLimits) -> ServerMetada
     return ServerMetadata(message.name, message.version, tuple(message.extensions))
 
 
-def _read_model_answer(view: memoryview, limits: MessageLimits) -> ModelMetadata:
+def _read_model_answer(_call: Call[Any], view: memoryview, limits: MessageLimits) -> ModelMetadata:
     message = parse(view, pb.ModelMetadataResponse)
     check_count("versions", len(message.versions), _LISTED, "versions")
     checked_model(message.name, "", limits)
@@ -303,7 +291,9 @@ def _read_tensor(
     return TensorMetadata(name, _DATATYPES.get(tensor.datatype), None if is_unavailable else shape)
 
 
-def _read_index_answer(view: memoryview, limits: MessageLimits) -> tuple[RepositoryEntry, ...]:
+def _read_index_answer(
+    _call: Call[Any], view: memoryview, limits: MessageLimits
+) -> tuple[RepositoryEntry, ...]:
     message = parse(view, pb.RepositoryIndexResponse)
     check_count("models", len(message.models), _LISTED, "models")
     entries = []
@@ -316,11 +306,27 @@ def _read_index_answer(view: memoryview, limits: MessageLimits) -> tuple[Reposit
     return tuple(entries)
 
 
-REPLY_READERS: dict[type[Call[Any]], Callable[[memoryview, MessageLimits], Any]] = {
-    ServerLiveRequest: lambda view, _: parse(view, pb.ServerLiveResponse).live,
-    ServerReadyRequest: lambda view, _: parse(view, pb.ServerReadyResponse).ready,
-    ModelReadyRequest: lambda view, _: parse(view, pb.ModelReadyResponse).ready,
-    ServerMetadataRequest: _read_server_answer,
-    ModelMetadataRequest: _read_model_answer,
-    RepositoryIndexRequest: _read_index_answer,
+MESSAGES: Mapping[type[Call[Any]], CallMessages] = {
+    ServerLiveRequest: CallMessages(
+        lambda _call, live: pb.ServerLiveResponse(live=live),
+        lambda _call, _dialect: ("ServerLive", pb.ServerLiveRequest()),
+        lambda _call, view, _limits: parse(view, pb.ServerLiveResponse).live,
+    ),
+    ServerReadyRequest: CallMessages(
+        lambda _call, ready: pb.ServerReadyResponse(ready=ready),
+        lambda _call, _dialect: ("ServerReady", pb.ServerReadyRequest()),
+        lambda _call, view, _limits: parse(view, pb.ServerReadyResponse).ready,
+    ),
+    ModelReadyRequest: CallMessages(
+        lambda _call, ready: pb.ModelReadyResponse(ready=ready),
+        _model_ready_call,
+        lambda _call, view, _limits: parse(view, pb.ModelReadyResponse).ready,
+    ),
+    ServerMetadataRequest: CallMessages(
+        _server_metadata,
+        lambda _call, _dialect: ("ServerMetadata", pb.ServerMetadataRequest()),
+        _read_server_answer,
+    ),
+    ModelMetadataRequest: CallMessages(_model_metadata, _model_metadata_call, _read_model_answer),
+    RepositoryIndexRequest: CallMessages(_index, _index_call, _read_index_answer),
 }

@@ -17,8 +17,8 @@ from gateway.ir.calls import (
 from gateway.ir.context import Context
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.metadata import SharedRegion
+from gateway.protocols.oip.grpc.call_messages import CallMessage, CallMessages, CallReader
 from gateway.protocols.oip.grpc.dialects import GrpcDialect
-from gateway.protocols.oip.grpc.extension import CallReader, ExtensionRequest, GrpcExtension
 from gateway.protocols.oip.grpc.management import checked_model
 from gateway.protocols.oip.shared_memory import checked_region, wanted_regions
 from gateway.schema import open_inference_pb2 as pb
@@ -78,7 +78,7 @@ def _read_status_cuda(
     return SharedStatusRequest(context=context, region=region, is_cuda=True)
 
 
-def _register_call(call: SharedRegisterRequest, _dialect: GrpcDialect) -> ExtensionRequest:
+def _register_call(call: SharedRegisterRequest, _dialect: GrpcDialect) -> CallMessage:
     region = call.region
     if region.device is None:
         return "SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(
@@ -92,14 +92,14 @@ def _register_call(call: SharedRegisterRequest, _dialect: GrpcDialect) -> Extens
     )
 
 
-def _unregister_call(call: SharedUnregisterRequest, _dialect: GrpcDialect) -> ExtensionRequest:
+def _unregister_call(call: SharedUnregisterRequest, _dialect: GrpcDialect) -> CallMessage:
     if call.is_cuda:
         cuda = pb.CudaSharedMemoryUnregisterRequest(name=call.region)
         return "CudaSharedMemoryUnregister", cuda
     return "SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(name=call.region)
 
 
-def _status_call(call: SharedStatusRequest, _dialect: GrpcDialect) -> ExtensionRequest:
+def _status_call(call: SharedStatusRequest, _dialect: GrpcDialect) -> CallMessage:
     if call.is_cuda:
         return "CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(name=call.region)
     return "SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(name=call.region)
@@ -160,10 +160,10 @@ CALL_READERS: Mapping[str, tuple[type[Call[Any]], CallReader]] = {
     "CudaSharedMemoryUnregister": (SharedUnregisterRequest, _read_unregister_cuda),
 }
 
-EXTENSIONS: Mapping[type[Call[Any]], GrpcExtension] = {
-    SharedRegisterRequest: GrpcExtension(_registered, _register_call, _ok),
-    SharedUnregisterRequest: GrpcExtension(
+EXTENSIONS: Mapping[type[Call[Any]], CallMessages] = {
+    SharedRegisterRequest: CallMessages(_registered, _register_call, _ok),
+    SharedUnregisterRequest: CallMessages(
         lambda _call, _reply: pb.SystemSharedMemoryUnregisterResponse(), _unregister_call, _ok
     ),
-    SharedStatusRequest: GrpcExtension(_write_status, _status_call, _read_regions),
+    SharedStatusRequest: CallMessages(_write_status, _status_call, _read_regions),
 }

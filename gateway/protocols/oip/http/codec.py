@@ -6,14 +6,14 @@ inferences, `management.py` and `extensions.py` the other calls.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, Final
 
 from gateway.api.protocol import (
     CutThroughCodec,
     FramingCodec,
+    Handling,
     ServerReadingCodec,
     StreamCodec,
-    unsupported,
 )
 from gateway.ir import errors
 from gateway.ir.calls import (
@@ -28,10 +28,13 @@ from gateway.ir.calls import (
     ServerMetadataRequest,
     ServerReadyRequest,
     StreamInferRequest,
+    inference_of,
+    words_of,
 )
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.limits import MessageLimits
-from gateway.ir.streaming_body import can_cut_through, streaming_body_of
+from gateway.ir.metadata import ServerMetadata
+from gateway.ir.streamed_inputs import can_cut_through, streaming_body_of
 from gateway.protocols.oip.dialects import DIALECTS, MOST_LENIENT, READERS, check_whole_version
 from gateway.protocols.oip.errors import GENERATE_FAILED, HTTP_OK, INFERENCE_NOT_READY
 from gateway.protocols.oip.extension_policy import (
@@ -42,7 +45,7 @@ from gateway.protocols.oip.extension_policy import (
 )
 from gateway.protocols.oip.http import management
 from gateway.protocols.oip.http.context import NAME, NEEDS, context_of
-from gateway.protocols.oip.http.errors import error_of_status, error_response
+from gateway.protocols.oip.http.errors import error_form, text_in_response
 from gateway.protocols.oip.http.extensions import EXTENSIONS, HttpExtension
 from gateway.protocols.oip.http.generate import encode_generate, generated
 from gateway.protocols.oip.http.infer_request import (
@@ -67,7 +70,7 @@ from gateway.protocols.oip.http.infer_routes import (
     error_event,
     is_generated,
 )
-from gateway.protocols.oip.http.opaque import read_opaque, write_answer, write_opaque
+from gateway.protocols.oip.http.opaque import read_opaque, write_opaque, write_opaque_reply
 from gateway.protocols.oip.http.paths import INDEX_PATH, find_route, model_path, server_path
 from gateway.protocols.oip.http.sse import EVENT_STREAM
 from gateway.protocols.oip.json.binary_tensors import (
@@ -83,24 +86,15 @@ from gateway.protocols.oip.options import check_options, read_extensions
 from gateway.wire.errors import HTTP_STATUS
 from gateway.wire.event_stream import EventSplitter
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import extended_headers, http_headers
-
-R = TypeVar("R")
+from gateway.wire.metadata import extended_headers, get_request, http_headers
 
 _LIVE, _READY = "live", "ready"
-_HEALTH: Mapping[type[Call[Any]], str] = {
-    ServerLiveRequest: _LIVE,
-    ServerReadyRequest: _READY,
-    ModelReadyRequest: _READY,
-}
 _MODEL_ACTIONS: Mapping[type[Call[Any]], str] = {
     ModelReadyRequest: "ready",
     ModelMetadataRequest: "",
-    InferRequest: "infer",
-    StreamInferRequest: "infer_stream",
 }
 _OK_STATUSES = range(200, 300)
-_CLIENT_ERRORS = range(400, 500)
+_REFUSED: Final = frozenset({*range(400, 500), HTTP_STATUS[errors.ErrorCode.NOT_READY]})
 _CACHE_ENTRIES = 1024
 _REMEMBERED_BYTES = 512
 
@@ -142,14 +136,39 @@ class HttpCodec(
         self.dialect = self._dialect.name
         if self._dialect.has_generate_stream:
             self.needs = NEEDS | {Need.FLAT_MEMBERS}
-        self._not_ready: int = checked.get(
-            "not_ready_status", HTTP_STATUS[errors.ErrorCode.NOT_READY]
-        )
-        self._not_ready_inference: int = checked.get("not_ready_status", INFERENCE_NOT_READY)
+        not_ready = checked.get("not_ready_status", HTTP_STATUS[errors.ErrorCode.NOT_READY])
+        self._errors = error_form(not_ready)
+        self._inference_errors = error_form(checked.get("not_ready_status", INFERENCE_NOT_READY))
         # KServe fails on requests without an id.
         self._spare_id = "gateway" if self._dialect.needs_id else ""
         self._requests = RequestTemplates(limits)
         self._replies: ReplyTemplates = JsonTemplateCache("output", limits)
+        self.calls = {
+            InferRequest: Handling(self._write_infer, self._read_infer, self._write_reply),
+            StreamInferRequest: Handling(self._write_stream, self._read_item),
+            ServerLiveRequest: self._health(_LIVE, HTTP_STATUS[errors.ErrorCode.NOT_READY]),
+            ServerReadyRequest: self._health(_READY, not_ready),
+            ModelReadyRequest: self._health(_READY, not_ready),
+            ServerMetadataRequest: Handling(
+                self._question,
+                lambda _call, wire: management.decode_server_metadata(wire, limits),
+                self._write_server,
+            ),
+            ModelMetadataRequest: Handling(
+                self._question,
+                lambda call, wire: management.decode_model_metadata(
+                    call.model or ModelRef(""), wire, limits
+                ),
+                lambda _call, reply: management.encode_model_metadata(reply),
+            ),
+            RepositoryIndexRequest: Handling(
+                self._write_index if self._dialect.has_index else self._question,
+                lambda _call, wire: management.decode_index(wire, limits),
+                lambda call, reply: management.encode_index(reply, whole=_wants_whole_index(call)),
+            ),
+            OpaqueCall: Handling(write_opaque, None, write_opaque_reply, partial(Origin, NAME)),
+            **{kind: self._extension(extension) for kind, extension in EXTENSIONS.items()},
+        }
         # Clients repeat the same few paths.
         self._find_route = partial(find_route, limits=limits)
         self._remembered = lru_cache(_CACHE_ENTRIES)(self._find_route)
@@ -242,40 +261,6 @@ class HttpCodec(
         except NeededWhole:
             return None
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:  # noqa: PLR0911  # one for each kind
-        """Write the response to *call*; binary outputs are not copied.
-
-        A call that was not decoded by this codec gets binary outputs, which every datatype has.
-
-        Raises:
-            Unsupported: JSON was requested and cannot represent an output, or there is no such
-                response.
-        """
-        if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
-            origin = call.context.origin
-            form = origin.form if origin is not None and origin.codec == NAME else None
-            if type(form) is not InferReplyFormat:
-                if form == GENERATED:
-                    return management.json_response(HTTP_OK, generated(call, reply, self._targets))
-                form = ALL_BINARY
-            return encode_response(call, reply, form, self._targets)
-        answer: Any = reply
-        key = _HEALTH.get(type(call))
-        if key is not None:
-            status = HTTP_STATUS[errors.ErrorCode.NOT_READY] if key == _LIVE else self._not_ready
-            return management.encode_health(
-                key, healthy=answer, unhealthy_status=status, model=call.model
-            )
-        if isinstance(call, ServerMetadataRequest):
-            return management.encode_server_metadata(
-                advertised_extensions(answer, self._extensions)
-            )
-        if isinstance(call, ModelMetadataRequest):
-            return management.encode_model_metadata(answer)
-        if isinstance(call, RepositoryIndexRequest):
-            return management.encode_index(answer, whole=_wants_whole_index(call))
-        return self._extension_answer(call, answer)
-
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
         """Write one item of a stream: an event, which is a part of one HTTP response.
 
@@ -312,192 +297,130 @@ class HttpCodec(
 
         Never raises.
         """
-        if isinstance(call, StreamInferRequest) and not self.is_terminal(call, error):
-            return error_event(error, self._limits, GENERATE_FAILED)
-        status = self._not_ready
-        if error.origin is None and isinstance(call, InferRequest | StreamInferRequest):
-            status = self._not_ready_inference
-        if (
-            type(error) is errors.UpstreamError
-            and isinstance(call, InferRequest)
-            and is_generated(call)
-        ):
-            return error_response(error, self._limits, status, GENERATE_FAILED)
-        return error_response(error, self._limits, status)
-
-    def encode_call(self, call: Call[Any], /) -> HttpRequest:
-        """Write a request to an upstream of the dialect; raw inputs are not copied.
-
-        Raises:
-            Unsupported: The dialect cannot carry it, or has no such request.
-        """
-        context = call.context
-        deadline = context.deadline
-        if isinstance(call, InferRequest):
-            request_id = context.request_id
-            sent_id = call.id or request_id or self._spare_id
-            headers, body = encode_request(call, sent_id, self._dialect, self._limits)
-            if context.metadata:
-                headers = extended_headers(headers, context.metadata, request_id)
-                request_id = ""
-            path = self._model_path(call)
-            return HttpRequest("POST", path, "", headers, body, deadline, None, request_id)
-        passed = http_headers(context)
+        form = self._errors
+        if error.origin is None and call is not None and inference_of(call) is not None:
+            form = self._inference_errors
+        if call is None or type(error) is not errors.UpstreamError or not is_generated(call):
+            return form.write(error, self._limits)
         if isinstance(call, StreamInferRequest):
-            return self._stream_call(call, passed)
-        if isinstance(call, RepositoryIndexRequest) and self._dialect.has_index:
-            # MLServer needs a body, Triton ignores it.
-            body = (dump({"ready": True} if call.ready_only else {}),)
-            pairs = Headers((*JSON_HEADERS.pairs, *passed))
-            return HttpRequest("POST", INDEX_PATH, "", pairs, body, deadline)
-        if isinstance(call, OpaqueCall):
-            return write_opaque(call)
-        extension = EXTENSIONS.get(type(call))
-        if extension is not None:
-            return self._encode_extension(call, extension, passed)
-        path = self._model_path(call) if type(call) in _MODEL_ACTIONS else self._server_path(call)
-        return HttpRequest("GET", path, "", Headers(passed), (), deadline)
+            return error_event(error, self._limits, GENERATE_FAILED)
+        return form.write(error, self._limits, row=(GENERATE_FAILED, ""))
 
     def encode_cut_through(self, call: Call[Any], /) -> HttpRequest | None:
         """Write a request that ends in inputs which have not arrived; None where it cannot."""
-        if (
-            not isinstance(call, InferRequest)
-            or not self._dialect.has_binary
-            or not can_cut_through(call)
-        ):
+        if not self._dialect.has_binary or not can_cut_through(call):
             return None
         return self.encode_call(call).with_body_stream(streaming_body_of(call))
 
-    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*; binary outputs are views of its body.
+    def error_in(self, call: Call[Any], wire: HttpResponse, /) -> errors.GatewayError | None:
+        """Return the error of a response that has no success as status; None for a success."""
+        if wire.status in _OK_STATUSES:
+            return None
+        text = text_in_response(call, wire, self._limits)
+        return self._errors.read(call.model, wire, self._limits, text)
 
-        Raises:
-            GatewayError: The error in the response, with the response as origin.
-            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-            UpstreamProtocolError: It is the response to another request.
-        """
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        answer: R
-        if wire.status not in _OK_STATUSES or isinstance(call, OpaqueCall):
-            answer = self._by_status(call, wire)
-            return answer
-        try:
-            if isinstance(call, InferRequest):
-                sent_id = call.id or call.context.request_id or self._spare_id
-                inferred: Any = decode_response(
-                    call,
-                    sent_id,
-                    wire,
-                    self._replies,
-                    self._dialect,
-                    self._dialect.echoes_id,
-                )
-                answer = inferred
-            else:
-                answer = self._answer(call, wire)
-        except errors.InvalidRequest as error:
-            if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
-                raise
-            # A name or number that is not allowed is the upstream's fault here.
-            raise errors.MalformedMessage(error.message) from error
-        return answer
+    def _write_infer(self, call: InferRequest) -> HttpRequest:
+        context = call.context
+        request_id = context.request_id
+        sent_id = call.id or request_id or self._spare_id
+        headers, body = encode_request(call, sent_id, self._dialect, self._limits)
+        if context.metadata:
+            headers = extended_headers(headers, context.metadata, request_id)
+            request_id = ""
+        path = self._model_path(call, "infer")
+        return HttpRequest("POST", path, "", headers, body, context.deadline, None, request_id)
 
-    def decode_item(self, call: StreamInferRequest, wire: HttpResponse, /) -> InferResponse:
-        """Read one event of an upstream's stream, cut out by `splitter`; as `decode_reply`.
+    def _read_infer(self, call: InferRequest, wire: HttpResponse) -> InferResponse:
+        sent_id = call.id or call.context.request_id or self._spare_id
+        dialect = self._dialect
+        return decode_response(call, sent_id, wire, self._replies, dialect, dialect.echoes_id)
 
-        An error between events is an item with that error.
-        """
-        if wire.status not in _OK_STATUSES:
-            raise error_of_status(call, wire, self._limits)
-        try:
-            if self._dialect.has_generate_stream:
-                return decode_generated(call, wire, self._limits)
-            return decode_event(call, self._stream_id(call), wire, self._replies, self._dialect)
-        except errors.InvalidRequest as error:
-            if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
-                raise
-            raise errors.MalformedMessage(error.message) from error
+    def _write_reply(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
+        """Write an inference; a call of another codec gets binary outputs, as any datatype has."""
+        origin = call.context.origin
+        form = origin.form if origin is not None and origin.codec == NAME else None
+        if type(form) is not InferReplyFormat:
+            if form == GENERATED:
+                return management.json_response(HTTP_OK, generated(call, reply, self._targets))
+            form = ALL_BINARY
+        return encode_response(call, reply, form, self._targets)
 
-    def _stream_call(
-        self, call: StreamInferRequest, passed: tuple[tuple[str, str], ...]
-    ) -> HttpRequest:
+    def _write_stream(self, call: StreamInferRequest) -> HttpRequest:
         if self._dialect.has_generate_stream:
-            pairs = Headers((*JSON_HEADERS.pairs, *passed))
-            body: Sequence[Buffer] = (dump(encode_generate(call.request)),)
             path = self._model_path(call, "generate_stream")
-            return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
+            return _post(call, path, (dump(encode_generate(call.request)),))
         if not self._dialect.has_infer_stream:
             raise errors.Unsupported(
                 f"the dialect {self._dialect.name!r} has no streams of tensors over HTTP"
             )
-        sent_id = self._stream_id(call)
         headers, body = encode_request(
-            call.request, sent_id, self._dialect, self._limits, binary_out=False
+            call.request, self._stream_id(call), self._dialect, self._limits, binary_out=False
         )
-        pairs = Headers((*headers.pairs, *passed))
-        path = self._model_path(call)
-        return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
+        return _post(call, self._model_path(call, "infer_stream"), body, headers)
 
-    def _extension_answer(self, call: Call[Any], answer: Any) -> HttpResponse:
-        if isinstance(call, OpaqueCall):
-            return write_answer(answer)
-        extension = EXTENSIONS.get(type(call))
-        if extension is None:
-            raise unsupported(call, NAME)
-        return management.optional_json(extension.write_reply(call, answer))
+    def _read_item(self, call: StreamInferRequest, wire: HttpResponse) -> InferResponse:
+        """Read one event, cut out by `splitter`; an error between events is an item with it."""
+        if self._dialect.has_generate_stream:
+            return decode_generated(call, wire, self._limits)
+        return decode_event(call, self._stream_id(call), wire, self._replies, self._dialect)
 
-    def _encode_extension(
-        self, call: Call[Any], extension: HttpExtension, passed: tuple[tuple[str, str], ...]
-    ) -> HttpRequest:
+    def _question(self, call: Call[Any]) -> HttpRequest:
+        kind = type(call)
+        action = _MODEL_ACTIONS.get(kind)
+        path = server_path(kind) if action is None else self._model_path(call, action)
+        return get_request(call, path)
+
+    def _health(self, key: str, unhealthy: int) -> Handling:
+        """Return how a health request is handled.
+
+        Args:
+            key: Its member in JSON.
+            unhealthy: Its status for clients, where the reply is no.
+        """
+        return Handling(
+            self._question,
+            lambda _call, wire: management.decode_health(key, wire, self._limits),
+            lambda call, reply: management.encode_health(
+                key, healthy=reply, unhealthy_status=unhealthy, model=call.model
+            ),
+            _refused,
+        )
+
+    def _write_server(self, _call: ServerMetadataRequest, reply: ServerMetadata) -> HttpResponse:
+        return management.encode_server_metadata(advertised_extensions(reply, self._extensions))
+
+    def _write_index(self, call: RepositoryIndexRequest) -> HttpRequest:
+        # MLServer needs a body, Triton ignores it.
+        return _post(call, INDEX_PATH, (dump({"ready": True} if call.ready_only else {}),))
+
+    def _extension(self, extension: HttpExtension) -> Handling:
+        return Handling(
+            partial(self._write_extension, extension),
+            lambda call, wire: extension.read_reply(call, wire, self._limits),
+            lambda call, reply: management.optional_json(extension.write_reply(call, reply)),
+        )
+
+    def _write_extension(self, extension: HttpExtension, call: Call[Any]) -> HttpRequest:
         check_asked(call, self._dialect)
         if call.model is not None:
             self._check_version(call.model)
         method, path, document = extension.write_call(call)
-        deadline = call.context.deadline
         if document is None:
-            return HttpRequest(method, path, "", Headers(passed), (), deadline)
-        pairs = Headers((*JSON_HEADERS.pairs, *passed))
-        return HttpRequest(method, path, "", pairs, (dump(document),), deadline)
-
-    def _by_status(self, call: Call[Any], wire: HttpResponse) -> Any:
-        """Return an opaque response, or False for refused health; else raise its error."""
-        if isinstance(call, OpaqueCall):
-            return Origin(NAME, wire)
-        status = wire.status
-        refused = status in _CLIENT_ERRORS or status == HTTP_STATUS[errors.ErrorCode.NOT_READY]
-        if refused and type(call) in _HEALTH:
-            return False
-        raise error_of_status(call, wire, self._limits)
-
-    def _answer(self, call: Call[Any], wire: HttpResponse) -> Any:
-        """Read the response to a call that is not an inference."""
-        if isinstance(call, ServerMetadataRequest):
-            return management.decode_server_metadata(wire, self._limits)
-        if isinstance(call, ModelMetadataRequest):
-            return management.decode_model_metadata(call.model or ModelRef(""), wire, self._limits)
-        if isinstance(call, RepositoryIndexRequest):
-            return management.decode_index(wire, self._limits)
-        extension = EXTENSIONS.get(type(call))
-        if extension is not None:
-            return extension.read_reply(call, wire, self._limits)
-        key = _HEALTH.get(type(call))
-        if key is None:
-            raise unsupported(call, NAME)
-        return management.decode_health(key, wire, self._limits)
+            pairs = Headers(http_headers(call.context))
+            return HttpRequest(method, path, "", pairs, (), call.context.deadline)
+        return _post(call, path, (dump(document),))
 
     def _stream_id(self, call: StreamInferRequest) -> str:
         """Return the id of a stream's request on the wire."""
         return call.request.id or call.context.request_id or self._spare_id
 
-    def _model_path(self, call: Call[Any], action: str | None = None) -> str:
+    def _model_path(self, call: Call[Any], action: str) -> str:
         model = call.model
         if model is None or not model.name:
-            raise errors.Unsupported(
-                f"{type(call).__name__} names no model: Open Inference needs one"
-            )
+            raise errors.Unsupported(f"{words_of(call)} names no model: Open Inference needs one")
         if model.version:
             self._check_version(model)
-        return model_path(model, _MODEL_ACTIONS[type(call)] if action is None else action)
+        return model_path(model, action)
 
     def _check_version(self, model: ModelRef) -> None:
         if self._dialect.has_whole_versions:
@@ -508,11 +431,17 @@ class HttpCodec(
                 model=model,
             )
 
-    def _server_path(self, call: Call[Any]) -> str:
-        path = server_path(type(call))
-        if path is None:
-            raise unsupported(call, NAME)
-        return path
+
+def _post(
+    call: Call[Any], path: str, body: Sequence[Buffer], headers: Headers = JSON_HEADERS
+) -> HttpRequest:
+    pairs = Headers((*headers.pairs, *http_headers(call.context)))
+    return HttpRequest("POST", path, "", pairs, body, call.context.deadline)
+
+
+def _refused(wire: HttpResponse) -> bool | None:
+    """Return False for the status of a server or model that is not ready; None for others."""
+    return False if wire.status in _REFUSED else None
 
 
 def _wants_whole_index(call: Call[Any]) -> bool:

@@ -25,6 +25,7 @@ from gateway.ir.calls import (
     SharedUnregisterRequest,
     TraceSettingRequest,
     TraceSettings,
+    words_of,
 )
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
@@ -77,7 +78,7 @@ class HttpExtension:
 
 def _named(call: Call[Any]) -> ModelRef:
     if call.model is None or not call.model.name:
-        raise Unsupported(f"{type(call).__name__} names no model: Open Inference needs one")
+        raise Unsupported(f"{words_of(call)} names no model: Open Inference needs one")
     return call.model
 
 
@@ -134,12 +135,7 @@ def _read_load(
 
 
 def _load_call(call: ModelLoadRequest) -> ExtensionRequest:
-    parameters = control.written_load(call.parameters)
-    return (
-        "POST",
-        control_path(call, _named(call)),
-        {"parameters": parameters} if parameters else {},
-    )
+    return _control_call(call, "load", control.written_load(call.parameters))
 
 
 def _read_unload(
@@ -151,17 +147,21 @@ def _read_unload(
 
 def _unload_call(call: ModelUnloadRequest) -> ExtensionRequest:
     parameters = {control.UNLOAD_DEPENDENTS: True} if call.dependents else {}
-    return (
-        "POST",
-        control_path(call, _named(call)),
-        {"parameters": parameters} if parameters else {},
-    )
+    return _control_call(call, "unload", parameters)
 
 
-def _done(call: ModelLoadRequest | ModelUnloadRequest, _reply: None) -> Body:
+def _control_call(call: Call[None], action: str, parameters: Mapping[str, Any]) -> ExtensionRequest:
+    path = control_path(_named(call), action)
+    return "POST", path, {"parameters": parameters} if parameters else {}
+
+
+def _loaded(call: ModelLoadRequest, _reply: None) -> Body:
     # The kserve client needs this body; other clients read the status alone.
-    action = "load" if isinstance(call, ModelLoadRequest) else "unload"
-    return {"name": _named(call).name, action: True}
+    return {"name": _named(call).name, "load": True}
+
+
+def _unloaded(call: ModelUnloadRequest, _reply: None) -> Body:
+    return {"name": _named(call).name, "unload": True}
 
 
 # Trace and log settings.
@@ -318,8 +318,8 @@ EXTENSIONS: Mapping[type[Call[Any]], HttpExtension] = {
         _statistics_call,
         _read_statistics,
     ),
-    ModelLoadRequest: HttpExtension(_read_load, _done, _load_call, _nothing),
-    ModelUnloadRequest: HttpExtension(_read_unload, _done, _unload_call, _nothing),
+    ModelLoadRequest: HttpExtension(_read_load, _loaded, _load_call, _nothing),
+    ModelUnloadRequest: HttpExtension(_read_unload, _unloaded, _unload_call, _nothing),
     TraceSettingRequest: HttpExtension(_read_trace, _write_trace, _trace_call, _read_trace_reply),
     LogSettingsRequest: HttpExtension(_read_log, _write_log, _log_call, _read_log_reply),
     SharedRegisterRequest: HttpExtension(_read_register, _silent, _register_call, _nothing),

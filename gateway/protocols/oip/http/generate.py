@@ -10,6 +10,7 @@ exchanges 096 to 099.
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -19,9 +20,10 @@ from gateway.ir.context import Context, ModelRef, Parameter
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.errors import MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name, is_usable_name
+from gateway.ir.nearest import DecimalMembers, loads_to_odd
 from gateway.ir.tensor import Tensor
 from gateway.protocols.oip.dialects import NonfiniteWords
-from gateway.protocols.oip.json.parse import read_flat
+from gateway.protocols.oip.json.parse import read_flat, with_python_words
 from gateway.protocols.oip.json.tensors import is_plain, text_member
 from gateway.protocols.oip.json.write import (
     JsonTarget,
@@ -99,8 +101,14 @@ def decode_generate(
         sequence=parameters.sequence,
         priority=parameters.priority,
         timeout_us=parameters.timeout_us,
-        flat_members=members,
+        flat_members=DecimalMembers(members, partial(_members_to_odd, wire.view)),
     )
+
+
+def _members_to_odd(view: memoryview) -> dict[str, Any]:
+    """Return the members of a request that has been read, see `DecimalMembers`."""
+    document: dict[str, Any] = loads_to_odd(with_python_words(str(view, "utf-8-sig")))
+    return document | (document.get("parameters") or {})
 
 
 def _scalar(name: str, value: Any) -> Parameter:

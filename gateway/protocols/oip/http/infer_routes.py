@@ -8,12 +8,13 @@ module decides between the forms; `infer_request.py`, `infer_response.py`, `gene
 Source: docs/protocols/open-inference.md, "6. HTTP endpoints" and "10. Streams".
 """
 
-from typing import Final
+from typing import Any, Final
 
-from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
+from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.context import Context, ModelRef
 from gateway.ir.errors import GatewayError, InvalidRequest, UpstreamError
 from gateway.ir.limits import MessageLimits
+from gateway.ir.nearest import DecimalMembers, loads_to_odd
 from gateway.protocols.oip.dialects import Dialect
 from gateway.protocols.oip.errors import GENERATE_FAILED, HTTP_OK, text_of
 from gateway.protocols.oip.http.context import NAME, context_of
@@ -107,7 +108,7 @@ def error_event(error: GatewayError, limits: MessageLimits, status: int = HTTP_O
     return json_event({"error": text_of(error, limits.error_text_bytes)}, status)
 
 
-def is_generated(call: InferRequest | StreamInferRequest) -> bool:
+def is_generated(call: Call[Any]) -> bool:
     """Return whether *call* has the form of the generate extension."""
     return _form(call.context) == GENERATED
 
@@ -127,7 +128,7 @@ def decode_event(
     """
     limits = templates.limits
     members = read_leniently(wire.view, "an event", limits).members
-    if "error" in members and "outputs" not in members:
+    if members.get("error") is not None and "outputs" not in members:
         failed = UpstreamError(error_text(wire, limits), model=call.model)
         model = call.model or ModelRef("")
         return InferResponse(model=model, outputs=(), is_final=False, error=failed)
@@ -143,8 +144,11 @@ def decode_generated(
     Raises:
         MalformedMessage, TooLarge: It cannot be used.
     """
-    members = dict(read_leniently(wire.view, "an event", limits).members)
+    document = read_leniently(wire.view, "an event", limits)
+    members, text = dict(document.members), document.text
     model = call.model or ModelRef("")
+    if members.get("error", ...) is None:
+        del members["error"]
     if "error" in members and "model_name" not in members:
         failed = UpstreamError(error_text(wire, limits), model=call.model)
         return InferResponse(model=model, outputs=(), is_final=False, error=failed)
@@ -156,7 +160,7 @@ def decode_generated(
         outputs=(),
         id=call.request.id,
         is_final=False,
-        flat_members=read_members(members, limits),
+        flat_members=DecimalMembers(read_members(members, limits), lambda: loads_to_odd(text)),
         has_nonfinite_words=True,
     )
 

@@ -16,13 +16,13 @@ from gateway.ir.errors import NotFound, Unsupported
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.oip.http.context import NAME, context_of
 from gateway.protocols.oip.http.paths import find_route, model_path
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import http_headers
+from gateway.wire.http import HttpRequest, HttpResponse
+from gateway.wire.opaque import CONTENT_HEADERS, passed_request, passed_response
 from gateway.wire.url_names import decoded_name
 
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _OF_MODELS = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(.+)")
-_OF_THE_MESSAGE = frozenset({"accept", "content-type", "inference-header-content-length"})
+_KEPT: Final = CONTENT_HEADERS | {"inference-header-content-length"}
 _UP = frozenset({b"", b".", b".."})
 _ESCAPE: Final = re.compile("%[0-9A-Fa-f]{2}")
 _UNRESERVED: Final = frozenset(f"{string.ascii_letters}{string.digits}-._~")
@@ -79,30 +79,12 @@ def _refuse_modelled(method: str, path: str, limits: MessageLimits) -> None:
 
 
 def write_opaque(call: OpaqueCall) -> HttpRequest:
-    """Return the request that passes *call* on, under the target's name of the model.
-
-    Raises:
-        Unsupported: It came in another protocol, or over another carrier.
-    """
+    """Return the request that passes *call* on, under the target's name of the model."""
     message = call.message
-    if message.codec != NAME:
-        raise Unsupported(
-            f"a request that only {message.codec} understands cannot be sent over {NAME}",
-            model=call.model,
-        )
-    request: HttpRequest = message.wire
-    path = request.path if call.model is None else model_path(call.model, message.form)
-    pairs = (*_kept(request.headers), *http_headers(call.context))
-    return HttpRequest(
-        request.method, path, request.query, Headers(pairs), request.body, call.context.deadline
-    )
+    path = message.wire.path if call.model is None else model_path(call.model, message.form)
+    return passed_request(call, message, path, kept=_KEPT)
 
 
-def write_answer(reply: Origin) -> HttpResponse:
+def write_opaque_reply(_call: OpaqueCall, reply: Origin) -> HttpResponse:
     """Return the server's response as the client gets it, status and body unchanged."""
-    wire: HttpResponse = reply.wire
-    return HttpResponse(wire.status, Headers(_kept(wire.headers)), wire.body)
-
-
-def _kept(headers: Headers) -> tuple[tuple[str, str], ...]:
-    return tuple([pair for pair in headers.pairs if pair[0].lower() in _OF_THE_MESSAGE])
+    return passed_response(reply, _KEPT)

@@ -143,9 +143,9 @@ def find_route(method: str, path: str, limits: MessageLimits) -> OipRoute:
     return route
 
 
-def server_path(call: type[Call[Any]]) -> str | None:
-    """Return the path of a call about the server; None when it has none."""
-    return next((path for path, kind in SERVER_PATHS.items() if kind is call), None)
+def server_path(call: type[Call[Any]]) -> str:
+    """Return the path of a call about the server, one of `SERVER_PATHS`."""
+    return next(path for path, kind in SERVER_PATHS.items() if kind is call)
 
 
 @lru_cache(_CACHE_ENTRIES)  # calls repeat the same few
@@ -157,9 +157,8 @@ def model_path(model: ModelRef, action: str) -> str:
     return f"{path}/{action}" if action else path
 
 
-def control_path(call: ModelLoadRequest | ModelUnloadRequest, model: ModelRef) -> str:
-    """Return the path that loads or unloads *model*."""
-    action = "load" if isinstance(call, ModelLoadRequest) else "unload"
+def control_path(model: ModelRef, action: str) -> str:
+    """Return the path for an *action* on *model*, "load" or "unload"."""
     return f"/v2/repository/models/{url_segment(model.name)}/{action}"
 
 

@@ -20,7 +20,7 @@ from gateway.protocols.oip.http.context import context_of
 from gateway.protocols.oip.http.infer_request import decode_request
 from gateway.protocols.oip.options import check_options
 from gateway.wire.errors import MethodNotAllowed
-from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.http import Headers, HttpRequest, HttpResponse, with_headers
 from gateway.wire.path_claims import PathClaim
 from gateway.wire.sagemaker import custom_attributes, inference_id
 
@@ -92,10 +92,7 @@ class ContainerCodec(HttpCodec):
         response = super().encode_error(call, error)
         wire = None if call is None else _request_of(call)
         extra = custom_attributes(Headers(error.metadata) if wire is None else wire.headers)
-        if not extra:
-            return response
-        headers = Headers((*response.headers.pairs, *extra))
-        return HttpResponse(response.status, headers, response.body, response.is_compressible)
+        return with_headers(response, extra)
 
     def _decode_own(self, wire: HttpRequest, request_id: str) -> Call[Any]:
         if wire.path == PING:

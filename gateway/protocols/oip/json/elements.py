@@ -21,12 +21,15 @@ from gateway.accelerator import accelerated
 from gateway.ir.data import ArrayData, ItemsData, JsonItemsData, RawData, TensorData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
+from gateway.ir.items import ItemViews, text_items
 from gateway.ir.limits import MessageLimits, check_bytes_elements
+from gateway.ir.nearest import may_lie_between
 from gateway.ir.number_lists import CODES, buffer_of, is_nested, narrowed, packer, unnested
 from gateway.ir.tensor import Shape
 from gateway.ir.work import LIST, PARSED_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.numpy_elements import ConvertedData, json_items
+from gateway.wire.json_values import plain_value
 
 _INTEGERS = frozenset({int})
 _NUMBERS = frozenset({int, float})
@@ -53,7 +56,13 @@ class ElementReader:
         kind: "input" or "output", for errors.
         limits: `bytes_element_size` is enforced.
         lenient: Apply the exceptions for servers.
+
+    Attributes:
+        reread: Returns the `data` of the tensor at an index, its decimals as `ir.nearest.to_odd`
+            returns them.
     """
+
+    reread: Callable[[int], Any]
 
     def __init__(self, kind: str, limits: MessageLimits, *, lenient: bool) -> None:
         self._kind = kind
@@ -63,7 +72,9 @@ class ElementReader:
         self._lists = 0
         self._proxies: list[tuple[str, Shape, Any]] = []
 
-    def read(self, name: str, datatype: Datatype, shape: Shape, data: Any) -> TensorData:
+    def read(
+        self, name: str, datatype: Datatype, shape: Shape, data: Any, index: int
+    ) -> TensorData:
         """Read one tensor's elements.
 
         Args:
@@ -71,13 +82,14 @@ class ElementReader:
             datatype: The datatype that the elements have.
             shape: Already checked by `check_shape`.
             data: A list, a simdjson Array, or converted elements.
+            index: The position of the tensor in the message.
 
         Raises:
             InvalidTensor: An element, the count or the nesting is wrong.
             TooLarge: An element of BYTES exceeds the limit.
         """
         if type(data) is list and datatype in _PLAIN and _is_flat(data, shape):
-            return self._pack(name, datatype, data)
+            return self._pack(name, datatype, shape, data, index)
         if isinstance(data, ConvertedData):
             return data
         if datatype in NOT_IN_JSON and not (self._is_lenient and datatype is Datatype.FP16):
@@ -87,9 +99,9 @@ class ElementReader:
                 "'Inference-Header-Content-Length') or over gRPC"
             )
         if type(data) is list:
-            return self._pack(name, datatype, self._flatten(name, shape, data))
+            return self._pack(name, datatype, shape, self._flatten(name, shape, data), index)
         if type(data) is simdjson.Array:
-            return self._read_proxy(name, datatype, shape, data)
+            return self._read_proxy(name, datatype, shape, data, index)
         raise InvalidTensor(
             f"{self._kind} {name!r} has data {_show(data)}: expected a list of elements"
         )
@@ -106,7 +118,7 @@ class ElementReader:
         """
         if count is not None and count != self._arrays:
             for name, shape, data in self._proxies:
-                flat = self._flatten(name, shape, data.as_list())
+                flat = self._flatten(name, shape, plain_value(data))
                 if list in set(map(type, flat)):
                     raise self._ragged(name, shape)
 
@@ -122,7 +134,9 @@ class ElementReader:
             raise self._miscounted(name, shape, len(flat))
         return flat
 
-    def _pack(self, name: str, datatype: Datatype, flat: list[Any]) -> TensorData:
+    def _pack(
+        self, name: str, datatype: Datatype, shape: Shape, flat: list[Any], index: int
+    ) -> TensorData:
         if not _KINDS[datatype].issuperset(map(type, flat)):
             if datatype is Datatype.BYTES and self._is_lenient:
                 return self._json_items(name, flat)
@@ -130,6 +144,9 @@ class ElementReader:
         if datatype is Datatype.BYTES:
             return ItemsData(self._encoded(name, flat))
         try:
+            if datatype.is_float and may_lie_between(flat, datatype):
+                again = self._flatten(name, shape, self.reread(index))
+                flat = [math.nan if value is None else value for value in again]
             return RawData(memoryview(packer(datatype, len(flat))(*flat)))
         except (struct.error, OverflowError):
             raise self._out_of_range(name, datatype, flat) from None
@@ -161,10 +178,10 @@ class ElementReader:
                 )
         return flat
 
-    def _encoded(self, name: str, flat: list[str]) -> list[bytes]:
+    def _encoded(self, name: str, flat: list[str]) -> list[bytes] | ItemViews:
         # Lone surrogates are bytes of a server that were not UTF-8; a request has none.
         try:
-            items = [text.encode("utf-8", "surrogateescape") for text in flat]
+            items = text_items(flat, "surrogateescape")
         except UnicodeEncodeError as error:
             raise InvalidTensor(f"{self._kind} {name!r} has text that is not Unicode") from error
         most = self._limits.bytes_element_size
@@ -177,7 +194,9 @@ class ElementReader:
                 )
         return items
 
-    def _read_proxy(self, name: str, datatype: Datatype, shape: Shape, data: Any) -> TensorData:
+    def _read_proxy(
+        self, name: str, datatype: Datatype, shape: Shape, data: Any, index: int
+    ) -> TensorData:
         self._check_nesting(name, shape, data)
         self._proxies.append((name, shape, data))
         if datatype.is_integer or datatype.is_float:
@@ -187,11 +206,17 @@ class ElementReader:
                 if values.size != math.prod(shape):
                     raise self._miscounted(name, shape, values.size)
                 narrow = narrowed(values, datatype)
-                if narrow is not None:
+                if narrow is not None and not may_lie_between(values, datatype):
                     return ArrayData(narrow.reshape(shape))
         # Text, or a wrong element: find it.
         charge(math.prod(shape))
-        return self._pack(name, datatype, self._flatten(name, shape, data.as_list()))
+        return self._pack(
+            name,
+            datatype,
+            shape,
+            self._flatten(name, shape, plain_value(data)),
+            index,
+        )
 
     def _check_nesting(self, name: str, shape: Shape, data: Any) -> None:
         self._arrays += 1
@@ -251,13 +276,21 @@ def number_packer(code: str, count: int) -> Callable[[bytes], bytes]:
     """
     # struct counts the numbers and checks their range; it accepts no text and no list.
     pack = struct.Struct(f"<{count}{code}").pack
-    return lambda text: pack(*orjson.loads(text))
+    return lambda text: _packed(pack, code, orjson.loads(text))
 
 
 def nested_packer(code: str, shape: Shape) -> Callable[[bytes], bytes]:
     """Return a function as `number_packer`, for lists nested exactly as *shape*."""
     pack = struct.Struct(f"<{math.prod(shape)}{code}").pack
-    return lambda text: pack(*(unnested(orjson.loads(text), shape) or ()))
+    return lambda text: _packed(pack, code, unnested(orjson.loads(text), shape) or [])
+
+
+def _packed(pack: Callable[..., bytes], code: str, flat: list[Any]) -> bytes:
+    """Pack numbers; raises ValueError where only their text tells what is nearest to them."""
+    found = pack(*flat)
+    if code == "f" and may_lie_between(flat, Datatype.FP32):
+        raise ValueError(flat)
+    return found
 
 
 def _is_flat(data: list[Any], shape: Shape) -> bool:

@@ -19,10 +19,12 @@ import simdjson
 from gateway.ir.data import ArrayData, ItemsData, JsonItemsData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidTensor, TooLarge
+from gateway.ir.items import text_items
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Shape
 from gateway.ir.work import charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
+from gateway.wire.json_values import plain_value
 
 ConvertedData = ArrayData | ItemsData | JsonItemsData
 """The elements of a tensor whose datatype and shape they match."""
@@ -83,11 +85,12 @@ def convert_elements(
         TooLarge: An element of BYTES exceeds the limit.
     """
     if type(data) is simdjson.Array:
-        data = data.as_list()
+        data = plain_value(data)
     if datatype is Datatype.BYTES:
         flat = list(_leaves(data))
         charge(len(flat))
-        return _items(name, flat, limits), _filled(name, shape, len(flat))
+        filled = _filled(name, shape, len(flat))
+        return _items(name, flat, limits), filled
     if datatype in NOT_IN_JSON and not (half and datatype is Datatype.FP16):
         raise InvalidTensor(f"input {name!r} is {datatype.name}, which JSON cannot represent")
     charge(_expected_count(data))
@@ -134,11 +137,11 @@ def _leaves(data: Any) -> Iterator[Any]:
 def _items(name: str, flat: list[Any], limits: MessageLimits) -> ItemsData | JsonItemsData:
     try:
         if all(type(value) is str for value in flat):
-            items = [value.encode() for value in flat]
+            items: Sequence[bytes | memoryview] = text_items(flat)
             found: ItemsData | JsonItemsData = ItemsData(items)
         else:
             found = json_items(flat)
-            items = list(found.values)
+            items = found.values
     except (TypeError, UnicodeEncodeError) as error:
         raise InvalidTensor(f"input {name!r} has an element that is not JSON: {error}") from error
     longest = max(map(len, items), default=0)
@@ -157,4 +160,5 @@ def json_items(flat: Sequence[Any]) -> JsonItemsData:
     Raises:
         TypeError: One cannot be written as JSON.
     """
-    return JsonItemsData([orjson.dumps(value) for value in flat])
+    # orjson returns a text in a block of its own of 4 KiB: a copy takes what it needs.
+    return JsonItemsData([b"%b" % orjson.dumps(value) for value in flat])

@@ -22,11 +22,19 @@ import orjson
 import simdjson
 
 from gateway.ir.errors import MalformedMessage, TooLarge
+from gateway.ir.json_objects import STRING, has_long_numbers, reserve_objects, reserve_parser
 from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.nearest import loads_to_odd
 from gateway.ir.work import JSON_BYTE, JSON_ELEMENT, OBJECT_BYTE, PARSED_BYTE, charge
 from gateway.protocols.oip.dialects import NonfiniteWords
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
-from gateway.wire.json_values import check_depth, read_value, too_deep, without_mark
+from gateway.wire.json_values import (
+    check_depth,
+    load_json,
+    read_value,
+    too_deep,
+    without_mark,
+)
 
 # Below this size orjson is faster, above it simdjson.
 SIMD_FROM_BYTES: Final = 8192
@@ -47,14 +55,13 @@ _WHOLE_BYTES = 1 << 20
 # and steps to find unknown members.
 _HELD_PART = 64
 _LOOKUPS = 1 << 23
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _LONG_BYTES = 1 << 22
 # Work of one of these steps, in items.
 _LOOKUP = 1 / 50
 
 
 # A string, or a word that Python's parser does not read.
-_RAPID_WORD = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-NaN|-?Inf(?!inity)', re.DOTALL)
+_RAPID_WORD = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-NaN|-?Inf(?!inity)', re.DOTALL)
 _PYTHON_WORDS: Final = {"-NaN": "NaN", "Inf": "Infinity", "-Inf": "-Infinity"}
 
 
@@ -66,10 +73,19 @@ class Document:
         members: Its members; `data` of a tensor is a list, or a simdjson Array.
         arrays_left: Opening brackets in the text that are not accounted for; None without a
             proxy.  See `ElementReader.check_brackets`.
+        text: The whole text, as Python's parser reads it.
     """
 
     members: dict[str, Any]
     arrays_left: int | None = None
+    text: memoryview | str = ""
+    _to_odd: Any = None
+
+    def elements_to_odd(self, section: str, index: int) -> Any:
+        """Return the `data` of a tensor with its decimals as `ir.nearest.to_odd` returns them."""
+        if self._to_odd is None:
+            self._to_odd = loads_to_odd(self.text)
+        return self._to_odd[section][index]["data"]
 
 
 def read_document(
@@ -99,7 +115,10 @@ def read_document(
         if bytes(view[:_SHOWN]).lstrip(_SPACE)[:1] != b"{":
             raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
     if size < SIMD_FROM_BYTES:
-        return Document(_read_small(text_of(view), what, limits, lenient=lenient))
+        return Document(_read_small(text_of(view), what, limits, lenient=lenient), None, view)
+    if has_long_numbers(view):
+        charge(size * OBJECT_BYTE, size * JSON_ELEMENT)
+        return Document(_read_small(text_of(view), what, limits, lenient=lenient), None, view)
     # A long document may be nothing but short numbers, which shows only once it is parsed.
     charge(size * (JSON_BYTE if size > _LONG_BYTES else PARSED_BYTE), size * JSON_ELEMENT)
     return _read_large(view, what, limits, lenient=lenient)
@@ -112,10 +131,7 @@ def text_of(view: memoryview) -> bytes:
 
 
 def _read_small(text: bytes, what: str, limits: MessageLimits, *, lenient: bool) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise MalformedMessage(f"{what} is not JSON: {error}") from error
+    document: dict[str, Any] = load_json(text, what)
     # Each key has one colon outside of strings. So as many colons as keys exclude duplicates and
     # strings with colons; otherwise check each object.
     if text.count(b":") != _count_keys(document):
@@ -142,7 +158,7 @@ def read_flat(
     except MalformedMessage as error:
         if words is None:
             raise
-        return _read_words(view, what, limits, error, words)
+        return _read_words(view, what, limits, error, words).members
     if type(document) is not dict:
         raise MalformedMessage(f"{what} is not a JSON object: {_opening(view)}")
     if text.count(b":") != _count_keys(document):
@@ -183,6 +199,7 @@ def check_closely(text: bytes, what: str, limits: MessageLimits, *, lenient: boo
         TooLarge: Too deep, or an object with too many keys.
     """
     charge(len(text) * OBJECT_BYTE)
+    reserve_objects(text)
     objects = _CheckedObjects(what, limits, lenient=lenient)
     try:
         # Numbers are not converted: other parsers did, and int() refuses 4,301 digits.
@@ -240,6 +257,7 @@ class _CheckedObjects:
 
 
 def _read_large(view: memoryview, what: str, limits: MessageLimits, *, lenient: bool) -> Document:
+    reserve_parser(view)
     try:
         root = simdjson.Parser().parse(view)  # makes the only copy, with padding behind it
     except (ValueError, RuntimeError) as error:
@@ -251,7 +269,7 @@ def _read_large(view: memoryview, what: str, limits: MessageLimits, *, lenient: 
             ) from error
         # Not JSON, and orjson knows the position; or an integer beyond 64 bits, allowed as a float.
         charge(view.nbytes * OBJECT_BYTE)
-        return Document(_read_small(text_of(view), what, limits, lenient=lenient))
+        return Document(_read_small(text_of(view), what, limits, lenient=lenient), None, view)
     reader = _LargeReader(what, limits, lenient=lenient)
     try:
         members = reader.members(root, _TOP_MEMBERS, 1)
@@ -269,7 +287,7 @@ def _read_large(view: memoryview, what: str, limits: MessageLimits, *, lenient: 
             members[key] = tensors
     except UnicodeDecodeError as error:
         raise MalformedMessage(f"{what} is not JSON: {error}") from error
-    return Document(members, _count_arrays(view))
+    return Document(members, _count_arrays(view), view)
 
 
 def _count_arrays(view: memoryview) -> int:
@@ -353,7 +371,7 @@ class _LargeReader:
         size = len(text)
         if self._held_bytes + size > most:
             charge(size * OBJECT_BYTE)
-            size = len(_STRING.sub(b"", text))
+            size -= sum(found.end() - found.start() for found in STRING.finditer(text))
         self._held_bytes += size
         if self._held_bytes > most:
             raise TooLarge(
@@ -382,8 +400,7 @@ def read_leniently(view: memoryview, what: str, limits: MessageLimits) -> Docume
     try:
         return read_document(view, what, limits, lenient=True)
     except MalformedMessage as error:
-        members = _read_words(view, what, limits, error, NonfiniteWords.PYTHON, lenient=True)
-        return Document(members)
+        return _read_words(view, what, limits, error, NonfiniteWords.PYTHON, lenient=True)
 
 
 def read_with_words(
@@ -404,7 +421,7 @@ def read_with_words(
     try:
         return read_document(view, what, limits)
     except MalformedMessage as error:
-        return Document(_read_words(view, what, limits, error, words))
+        return _read_words(view, what, limits, error, words)
 
 
 def _read_words(
@@ -415,14 +432,17 @@ def _read_words(
     words: NonfiniteWords,
     *,
     lenient: bool = False,
-) -> dict[str, Any]:
+) -> Document:
     """Read with Python's parser what another one refused with *error*."""
     charge(view.nbytes * OBJECT_BYTE)
+    reserve_objects(view)
     objects = _CheckedObjects(what, limits, lenient=lenient)
     try:
         text = str(view, "utf-8", "surrogateescape" if lenient else "strict")
+        if words is not NonfiniteWords.PYTHON:
+            text = with_python_words(text)
         members: dict[str, Any] = json.loads(
-            text if words is NonfiniteWords.PYTHON else _RAPID_WORD.sub(_python_word, text),
+            text,
             object_pairs_hook=objects.read,
             parse_float=_finite if words is NonfiniteWords.RAPID else None,
         )
@@ -432,11 +452,19 @@ def _read_words(
     if type(members) is not dict:
         raise error
     check_depth(members, what, limits)
-    return members
+    return Document(members, None, text)
 
 
 def _nothing(_text: str) -> None:
     return None
+
+
+def with_python_words(text: str) -> str:
+    """Return a text of JSON with the words for NaN and infinities that Python's parser reads."""
+    # The search in a long text keeps the interpreter's lock: only where there is a word.
+    if "Inf" not in text and "-NaN" not in text:
+        return text
+    return _RAPID_WORD.sub(_python_word, text)
 
 
 def _python_word(found: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ servers write `null` members and parameters of other types (docs/protocols/open-
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -92,6 +93,7 @@ class TensorReader:
         members = list_member(document.members, f"{kind}s", required=True)
         if len(members) > limits.tensors:
             check_count(f"{kind}s", len(members), limits.tensors, "tensors")
+        self._elements.reread = partial(document.elements_to_odd, f"{kind}s")
         tensors = tuple([self._tensor(index, member) for index, member in enumerate(members)])
         if len(tensors) > 1:
             refuse_twice(kind, [tensor.name for tensor in tensors])
@@ -119,7 +121,7 @@ class TensorReader:
         data = member.get("data")
         found = member.get("parameters")
         if found is None and type(data) is list:  # the usual case first
-            data = self._elements.read(name, datatype, shape, data)
+            data = self._elements.read(name, datatype, shape, data, index)
             return Tensor(name, datatype, shape, data, NO_PARAMETERS)
         parameters = read_parameters(
             found,
@@ -142,7 +144,11 @@ class TensorReader:
         if data is None:
             return self._with_shared_memory(Tensor(name, datatype, shape, NOTHING, parameters))
         return Tensor(
-            name, datatype, shape, self._elements.read(name, datatype, shape, data), parameters
+            name,
+            datatype,
+            shape,
+            self._elements.read(name, datatype, shape, data, index),
+            parameters,
         )
 
     def _converted(

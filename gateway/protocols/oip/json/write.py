@@ -36,7 +36,7 @@ from gateway.ir.work import JSON_BYTE, JSON_NUMBER, charge
 from gateway.protocols.oip.datatypes import NOT_IN_JSON
 from gateway.protocols.oip.json.binary_tensors import BINARY_SIZE
 from gateway.protocols.oip.json.parse import dump
-from gateway.wire.json_floats import with_all_digits
+from gateway.wire.json_floats import array_json
 
 
 class Nonfinite(enum.Enum):
@@ -66,9 +66,6 @@ _BYTES, _BOOL = Datatype.BYTES, Datatype.BOOL
 _FEW_BYTES: Final = 512
 # Longer texts stay separate: another buffer costs less than a copy.
 _COPIED_BYTES: Final = 1 << 16
-# More numbers than this, some 20 ms of work, are written in pieces.
-_WHOLE: Final = 1 << 18
-_PIECE: Final = 1 << 16
 # Of texts: bytes that are written at once, and characters of one text.
 _WHOLE_TEXT: Final = 1 << 20
 _TEXT_PIECE: Final = 1 << 16
@@ -303,7 +300,6 @@ def elements_text(
     has_lost = lost is not None and bool(lost.any())
     if has_lost and nonfinite in _REFUSING:
         _refuse_non_finite(kind, tensor.name, flat, hint, nonfinite)
-    text = with_all_digits(text, flat)
     if lost is not None and has_lost and nonfinite in _WORDS:
         return _with_words(text, flat[lost], *_WORDS[nonfinite])
     return text
@@ -322,15 +318,9 @@ def _with_words(
 
 
 def _flat_text(flat: npt.NDArray[Any]) -> bytes:
-    """Return an array of one dimension as JSON.
-
-    A long one is written in pieces, because the library keeps the interpreter's lock meanwhile.
-    """
+    """Return an array of one dimension as JSON."""
     charge(flat.size * JSON_NUMBER)
-    if flat.size <= _WHOLE:
-        return dump(flat)
-    pieces = [dump(flat[at : at + _PIECE])[1:-1] for at in range(0, flat.size, _PIECE)]
-    return b"[%b]" % b",".join(pieces)
+    return array_json(flat)
 
 
 @lru_cache(_CACHE_ENTRIES)

@@ -6,22 +6,26 @@ the tasks, `models.py` the list of models, and `upstream.py` the side of a clien
 Source: docs/protocols/openai.md.
 """
 
+import math
 import time
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import orjson
 
-from gateway.api.protocol import FramingCodec, StreamCodec, unsupported
+from gateway.api.protocol import (
+    FramingCodec,
+    Limitations,
+    StreamCodec,
+    unsupported,
+    with_replies,
+)
 from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
-    ModelMetadataRequest,
     ModelReadyRequest,
     RepositoryIndexRequest,
-    ServerLiveRequest,
-    ServerReadyRequest,
     StreamInferRequest,
 )
 from gateway.ir.context import ModelRef, Need, Origin
@@ -45,29 +49,31 @@ from gateway.protocols.openai.http.embeddings import (
 )
 from gateway.protocols.openai.http.form import NAME, ReplyForm, form_of, stream_form
 from gateway.protocols.openai.http.rerank import RERANK_MEMBERS, encode_rerank, read_rerank
-from gateway.protocols.openai.options import IGNORE, read_options
+from gateway.protocols.openai.options import (
+    COMPLETIONS,
+    EMBEDDINGS,
+    IGNORE,
+    RERANK,
+    read_options,
+)
 from gateway.protocols.openai.paths import PathKind, PathMatch, PathTable
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.metadata import http_context, http_headers
+from gateway.wire.json_values import load_json
+from gateway.wire.metadata import http_context
 from gateway.wire.model_lists import model_object, models_document
+from gateway.wire.opaque import JsonMessages, passed_error
 from gateway.wire.url_names import decoded_name
 
-R = TypeVar("R")
-
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES, Need.OUTPUTS})
-_QUESTIONS: Final = frozenset(
-    {
-        ModelMetadataRequest,
-        ModelReadyRequest,
-        RepositoryIndexRequest,
-        ServerLiveRequest,
-        ServerReadyRequest,
-    }
-)
 _TEXTS: Final = frozenset({Need.TEXTS})
 EMPTY: Final[frozenset[Need]] = frozenset()
 _HEADERS: Final = Headers(JSON)
+_TASKS: Final = {
+    PathKind.EMBEDDINGS: EMBEDDINGS,
+    PathKind.RERANK: RERANK,
+    PathKind.COMPLETIONS: COMPLETIONS,
+}
 EVENTS: Final = Headers(
     (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
 )
@@ -92,6 +98,9 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
     name = NAME
     needs = _NEEDS
     only_known_models = True
+    limitations = Limitations(
+        title="OpenAI's form", sequences=True, classes=True, shared_memory=True
+    )
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -101,6 +110,15 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         self._paths = PathTable(self._options.prefixes)
         self.max_rows = self._options.max_inputs
         self._is_lenient = self._options.unknown_members == IGNORE
+        self.whole = _whole_of(self._options.task)
+        self.messages = JsonMessages(limits)
+        self._client = client = upstream.TextClient(limits, self._options)
+        replies: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
+            InferRequest: self._encode_inference,
+            RepositoryIndexRequest: self._encode_models,
+            ModelReadyRequest: self._encode_model,
+        }
+        self.calls = with_replies(client.calls, replies)
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request.
@@ -123,32 +141,42 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         """Return a request without `user`; without its body where it cannot be read."""
         return without_user(wire)
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
-        """Write the response to *call*.
-
-        Raises:
-            InvalidOutput: The output of the model cannot be written.
-            Unsupported: There is no such response.
-        """
-        form, content = form_of(call), reply
-        if isinstance(call, InferRequest) and isinstance(content, InferResponse) and form:
-            return self._encode_inference(call, content, form)
-        if isinstance(call, RepositoryIndexRequest):
-            entries: Any = content
-            return _json(models_document(entries, self._options.created, self._options.owned_by))
-        if isinstance(call, ModelReadyRequest):
-            name = "" if call.model is None else call.model.name
-            if content:
-                created, owner = self._options.created, self._options.owned_by
-                return _json(orjson.dumps(model_object(name, created, owner)))
-            return self.encode_error(call, NotReady(f"model {name!r} is not ready"))
-        raise unsupported(call, NAME)
-
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* in OpenAI's form. Never raises."""
+        passed = passed_error(error, NAME, self._limits)
+        if passed is not None:
+            return passed
         form = form_of(call, error)
         names_message = form is not None and form.kind.is_rerank
         return error_response(error, self._limits, names_message=names_message)
+
+    def sends_on(self, call: Call[Any], /) -> bool:
+        """Return whether an upstream gets the message of *call*, which it need not divide."""
+        inputs = call.inputs if isinstance(call, InferRequest) else ()
+        most = self._options.max_inputs
+        is_small = all(math.prod(each.shape or ()) <= most for each in inputs[-1:])
+        return is_small and super().sends_on(call)
+
+    def decode_unread(self, wire: HttpRequest, refused: GatewayError, /) -> Call[Any] | None:
+        """Return a request with members, or values of them, that only its server knows."""
+        kind = self._paths.find(wire.path).kind
+        if kind not in _TASKS or wire.method != "POST" or not self.is_plain(wire):
+            return None
+        document = load_json(wire.view, "the body")
+        if type(document) is not dict or document.get("stream"):
+            return None
+        model, form = self._model(document), ReplyForm(kind=kind)
+        wire = without_user(wire) if USER in document else wire
+        context = http_context(wire, NAME, _TEXTS, form, _whole_of(_TASKS[kind]), refused)
+        return InferRequest(model=model, context=context)
+
+    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
+        """Write a client's request to a server, with the target's model."""
+        return self._client.send_on(call, message)
+
+    def pass_on(self, call: Call[Any], reply: Origin, /) -> HttpResponse:
+        """Write a server's response, with the model that the client named."""
+        return self._client.pass_on(call, reply)
 
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> HttpResponse:
         """Write one item of a stream as an event.
@@ -157,6 +185,10 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             InvalidOutput: A text is not UTF-8.
         """
         return HttpResponse(OK, EVENTS, (encode_piece(call, item, stream_form(call)),))
+
+    def writes_end_mark(self, _call: StreamInferRequest, /) -> bool:
+        """Return True: the last event has the reason of the end."""
+        return True
 
     def encode_end(
         self, call: StreamInferRequest, last: InferResponse | None, /
@@ -167,35 +199,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
     def encode_late_error(self, _call: StreamInferRequest, error: GatewayError, /) -> HttpResponse:
         """Write an error within a stream, as an event: the status was sent."""
         return HttpResponse(OK, EVENTS, (event({"error": error_object(error, self._limits)}),))
-
-    def encode_call(self, call: Call[Any], /) -> HttpRequest:
-        """Write a request to an upstream.
-
-        Raises:
-            InvalidRequest: An input or a parameter is not that of the upstream's task.
-            Unsupported: The form does not carry it, or has no such request.
-        """
-        if isinstance(call, InferRequest | StreamInferRequest):
-            return upstream.encode_inference(call, self._options)
-        if type(call) in _QUESTIONS:
-            path = upstream.question_path(call, self._options)
-            headers = Headers(http_headers(call.context))
-            return HttpRequest("GET", path, "", headers, (), call.context.deadline)
-        raise unsupported(call, NAME)
-
-    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*.
-
-        Raises:
-            GatewayError: The error in the response, with the response as origin.
-            MalformedMessage: The response cannot be used.
-        """
-        if isinstance(call, InferRequest):
-            found: Any = upstream.decode_inference(call, wire, self._options, self._limits)
-        else:
-            found = upstream.decode_question(call, wire, self._options, self._limits)
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        return cast("R", found)
 
     def splitter(self) -> upstream.StreamSplitter:
         """Return the splitter of one streamed response of an upstream."""
@@ -240,18 +243,17 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         model = self._model(document)
         inputs, task, is_base64 = read_embeddings(document, self._limits)
         form = ReplyForm(kind=PathKind.EMBEDDINGS, is_base64=is_base64)
-        return InferRequest(
-            model=model, context=http_context(wire, NAME, _TEXTS, form), inputs=inputs, texts=task
-        )
+        context = http_context(wire, NAME, _TEXTS, form, _whole_of(EMBEDDINGS))
+        return InferRequest(model=model, context=context, inputs=inputs, texts=task)
 
     def _decode_rerank(self, wire: HttpRequest, kind: PathKind) -> InferRequest:
         document = read_document(wire, RERANK_MEMBERS, self._limits, lenient=self._is_lenient)
         wire = without_user(wire) if USER in document else wire
         model = self._model(document)
         inputs, task, form = read_rerank(document, kind, self._limits)
-        return InferRequest(
-            model=model, context=http_context(wire, NAME, _TEXTS, form), inputs=inputs, texts=task
-        )
+        whole = _whole_of(RERANK) if kind in _TASKS else ""
+        context = http_context(wire, NAME, _TEXTS, form, whole)
+        return InferRequest(model=model, context=context, inputs=inputs, texts=task)
 
     def _decode_completion(self, wire: HttpRequest) -> Call[Any]:
         document = read_document(wire, COMPLETIONS_MEMBERS, self._limits, lenient=self._is_lenient)
@@ -263,7 +265,8 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             include_usage=include_usage,
             created=int(time.time()),  # noqa: TID251  # a time of day, which clients show
         )
-        context = http_context(wire, NAME, _TEXTS, form)
+        whole = "" if task.wants_stream else _whole_of(COMPLETIONS)
+        context = http_context(wire, NAME, _TEXTS, form, whole)
         request = InferRequest(model=model, context=context, inputs=inputs, texts=task)
         if not task.wants_stream:
             return request
@@ -277,9 +280,20 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
             raise InvalidMember(error.message, member="model") from None
         return ModelRef(name)
 
-    def _encode_inference(
-        self, call: InferRequest, reply: InferResponse, form: ReplyForm
-    ) -> HttpResponse:
+    def _encode_models(self, _call: RepositoryIndexRequest, reply: Any) -> HttpResponse:
+        return _json(models_document(reply, self._options.created, self._options.owned_by))
+
+    def _encode_model(self, call: ModelReadyRequest, reply: bool) -> HttpResponse:
+        name = "" if call.model is None else call.model.name
+        if not reply:
+            return self.encode_error(call, NotReady(f"model {name!r} is not ready"))
+        created, owner = self._options.created, self._options.owned_by
+        return _json(orjson.dumps(model_object(name, created, owner)))
+
+    def _encode_inference(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
+        form = form_of(call)
+        if form is None:
+            raise unsupported(call, NAME)
         if form.kind is PathKind.EMBEDDINGS:
             body = encode_embeddings(call, reply, is_base64=form.is_base64)
         elif form.kind.is_rerank:
@@ -287,6 +301,10 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         else:
             body = encode_completion(call, reply, form)
         return HttpResponse(OK, _HEADERS, body, is_compressible=True)
+
+
+def _whole_of(task: str) -> str:
+    return f"{NAME} {task}"
 
 
 def _json(body: bytes) -> HttpResponse:

@@ -11,9 +11,11 @@ import orjson
 
 from gateway.ir.calls import InferRequest, InferResponse, StreamInferRequest
 from gateway.ir.errors import InvalidOutput
+from gateway.ir.exact_values import whole_number
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, as_items, items_tensor
-from gateway.ir.text_tasks import FINISH_REASON, PROMPT_TOKENS, Generate
+from gateway.ir.text_tasks import COMPLETION_TOKENS, FINISH_REASON, PROMPT_TOKENS, STOP, Generate
+from gateway.ir.work import reserve
 from gateway.protocols.openai.http.document import (
     UNSUPPORTED_INPUT,
     Document,
@@ -26,7 +28,6 @@ from gateway.protocols.openai.http.document import (
     texts,
     wrong,
 )
-from gateway.protocols.openai.http.embeddings import usage_of
 from gateway.protocols.openai.http.form import ReplyForm
 from gateway.wire.http import Buffer
 
@@ -51,8 +52,9 @@ COMPLETIONS_MEMBERS: Final = frozenset(
     }
 )
 _STREAM_OPTIONS: Final = frozenset({"include_usage", "include_obfuscation"})
+# Of a choice of the response.
+_CHOICE_BYTES: Final = 400
 _EXPECTED: Final = "a text or a list of texts"
-_STOP: Final = "stop"
 DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -95,11 +97,9 @@ def encode_completion(
     reasons = str(reply.parameters.get(FINISH_REASON, "")).split(",")
     choices = []
     for index, item in enumerate(items):
-        reason = reasons[index] if index < len(reasons) and reasons[index] else _STOP
+        reason = reasons[index] if index < len(reasons) and reasons[index] else STOP
         choices.append(_choice(_text(item, call), index, reason))
-    document = {**_head(call, form), "choices": choices}
-    if PROMPT_TOKENS in reply.parameters:
-        document["usage"] = usage_of(reply)
+    document = {**_head(call, form), "choices": choices, "usage": _usage(reply)}
     return (orjson.dumps(document),)
 
 
@@ -108,7 +108,7 @@ def encode_piece(call: StreamInferRequest, item: InferResponse, form: ReplyForm)
     content = "".join(
         _text(each, call.request) for tensor in item.outputs for each in as_items(tensor)
     )
-    reason = str(item.parameters.get(FINISH_REASON, _STOP)) if item.is_final else None
+    reason = str(item.parameters.get(FINISH_REASON, STOP)) if item.is_final else None
     document = {**_head(call, form), "choices": [_choice(content, 0, reason)]}
     if form.include_usage:
         document["usage"] = None
@@ -121,10 +121,7 @@ def encode_stream_end(
     """Return the last events of a stream: the usage, if the request asks for it, and the end."""
     if not form.include_usage:
         return DONE
-    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    if last is not None:
-        usage |= usage_of(last)
-    return event({**_head(call, form), "choices": [], "usage": usage}) + DONE
+    return event({**_head(call, form), "choices": [], "usage": _usage(last)}) + DONE
 
 
 def event(document: Mapping[str, Any]) -> bytes:
@@ -139,6 +136,14 @@ def _head(call: InferRequest | StreamInferRequest, form: ReplyForm) -> dict[str,
         "created": form.created,
         "model": "" if call.model is None else call.model.name,
     }
+
+
+def _usage(reply: InferResponse | None) -> dict[str, int]:
+    """Return the numbers of tokens of prompts and texts; 0 where they are not known."""
+    found = {} if reply is None else reply.parameters
+    counts = [found.get(name, 0) for name in (PROMPT_TOKENS, COMPLETION_TOKENS)]
+    prompt, text = [each if type(each) is int else 0 for each in counts]
+    return {"prompt_tokens": prompt, "completion_tokens": text, "total_tokens": prompt + text}
 
 
 def _choice(content: str, index: int, reason: str | None) -> dict[str, Any]:
@@ -165,13 +170,16 @@ def _prompts(value: Any, limits: MessageLimits) -> list[bytes]:
             f"has token ids, which are not supported; expected {_EXPECTED}",
             UNSUPPORTED_INPUT,
         )
-    return texts(value, "prompt", limits)
+    found = texts(value, "prompt", limits)
+    reserve(sum(map(len, found)), len(found) * _CHOICE_BYTES)
+    return found
 
 
 def _members(document: Document) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in document.items():
         if name in _INTEGERS:
+            value = whole_number(value)  # noqa: PLW2901  # the same number
             if type(value) is not int or (name == "max_tokens" and value < 0):
                 raise wrong(name, f"is {shown(value)}; expected a whole number")
             found[name] = value
@@ -187,7 +195,7 @@ def _members(document: Document) -> dict[str, Any]:
 
 def _refuse_others(document: Document) -> None:
     for name in ("n", "best_of"):
-        value = document.get(name, 1)
+        value = whole_number(document.get(name, 1))
         if type(value) is not int or value < 1:
             raise wrong(name, f"is {shown(value)}; expected 1")
         if value > 1:

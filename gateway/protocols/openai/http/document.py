@@ -10,11 +10,13 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from gateway.ir.errors import InvalidMember, MalformedMessage, TooLarge
+from gateway.ir.exact_values import whole_number
+from gateway.ir.json_objects import reserve_objects
 from gateway.ir.limits import MessageLimits, check_count
-from gateway.ir.work import OBJECT_BYTE, charge
+from gateway.ir.work import OBJECT_BYTE, charge, reserve
 from gateway.wire.errors import UnsupportedContentType
 from gateway.wire.http import HttpRequest
-from gateway.wire.json_values import without_mark
+from gateway.wire.json_values import load_json, without_mark
 
 MISSING: Final = "missing_required_parameter"
 UNKNOWN: Final = "unknown_parameter"
@@ -25,6 +27,8 @@ USER: Final = "user"
 
 _JSON_TYPE: Final = "application/json"
 _UTF8: Final = frozenset({"utf-8", "utf8"})
+# Bytes of a character of a text, at most.
+_WIDEST: Final = 4
 _SHOWN: Final = 64
 _MOST_STOPS: Final = 4
 
@@ -58,10 +62,10 @@ def read_document(
     charge(view.nbytes * OBJECT_BYTE)
     body = bytes(view)
     try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        found = load_json(body, "the body")
+    except MalformedMessage:
         _explain(body)
-        raise MalformedMessage(f"the body is not valid JSON: {error}") from error
+        raise
     if type(found) is not dict:
         raise MalformedMessage("the body is not a JSON object")
     _check_members(found, body, members, limits, lenient=lenient)
@@ -74,9 +78,9 @@ def without_user(wire: HttpRequest) -> HttpRequest:
     if b"user" not in body and b"\\u00" not in body:
         return wire
     try:
-        found = orjson.loads(body)
+        found = load_json(body, "the body")
         kept = orjson.dumps({name: each for name, each in found.items() if name != USER})
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError, AttributeError):
+    except (MalformedMessage, orjson.JSONEncodeError, AttributeError):
         kept = b""
     head = (wire.method, wire.path, wire.query, wire.headers)
     return HttpRequest(*head, (kept,), wire.deadline, client=wire.client)
@@ -134,7 +138,7 @@ def optional_text(document: Document, member: str) -> str:
 
 def optional_integer(document: Document, member: str, least: int = 1) -> int | None:
     """Return a member that is a whole number of at least *least*; None where it is absent."""
-    value = document.get(member)
+    value = whole_number(document.get(member))
     if value is None:
         return None
     if type(value) is not int or value < least:
@@ -247,11 +251,16 @@ def _has_objects(value: Any) -> bool:
 
 def _explain(body: bytes) -> None:
     """Raise InvalidMember if a member occurs twice, or has text that is not Unicode."""
+    charge(len(body) * OBJECT_BYTE)
+    reserve_objects(body)
+    reserve(len(body), 2 * _WIDEST * len(body))  # the text, and that of a member
     try:
         found = json.loads(body, object_pairs_hook=_each_once, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return
     if type(found) is not dict:
+        return
+    if b"\\u" not in body:  # a lone surrogate is an escape: UTF-8 has none
         return
     for name, value in found.items():
         try:

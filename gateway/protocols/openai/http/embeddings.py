@@ -59,8 +59,8 @@ def read_embeddings(
         InvalidMember: A member is wrong.
     """
     inputs = _inputs(required(document, "input", _EXPECTED), limits)
-    encoding = document.get("encoding_format", FLOAT)
-    if encoding not in (FLOAT, BASE64):
+    encoding = document.get("encoding_format", "")
+    if encoding not in ("", FLOAT, BASE64):
         raise wrong("encoding_format", f"is {shown(encoding)}; expected {FLOAT} or {BASE64}")
     optional_text(document, "user")
     kind = optional_text(document, "input_type")
@@ -68,7 +68,9 @@ def read_embeddings(
         names = ", ".join(_PREFIX_OF)
         raise wrong("input_type", f"is {shown(kind)}; expected one of {names}")
     task = Embed(
-        dimensions=optional_integer(document, "dimensions"), input_type=_PREFIX_OF.get(kind, "")
+        dimensions=optional_integer(document, "dimensions"),
+        input_type=_PREFIX_OF.get(kind, ""),
+        encoding=encoding,
     )
     return inputs, task, encoding == BASE64
 

@@ -10,6 +10,7 @@ import orjson
 
 from gateway.ir.calls import InferRequest, InferResponse
 from gateway.ir.errors import InvalidOutput
+from gateway.ir.exact_values import whole_number
 from gateway.ir.limits import MessageLimits
 from gateway.ir.tensor import Tensor, items_tensor
 from gateway.ir.text_tasks import RETURN_DOCUMENTS, Rerank
@@ -139,6 +140,6 @@ def _refuse_others(document: Document) -> None:
     is_off = spans is None or spans is False or spans in ({}, {"enabled": False})
     if not is_off:
         raise refused("relevant_spans")
-    priority = document.get("priority", 0)
+    priority = whole_number(document.get("priority", 0))
     if type(priority) is not int or priority != 0:
         raise refused("priority", "is not supported; expected 0")

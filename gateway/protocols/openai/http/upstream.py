@@ -4,14 +4,15 @@ Source: docs/protocols/openai.md, "10. Servers".
 """
 
 import json
-from base64 import b64decode
-from binascii import Error as Base64Error
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
+from gateway.api.protocol import Handling
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -34,12 +35,14 @@ from gateway.ir.errors import (
     Overloaded,
     Unsupported,
     UpstreamError,
-    UpstreamProtocolError,
 )
+from gateway.ir.exact_values import base64_bytes
 from gateway.ir.limits import MessageLimits
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, TensorMetadata
+from gateway.ir.nearest import loads_to_odd, may_lie_between
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy, items_tensor
 from gateway.ir.text_tasks import (
+    COMPLETION_TOKENS,
     FINISH_REASON,
     OF_SERVER,
     PROMPT_TOKENS,
@@ -53,11 +56,13 @@ from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.protocols.openai.errors import JSON, OK
 from gateway.protocols.openai.http.form import NAME
 from gateway.protocols.openai.options import COMPLETIONS, EMBEDDINGS, NONE, RERANK, OpenAiOptions
-from gateway.wire.errors import error_class_of_http, is_error_status, read_error_text
+from gateway.wire.errors import read_error_text, refuses_caller
 from gateway.wire.event_stream import EventSplitter, is_event_stream
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-from gateway.wire.json_values import read_value
-from gateway.wire.metadata import http_headers
+from gateway.wire.json_errors import JsonErrorReader, class_of_status
+from gateway.wire.json_values import load_json, read_value, short_document
+from gateway.wire.metadata import get_request, http_headers
+from gateway.wire.opaque import passed_request, passed_response
 
 _HEADERS: Final = Headers(JSON)
 _TASKS: Final[Mapping[str, type[TextTask]]] = {
@@ -66,7 +71,7 @@ _TASKS: Final[Mapping[str, type[TextTask]]] = {
     COMPLETIONS: Generate,
 }
 _MEMBERS: Final[Mapping[str, frozenset[str]]] = {
-    EMBEDDINGS: frozenset({"dimensions", "input_type", "user"}),
+    EMBEDDINGS: frozenset({"dimensions", "input_type", "user", "encoding_format"}),
     RERANK: frozenset({"top_n", "user", "max_tokens_per_doc"}),
     COMPLETIONS: frozenset(
         {
@@ -83,12 +88,13 @@ _MEMBERS: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
 }
-_DROPPED: Final = frozenset({"return_documents", PROMPT_TOKENS, FINISH_REASON})
+_DROPPED: Final = frozenset({"return_documents", PROMPT_TOKENS, COMPLETION_TOKENS, FINISH_REASON})
 _DONE: Final = b"[DONE]"
 _BAD_ARGUMENT: Final = frozenset({400, 413, 422})
 _NOT_FOUND, _TOO_MANY, _BACKEND = 404, 429, 424
 _SHOWN: Final = 4096
 _FLOAT: Final = 4
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def metadata_of(model: ModelRef, options: OpenAiOptions) -> ModelMetadata:
@@ -116,98 +122,134 @@ def metadata_of(model: ModelRef, options: OpenAiOptions) -> ModelMetadata:
     )
 
 
-def question_path(call: Call[Any], options: OpenAiOptions) -> str:
-    """Return the path of a request without a body."""
-    if isinstance(call, ServerLiveRequest | ServerReadyRequest) and options.probe == "health":
-        return "/health"
-    return f"{options.base}/models"
+class TextClient:
+    """Writes requests to servers of texts, and reads their responses.
 
+    Args:
+        limits: The limits of a message.
+        options: The options of the upstream.
 
-def encode_inference(
-    call: InferRequest | StreamInferRequest, options: OpenAiOptions
-) -> HttpRequest:
-    """Write an inference of the task of the upstream.
-
-    Raises:
-        InvalidRequest: An input or a parameter is not that of the task.
-        Unsupported: The call has something that the form does not carry.
+    Attributes:
+        calls: How it handles each kind of call, with no responses to clients.
     """
-    request = inference_of(call)
-    assert request is not None  # noqa: S101  # both kinds have one
-    if call.model is None or not call.model.name:
-        raise Unsupported("an inference names no model: OpenAI's form needs one")
-    _check_plain(request)
-    document: dict[str, Any] = {"model": call.model.name}
-    if options.task == EMBEDDINGS:
-        document["input"] = _input(request)
-        document["encoding_format"] = "base64"
-    elif options.task == RERANK:
-        document |= _query_and_documents(request)
-    else:
-        (prompts,) = _texts(request, 1)
-        document["prompt"] = prompts[0] if len(prompts) == 1 else prompts
-        if isinstance(call, StreamInferRequest):
-            document["stream"] = True
-    document |= _members(request, options.task)
-    headers = Headers((*JSON, *http_headers(call.context)))
-    path = f"{options.base}/{options.task}"
-    return HttpRequest("POST", path, "", headers, (orjson.dumps(document),), call.context.deadline)
 
+    def __init__(self, limits: MessageLimits, options: OpenAiOptions) -> None:
+        self._limits = limits
+        self._options = options
+        health = Handling(self._probe, self._is_there)
+        self.calls: Mapping[type[Call[Any]], Handling] = {
+            InferRequest: Handling(self._inference, self._read_inference),
+            StreamInferRequest: Handling(self._inference),
+            ServerLiveRequest: health,
+            ServerReadyRequest: health,
+            RepositoryIndexRequest: Handling(self._models, self._index),
+            ModelReadyRequest: Handling(self._models, self._is_listed),
+            ModelMetadataRequest: Handling(self._models, self._metadata),
+        }
 
-def decode_question(
-    call: Call[Any], wire: HttpResponse, options: OpenAiOptions, limits: MessageLimits
-) -> Any:
-    """Read the response to a call that is no inference.
+    def _probe(self, call: Call[bool]) -> HttpRequest:
+        path = "/health" if self._options.probe == "health" else f"{self._options.base}/models"
+        return get_request(call, path)
 
-    Raises:
-        GatewayError: The server has no such model, or sends something else.
-    """
-    if isinstance(call, ServerLiveRequest | ServerReadyRequest):
-        return wire.status == OK or options.probe == NONE
-    names = _model_names(call, wire, limits)
-    model = call.model or ModelRef("")
-    if isinstance(call, RepositoryIndexRequest):
-        return tuple([RepositoryEntry(name, "", ModelState.READY) for name in names or ()])
-    is_there = names is None or model.name in names
-    if isinstance(call, ModelReadyRequest):
-        return is_there
-    assert isinstance(call, ModelMetadataRequest)  # noqa: S101  # the codec has no others
-    if not is_there:
-        raise ModelNotFound(f"model {str(model)!r} is not in the list of its server", model=model)
-    return metadata_of(model, options)
+    def _models(self, call: Call[Any]) -> HttpRequest:
+        return get_request(call, f"{self._options.base}/models")
 
+    def _inference(self, call: InferRequest | StreamInferRequest) -> HttpRequest:
+        options = self._options
+        request = inference_of(call)
+        assert request is not None  # noqa: S101  # both kinds have one
+        if call.model is None or not call.model.name:
+            raise Unsupported("an inference names no model: OpenAI's form needs one")
+        document: dict[str, Any] = {"model": call.model.name}
+        if options.task == EMBEDDINGS:
+            document["input"] = _input(request)
+            document["encoding_format"] = "float"  # the only form that all servers have
+        elif options.task == RERANK:
+            document |= _query_and_documents(request)
+        else:
+            (prompts,) = _texts(request, 1)
+            document["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+            if isinstance(call, StreamInferRequest):
+                document["stream"] = True
+        document |= _members(request, options.task)
+        headers = Headers((*JSON, *http_headers(call.context)))
+        path = f"{options.base}/{options.task}"
+        body = (orjson.dumps(document),)
+        return HttpRequest("POST", path, "", headers, body, call.context.deadline)
 
-def decode_inference(
-    call: InferRequest, wire: HttpResponse, options: OpenAiOptions, limits: MessageLimits
-) -> InferResponse:
-    """Read the response to an inference.
+    def send_on(self, call: Call[Any], message: Origin) -> HttpRequest:
+        """Return a client's request, with the target's model in its body.
 
-    Raises:
-        GatewayError: The error of the server, with the response as origin.
-        MalformedMessage: The response cannot be used.
-    """
-    document = _document(call, wire, limits)
-    if options.task == EMBEDDINGS:
-        output = _embeddings(document, _count(call))
-    elif options.task == RERANK:
-        output = _scores(document, len(_query_and_documents(call)["documents"]))
-    else:
-        output = _choices(document, _count(call))
-    parameters: dict[str, Any] = {}
-    usage = document.get("usage")
-    tokens = usage.get(PROMPT_TOKENS) if type(usage) is dict else None
-    if type(tokens) is int and tokens >= 0:
-        parameters[PROMPT_TOKENS] = tokens
-    if options.task == COMPLETIONS:
-        choices = sorted(document["choices"], key=lambda each: each["index"])
-        reasons = [str(each.get("finish_reason") or "stop") for each in choices]
-        parameters[FINISH_REASON] = ",".join(reasons)
-    return InferResponse(
-        model=call.model or ModelRef(""),
-        outputs=(_named(call, output, options),),
-        id=call.id,
-        parameters=parameters,
-    )
+        Raises:
+            Unsupported: The call names no model.
+        """
+        if call.model is None or not call.model.name:
+            raise Unsupported("an inference names no model: OpenAI's form needs one")
+        path = f"{self._options.base}/{self._options.task}"
+        request = passed_request(call, message, path)
+        document = load_json(request.view, "the body")
+        if document["model"] == call.model.name:
+            return request
+        body = (orjson.dumps({**document, "model": call.model.name}),)
+        return HttpRequest("POST", path, request.query, request.headers, body, request.deadline)
+
+    def pass_on(self, call: Call[Any], reply: Origin) -> HttpResponse:
+        """Return a server's response, with the model that the client named."""
+        response = passed_response(reply)
+        name = "" if call.model is None else call.model.name
+        head = bytes(response.view[:_SHOWN]) + bytes(response.view[-_SHOWN:])
+        if b'"model"' not in head or orjson.dumps(name) in head:
+            return response
+        document = load_json(response.view, "the response")
+        if document.get("model", name) == name:
+            return response
+        body = (orjson.dumps({**document, "model": name}),)
+        return HttpResponse(response.status, response.headers, body)
+
+    def _is_there(self, call: Call[bool], wire: HttpResponse) -> bool:
+        if self._options.probe == NONE:
+            return True
+        if refuses_caller(wire):
+            raise error_of(call, wire, self._limits)
+        return wire.status == OK
+
+    def _index(self, call: RepositoryIndexRequest, wire: HttpResponse) -> Any:
+        names = _model_names(call, wire, self._limits) or ()
+        return tuple([RepositoryEntry(name, "", ModelState.READY) for name in names])
+
+    def _is_listed(self, call: Call[Any], wire: HttpResponse) -> bool:
+        names = _model_names(call, wire, self._limits)
+        return names is None or (call.model or ModelRef("")).name in names
+
+    def _metadata(self, call: ModelMetadataRequest, wire: HttpResponse) -> ModelMetadata:
+        model = call.model or ModelRef("")
+        if not self._is_listed(call, wire):
+            raise ModelNotFound(
+                f"model {str(model)!r} is not in the list of its server", model=model
+            )
+        return metadata_of(model, self._options)
+
+    def _read_inference(self, call: InferRequest, wire: HttpResponse) -> InferResponse:
+        options = self._options
+        document = _document(call, wire, self._limits)
+        if options.task == EMBEDDINGS:
+            output = _numbers(_embeddings, document, wire, _count(call))
+        elif options.task == RERANK:
+            count = len(_query_and_documents(call)["documents"])
+            output = _numbers(_scores, document, wire, count)
+        else:
+            output = _choices(document, _count(call))
+        parameters = _tokens(document)
+        if options.task == COMPLETIONS:
+            choices = _in_order(document["choices"], _count(call), "choices")
+            reasons = [str(each.get("finish_reason") or "stop") for each in choices]
+            parameters[FINISH_REASON] = ",".join(reasons)
+        return InferResponse(
+            model=call.model or ModelRef(""),
+            outputs=(_named(call, output, options),),
+            id=call.id,
+            parameters=parameters,
+        )
 
 
 def decode_event(
@@ -219,30 +261,38 @@ def decode_event(
         GatewayError: The event is an error of the server, or cannot be used.
     """
     model = call.model or ModelRef("")
-    if wire.status == OK and bytes(wire.view) == _DONE:
+    if wire.status == OK and bytes(wire.view).strip() == _DONE:
         return InferResponse(model=model, outputs=(), id=call.request.id)
     document = _document(call, wire, limits)
-    if "error" in document:
+    if document.get("error") is not None:
         raise error_of(call, HttpResponse(500, wire.headers, wire.body), limits)
     choices = document.get("choices")
     if type(choices) is not list or not all(type(each) is dict for each in choices):
         raise MalformedMessage("an event of the stream has no list of choices")
     text = "".join(str(each.get("text") or "") for each in choices)
-    parameters: dict[str, Any] = {}
+    parameters = _tokens(document)
     reasons = [each["finish_reason"] for each in choices if each.get("finish_reason")]
     if reasons:
         parameters[FINISH_REASON] = str(reasons[0])
-    outputs: tuple[Tensor, ...] = ()
-    if text:
-        tensor = items_tensor("", (1,), [text.encode("utf-8", "replace")])
-        outputs = (_named(call.request, tensor, options),)
+    output = _named(call.request, items_tensor("", (1,), [_utf8(text)]), options)
     return InferResponse(
-        model=model, outputs=outputs, id=call.request.id, parameters=parameters, is_final=False
+        model=model, outputs=(output,), id=call.request.id, parameters=parameters, is_final=False
     )
 
 
+def _tokens(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of tokens that a server tells."""
+    usage = document.get("usage")
+    counts = usage if type(usage) is dict else {}
+    names = (PROMPT_TOKENS, COMPLETION_TOKENS) if "choices" in document else (PROMPT_TOKENS,)
+    found = {name: counts[name] for name in names if type(counts.get(name)) is int}
+    return {name: count for name, count in found.items() if count >= 0}
+
+
 class StreamSplitter:
-    """Cuts a stream into events, of which the last one must be the end.
+    """Cuts a stream into events, of which the last one must be an end.
+
+    A character whose halves are in two events is in the second one.
 
     Args:
         limits: The largest event.
@@ -251,46 +301,69 @@ class StreamSplitter:
     def __init__(self, limits: MessageLimits) -> None:
         self._events = EventSplitter(limits)
         self._is_stream = False
-        self._has_ended = False
+        self._last = b""
+        self._half = ""
 
     def receive(self, part: HttpResponse, /) -> Sequence[HttpResponse]:
         """Return the events that *part* completes. Raises TooLarge."""
         self._is_stream = self._is_stream or (part.status == OK and is_event_stream(part))
-        found = self._events.receive(part)
-        for event in found:
-            data = bytes(event.view)
-            self._has_ended = self._has_ended or data == _DONE or b'"error"' in data
-        return found
+        return [self._whole(event) for event in self._events.receive(part)]
 
     def end(self) -> Sequence[HttpResponse]:
-        """Return a response that is no stream. Raises MalformedMessage for one without an end."""
-        rest = self._events.end()
-        if self._is_stream and not self._has_ended:
+        """Return what is left: a last event, or a response that is no stream.
+
+        Raises:
+            MalformedMessage: The stream has no end.
+        """
+        rest = [self._whole(event) for event in self._events.end()]
+        if self._is_stream and not _is_end(self._last):
             raise MalformedMessage("the stream ended without [DONE]")
         return rest
+
+    def _whole(self, event: HttpResponse) -> HttpResponse:
+        """Return an event with the half of a character before it, and without one at its end."""
+        self._last = data = bytes(event.view)
+        if not self._half and _HALF.search(data) is None:
+            return event
+        try:
+            document = json.loads(data)
+            choice = document["choices"][0]
+            text = self._half + (choice["text"] or "")
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return event  # its reader says what is wrong
+        is_cut = "\ud800" <= text[-1:] < "\udc00" and not choice.get("finish_reason")
+        self._half = text[-1] if is_cut else ""
+        choice["text"] = text[:-1] if is_cut else text
+        return HttpResponse(event.status, event.headers, (json.dumps(document).encode(),))
+
+
+def _is_end(data: bytes) -> bool:
+    """Return whether an event can be the last one: the end, an error, a reason, or the usage."""
+    if data.strip() == _DONE:
+        return True
+    document = short_document(memoryview(data))
+    choices = document.get("choices")
+    has_reason = type(choices) is list and any(
+        type(each) is dict and each.get("finish_reason") for each in choices
+    )
+    return has_reason or any(document.get(key) is not None for key in ("error", "usage"))
 
 
 def error_of(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> GatewayError:
     """Return the error in a response of another status than 200, with it as origin."""
-    text = _error_text(wire, limits) or f"HTTP status {wire.status} without a text"
-    if not is_error_status(wire.status):
-        return UpstreamProtocolError(
-            f"upstream responded with HTTP status {wire.status}: {text}", model=call.model
-        )
-    name = "" if call.model is None else call.model.name
+    return _ERRORS.read(call.model, wire, limits, _error_text(wire, limits))
+
+
+def _class_of(model: ModelRef | None, status: int, kind: str, text: str) -> type[GatewayError]:
+    name = "" if model is None else model.name
     is_about_model = bool(name) and name in text and "model" in text.lower()
-    kind: type[GatewayError]
-    if wire.status == _NOT_FOUND:
-        kind = ModelNotFound if is_about_model else UpstreamError
-    elif wire.status in _BAD_ARGUMENT:
-        kind = ModelNotFound if is_about_model and _is_unknown(text) else InvalidRequest
-    elif wire.status == _TOO_MANY:
-        kind = Overloaded
-    elif wire.status == _BACKEND:
-        kind = UpstreamError
-    else:
-        kind = error_class_of_http(wire.status)
-    return kind(text, model=call.model, origin=Origin(NAME, wire))
+    if status == _NOT_FOUND:
+        return ModelNotFound if is_about_model else UpstreamError
+    if status in _BAD_ARGUMENT:
+        return ModelNotFound if is_about_model and _is_unknown(text) else InvalidRequest
+    if status == _TOO_MANY:
+        return Overloaded
+    return UpstreamError if status == _BACKEND else class_of_status(model, status, kind, text)
 
 
 _UNKNOWN_WORDS: Final = ("not found", "does not exist", "unknown model", "not deployed", "notfound")
@@ -301,14 +374,18 @@ def _is_unknown(text: str) -> bool:
     return any(word in lowered for word in _UNKNOWN_WORDS)
 
 
+_ERRORS: Final = JsonErrorReader(
+    codec=NAME,
+    passes=True,
+    no_text="HTTP status {} without a text",
+    error_class=_class_of,
+    no_error="{}",
+)
+
+
 def _error_text(wire: HttpResponse, limits: MessageLimits) -> str:
     plain = read_error_text(wire.view, _SHOWN)
-    try:
-        document = orjson.loads(wire.view[:_SHOWN])
-    except orjson.JSONDecodeError:
-        return plain
-    if type(document) is not dict:
-        return plain
+    document = short_document(wire.view)
     for key in ("error", "message", "detail"):
         found = document.get(key)
         if type(found) is dict:
@@ -328,9 +405,12 @@ def _document(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> dic
     view = wire.view
     charge(view.nbytes * OBJECT_BYTE)
     try:
-        found = orjson.loads(view)
-    except orjson.JSONDecodeError as error:
-        raise MalformedMessage(f"the response is not JSON: {error}") from error
+        found = load_json(view, "the response")
+    except MalformedMessage as error:
+        try:
+            found = json.loads(bytes(view))  # which reads halves of characters, and NaN
+        except (ValueError, RecursionError):
+            raise error from None
     if type(found) is not dict:
         raise MalformedMessage("the response is not a JSON object")
     return found
@@ -351,17 +431,6 @@ def _model_names(
     return frozenset(
         [each["id"] for each in data if type(each) is dict and type(each.get("id")) is str]
     )
-
-
-def _check_plain(request: InferRequest) -> None:
-    if request.sequence is not None:
-        raise Unsupported("OpenAI's form has no sequences", model=request.model)
-    for output in request.outputs:
-        if output.classes or output.shared is not None:
-            raise Unsupported(
-                f"output {output.name!r} as classes or in shared memory: OpenAI's form has neither",
-                model=request.model,
-            )
 
 
 def _input(request: InferRequest) -> list[Any]:
@@ -430,7 +499,7 @@ def _count(call: InferRequest) -> int:
 
 
 def _in_order(entries: Any, count: int, what: str) -> list[dict[str, Any]]:
-    """Return *count* entries by their index, each of them once.
+    """Return *count* entries by their index, each of them once; without one their order tells it.
 
     Raises:
         MalformedMessage: One is missing, repeated or surplus.
@@ -442,8 +511,8 @@ def _in_order(entries: Any, count: int, what: str) -> list[dict[str, Any]]:
             f"the response has {len(entries)} {what}, the request {count} inputs"
         )
     found: list[dict[str, Any] | None] = [None] * count
-    for each in entries:
-        index = each.get("index")
+    for at, each in enumerate(entries):
+        index = at if each.get("index") is None else each["index"]
         if type(index) is not int or not 0 <= index < count or found[index] is not None:
             raise MalformedMessage(
                 f"the {what} of the response have the index {str(index)[:32]} twice, or beyond "
@@ -453,22 +522,37 @@ def _in_order(entries: Any, count: int, what: str) -> list[dict[str, Any]]:
     return [each for each in found if each is not None]
 
 
-def _embeddings(document: dict[str, Any], count: int) -> Tensor:
+def _numbers(
+    read: Callable[[dict[str, Any], int], npt.NDArray[Any]],
+    document: dict[str, Any],
+    wire: HttpResponse,
+    count: int,
+) -> Tensor:
+    """Return numbers of a response as FP32, each of them rounded once."""
+    found = read(document, count)
+    if may_lie_between(found, Datatype.FP32) and found.dtype == np.float64:
+        found = read(loads_to_odd(wire.view), count)
+    with np.errstate(over="ignore"):
+        return array_tensor("", found.astype(np.float32))
+
+
+def _embeddings(document: dict[str, Any], count: int) -> npt.NDArray[Any]:
+    """Return a row for each embedding; of doubles, unless all are base64."""
     rows = [
         _floats(each.get("embedding"))
         for each in _in_order(document.get("data"), count, "embeddings")
     ]
     if len({len(row) for row in rows}) > 1:
         raise MalformedMessage("the embeddings of the response have different sizes")
-    return array_tensor("", np.stack(rows))
+    return np.stack(rows)
 
 
 def _floats(value: Any) -> Any:
-    """Return one embedding as FP32, of base64 or of a list of numbers."""
+    """Return one embedding: base64 as FP32, and a list of numbers as doubles."""
     if type(value) is str:
         try:
-            data = b64decode(value, validate=True)
-        except (Base64Error, ValueError) as error:
+            data = base64_bytes(value)
+        except ValueError as error:
             raise MalformedMessage("an embedding of the response is no base64") from error
         if len(data) % _FLOAT or not data:
             raise MalformedMessage(f"an embedding has {len(data)} bytes, which are no FP32")
@@ -476,16 +560,15 @@ def _floats(value: Any) -> Any:
     if type(value) is not list or not value or not set(map(type, value)) <= {int, float}:
         raise MalformedMessage("an embedding of the response is neither base64 nor numbers")
     charge(len(value) / 8)
-    with np.errstate(over="ignore"):
-        return np.array(value, np.float64).astype(np.float32)
+    return np.array(value, np.float64)
 
 
-def _scores(document: dict[str, Any], count: int) -> Tensor:
+def _scores(document: dict[str, Any], count: int) -> npt.NDArray[Any]:
     """Return the scores in the order of the documents; NaN for those that `top_n` leaves out."""
     results = document.get("results")
     if type(results) is not list or len(results) > count:
         raise MalformedMessage("the response has no list of results, or too many")
-    scores = np.full(count, np.nan, np.float32)
+    scores = np.full(count, np.nan)
     seen: set[int] = set()
     for each in results:
         index = each.get("index") if type(each) is dict else None
@@ -498,7 +581,7 @@ def _scores(document: dict[str, Any], count: int) -> Tensor:
             raise MalformedMessage(f"the result of index {index} has no score")
         seen.add(index)
         scores[index] = score
-    return array_tensor("", scores)
+    return scores
 
 
 def _choices(document: dict[str, Any], count: int) -> Tensor:
@@ -506,7 +589,15 @@ def _choices(document: dict[str, Any], count: int) -> Tensor:
     texts = [each.get("text") for each in entries]
     if not all(type(text) is str for text in texts):
         raise MalformedMessage("a choice of the response has no text")
-    return items_tensor("", (count,), [str(text).encode("utf-8", "replace") for text in texts])
+    return items_tensor("", (count,), [_utf8(str(text)) for text in texts])
+
+
+def _utf8(text: str) -> bytes:
+    """Return a text as bytes; half of a character is U+FFFD, and two halves are one."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
 def _named(call: InferRequest, tensor: Tensor, options: OpenAiOptions) -> Tensor:

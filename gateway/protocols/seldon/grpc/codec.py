@@ -7,12 +7,12 @@ Source: docs/protocols/seldon.md, "4. gRPC".
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 from msgspec import Struct
 
-from gateway.api.protocol import Codec, unsupported
+from gateway.api.protocol import Codec, Handling
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -26,6 +26,7 @@ from gateway.ir.calls import (
 )
 from gateway.ir.context import Metadata, ModelRef, Need, Origin
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_management_size, check_name
+from gateway.ir.metadata import ModelMetadata
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm, reply_form
 from gateway.protocols.seldon.errors import GraphVerb, grpc_status
 from gateway.protocols.seldon.grpc.messages import (
@@ -35,9 +36,10 @@ from gateway.protocols.seldon.grpc.messages import (
     meta_message,
 )
 from gateway.protocols.seldon.messages import (
+    LIMITATIONS,
     MessageForm,
     PayloadKind,
-    check_plain,
+    check_one_array,
     only_element,
     only_text,
     own_tags,
@@ -45,26 +47,28 @@ from gateway.protocols.seldon.messages import (
     requested_outputs,
 )
 from gateway.protocols.seldon.metadata import metadata_document, read_metadata
-from gateway.protocols.seldon.options import FORWARD, MODEL, read_options, value_rules
+from gateway.protocols.seldon.options import FORWARD, MODEL, WORDS, read_options, value_rules
 from gateway.schema import seldon_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import clip, error_class_of_grpc, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
 from gateway.wire.metadata import form_of, grpc_context, grpc_metadata
+from gateway.wire.opaque import check_plain
+from gateway.wire.plain_protobuf import ProtobufMessages
 from gateway.wire.protobuf import WireError
 from gateway.wire.protobuf_library import parse, reply_of
 from gateway.wire.request_id import new_request_ids
-from gateway.wire.status_errors import error_of_status, status_response
-
-R = TypeVar("R")
+from gateway.wire.status_errors import StatusErrorForm
 
 NAME: Final = "seldon.grpc"
+_ERRORS: Final = StatusErrorForm(
+    codec=NAME, status=grpc_status, error_class=lambda status, _text: error_class_of_grpc(status)
+)
 _PACKAGE: Final = "/seldon.protos."
 _PREDICT, _FEEDBACK = "Predict", "SendFeedback"
 _METADATA: Final = frozenset({"Metadata", "ModelMetadata", "GraphMetadata"})
 _DEPLOYMENT, _NAMESPACE = "seldon", "namespace"
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
-_HEALTH: Final = (ServerLiveRequest, ServerReadyRequest, ModelReadyRequest)
 # A server that has no such method, or fails over the metadata of its author, is there.
 _DEAD: Final = frozenset({GrpcStatus.UNAVAILABLE, GrpcStatus.DEADLINE_EXCEEDED})
 
@@ -107,6 +111,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
 
     name = NAME
     needs = _NEEDS | {Need.UNTYPED}
+    limitations = LIMITATIONS
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -115,8 +120,19 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         self._options = read_options(options or {})
         self._rules = value_rules(self._options, limits)
         self._style = self._options.style
+        self.whole = NAME if self._options.nonfinite == WORDS else ""
+        self.messages = ProtobufMessages(pb.DESCRIPTOR)
         self._declared: Mapping[str, SeldonForm] = {}
         self._puids = new_request_ids()
+        self.calls = {
+            InferRequest: Handling(self._predict, self._infer_reply, self._answer),
+            ModelMetadataRequest: Handling(self._question, self._metadata, _metadata_reply),
+            ServerLiveRequest: Handling(
+                self._question, encode_reply=self._no_answer, by_status=_is_there
+            ),
+            ServerReadyRequest: Handling(self._question, by_status=_is_there),
+            ModelReadyRequest: Handling(self._question, by_status=_is_there),
+        }
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
         """Replace what the configuration declares of models, by their names."""
@@ -147,7 +163,9 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             model = self._model(wire)
             if self._options.feedback != FORWARD:
                 return ServerLiveRequest(context=context)
-            return OpaqueCall(model=model, context=context, message=Origin(NAME, wire))
+            check_plain(is_plain=self.is_plain(wire))
+            message = Origin(NAME, wire, whole=NAME)
+            return OpaqueCall(model=model, context=context, message=message)
         if method in _METADATA:
             check_management_size(method, len(wire.view))
             return ModelMetadataRequest(model=self._described(wire, method), context=context)
@@ -156,79 +174,28 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             "(pipelines of the configuration have steps)"
         )
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
-        """Write the response to *call*; the data of large outputs are not copied.
-
-        Raises:
-            Unsupported: There is no such response, or there are several outputs and none is
-                declared.
-            InvalidOutput: An element of an output cannot be written.
-        """
-        form, content = form_of(call, SeldonGrpcForm), cast("Any", reply)
-        try:
-            if isinstance(call, InferRequest) and isinstance(content, InferResponse):
-                found = form.message.of_model(self._declared, call, content)
-                puid = found.meta.puid or call.context.request_id or next(self._puids)
-                return GrpcResponse(answer(content, found, self._style, puid))
-            if isinstance(call, ModelMetadataRequest):
-                return _metadata_reply(call, content, form)
-        except ValueError as error:  # lone surrogates in a name, numbers over 64 bits
-            raise errors.Unsupported(f"reply cannot be written: {error}") from error
-        if isinstance(call, OpaqueCall):
-            return GrpcResponse(content.wire.message)
-        if isinstance(call, ServerLiveRequest):
-            empty = pb.SeldonMessage()
-            empty.data.ndarray.SetInParent()
-            empty.meta.ParseFromString(meta_message(next(self._puids), {}))
-            return reply_of(empty)
-        raise unsupported(call, NAME)
-
     def encode_error(self, _call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
-        """Write an error as status and details; those of an upstream are unchanged."""
-        details = clip(error.message, self._limits.error_text_bytes)
-        return status_response(error, NAME, grpc_status(error), details)
+        """Write an error as status and details; those of an upstream are kept, within the limit."""
+        return _ERRORS.write(error, self._limits)
 
-    def encode_call(self, call: Call[Any], /) -> GrpcRequest:
-        """Write a request to an upstream.
+    def error_in(self, call: Call[Any], wire: GrpcResponse, /) -> errors.GatewayError | None:
+        """Return the error of an upstream's status; None for a success."""
+        return _ERRORS.read(call.model, wire)
 
-        Raises:
-            Unsupported: Seldon cannot carry it, or has no such request.
-        """
-        context = call.context
-        try:
-            method, body = self._request(call)
-        except errors.InvalidOutput as error:
-            text = error.message.replace("output", "input", 1)
-            raise errors.Unsupported(text, model=call.model) from error
-        except ValueError as error:
-            raise errors.Unsupported(
-                f"{type(call).__name__} cannot be written: {error}", model=call.model
-            ) from error
-        path = f"{_PACKAGE}{self._options.service}/{method}"
-        return GrpcRequest(path, body, self._upstream_metadata(context), context.deadline)
+    def decode_unread(self, wire: GrpcRequest, refused: errors.GatewayError, /) -> Call[Any] | None:
+        """Return a prediction whose payload only its server knows."""
+        if wire.method not in METHODS or wire.method.rpartition("/")[2] != _PREDICT:
+            return None
+        if not self.is_plain(wire):
+            return None
+        form = SeldonGrpcForm(_PREDICT)
+        context = grpc_context(wire, NAME, _NEEDS, form, whole=self.whole, refusal=refused)
+        return InferRequest(model=self._model(wire), context=context)
 
-    def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
-        """Read an upstream's response to *call*; its array is a view into its message.
-
-        Raises:
-            GatewayError: The error in the upstream's status.
-            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-        """
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        if isinstance(call, _HEALTH):
-            if wire.status in _DEAD:
-                raise error_of_status(error_class_of_grpc(wire.status), call.model, wire, NAME)
-            return cast("R", True)
-        if wire.status is not GrpcStatus.OK:
-            raise error_of_status(error_class_of_grpc(wire.status), call.model, wire, NAME)
-        try:
-            return cast("R", self._reply(call, wire))
-        except WireError as error:
-            raise errors.MalformedMessage(f"response cannot be read: {error}") from error
-        except errors.InvalidRequest as error:
-            if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
-                raise
-            raise errors.MalformedMessage(error.message) from error
+    def send_on(self, call: Call[Any], message: Origin, /) -> GrpcRequest:
+        """Write a client's request to a server, which has one model."""
+        method = _FEEDBACK if isinstance(call, OpaqueCall) else _PREDICT
+        return self._request(call, method, message.wire.message)
 
     def _decode_predict(self, wire: GrpcRequest) -> InferRequest:
         model = self._model(wire)
@@ -239,7 +206,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         form = SeldonGrpcForm(_PREDICT, MessageForm(payload.kind, meta, declared))
         return InferRequest(
             model=model,
-            context=grpc_context(wire, NAME, _NEEDS, form),
+            context=grpc_context(wire, NAME, _NEEDS, form, whole=self.whole),
             inputs=payload.tensors,
             outputs=requested_outputs(declared),
             id=meta.puid,
@@ -276,39 +243,43 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         names = {key for key, _ in own}
         return (*[pair for pair in found if pair[0] not in names], *own)
 
-    def _request(self, call: Call[Any]) -> tuple[str, Any]:
-        if isinstance(call, InferRequest):
-            return _PREDICT, self._predict(call)
-        if isinstance(call, OpaqueCall):
-            if call.message.codec != NAME:
-                raise errors.Unsupported("only a server of Seldon takes feedback", model=call.model)
-            return _FEEDBACK, call.message.wire.message
-        if isinstance(call, (*_HEALTH, ModelMetadataRequest)):
-            method = "Metadata" if self._options.service == MODEL else "ModelMetadata"
-            return method, (b"",)
-        raise unsupported(call, NAME)
+    def _request(self, call: Call[Any], method: str, message: Any) -> GrpcRequest:
+        context = call.context
+        path = f"{_PACKAGE}{self._options.service}/{method}"
+        return GrpcRequest(path, message, self._upstream_metadata(context), context.deadline)
 
-    def _predict(self, call: InferRequest) -> Any:
-        check_plain(call)
+    def _predict(self, call: InferRequest) -> GrpcRequest:
+        check_one_array(call)
         tensor = call.inputs[0]
         kind = payload_kind(tensor, self._options, has_integers=False)
         if kind is PayloadKind.TEXT:
             only_element(tensor)
             kind = PayloadKind.BYTES if only_text(tensor) is None else kind
-        return message(tensor, kind, call.id, dict(call.parameters), (), "input")
+        written = message(tensor, kind, call.id, dict(call.parameters), (), "input")
+        return self._request(call, _PREDICT, written)
 
-    def _reply(self, call: Call[Any], wire: GrpcResponse) -> Any:
-        if isinstance(call, OpaqueCall):
-            return Origin(NAME, wire)
-        if isinstance(call, ModelMetadataRequest):
-            found = MessageToDict(parse(wire.view, pb.SeldonModelMetadata))
-            for entry in (*found.get("inputs", ()), *found.get("outputs", ())):
-                entry["shape"] = [int(dim) for dim in entry.get("shape", ())]
-            name = "" if call.model is None else call.model.name
-            return read_metadata(found, name, self._limits)
-        if isinstance(call, InferRequest):
-            return self._infer_reply(call, wire)
-        raise unsupported(call, NAME)
+    def _question(self, call: Call[Any]) -> GrpcRequest:
+        method = "Metadata" if self._options.service == MODEL else "ModelMetadata"
+        return self._request(call, method, (b"",))
+
+    def _answer(self, call: InferRequest, reply: InferResponse) -> GrpcResponse:
+        found = form_of(call, SeldonGrpcForm).message.of_model(self._declared, call, reply)
+        puid = found.meta.puid or call.context.request_id or next(self._puids)
+        return GrpcResponse(answer(reply, found, self._style, puid))
+
+    def _no_answer(self, _call: ServerLiveRequest, _reply: bool) -> GrpcResponse:
+        """Return the answer to feedback that no server gets."""
+        empty = pb.SeldonMessage()
+        empty.data.ndarray.SetInParent()
+        empty.meta.ParseFromString(meta_message(next(self._puids), {}))
+        return reply_of(empty)
+
+    def _metadata(self, call: ModelMetadataRequest, wire: GrpcResponse) -> ModelMetadata:
+        found = MessageToDict(parse(wire.view, pb.SeldonModelMetadata))
+        for entry in (*found.get("inputs", ()), *found.get("outputs", ())):
+            entry["shape"] = [int(dim) for dim in entry.get("shape", ())]
+        name = "" if call.model is None else call.model.name
+        return read_metadata(found, name, self._limits)
 
     def _infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
         reader = SeldonMessageReader(wire.view, self._limits, self._rules)
@@ -325,11 +296,16 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         )
 
 
-def _metadata_reply(call: ModelMetadataRequest, content: Any, form: SeldonGrpcForm) -> GrpcResponse:
+def _is_there(wire: GrpcResponse) -> bool | None:
+    """Return whether a server is there: one that lacks the method is."""
+    return None if wire.status in _DEAD else True
+
+
+def _metadata_reply(call: ModelMetadataRequest, content: ModelMetadata) -> GrpcResponse:
     name = "" if call.model is None else call.model.name
     document = metadata_document(content, name)
     described = ParseDict(document, pb.SeldonModelMetadata())
-    if form.method != "GraphMetadata":
+    if form_of(call, SeldonGrpcForm).method != "GraphMetadata":
         return reply_of(described)
     graph = pb.SeldonGraphMetadata(name=described.name)
     graph.models[described.name].CopyFrom(described)

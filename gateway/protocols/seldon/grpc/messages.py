@@ -5,7 +5,8 @@ Source: docs/protocols/seldon.md, "4. gRPC".
 
 import base64
 import json
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -16,9 +17,10 @@ from gateway.ir.context import JsonParameter, Parameter
 from gateway.ir.data import JsonLayout, UntypedData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, MalformedMessage, Unsupported
+from gateway.ir.json_objects import reserve_objects
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import Tensor, as_items
-from gateway.ir.work import OBJECT_BYTE, charge
+from gateway.ir.work import FIELD, OBJECT_BYTE, charge
 from gateway.protocols.seldon.declarations import INPUTS, TEXT, SeldonForm
 from gateway.protocols.seldon.grpc.values import ValueReader, list_value
 from gateway.protocols.seldon.http.requests import check_numbers, read_tensor_proto
@@ -39,13 +41,16 @@ from gateway.protocols.seldon.messages import (
 )
 from gateway.protocols.seldon.options import ValueRules
 from gateway.schema import seldon_pb2 as pb
+from gateway.wire.messages import FieldKind, MessageDescriptor, MessageField
 from gateway.wire.protobuf import (
     I64,
     LEN,
+    MAX_FIELDS,
     VARINT,
     Field,
     Parts,
     TooManyFields,
+    field_blocks,
     fields,
     int32,
     put_bytes,
@@ -55,21 +60,49 @@ from gateway.wire.protobuf import (
     put_text,
     read_varint,
     tag,
-    text,
     varint,
 )
 from gateway.wire.protobuf_packed import fixed_run
 from gateway.wire.row_values import RowStyle, columns_json
 from gateway.wire.tensor_protos import tensor_message
 
-_STATUS, _META, _DATA, _BYTES, _TEXT, _JSON, _CUSTOM = (tag(n, LEN) for n in range(1, 8))
-_PAYLOADS: Final = (_DATA, _BYTES, _TEXT, _JSON, _CUSTOM)
 _NAMES, _TENSOR, _NDARRAY, _TFTENSOR = (tag(n, LEN) for n in range(1, 5))
 _ARRAYS: Final = (_TENSOR, _NDARRAY, _TFTENSOR)
 _SHAPE, _VALUES = tag(1, LEN), tag(2, LEN)
 _ONE_SIZE, _ONE_VALUE = tag(1, VARINT), tag(2, I64)
 _DOUBLE_BYTES: Final = 8
 _NUMBERS: Final = "data.tensor.values"
+
+
+class SeldonParts(NamedTuple):
+    """A SeldonMessage whose messages are not read yet; of the payloads, at most one is there."""
+
+    status: list[memoryview]
+    meta: list[memoryview]
+    data: list[memoryview] | None
+    binary: memoryview | None
+    text: str | None
+    json: list[memoryview] | None
+    custom: list[memoryview] | None
+
+
+_PAYLOAD: Final = "data_oneof"
+SELDON_MESSAGE: Final = MessageDescriptor(
+    "SeldonMessage",
+    SeldonParts,
+    [
+        MessageField(1, FieldKind.CLOSED, "status"),
+        MessageField(2, FieldKind.CLOSED, "meta"),
+        MessageField(3, FieldKind.CLOSED, "data", choice=_PAYLOAD),
+        MessageField(4, FieldKind.VIEW, "binary", choice=_PAYLOAD),
+        MessageField(5, FieldKind.TEXT, "text", "strData", choice=_PAYLOAD),
+        MessageField(6, FieldKind.CLOSED, "json", choice=_PAYLOAD),
+        MessageField(7, FieldKind.CLOSED, "custom", choice=_PAYLOAD),
+    ],
+)
+
+
+_META, _DATA = SELDON_MESSAGE.key("meta"), SELDON_MESSAGE.key("data")
 
 
 class SeldonMessageReader:
@@ -92,31 +125,17 @@ class SeldonMessageReader:
         self._size = len(view)
         self._limits = limits
         self._rules = rules
-        self._key = 0
-        found: list[memoryview] = []
-        metas: list[memoryview] = []
-        statuses: list[memoryview] = []
-        for key, value in fields(view):
-            if key == _META:
-                metas.append(value)
-            elif key == _STATUS:
-                statuses.append(value)
-            elif key in _PAYLOADS:
-                if key != self._key:
-                    self._key, found = key, []
-                found.append(value)
-        self._values: list[memoryview] = found
-        self._status = statuses
-        self.meta = _read_meta(metas, limits)
+        self._parts = SELDON_MESSAGE.read((view,), limits)
+        self.meta = _read_meta(self._parts.meta, limits)
 
     @property
     def failure(self) -> str | None:
         """The text of a status that says that the call failed; None for any other message."""
-        if not self._status:
+        if not self._parts.status:
             return None
         status = pb.Status()
         try:
-            status.ParseFromString(b"".join(self._status))
+            status.ParseFromString(b"".join(self._parts.status))
         except DecodeError as error:
             raise MalformedMessage("the status of the message cannot be read") from error
         return status.info or status.reason if status.status == pb.Status.FAILURE else None
@@ -128,31 +147,33 @@ class SeldonMessageReader:
             WireError: The bytes are not a message.
             GatewayError: There is none, or it cannot be used.
         """
-        key = self._key
-        if not key:
+        parts = self._parts
+        if parts.data is not None:
+            return self._data(_one_view(parts.data))
+        if parts.text is not None:
+            return Payload(PayloadKind.TEXT, (self._element("strData", parts.text),))
+        if parts.binary is not None:
+            value = {"b64": base64.b64encode(parts.binary).decode()}
+            return Payload(PayloadKind.BYTES, (self._element("binData", value),))
+        if parts.json is not None:
+            return self._json(_one_view(parts.json), declared)
+        if parts.custom is None:
             raise MalformedMessage(
                 "the message has no payload: expected data, jsonData, strData or binData"
             )
-        if key == _DATA:
-            return self._data(_one_view(self._values))
-        last = self._values[-1]
-        if key == _TEXT:
-            return Payload(PayloadKind.TEXT, (self._element("strData", text(last, "strData")),))
-        if key == _BYTES:
-            value = {"b64": base64.b64encode(last).decode()}
-            return Payload(PayloadKind.BYTES, (self._element("binData", value),))
-        if key == _JSON:
-            return self._json(_one_view(self._values), declared)
         raise Unsupported("customData is not read: expected data, jsonData, strData or binData")
 
     def _data(self, view: memoryview) -> Payload:
         own = 0
         found: list[memoryview] = []
-        for key, value in _many_fields(view, self._limits):
-            if key in _ARRAYS:
-                if key != own:
-                    own, found = key, []
-                found.append(value)
+        for some in _many_fields(view, self._limits):
+            for key, value in some:
+                if key in _ARRAYS:
+                    if key != own:
+                        own, found = key, []
+                    found.append(value)
+            if len(found) > MAX_FIELDS:
+                raise TooManyFields(f"data has an array more than {MAX_FIELDS} times")
         view_of_array = _one_view(found)
         if own == _TENSOR:
             return Payload(PayloadKind.TENSOR, (self._tensor(view_of_array),))
@@ -225,13 +246,14 @@ class SeldonMessageReader:
         return element_tensor(member, value, self._rules.element, self._size)
 
 
-def _many_fields(view: memoryview, limits: MessageLimits) -> list[Field]:
+def _many_fields(view: memoryview, limits: MessageLimits) -> Iterable[list[Field]]:
     """Return the fields of a message with a name for each column, of which there may be many."""
     try:
-        return fields(view)
+        found: list[Field] = fields(view)
     except TooManyFields:
-        charge(len(view) * OBJECT_BYTE)
-        return fields(view, limits.bytes_elements)
+        charge(min(len(view) // 2, limits.bytes_elements) * FIELD * 2)
+        return field_blocks(view, limits.bytes_elements)
+    return (found,)
 
 
 def _one_view(values: list[memoryview]) -> memoryview:
@@ -314,7 +336,7 @@ def message(
     if kind in (PayloadKind.TEXT, PayloadKind.BYTES, PayloadKind.JSON):
         return _plain_message(_element(tensor, kind), puid, tags)
     head = bytearray()
-    put_bytes(head, varint(_META), meta_message(puid, tags))
+    put_bytes(head, _META, meta_message(puid, tags))
     data: Parts = [bytearray()]
     for name in names:
         put_text(data[0], varint(_NAMES), name)  # type: ignore[arg-type]  # the head
@@ -332,7 +354,7 @@ def message(
         values = list_value(tensor, None if is_plain else exact_doubles(tensor, what))
         put_tail(data, varint(_NDARRAY), memoryview(values))
     parts: Parts = [head]
-    put_message(parts, varint(_DATA), data)
+    put_message(parts, _DATA, data)
     return parts
 
 
@@ -388,6 +410,7 @@ def _element(tensor: Tensor, kind: PayloadKind) -> pb.SeldonMessage:
 def _put_json(target: pb.SeldonMessage, written: bytes) -> bool:
     charge(len(written) * OBJECT_BYTE)
     try:
+        reserve_objects(written)
         value = json.loads(written)
     except ValueError:
         return False
@@ -397,6 +420,6 @@ def _put_json(target: pb.SeldonMessage, written: bytes) -> bool:
 
 def _plain_message(found: pb.SeldonMessage, puid: str, tags: dict[str, Parameter]) -> Parts:
     head = bytearray()
-    put_bytes(head, varint(_META), meta_message(puid, tags))
+    put_bytes(head, _META, meta_message(puid, tags))
     head += found.SerializeToString()
     return [head]

@@ -13,14 +13,16 @@ import numpy.typing as npt
 
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidOutput, InvalidRequest, TooLarge
+from gateway.ir.exact_values import whole_number
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.tensor import Tensor, as_items, as_numpy
-from gateway.ir.work import BYTE, charge
+from gateway.ir.work import BYTE, charge, reserve
 from gateway.wire.protobuf import (
     I64,
     LEN,
     VARINT,
     TooManyFields,
+    field_blocks,
     fields,
     float64,
     tag,
@@ -38,6 +40,8 @@ _NUMBER_BYTES: Final = 11
 _FEW: Final = 64
 # Work for one value that is read alone, in items.
 _ONE: Final = 4
+# A list, or a text of one character, with its place in a list.
+_OBJECT_BYTES: Final = 72
 _BITS: Final = (bytes((_EACH, 2, _BOOL, 0)), bytes((_EACH, 2, _BOOL, 1)))
 
 
@@ -52,7 +56,7 @@ class ValueReader:
     def __init__(self, limits: MessageLimits, place: str) -> None:
         self._limits = limits
         self._place = place
-        self._count = 0
+        self._count = self._size = 0
 
     def array(self, view: memoryview) -> Any:
         """Return a ListValue as nested lists, or as an array of doubles.
@@ -62,6 +66,7 @@ class ValueReader:
             TooLarge: A limit is exceeded.
             WireError: The bytes are not a message.
         """
+        self._size = len(view)
         found = self._list(view, 1)
         if isinstance(found, np.ndarray):
             return found
@@ -72,6 +77,7 @@ class ValueReader:
 
     def value(self, view: memoryview) -> Any:
         """Return a Value as Python objects; numbers without a fraction are integers, as in JSON."""
+        self._size = len(view)
         return _json(self._value(view, 1))
 
     def _list(self, view: memoryview, depth: int) -> Any:
@@ -87,16 +93,18 @@ class ValueReader:
             return numbers
         most = self._limits.bytes_elements - self._count
         charge(min(len(view) // 2, most) / 2)
+        values: list[Any] = []
         try:
-            found = fields(view, max(most, 1))
+            for some in field_blocks(view, max(most, 1)):
+                self._add(len(some), _ONE)
+                values += [self._value(value, depth) for key, value in some if key == _EACH]
         except TooManyFields as error:
             raise TooLarge(
                 f"{self._place} has more than {self._limits.bytes_elements} values "
                 "(bytes_elements)",
                 limit="bytes_elements",
             ) from error
-        self._add(len(found), _ONE)
-        return [self._value(value, depth) for key, value in found if key == _EACH]
+        return values
 
     def _value(self, view: memoryview, depth: int) -> Any:
         found = fields(view, _FEW)
@@ -138,6 +146,7 @@ class ValueReader:
                 self._limits.bytes_elements,
                 "bytes_elements",
             )
+            reserve(self._size, count * _OBJECT_BYTES)
         charge(count * items)
 
 
@@ -165,8 +174,7 @@ def _json(value: Any) -> Any:
         return [_json(each) for each in value]
     if type(value) is dict:
         return {name: _json(each) for name, each in value.items()}
-    is_whole = type(value) is float and value.is_integer() and abs(value) <= 1 << 53
-    return int(value) if is_whole else value
+    return whole_number(value)
 
 
 def list_value(tensor: Tensor, doubles: npt.NDArray[Any] | None) -> bytes:

@@ -5,14 +5,16 @@ Source: docs/protocols/seldon.md, "2. What is served".
 
 import base64
 import re
+from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import unquote_to_bytes
 
 from gateway.ir.errors import MalformedMessage
 from gateway.ir.limits import MessageLimits, check_count
+from gateway.ir.nearest import loads_to_odd
 from gateway.ir.work import OBJECT_BYTE, charge
 from gateway.wire.http import HttpRequest
 from gateway.wire.rows import RowsDocument, read_any, read_rows_document
+from gateway.wire.url_names import form_text
 
 _FIELD: Final = b"json="
 _FORM: Final = "application/x-www-form-urlencoded"
@@ -56,7 +58,7 @@ def _field(text: bytes, limits: MessageLimits) -> memoryview | None:
     for pair in text.split(b"&", limits.json_keys):
         if pair.startswith(_FIELD):
             charge(len(pair) * OBJECT_BYTE)
-            return memoryview(unquote_to_bytes(pair[len(_FIELD) :].replace(b"+", b" ")))
+            return memoryview(form_text(pair[len(_FIELD) :]))
     return None
 
 
@@ -70,18 +72,30 @@ def _multipart(
     body = bytes(wire.view)
     charge(len(body) * OBJECT_BYTE)
     check_count("parts of the form", body.count(mark), _PARTS, "parts")
+
+    def read(content: memoryview, what: str) -> Any:
+        return read_any(content, what, limits, has_nonfinite=has_nonfinite)
+
+    def reread() -> dict[str, Any]:
+        return _parts(body, mark, lambda content, _what: loads_to_odd(content))
+
+    return RowsDocument(_parts(body, mark, read), memoryview(body), reread)
+
+
+def _parts(body: bytes, mark: bytes, read: Callable[[memoryview, str], Any]) -> dict[str, Any]:
+    """Return the fields of a form of parts; *read* reads one of JSON, whose name it gets."""
     members: dict[str, Any] = {}
     for part in body.split(mark)[1:]:
         if part.startswith(b"--"):
             break
-        name, value = _part(part, limits, has_nonfinite=has_nonfinite)
+        name, value = _part(part, read)
         if name in members:
             raise MalformedMessage(f"the form has the field {name!r} twice: expected it once")
         members[name] = value
-    return RowsDocument(members, memoryview(body))
+    return members
 
 
-def _part(part: bytes, limits: MessageLimits, *, has_nonfinite: bool) -> tuple[str, Any]:
+def _part(part: bytes, read: Callable[[memoryview, str], Any]) -> tuple[str, Any]:
     """Return name and value of a field of a form of parts."""
     head, separator, content = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
     line = _DISPOSITION.search(head)
@@ -99,5 +113,4 @@ def _part(part: bytes, limits: MessageLimits, *, has_nonfinite: bool) -> tuple[s
             return key, content.decode()
         except UnicodeDecodeError as error:
             raise MalformedMessage(f"the field 'strData' is not UTF-8: {error.reason}") from error
-    what = f"the field {key!r}"
-    return key, read_any(memoryview(content), what, limits, has_nonfinite=has_nonfinite)
+    return key, read(memoryview(content), f"the field {key!r}")

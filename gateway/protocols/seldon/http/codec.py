@@ -1,23 +1,24 @@
 """The REST codec of Seldon: functions between HTTP messages and calls.
 
-`bodies.py` and `requests.py` read messages, `replies.py` writes them, and `upstream.py` is the side
-of a client.
+`bodies.py` and `requests.py` read messages, and `replies.py` writes them.
 
-Source: docs/protocols/seldon.md.
+Source: docs/protocols/seldon.md; of the side of a client, "9. Servers".
 """
 
+import base64
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import orjson
 from msgspec import Struct
 
-from gateway.api.protocol import Codec, unsupported
+from gateway.api.protocol import Codec, Handling
 from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
     ModelMetadataRequest,
+    ModelReadyRequest,
     OpaqueCall,
     ServerLiveRequest,
     ServerReadyRequest,
@@ -25,33 +26,56 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import GatewayError, InternalError, NotFound, NotReady
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.metadata import ModelMetadata
 from gateway.protocols.seldon.declarations import NO_DECLARATION, SeldonForm, reply_form
-from gateway.protocols.seldon.errors import JSON, OK, GraphVerb, error_response
-from gateway.protocols.seldon.http import upstream
+from gateway.protocols.seldon.errors import (
+    FORM,
+    OK,
+    GraphVerb,
+    is_failure,
+)
 from gateway.protocols.seldon.http.bodies import read_message
 from gateway.protocols.seldon.http.openapi import OPENAPI
-from gateway.protocols.seldon.http.paths import METHODS, SeldonPath, SeldonRoute, find_path
-from gateway.protocols.seldon.http.replies import answer_json, meta_json
+from gateway.protocols.seldon.http.paths import (
+    FEEDBACK,
+    METADATA,
+    METHODS,
+    PREDICTIONS,
+    STATUS,
+    SeldonPath,
+    SeldonRoute,
+    find_path,
+)
+from gateway.protocols.seldon.http.replies import answer_json, data_json, meta_json
 from gateway.protocols.seldon.http.requests import PayloadReader
 from gateway.protocols.seldon.messages import (
+    LIMITATIONS,
     MessageForm,
     Meta,
+    PayloadKind,
+    check_one_array,
     checked_puid,
     meta_of,
+    only_element,
+    only_text,
+    own_tags,
+    payload_kind,
     requested_outputs,
 )
-from gateway.protocols.seldon.metadata import metadata_document
+from gateway.protocols.seldon.metadata import metadata_document, read_metadata
 from gateway.protocols.seldon.options import FORWARD, WORDS, read_options, value_rules
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse, is_printable_ascii
-from gateway.wire.metadata import form_of, http_context
+from gateway.wire.json_errors import JSON
+from gateway.wire.json_values import read_value
+from gateway.wire.metadata import form_of, get_request, http_context, http_headers
+from gateway.wire.opaque import JsonMessages, check_plain, passed_request
 from gateway.wire.request_id import new_request_ids
+from gateway.wire.rows import read_rows_document
 from gateway.wire.url_names import decoded_name
 
-R = TypeVar("R")
-
-NAME: Final = "seldon.http"
+NAME: Final = FORM.codec
 _NEEDS: Final = frozenset({Need.NAMES, Need.DATATYPES, Need.SHAPES})
 _GET: Final = ("GET", "HEAD")
 _HTML: Final = ("Content-Type", "text/html; charset=utf-8")
@@ -72,6 +96,9 @@ class SeldonRestForm(Struct, frozen=True):
     message: MessageForm = MessageForm()
 
 
+_PREDICTED: Final = frozenset({SeldonPath.PREDICTIONS, SeldonPath.PREDICT})
+
+
 class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     """Seldon's protocol over REST, in both directions.
 
@@ -85,6 +112,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
 
     name = NAME
     needs = _NEEDS | {Need.UNTYPED}
+    limitations = LIMITATIONS
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -93,8 +121,18 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self._options = read_options(options or {})
         self._rules = value_rules(self._options, limits)
         self._style = self._options.style
+        self.whole = NAME if self._options.nonfinite == WORDS else ""
+        self.messages = JsonMessages(limits, has_words=True)
         self._declared: Mapping[str, SeldonForm] = {}
         self._puids = new_request_ids()
+        health = Handling(_health, None, self._encode_health, _is_ok)
+        self.calls = {
+            InferRequest: Handling(self._prediction, self._read_prediction, self._encode_inference),
+            ModelMetadataRequest: Handling(_metadata, self._read_metadata, _encode_metadata),
+            ServerLiveRequest: health,
+            ServerReadyRequest: health,
+            ModelReadyRequest: Handling(_health, by_status=_is_ok),
+        }
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
         """Replace what the configuration declares of models, by their names."""
@@ -125,55 +163,40 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
                 f"{wire.path[:200]!r} is a step of a graph, which the gateway does not run: "
                 "expected a prediction (pipelines of the configuration have steps)"
             )
-        if kind in (SeldonPath.PREDICTIONS, SeldonPath.PREDICT):
+        if kind in _PREDICTED:
             return self._decode_prediction(route, wire)
         if kind in (SeldonPath.FEEDBACK, SeldonPath.SEND_FEEDBACK):
             return self._decode_feedback(route, wire)
         return self._decode_question(route, wire)
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
-        """Write the response to *call*.
-
-        Raises:
-            Unsupported: There are several outputs, and none is declared.
-            InvalidOutput: An element of an output cannot be written.
-        """
-        form, content = form_of(call, SeldonRestForm), cast("Any", reply)
-        if isinstance(call, InferRequest) and isinstance(content, InferResponse):
-            return self._encode_inference(call, content, form)
-        if isinstance(call, ModelMetadataRequest):
-            name = "" if call.model is None else call.model.name
-            return _json(orjson.dumps(metadata_document(content, name)))
-        if isinstance(call, OpaqueCall):
-            return upstream.write_answer(content)
-        if not isinstance(call, ServerLiveRequest | ServerReadyRequest):
-            raise unsupported(call, NAME)
-        if not content:
-            return self.encode_error(call, NotReady("the model is not ready"))
-        return self._encode_health(form)
-
     def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error*. Never raises."""
-        return error_response(error, NAME, self._limits)
+        return FORM.write(error, self._limits)
 
-    def encode_call(self, call: Call[Any], /) -> HttpRequest:
-        """Write a request to an upstream.
+    def is_plain(self, wire: HttpRequest, /) -> bool:
+        """Return whether all readers of a request read the same; forms have it in a field."""
+        return wire.method == "POST" and super().is_plain(wire)
 
-        Raises:
-            Unsupported: The protocol does not carry it, or has no such request.
-        """
-        return upstream.encode_call(call, self._options, self._style, NAME)
+    def decode_unread(self, wire: HttpRequest, refused: GatewayError, /) -> Call[Any] | None:
+        """Return a prediction whose payload only its server knows."""
+        route = find_path(wire.path)
+        if route.kind not in _PREDICTED or not self.is_plain(wire):
+            return None
+        form = SeldonRestForm(SeldonPath.PREDICTIONS)
+        context = http_context(wire, NAME, _NEEDS, form, self.whole, refused)
+        return InferRequest(model=self._model(route), context=context)
 
-    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*; numbers wait for the datatypes of the model.
+    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
+        """Write a client's request to a server, which has one model."""
+        return passed_request(
+            call, message, FEEDBACK if isinstance(call, OpaqueCall) else PREDICTIONS
+        )
 
-        Raises:
-            GatewayError: The response is an error, or cannot be used.
-        """
-        declared = reply_form(self._declared, call.model)
-        found: Any = upstream.decode_reply(call, wire, self._rules, self._limits, declared, NAME)
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        return cast("R", found)
+    def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
+        """Return the error of a response that has no success as status; None for a success."""
+        if wire.status == OK:
+            return None
+        return FORM.read(call.model, wire, self._limits)
 
     def _decode_prediction(self, route: SeldonRoute, wire: HttpRequest) -> InferRequest:
         has_words = self._options.nonfinite == WORDS
@@ -189,7 +212,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         form = SeldonRestForm(SeldonPath.PREDICTIONS, MessageForm(payload.kind, meta, declared))
         return InferRequest(
             model=model,
-            context=http_context(wire, NAME, _NEEDS, form),
+            context=http_context(wire, NAME, _NEEDS, form, self.whole),
             inputs=payload.tensors,
             outputs=requested_outputs(declared),
             id=meta.puid,
@@ -201,7 +224,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         context = http_context(wire, NAME, frozenset(), SeldonRestForm(SeldonPath.FEEDBACK))
         if self._options.feedback != FORWARD:
             return ServerLiveRequest(context=context)
-        return OpaqueCall(model=self._model(route), context=context, message=Origin(NAME, wire))
+        check_plain(is_plain=wire.method != "POST" or self.is_plain(wire))
+        message = Origin(NAME, wire, whole=NAME)
+        return OpaqueCall(model=self._model(route), context=context, message=message)
 
     def _decode_question(self, route: SeldonRoute, wire: HttpRequest) -> Call[Any]:
         kind = route.kind
@@ -215,17 +240,17 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return ServerReadyRequest(about=model or _DEFAULT, context=context)
         return ServerLiveRequest(context=context)
 
-    def _encode_inference(
-        self, call: InferRequest, reply: InferResponse, form: SeldonRestForm
-    ) -> HttpResponse:
-        message = form.message.of_model(self._declared, call, reply)
+    def _encode_inference(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
+        message = form_of(call, SeldonRestForm).message.of_model(self._declared, call, reply)
         puid = message.meta.puid or call.context.request_id or next(self._puids)
         text = answer_json(reply, message, self._style, puid)
         pairs = (JSON, (_PUID, puid)) if is_printable_ascii(puid) else (JSON,)
         return HttpResponse(OK, Headers(pairs), (text,), is_compressible=True)
 
-    def _encode_health(self, form: SeldonRestForm) -> HttpResponse:
-        kind = form.kind
+    def _encode_health(self, call: Call[bool], reply: bool) -> HttpResponse:
+        if not reply:
+            return self.encode_error(call, NotReady("the model is not ready"))
+        kind = form_of(call, SeldonRestForm).kind
         if kind is SeldonPath.PING:
             return HttpResponse(OK, Headers((_HTML,)), (b"pong",))
         if kind is SeldonPath.OPENAPI:
@@ -235,11 +260,67 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             return _json(b'{"data":{"names":[],"ndarray":[]},"meta":%b}\n' % meta)
         return _json(b'{"meta":{},"strData":"healthy"}\n')
 
+    def _prediction(self, call: InferRequest) -> HttpRequest:
+        check_one_array(call)
+        headers = Headers((JSON, *http_headers(call.context)))
+        body = self._prediction_body(call)
+        return HttpRequest("POST", PREDICTIONS, "", headers, (body,), call.context.deadline)
+
+    def _prediction_body(self, call: InferRequest) -> bytes:
+        meta = meta_json(call.id, dict(call.parameters))
+        tensor = call.inputs[0]
+        kind = payload_kind(tensor, self._options, has_integers=True)
+        if kind is PayloadKind.TEXT:
+            item = only_element(tensor)
+            text = only_text(tensor)
+            if text is None:
+                return b'{"binData":"%b","meta":%b}' % (base64.b64encode(item), meta)
+            return b'{"meta":%b,"strData":%b}' % (meta, orjson.dumps(text))
+        data = data_json(tensor, kind, self._style, (), "input")
+        return b'{"data":%b,"meta":%b}' % (data, meta)
+
+    def _read_prediction(self, call: InferRequest, wire: HttpResponse) -> InferResponse:
+        document = read_rows_document(wire.view, "the response", self._limits)
+        if is_failure(document.plain("status")):
+            raise FORM.read(call.model, wire, self._limits)
+        declared = reply_form(self._declared, call.model)
+        payload = PayloadReader(document, self._limits, self._rules, declared).read()
+        meta = meta_of(document.plain("meta"), self._limits)
+        return InferResponse(
+            model=call.model or ModelRef(""),
+            outputs=payload.tensors,
+            id=call.id,
+            parameters=own_tags(meta, call),
+            origin=Origin(NAME, wire),
+        )
+
+    def _read_metadata(self, call: ModelMetadataRequest, wire: HttpResponse) -> ModelMetadata:
+        document = read_value(wire.view, "the response", self._limits)
+        name = "" if call.model is None else call.model.name
+        return read_metadata(document, name, self._limits)
+
     def _model(self, route: SeldonRoute) -> ModelRef | None:
         """Return the model of a request; None for that of the listener."""
         if route.model:
             return ModelRef(decoded_name("model name", route.model, self._limits))
         return self._options.default_model
+
+
+def _health(call: Call[bool]) -> HttpRequest:
+    return get_request(call, STATUS)
+
+
+def _metadata(call: ModelMetadataRequest) -> HttpRequest:
+    return get_request(call, METADATA)
+
+
+def _is_ok(wire: HttpResponse) -> bool:
+    return wire.status == OK
+
+
+def _encode_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> HttpResponse:
+    name = "" if call.model is None else call.model.name
+    return _json(orjson.dumps(metadata_document(reply, name)))
 
 
 def _json(body: bytes) -> HttpResponse:

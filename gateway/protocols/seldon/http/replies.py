@@ -12,7 +12,7 @@ from gateway.ir.calls import InferResponse
 from gateway.ir.context import JsonParameter, Parameter
 from gateway.ir.data import ArrayData
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import InvalidOutput
+from gateway.ir.errors import InvalidOutput, MalformedMessage
 from gateway.ir.tensor import Tensor, as_items, as_numpy, as_raw
 from gateway.ir.work import BYTE, OBJECT_BYTE, charge
 from gateway.protocols.seldon.messages import (
@@ -25,6 +25,7 @@ from gateway.protocols.seldon.messages import (
     flat_doubles,
     only_text,
 )
+from gateway.wire.json_values import load_json
 from gateway.wire.row_values import RowStyle, columns_json, value_json
 from gateway.wire.tensorflow_datatypes import NUMBERS, name_of
 
@@ -53,8 +54,8 @@ def answer_json(reply: InferResponse, form: MessageForm, style: RowStyle, puid: 
     if kind in _ELEMENTS:
         return _element_json(tensor, kind, meta)
     names = column_names(tensor, form.declared)
-    data = data_json(tensor, kind, style, names)
-    return b'{"data":%b,"meta":%b}\n' % (data, meta)
+    data = _data_parts(tensor, kind, style, names)
+    return b"".join((b'{"data":', *data, b',"meta":', meta, b"}\n"))
 
 
 def meta_json(puid: str, tags: dict[str, Parameter]) -> bytes:
@@ -83,17 +84,21 @@ def data_json(
     Raises:
         InvalidOutput: An element cannot be written.
     """
-    columns = orjson.dumps(names)
+    return b"".join(_data_parts(tensor, kind, style, names, what))
+
+
+def _data_parts(
+    tensor: Tensor, kind: PayloadKind, style: RowStyle, names: tuple[str, ...], what: str = _OUTPUT
+) -> tuple[bytes, ...]:
+    start = b'{"names":' + orjson.dumps(names)
     if kind is PayloadKind.TENSOR:
         shape = orjson.dumps(tensor.shape or ())
         values = value_json(flat_doubles(tensor, what), style)
-        array = b'"tensor":{"shape":%b,"values":%b}' % (shape, values)
-    elif kind is PayloadKind.TFTENSOR:
-        array = b'"tftensor":%b' % _tensor_proto_json(tensor)
-    else:
-        text = value_json(tensor, style)
-        array = b'"ndarray":%b' % (text if tensor.shape else b"[%b]" % text)
-    return b'{"names":%b,%b}' % (columns, array)
+        return start, b',"tensor":{"shape":', shape, b',"values":', values, b"}}"
+    if kind is PayloadKind.TFTENSOR:
+        return start, b',"tftensor":', _tensor_proto_json(tensor), b"}"
+    text = value_json(tensor, style)
+    return start, b',"ndarray":', text if tensor.shape else b"[%b]" % text, b"}"
 
 
 def _tensor_proto_json(tensor: Tensor) -> bytes:
@@ -145,8 +150,8 @@ def _element_json(tensor: Tensor, kind: PayloadKind, meta: bytes) -> bytes:
 def _json_text(item: bytes) -> bytes | None:
     """Return an element that is JSON as it stands; None for another text."""
     try:
-        orjson.loads(item)
-    except orjson.JSONDecodeError:
+        load_json(item, "an output of JSON")
+    except MalformedMessage:
         return None
     return item
 

@@ -1,15 +1,15 @@
 """The gRPC codec of TensorFlow Serving: seven functions between gRPC messages and calls.
 
-`messages.py` has Predict, whose tensors are views; the protobuf library reads and writes the
+`messages.py` describes Predict, whose tensors are views; the protobuf library reads and writes the
 messages without tensors.
 
 Source: docs/protocols/tensorflow-serving.md, "5. Tensors over gRPC".
 """
 
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from gateway.api.protocol import Codec, unsupported
+from gateway.api.protocol import Codec, Handling
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -21,9 +21,22 @@ from gateway.ir.calls import (
     ServerReadyRequest,
     ServerStatusRequest,
 )
-from gateway.ir.context import ModelRef, Origin
-from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits, check_management_size
-from gateway.protocols.tfs.declarations import CLASSIFY, PREDICT, REGRESS, ModelDeclaration
+from gateway.ir.context import Context, ModelRef, Origin
+from gateway.ir.expected_inputs import compare_inputs, is_comparing
+from gateway.ir.limits import (
+    DEFAULT_LIMITS,
+    MessageLimits,
+    check_management_size,
+    check_name,
+)
+from gateway.ir.metadata import ModelMetadata, ServerStatus
+from gateway.protocols.tfs.declarations import (
+    CLASSIFY,
+    NO_DECLARATION,
+    PREDICT,
+    REGRESS,
+    ModelDeclaration,
+)
 from gateway.protocols.tfs.errors import grpc_error_class, grpc_status_of
 from gateway.protocols.tfs.examples import (
     examples_tensor,
@@ -35,15 +48,16 @@ from gateway.protocols.tfs.examples import (
 from gateway.protocols.tfs.grpc import messages
 from gateway.protocols.tfs.metadata import FIELD, read_metadata, write_metadata
 from gateway.protocols.tfs.models import (
+    LIMITATIONS,
     NEEDS,
     CalledModel,
     ModelTable,
     Spec,
-    check_plain,
     known_model,
     number_of,
     required_model,
     required_version,
+    version_is_same,
 )
 from gateway.protocols.tfs.options import read_options
 from gateway.protocols.tfs.status import is_available, versions_of, write_status
@@ -51,32 +65,34 @@ from gateway.schema import tensorflow_serving_pb2 as pb
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import clip
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.metadata import grpc_context, grpc_metadata
-from gateway.wire.protobuf import LEN, Parts, WireError, fields, tag
+from gateway.wire.http import Buffer
+from gateway.wire.metadata import form_of, grpc_context, unary_request
+from gateway.wire.plain_protobuf import ProtobufMessages, with_name
+from gateway.wire.protobuf import FieldCounter, WireError
 from gateway.wire.protobuf_library import parse, reply_of
-from gateway.wire.status_errors import error_of_status, status_response
-
-R = TypeVar("R")
+from gateway.wire.status_errors import StatusErrorForm
 
 NAME: Final = "tfs.grpc"
+_ERRORS: Final = StatusErrorForm(codec=NAME, status=grpc_status_of, error_class=grpc_error_class)
 _PREDICTION: Final = "/tensorflow.serving.PredictionService/"
 _MODEL: Final = "/tensorflow.serving.ModelService/"
 PREDICT_METHOD: Final = f"{_PREDICTION}Predict"
 _METADATA_METHOD: Final = f"{_PREDICTION}GetModelMetadata"
 _STATUS_METHOD: Final = f"{_MODEL}GetModelStatus"
 _EXAMPLE_METHODS: Final = {f"{_PREDICTION}Classify": CLASSIFY, f"{_PREDICTION}Regress": REGRESS}
-_FIRST, _SECOND = tag(1, LEN), tag(2, LEN)
 
 METHODS: Mapping[str, MethodKind] = {
     f"/{service.full_name}/{method.name}": MethodKind.UNARY
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
+# The field of the model in metadata, and in replies to inferences.
+_METADATA_MODEL, _REPLY_MODEL = 1, 2
+_FORWARDED: Final = frozenset({PREDICT_METHOD, *_EXAMPLE_METHODS, _METADATA_METHOD, _STATUS_METHOD})
 
-_HEALTH: Final = (ServerLiveRequest, ServerReadyRequest)
-# A server that knows no such model is there.
-_LIVE: Final = (GrpcStatus.NOT_FOUND, GrpcStatus.INVALID_ARGUMENT)
-_NOT_READY: Final = (*_LIVE, GrpcStatus.FAILED_PRECONDITION, GrpcStatus.UNAVAILABLE)
+_ABSENT: Final = (GrpcStatus.NOT_FOUND, GrpcStatus.INVALID_ARGUMENT)
+_LIVE: Final = (GrpcStatus.OK, *_ABSENT)
+_NOT_READY: Final = (*_ABSENT, GrpcStatus.FAILED_PRECONDITION, GrpcStatus.UNAVAILABLE)
 
 
 def file_descriptors() -> tuple[bytes, ...]:
@@ -98,6 +114,7 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
 
     name = NAME
     needs = NEEDS
+    limitations = LIMITATIONS
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -105,6 +122,17 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         self._limits = limits
         self._options = read_options(options or {})
         self._models = ModelTable(limits)
+        self.whole = "" if self._options.changes_messages else NAME
+        self.messages = ProtobufMessages(pb.DESCRIPTOR)
+        health = Handling(_server_status, by_status=_is_live)
+        self.calls = {
+            InferRequest: Handling(self._predict, self._infer_reply, self._written),
+            ModelMetadataRequest: Handling(_metadata, self._metadata_reply, _write_metadata),
+            ServerStatusRequest: Handling(encode_reply=_write_status),
+            ServerLiveRequest: health,
+            ServerReadyRequest: health,
+            ModelReadyRequest: Handling(_model_status, _is_ready, by_status=_is_absent),
+        }
 
     def declare(self, declared: Mapping[str, ModelDeclaration], /) -> None:
         """Replace what the configuration declares of models, by their names."""
@@ -138,90 +166,33 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             f"method {clip(wire.method, 128)!r} is not supported by this gateway"
         )
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
-        """Write the response to *call*; the data of large outputs are not copied.
-
-        Raises:
-            Unsupported: There is no such response.
-            InvalidOutput: The outputs are not those of a classify or regress.
-        """
-        called = _called(call)
-        content: Any = reply
-        try:
-            if isinstance(call, InferRequest) and isinstance(content, InferResponse):
-                return GrpcResponse(self._written(called, call, content))
-            if isinstance(call, ModelMetadataRequest):
-                return reply_of(write_metadata(called, content))
-            if isinstance(call, ServerStatusRequest):
-                return reply_of(write_status(versions_of(called, content)))
-        except ValueError as error:  # lone surrogates in a name, numbers over 64 bits
-            raise errors.Unsupported(f"reply cannot be written: {error}") from error
-        raise unsupported(call, NAME)
-
     def encode_error(self, _call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as status and details; those of an upstream are unchanged."""
-        details = clip(error.message, self._limits.error_text_bytes)
-        return status_response(error, NAME, grpc_status_of(error), details)
+        return _ERRORS.write(error, self._limits)
 
-    def encode_call(self, call: Call[Any], /) -> GrpcRequest:
-        """Write a request to an upstream: numbers as content, and the version, if there is one.
-
-        Raises:
-            Unsupported: TensorFlow Serving cannot carry it, or has no such request.
-        """
-        context = call.context
-        try:
-            method, message = self._request(call)
-        except ValueError as error:
-            raise errors.Unsupported(
-                f"{type(call).__name__} cannot be written: {error}", model=call.model
-            ) from error
-        return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
-
-    def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
-        """Read an upstream's response to *call*; tensors are views into its message.
-
-        Raises:
-            GatewayError: The error in the upstream's status.
-            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-        """
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        if wire.status is not GrpcStatus.OK:
-            if isinstance(call, _HEALTH) and wire.status in _LIVE:
-                return cast("R", True)
-            if isinstance(call, ModelReadyRequest) and wire.status in _NOT_READY:
-                return cast("R", False)
-            raise _error_of(call, wire)
-        try:
-            return cast("R", self._reply(call, wire))
-        except WireError as error:
-            raise errors.MalformedMessage(f"response cannot be read: {error}") from error
-        except errors.InvalidRequest as error:
-            if isinstance(error, errors.MalformedMessage | errors.InvalidTensor):
-                raise
-            raise errors.MalformedMessage(error.message) from error
+    def error_in(self, call: Call[Any], wire: GrpcResponse, /) -> errors.GatewayError | None:
+        """Return the error of an upstream's status; None for a success."""
+        return _ERRORS.read(call.model, wire)
 
     def _decode_predict(self, wire: GrpcRequest) -> InferRequest:
-        message = messages.Message(
-            wire.view, messages.REQUEST_SPEC, messages.REQUEST_TENSORS, self._limits
-        )
+        counter = FieldCounter()
+        message = messages.REQUEST.read((wire.view,), self._limits, counter)
+        names = messages.read_filter(message, self._limits)
         called = self._models.find(message.spec, (PREDICT,))
+        if is_comparing():
+            own = called.signature.inputs
+            compare_inputs(called.model, [own.get(name, name) for name in message.tensors])
         return InferRequest(
             model=called.model,
-            context=grpc_context(wire, NAME, called.needs, called),
-            inputs=called.inputs(message.tensors(called)),
-            outputs=called.requested(message.filter),
+            context=grpc_context(wire, NAME, called.needs, called, whole=self._whole_of(called)),
+            inputs=called.inputs(messages.read_tensors(message, self._limits, counter)),
+            outputs=called.requested(names),
         )
 
     def _decode_examples(self, wire: GrpcRequest, method: str) -> InferRequest:
-        specs, inputs = [], []
-        for key, value in fields(wire.view):
-            if key == _FIRST:
-                specs.append(value)
-            elif key == _SECOND:
-                inputs.append(value)
-        called = self._models.find(messages.read_spec(specs), (method,))
-        signature = called.signature
+        message = messages.EXAMPLES.read((wire.view,), self._limits)
+        called = self._models.find(message.spec, (method,))
+        signature, inputs = called.signature, message.inputs
         view = inputs[0] if len(inputs) == 1 else memoryview(b"".join(inputs))
         tensor = examples_tensor(signature, read_input(view, self._limits), self._limits)
         return InferRequest(
@@ -239,20 +210,64 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             raise errors.InvalidRequest(
                 f"metadata_field has {found[:200]}: expected {FIELD} and nothing else"
             )
-        context = grpc_context(wire, NAME, NEEDS, called)
+        context = self._question_context(wire, called)
         return ModelMetadataRequest(model=known_model(called), context=context)
 
     def _decode_status(self, wire: GrpcRequest) -> ServerStatusRequest:
         message = parse(wire.view, pb.GetModelStatusRequest)
         called = self._models.find(_spec(message.model_spec))
-        context = grpc_context(wire, NAME, NEEDS, called)
+        context = self._question_context(wire, called)
         return ServerStatusRequest(about=ModelRef(called.model.name), context=context)
 
-    def _written(self, called: CalledModel, call: InferRequest, reply: InferResponse) -> Parts:
+    def _whole_of(self, called: CalledModel) -> str:
+        return self.whole if called.declared is NO_DECLARATION else ""
+
+    def _question_context(self, wire: GrpcRequest, called: CalledModel) -> Context:
+        whole = self._whole_of(called) if self.is_plain(wire) else ""
+        return grpc_context(wire, NAME, NEEDS, called, whole=whole)
+
+    def decode_unread(self, wire: GrpcRequest, refused: errors.GatewayError, /) -> Call[Any] | None:
+        """Return a request with a label, a signature or examples that only its server knows."""
+        if wire.method not in _FORWARDED or not self.is_plain(wire):
+            return None
+        spec = messages.EXAMPLES.read((wire.view,), self._limits).spec
+        if not spec.name or self._models.declared(spec.name) is not NO_DECLARATION:
+            return None
+        check_name("model name", spec.name, self._limits.model_name_bytes, "model_name_bytes")
+        model = ModelRef(spec.name, str(spec.version) if spec.version else "")
+        form = CalledModel(spec, model)
+        context = grpc_context(wire, NAME, NEEDS, form, whole=self.whole, refusal=refused)
+        if wire.method == _METADATA_METHOD:
+            return ModelMetadataRequest(model=model, context=context)
+        if wire.method == _STATUS_METHOD:
+            return ServerStatusRequest(about=model, context=context)
+        return InferRequest(model=model, context=context)
+
+    def send_on(self, call: Call[Any], message: Origin, /) -> GrpcRequest:
+        """Write a client's request to a server, with the target's model."""
+        model, wire, called = required_model(call), message.wire, message.form
+        found: Sequence[Buffer] = wire.message
+        version = None if version_is_same(call, called.model) else required_version(model)
+        if model.name != called.model.name or version is not None:
+            found = messages.with_model(wire.view, model.name, version)
+        return unary_request(call, wire.method, found)
+
+    def pass_on(self, call: Call[Any], reply: Origin, /) -> GrpcResponse:
+        """Write a server's response, with the name that the client has for the model."""
+        name, wire = form_of(call, CalledModel).spec.name, reply.wire
+        if isinstance(call, ServerStatusRequest):
+            return GrpcResponse(wire.message)
+        number = _REPLY_MODEL if isinstance(call, InferRequest) else _METADATA_MODEL
+        return GrpcResponse(with_name(wire, (number, 1), name))
+
+    def _written(self, call: InferRequest, reply: InferResponse) -> GrpcResponse:
+        called = form_of(call, CalledModel)
         version = number_of(reply.model.version)
         spec = messages.spec_message(called.spec.name, version, called.signature_name)
         if called.signature.method == PREDICT:
-            return messages.write_reply(spec, called.outputs(reply.outputs))
+            outputs, is_content = called.outputs(reply.outputs), self._options.tensor_content
+            tensors = messages.tensor_entries(outputs, is_content=is_content)
+            return GrpcResponse(messages.RESPONSE.write(spec=spec, tensors=tensors))
         count = (call.inputs[0].shape or (0,))[0]
         if called.signature.method == CLASSIFY:
             classified = pb.ClassificationResponse()
@@ -261,53 +276,30 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
                 for label, score in found:
                     row.classes.add(label=label, score=score)
             classified.model_spec.ParseFromString(spec)
-            return [bytearray(classified.SerializeToString())]
+            return reply_of(classified)
         regressed = pb.RegressionResponse()
         for value in values_of(called.signature, reply.outputs, count):
             regressed.result.regressions.add(value=value)
         regressed.model_spec.ParseFromString(spec)
-        return [bytearray(regressed.SerializeToString())]
+        return reply_of(regressed)
 
-    def _request(self, call: Call[Any]) -> tuple[str, Any]:
-        if isinstance(call, InferRequest):
-            return PREDICT_METHOD, self._predict(call)
-        if isinstance(call, _HEALTH):
-            return _STATUS_METHOD, (pb.GetModelStatusRequest().SerializeToString(),)
-        if not isinstance(call, ModelReadyRequest | ModelMetadataRequest):
-            raise unsupported(call, NAME)
+    def _predict(self, call: InferRequest) -> GrpcRequest:
         model = required_model(call)
-        message: Any = pb.GetModelStatusRequest()
-        method = _STATUS_METHOD
-        if isinstance(call, ModelMetadataRequest):
-            message, method = pb.GetModelMetadataRequest(metadata_field=[FIELD]), _METADATA_METHOD
-        spec = messages.spec_message(model.name, required_version(model))
-        message.model_spec.ParseFromString(spec)
-        return method, (message.SerializeToString(),)
-
-    def _predict(self, call: InferRequest) -> Parts:
-        model = required_model(call)
-        check_plain(call)
         spec = messages.spec_message(model.name, required_version(model), self._options.signature)
-        return messages.write_request(spec, call.inputs, [each.name for each in call.outputs])
+        names = [each.name for each in call.outputs]
+        tensors = messages.tensor_entries(call.inputs)
+        message = messages.REQUEST.write(spec=spec, tensors=tensors, filter=names)
+        return unary_request(call, PREDICT_METHOD, message)
 
-    def _reply(self, call: Call[Any], wire: GrpcResponse) -> Any:
-        if isinstance(call, InferRequest):
-            return self._infer_reply(call, wire)
-        if isinstance(call, _HEALTH):
-            return True
-        if isinstance(call, ModelReadyRequest):
-            return is_available(parse(wire.view, pb.GetModelStatusResponse))
-        if isinstance(call, ModelMetadataRequest):
-            message = parse(wire.view, pb.GetModelMetadataResponse)
-            name = required_model(call).name
-            return read_metadata(message, name, self._options.signature, self._limits)
-        raise unsupported(call, NAME)
+    def _metadata_reply(self, call: ModelMetadataRequest, wire: GrpcResponse) -> ModelMetadata:
+        message = parse(wire.view, pb.GetModelMetadataResponse)
+        name = required_model(call).name
+        return read_metadata(message, name, self._options.signature, self._limits)
 
     def _infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
-        message = messages.Message(
-            wire.view, messages.REPLY_SPEC, messages.REPLY_TENSORS, self._limits
-        )
-        outputs = message.tensors()
+        counter = FieldCounter()
+        message = messages.RESPONSE.read((wire.view,), self._limits, counter)
+        outputs = messages.read_tensors(message, self._limits, counter)
         if call.outputs:
             by_name = {each.name: each for each in outputs}
             missing = [each.name for each in call.outputs if each.name not in by_name]
@@ -326,20 +318,47 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         )
 
 
-def _called(call: Call[Any]) -> CalledModel:
-    origin = call.context.origin
-    form = None if origin is None else origin.form
-    if not isinstance(form, CalledModel):
-        raise errors.InternalError(f"{type(call).__name__} has no model of this codec")
-    return form
+def _about_model(call: Call[Any], method: str, message: Any) -> GrpcRequest:
+    """Return a request whose message names the model of a call."""
+    model = required_model(call)
+    spec = messages.spec_message(model.name, required_version(model))
+    message.model_spec.ParseFromString(spec)
+    return unary_request(call, method, (message.SerializeToString(),))
+
+
+def _server_status(call: Call[bool]) -> GrpcRequest:
+    return unary_request(call, _STATUS_METHOD, (pb.GetModelStatusRequest().SerializeToString(),))
+
+
+def _model_status(call: ModelReadyRequest) -> GrpcRequest:
+    return _about_model(call, _STATUS_METHOD, pb.GetModelStatusRequest())
+
+
+def _metadata(call: ModelMetadataRequest) -> GrpcRequest:
+    return _about_model(call, _METADATA_METHOD, pb.GetModelMetadataRequest(metadata_field=[FIELD]))
+
+
+def _is_live(wire: GrpcResponse) -> bool | None:
+    """Return whether a server is there: one that knows no such model is."""
+    return True if wire.status in _LIVE else None
+
+
+def _is_absent(wire: GrpcResponse) -> bool | None:
+    return False if wire.status in _NOT_READY else None
+
+
+def _is_ready(_call: ModelReadyRequest, wire: GrpcResponse) -> bool:
+    return is_available(parse(wire.view, pb.GetModelStatusResponse))
+
+
+def _write_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> GrpcResponse:
+    return reply_of(write_metadata(form_of(call, CalledModel), reply))
+
+
+def _write_status(call: ServerStatusRequest, reply: ServerStatus) -> GrpcResponse:
+    return reply_of(write_status(versions_of(form_of(call, CalledModel), reply)))
 
 
 def _spec(message: pb.ModelSpec) -> Spec:
     version = message.version.value if message.HasField("version") else 0
     return Spec(message.name, version, message.version_label, message.signature_name)
-
-
-def _error_of(call: Call[Any], wire: GrpcResponse) -> errors.GatewayError:
-    """Return the error of an upstream's status, with its response as origin."""
-    kind = grpc_error_class(wire.status, wire.details)
-    return error_of_status(kind, call.model, wire, NAME)

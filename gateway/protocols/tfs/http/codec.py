@@ -6,14 +6,15 @@ and `upstream.py` the side of a client.
 Source: docs/protocols/tensorflow-serving.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple
 
 import orjson
 from msgspec import Struct
 
-from gateway.api.protocol import Codec, unsupported
+from gateway.api.protocol import Codec, with_replies
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -28,15 +29,18 @@ from gateway.ir.calls import (
 from gateway.ir.context import NO_PARAMETERS, Context, ModelRef, Need, Origin, Parameters
 from gateway.ir.errors import GatewayError, InternalError, InvalidRequest, NotReady
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
+from gateway.ir.metadata import ModelMetadata, RepositoryEntry, ServerStatus
+from gateway.ir.nearest import loads_to_odd
 from gateway.protocols.tfs.declarations import (
     B64,
     CLASSIFY,
+    NO_DECLARATION,
     PREDICT,
     REGRESS,
     TEXT,
     ModelDeclaration,
 )
-from gateway.protocols.tfs.errors import JSON, OK, OtherContent, error_response
+from gateway.protocols.tfs.errors import FORM, OK, OtherContent, error_response
 from gateway.protocols.tfs.examples import (
     examples_tensor,
     requested_outputs,
@@ -57,8 +61,15 @@ from gateway.protocols.tfs.http.predict import (
     write_reply,
 )
 from gateway.protocols.tfs.metadata import metadata_document
-from gateway.protocols.tfs.models import NEEDS, CalledModel, ModelTable, Spec, known_model
-from gateway.protocols.tfs.options import FORWARD, ROOT, VertexOptions, read_options
+from gateway.protocols.tfs.models import (
+    LIMITATIONS,
+    NEEDS,
+    CalledModel,
+    ModelTable,
+    Spec,
+    known_model,
+)
+from gateway.protocols.tfs.options import FORWARD, KSERVE, ROOT, VertexOptions, read_options
 from gateway.protocols.tfs.status import AVAILABLE, status_document, versions_of
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import (
@@ -69,6 +80,8 @@ from gateway.wire.errors import (
     strip_traceback,
 )
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.json_errors import JSON
+from gateway.wire.json_values import short_document
 from gateway.wire.metadata import form_of, http_context, sender_metadata
 from gateway.wire.model_lists import (
     is_of_openai,
@@ -77,19 +90,28 @@ from gateway.wire.model_lists import (
     openai_error,
     ready_names,
 )
+from gateway.wire.opaque import JsonMessages, check_plain, passed_response
 from gateway.wire.row_templates import Cut, Read, RowTemplates
-from gateway.wire.rows import RowsDocument, read_rows_document
+from gateway.wire.rows import RowsDocument, object_members, read_rows_document
 from gateway.wire.url_names import decoded_name
 
-R = TypeVar("R")
-
-NAME: Final = "tfs.http"
-_HEADERS: Final = Headers(JSON)
+NAME: Final = FORM.codec
+_HEADERS: Final = Headers((JSON,))
 _PATHS: Final = 256
 _GET: Final = frozenset({"GET", "HEAD"})
 _EXPLAIN: Final = (":explain", "%3aexplain")
 _PREDICT: Final = (PREDICT,)
 _PREDICTION: Final = Verb.PREDICT
+_REST: Final = {
+    Verb.PREDICT: ":predict",
+    Verb.CLASSIFY: ":classify",
+    Verb.REGRESS: ":regress",
+    Verb.EXPLAIN: ":explain",
+    Verb.METADATA: "/metadata",
+    Verb.STATUS: "",
+}
+_EXPLAINED: Final = f"{NAME} {KSERVE}"
+_PREDICTED: Final = _REST[Verb.PREDICT]
 _METHODS: Final = {Verb.CLASSIFY: CLASSIFY, Verb.REGRESS: REGRESS}
 _JSON_TYPES: Final = frozenset(
     {"", "application/json", "application/cloudevents+json", "application/ld+json"}
@@ -103,11 +125,13 @@ class RestForm(Struct, frozen=True):
         called: The model; None for a question about the server.
         is_rows: The request had rows.
         event: The form of a reply that is an event; None for a plain one.
+        rest: What the path has after the model and its version, such as ":predict".
     """
 
     called: CalledModel | None = None
     is_rows: bool = False
     event: CloudEventForm | None = None
+    rest: str = ""
 
 
 class _Prediction(NamedTuple):
@@ -168,6 +192,23 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         vertex = self._options.vertex
         self._predict_route = "" if vertex is None else vertex.predict
         self._health_route = "" if vertex is None else vertex.health
+        self.limitations = replace(
+            LIMITATIONS,
+            title="KServe V1" if self._is_kserve else LIMITATIONS.title,
+            versions=self._is_kserve,
+        )
+        self.whole = "" if self._options.changes_messages else f"{NAME} {self._options.dialect}"
+        self.messages = JsonMessages(limits)
+        self._client = upstream.TfsRestClient(limits, self._options)
+        replies: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
+            InferRequest: self._encode_inference,
+            ServerStatusRequest: self._encode_status,
+            ModelMetadataRequest: _encode_metadata,
+            RepositoryIndexRequest: self._encode_models,
+            ServerLiveRequest: _encode_live,
+            ServerReadyRequest: self._encode_ready,
+        }
+        self.calls = with_replies(self._client.calls, replies)
 
     def declare(self, declared: Mapping[str, ModelDeclaration], /) -> None:
         """Replace what the configuration declares of models, by their names."""
@@ -222,34 +263,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         error.origin = Origin(NAME, wire)
         raise error
 
-    def encode_reply(  # noqa: PLR0911  # one for each kind of call
-        self, call: Call[R], reply: R, /
-    ) -> HttpResponse:
-        """Write the response to *call*.
-
-        Raises:
-            Unsupported: There is no such response, or an element has no form in JSON.
-            GatewayError: The outputs do not fit the request.
-        """
-        form, content = form_of(call, RestForm), cast("Any", reply)
-        if isinstance(call, InferRequest) and isinstance(content, InferResponse):
-            return self._encode_inference(call, content, form)
-        if isinstance(call, ServerStatusRequest):
-            return self._encode_status(content, form)
-        if isinstance(call, ModelMetadataRequest) and form.called is not None:
-            return _json(orjson.dumps(metadata_document(form.called, content)))
-        if isinstance(call, RepositoryIndexRequest):
-            return self._encode_models(content)
-        if isinstance(call, ServerLiveRequest):
-            return _json(b'{"status":"alive"}')
-        if isinstance(call, ServerReadyRequest):
-            if content:
-                return _json(b"{}")
-            return self.encode_error(call, NotReady("the model is not ready"))
-        if isinstance(call, OpaqueCall):
-            return upstream.write_answer(content)
-        raise unsupported(call, NAME)
-
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write an error in the form of the dialect, or of the other clients. Never raises."""
         origin = error.origin if call is None else call.context.origin
@@ -257,24 +270,54 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if self._is_shared and isinstance(wire, HttpRequest) and is_of_openai(wire):
             text = clip(strip_traceback(error.message), self._limits.error_text_bytes)
             return openai_error(error, http_status_of(error), text, extra_headers(error))
-        return error_response(error, NAME, self._limits)
+        return error_response(error, self._limits)
 
-    def encode_call(self, call: Call[Any], /) -> HttpRequest:
-        """Write a request to an upstream.
+    def decode_unread(self, wire: HttpRequest, refused: GatewayError, /) -> Call[Any] | None:
+        """Return a request with a label, a signature or examples that only its server knows."""
+        found = self._find(wire.method, wire.path, self._is_kserve)
+        spec = found.spec
+        if not spec.name or self._models.declared(spec.name) is not NO_DECLARATION:
+            return None
+        verb = found.verb
+        model = ModelRef(spec.name, str(spec.version) if spec.version else "")
+        form = RestForm(CalledModel(spec, model), rest=_REST[verb])
+        context = http_context(wire, NAME, NEEDS, form, self.whole, refused)
+        if verb is Verb.METADATA:
+            return ModelMetadataRequest(model=model, context=context)
+        if verb is Verb.STATUS:
+            return ServerStatusRequest(about=model, context=context)
+        if not self.is_plain(wire):
+            return None
+        return InferRequest(model=model, context=context)
 
-        Raises:
-            Unsupported: The server cannot be asked so.
+    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
+        """Write a client's request to a server, with the path of the target's model."""
+        return self._client.send_on(call, message)
+
+    def pass_on(self, call: Call[Any], reply: Origin, /) -> HttpResponse:
+        """Write a server's response, with the name that the client has for the model.
+
+        A status has the members of OpenAI, where its clients ask, too.
         """
-        return upstream.encode_call(call, self._options, NAME)
+        response = passed_response(reply)
+        if isinstance(call, InferRequest | OpaqueCall):
+            return response
+        name, given = _called(form_of(call, RestForm)).spec.name, short_document(reply.wire.view)
+        document = given
+        if isinstance(call, ServerStatusRequest) and self._is_shared:
+            is_ready = b'"AVAILABLE"' in orjson.dumps(given.get("model_version_status"))
+            own = {**model_object(name, self._options.created), "ready": is_ready}
+            document = {**own, **given}
+        spec = given.get("model_spec", {})
+        if "name" in spec:
+            document = {**document, "model_spec": {**spec, "name": name}}
+        if "name" in given:
+            document = {**document, "name": name}
+        return response if document == given else _json(orjson.dumps(document))
 
-    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*; numbers wait for the datatypes of the model.
-
-        Raises:
-            GatewayError: The response is an error, or cannot be used.
-        """
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        return cast("R", upstream.decode_reply(call, wire, self._options, self._limits, NAME))
+    def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
+        """Return the error of an upstream's response, with it as origin; None for a success."""
+        return self._client.error_in(call, wire)
 
     def _decode(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
         verb = found.verb
@@ -289,10 +332,13 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     def _decode_question(self, found: RestPath, wire: HttpRequest) -> Call[Any]:
         verb = found.verb
         called = self._models.find(found.spec)
-        context = _context(wire, RestForm(called))
+        whole = self.whole if called.declared is NO_DECLARATION and not wire.size_bytes else ""
         if verb is Verb.EXPLAIN:
-            message = Origin(NAME, wire, ":explain")
+            check_plain(is_plain=self.is_plain(wire))
+            message = Origin(NAME, wire, RestForm(called, rest=_REST[verb]), whole=_EXPLAINED)
+            context = _context(wire, RestForm(called))
             return OpaqueCall(model=called.model, context=context, message=message)
+        context = http_context(wire, NAME, NEEDS, RestForm(called, rest=_REST[verb]), whole)
         if verb is Verb.METADATA:
             return ModelMetadataRequest(model=known_model(called), context=context)
         return ServerStatusRequest(about=ModelRef(called.model.name), context=context)
@@ -330,7 +376,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         (is_rows, signature, parameters), tensors = found
         # By position, because a keyword costs more.
         called = self._models.find(spec.with_signature(signature), _PREDICT, True)
-        origin = Origin(NAME, wire, RestForm(called, is_rows, event))
+        is_whole = event is None and vertex is None and called.declared is NO_DECLARATION
+        form = RestForm(called, is_rows, event, _PREDICTED)
+        origin = Origin(NAME, wire, form, False, self.whole if is_whole else "")
         context = Context(
             NAME,
             fields.metadata,
@@ -354,8 +402,7 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         """Read a prediction without a template."""
         document = self._document(wire)
         if self._is_kserve and is_event(document.members):
-            data = orjson.dumps(document.plain("data"))
-            document = read_rows_document(memoryview(data), "data of the event", self._limits)
+            document = _event_data(document, self._limits)
             cut = None
         tensors, is_rows = read_tensors(document, self._limits, self._rules)
         signature = "" if self._is_kserve else read_signature(document)
@@ -398,12 +445,9 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         has_more_text = not self._is_kserve
         return read_rows_document(wire.view, "the body", self._limits, has_more_text=has_more_text)
 
-    def _encode_inference(
-        self, call: InferRequest, reply: InferResponse, form: RestForm
-    ) -> HttpResponse:
-        called = form.called
-        if called is None:
-            raise unsupported(call, NAME)
+    def _encode_inference(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
+        form = form_of(call, RestForm)
+        called = _called(form)
         signature = called.signature
         if signature.method == PREDICT:
             body = write_reply(
@@ -423,12 +467,10 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         if form.event is None:
             return HttpResponse(OK, _HEADERS, (body,), is_compressible=True)
         headers, body = reply_event(form.event, body, called.spec.name, self._options)
-        return HttpResponse(OK, Headers((*JSON, *headers)), (body,))
+        return HttpResponse(OK, Headers((JSON, *headers)), (body,))
 
-    def _encode_status(self, status: Any, form: RestForm) -> HttpResponse:
-        called = form.called
-        if called is None:
-            raise InternalError("a status has no model")
+    def _encode_status(self, call: ServerStatusRequest, status: ServerStatus) -> HttpResponse:
+        called = _called(form_of(call, RestForm))
         name = called.spec.name
         states = versions_of(called, status)
         is_ready = any(each.state == AVAILABLE for each in states)
@@ -443,7 +485,14 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             document["model_version_status"] = status_document(states)
         return _json(orjson.dumps(document))
 
-    def _encode_models(self, entries: Any) -> HttpResponse:
+    def _encode_ready(self, call: ServerReadyRequest, reply: bool) -> HttpResponse:
+        if not reply:
+            return self.encode_error(call, NotReady("the model is not ready"))
+        return _json(b"{}")
+
+    def _encode_models(
+        self, _call: RepositoryIndexRequest, entries: Sequence[RepositoryEntry]
+    ) -> HttpResponse:
         if self._is_shared:
             return _json(models_document(entries, self._options.created))
         return _json(orjson.dumps({"models": ready_names(entries)}))
@@ -470,6 +519,33 @@ def _default_spec(model: ModelRef | None) -> Spec:
     """Return the model of requests that name none, without a name for the router's own."""
     model = model or ModelRef("")
     return Spec(model.name, int(model.version) if model.version.isdecimal() else 0)
+
+
+def _called(form: RestForm) -> CalledModel:
+    if form.called is None:
+        raise InternalError("a request about a model has no model")
+    return form.called
+
+
+def _encode_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> HttpResponse:
+    called = _called(form_of(call, RestForm))
+    return _json(orjson.dumps(metadata_document(called, reply)))
+
+
+def _encode_live(_call: ServerLiveRequest, _reply: bool) -> HttpResponse:
+    return _json(b'{"status":"alive"}')
+
+
+def _event_data(event: RowsDocument, limits: MessageLimits) -> RowsDocument:
+    """Return the data of an event as a document.
+
+    Raises:
+        InvalidRequest: They are no object.
+        MalformedMessage: They have a key twice.
+    """
+    members = object_members(event.members["data"], "data of the event", limits)
+    text = event.text
+    return RowsDocument(members, text, lambda: loads_to_odd(text)["data"])
 
 
 def _json(body: bytes) -> HttpResponse:

@@ -6,12 +6,11 @@ Integers and booleans are an int64 list, numbers with a point or an exponent a f
 Source: docs/protocols/tensorflow-serving.md, "8. Classify and regress".
 """
 
-import base64
-import binascii
 from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.ir.errors import InvalidRequest
+from gateway.ir.exact_values import base64_bytes
 from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.work import charge
 from gateway.schema import tensorflow_messages_pb2 as pb
@@ -86,6 +85,6 @@ def _bytes(value: Any, place: str) -> bytes:
     if isinstance(value, str):
         return value.encode()
     try:
-        return base64.b64decode(value["b64"], validate=True)
-    except (binascii.Error, ValueError, TypeError) as error:
+        return base64_bytes(value["b64"])
+    except (ValueError, AttributeError) as error:
         raise InvalidRequest(f"{place}.b64 is not base64: {error}") from error

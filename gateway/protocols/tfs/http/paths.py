@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from gateway.ir.errors import InvalidRequest, NotFound
 from gateway.ir.limits import MessageLimits
-from gateway.protocols.tfs.errors import ForeignPath, FrameworkError, SlashAtEnd
+from gateway.protocols.tfs.errors import ForeignPath, FrameworkError
 from gateway.protocols.tfs.models import Spec
 from gateway.protocols.tfs.options import ROOT, read_options
-from gateway.wire.errors import MethodNotAllowed
+from gateway.wire.errors import MethodNotAllowed, SlashAtEnd
 from gateway.wire.path_claims import ClaimKind, Passing, PathClaim
 from gateway.wire.url_names import decoded_name, url_segment
 
@@ -63,6 +63,8 @@ def claims(options: Mapping[str, Any]) -> tuple[PathClaim, ...]:
         ValueError: A key does not exist, or a value is wrong.
     """
     read, found = read_options(options), [_MODELS_CLAIM]
+    if read.root:  # a sidecar: a client without a key looks there for what the server is
+        found = [_MODELS_CLAIM._replace(passes=Passing.UNKEYED)]
     if read.vertex is not None:
         predict, health = read.vertex.predict, read.vertex.health
         found.append(PathClaim(predict, is_whole=True, option="vertex"))

@@ -41,13 +41,14 @@ class RowRules(NamedTuple):
 
 
 def row_rules(options: TfsOptions, limits: MessageLimits) -> RowRules:
-    """Return what values a listener reads: KServe knows no surplus column."""
+    """Return what values a listener reads: KServe has no surplus column, and 1.0 is an integer."""
     is_tensorflow = not options.is_kserve
 
     def rules(*, drops_surplus: bool) -> UntypedRules:
         return UntypedRules(
             protocol="tfs",
             rounds_to_infinity=is_tensorflow,
+            has_whole_floats=not is_tensorflow,
             drops_surplus=drops_surplus,
             bytes_element_size=limits.bytes_element_size,
         )

@@ -7,12 +7,11 @@ Source: docs/protocols/torchserve.md, "7. gRPC".
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
-import orjson
 from msgspec import Struct
 
-from gateway.api.protocol import StreamCodec, unsupported
+from gateway.api.protocol import Handling, StreamCodec, unsupported
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
@@ -37,11 +36,11 @@ from gateway.protocols.torchserve.errors import (
 from gateway.protocols.torchserve.grpc import messages
 from gateway.protocols.torchserve.messages import (
     DATA,
+    LIMITATIONS,
     NEEDS,
     UPSTREAM_NEEDS,
     BodyReader,
     Item,
-    check_plain,
     requested_outputs,
     required_model,
     write_fields,
@@ -55,14 +54,15 @@ from gateway.schema import torchserve_management_pb2
 from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.errors import clip, strip_traceback
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.metadata import grpc_context, grpc_metadata
+from gateway.wire.json_values import short_document
+from gateway.wire.metadata import grpc_context, unary_request
+from gateway.wire.plain_protobuf import ProtobufMessages, with_texts
 from gateway.wire.protobuf import WireError
 from gateway.wire.protobuf_library import parse, reply_of
-from gateway.wire.status_errors import error_of_status, status_response
-
-R = TypeVar("R")
+from gateway.wire.status_errors import StatusErrorForm
 
 NAME: Final = "torchserve.grpc"
+_ERRORS: Final = StatusErrorForm(codec=NAME, status=grpc_status_of, error_class=grpc_error_class)
 _INFERENCE: Final = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 _MANAGEMENT: Final = "/org.pytorch.serve.grpc.management.ManagementAPIsService/"
 PING_METHOD: Final = f"{_INFERENCE}Ping"
@@ -79,8 +79,6 @@ METHODS: Mapping[str, MethodKind] = {
     for service in schema.DESCRIPTOR.services_by_name.values()
     for path in [f"/{service.full_name}/{method.name}" for method in service.methods]
 }
-
-_HEALTH: Final = (ModelReadyRequest, ServerLiveRequest, ServerReadyRequest)
 
 
 def file_descriptors() -> tuple[bytes, ...]:
@@ -125,6 +123,9 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
 
     name = NAME
     needs = UPSTREAM_NEEDS
+    limitations = LIMITATIONS
+    whole = NAME
+    messages = ProtobufMessages(pb.DESCRIPTOR)
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
@@ -133,6 +134,15 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         self._style = row_style(read_options(options or {}))
         self._models = BodyForms(limits)
         self._reader = BodyReader(limits)
+        self.calls = {
+            InferRequest: Handling(self._predict, self._prediction, self._write_prediction),
+            StreamInferRequest: Handling(self._stream),
+            ServerLiveRequest: Handling(_ping, by_status=_is_healthy),
+            ServerReadyRequest: Handling(_ping, None, _write_health, _is_healthy),
+            ModelReadyRequest: Handling(_ping, by_status=_is_healthy),
+            RepositoryIndexRequest: Handling(encode_reply=_write_list),
+            ServerStatusRequest: Handling(encode_reply=_write_description),
+        }
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
         """Replace what the configuration declares of models, by their names."""
@@ -182,28 +192,6 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             )
         raise errors.Unsupported(f"method {clip(method, 128)!r} is not supported by this gateway")
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
-        """Write the response to *call*; large bodies are not copied.
-
-        Raises:
-            Unsupported: There is no such response, or the outputs do not fit the declared form.
-            NotFound: The model or the version does not exist.
-        """
-        form, content = _form_of(call), cast("Any", reply)
-        if isinstance(call, InferRequest):
-            return self._written(form, content)
-        if isinstance(call, ServerReadyRequest):
-            text = management.HEALTHY if content else management.UNHEALTHY
-            return reply_of(pb.TorchServeHealthResponse(health=text.decode()))
-        document: bytes | None = None
-        if isinstance(call, RepositoryIndexRequest) and form.page is not None:
-            document = management.list_document(content, form.page)
-        elif isinstance(call, ServerStatusRequest) and form.called is not None:
-            document = management.description_document(form.called, content)
-        if document is None:
-            raise unsupported(call, NAME)
-        return reply_of(torchserve_management_pb2.ManagementResponse(msg=document.decode()))
-
     def encode_item(self, call: StreamInferRequest, item: InferResponse, /) -> GrpcResponse:
         """Write one reply of a stream.
 
@@ -229,51 +217,34 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         form = _PLAIN if call is None else _form_of(call)
         if form.is_session or (call is None and _is_of_session(error)):
             return self._failure(form, error)
-        details = clip(error.message, self._limits.error_text_bytes)
-        return status_response(error, NAME, grpc_status_of(error), details)
+        return _ERRORS.write(error, self._limits)
 
-    def encode_call(self, call: Call[Any], /) -> GrpcRequest:
-        """Write a request to an upstream.
+    def error_in(self, call: Call[Any], wire: GrpcResponse, /) -> errors.GatewayError | None:
+        """Return the error of an upstream's status; None for a success."""
+        return _ERRORS.read(call.model, wire)
 
-        Raises:
-            Unsupported: TorchServe cannot carry it, or has no such request.
-        """
-        context = call.context
-        if isinstance(call, _HEALTH):
-            return GrpcRequest(PING_METHOD, (), grpc_metadata(context), context.deadline)
-        if isinstance(call, InferRequest):
-            method, request = PREDICTIONS, call
-        elif isinstance(call, StreamInferRequest):
-            method, request = STREAM, call.request
-        else:
-            raise unsupported(call, NAME)
-        try:
-            message = self._request(request)
-        except WireError as error:
-            raise errors.Unsupported(
-                f"{type(call).__name__} cannot be written: {error}", model=call.model
-            ) from error
-        return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
+    def decode_unread(self, wire: GrpcRequest, refused: errors.GatewayError, /) -> Call[Any] | None:
+        """Return a prediction whose fields have another form than the model declares."""
+        if wire.method != PREDICTIONS or not self.is_plain(wire):
+            return None
+        found = messages.REQUEST.read((wire.view,), self._limits)
+        called = self._models.unread(found.name, found.version)
+        form = PredictionForm(called, found.sequence)
+        context = grpc_context(wire, NAME, called.needs, form, whole=self.whole, refusal=refused)
+        return InferRequest(model=called.model, context=context)
 
-    def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
-        """Read an upstream's response to *call*; numbers wait for the datatypes of the model.
-
-        Raises:
-            GatewayError: The error in the upstream's status.
-            MalformedMessage: The response cannot be used.
-        """
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        if isinstance(call, _HEALTH):
-            return cast("R", wire.status is GrpcStatus.OK and _is_healthy(wire))
-        if wire.status is not GrpcStatus.OK:
-            raise _error_of(call, wire)
-        return cast("R", self._prediction(call.model, wire))
+    def send_on(self, call: Call[Any], message: Origin, /) -> GrpcRequest:
+        """Write a client's request to a server, with the target's model."""
+        model, form = required_model(call), message.form
+        found = message.wire.message
+        if form.called is None or model != form.called.model:
+            version = client_version(model.version, self._models.form(model.name))
+            found = with_texts(message.wire.view, {1: model.name, 2: version})
+        return unary_request(call, PREDICTIONS, found)
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
         """Read one response of an upstream's stream; raises as `decode_reply`."""
-        if wire.status is not GrpcStatus.OK:
-            raise _error_of(call, wire)
-        return self._prediction(call.model, wire)
+        return self.decode_reply(call.request, wire)
 
     def _called(self, name: str, version: str) -> TorchServeModel:
         if not name:
@@ -281,13 +252,15 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
         return self._models.find(name, version)
 
     def _decode_predictions(self, wire: GrpcRequest) -> Call[Any]:
-        found = messages.read_request(wire.view, self._limits)
+        found = messages.REQUEST.read((wire.view,), self._limits)
+        fields = {name: Item(view, place=f"input {name!r}") for name, view in found.inputs.items()}
         called = self._called(found.name, found.version)
         form = PredictionForm(called, found.sequence, wire.method == SESSION)
+        whole = self.whole if wire.method == PREDICTIONS else ""
         request = InferRequest(
             model=called.model,
-            context=_context(wire, form, called.needs),
-            inputs=self._reader.fields(found.fields, called.form),
+            context=grpc_context(wire, NAME, called.needs, form, whole=whole),
+            inputs=self._reader.fields(fields, called.form),
             outputs=requested_outputs(called.form),
             sequence=CallSequence(found.sequence) if found.sequence else None,
             batch_size=1 if called.form.asks_for_axis else None,
@@ -299,14 +272,26 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
     def _written(self, form: PredictionForm, reply: InferResponse) -> GrpcResponse:
         declared = NO_FORM if form.called is None else form.called.form
         body = write_reply(reply, declared, self._style)
-        return GrpcResponse(messages.write_prediction(body, form.sequence))
+        message = messages.RESPONSE.write(prediction=body, sequence_id=form.sequence)
+        return GrpcResponse(message)
 
     def _failure(self, form: PredictionForm, error: errors.GatewayError) -> GrpcResponse:
         text = clip(strip_traceback(error.message), self._limits.error_text_bytes)
-        return GrpcResponse(messages.write_failure(grpc_status_of(error), text, form.sequence))
+        status = messages.STATUS.write(
+            code=grpc_status_of(error), message=text.encode("utf-8", "replace").decode()
+        )
+        return GrpcResponse(messages.RESPONSE.write(sequence_id=form.sequence, status=status))
 
-    def _request(self, call: InferRequest) -> Any:
-        check_plain(call)
+    def _write_prediction(self, call: InferRequest, reply: InferResponse) -> GrpcResponse:
+        return self._written(_form_of(call), reply)
+
+    def _predict(self, call: InferRequest) -> GrpcRequest:
+        return unary_request(call, PREDICTIONS, self._message(call))
+
+    def _stream(self, call: StreamInferRequest) -> GrpcRequest:
+        return unary_request(call, STREAM, self._message(call.request))
+
+    def _message(self, call: InferRequest) -> Any:
         model = required_model(call)
         form: BodyForm = self._models.form(model.name)
         version = client_version(model.version, form) if model.version else ""
@@ -316,20 +301,42 @@ class GrpcCodec(StreamCodec[GrpcRequest, GrpcResponse], DeclaringCodec):
             if form.has_columns
             else {DATA: write_request(call, form, has_type=False)[1]}
         )
-        return messages.write_request(model.name, version, fields, sequence)
+        return messages.REQUEST.write(
+            model_name=model.name, model_version=version, input=fields.items(), sequence_id=sequence
+        )
 
-    def _prediction(self, model: ModelRef | None, wire: GrpcResponse) -> InferResponse:
-        found = model or ModelRef("")
-        try:
-            item = Item(messages.read_prediction(wire.view), place="response")
-            outputs = self._reader.response(item, self._models.form(found.name))
-        except WireError as error:
-            raise errors.MalformedMessage(f"response cannot be read: {error}") from error
-        except errors.InvalidRequest as error:
-            if isinstance(error, errors.MalformedMessage):
-                raise
-            raise errors.MalformedMessage(error.message) from error
+    def _prediction(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
+        found = call.model or ModelRef("")
+        item = Item(messages.RESPONSE.read((wire.view,), self._limits), place="response")
+        outputs = self._reader.response(item, self._models.form(found.name))
         return InferResponse(model=found, outputs=outputs, batch_size=1)
+
+
+def _ping(call: Call[bool]) -> GrpcRequest:
+    return unary_request(call, PING_METHOD, ())
+
+
+def _write_health(_call: ServerReadyRequest, reply: bool) -> GrpcResponse:
+    text = management.HEALTHY if reply else management.UNHEALTHY
+    return reply_of(pb.TorchServeHealthResponse(health=text.decode()))
+
+
+def _write_list(call: RepositoryIndexRequest, reply: Any) -> GrpcResponse:
+    page = _form_of(call).page
+    if page is None:
+        raise unsupported(call, NAME)
+    return _managed(management.list_document(reply, page))
+
+
+def _write_description(call: ServerStatusRequest, reply: Any) -> GrpcResponse:
+    called = _form_of(call).called
+    if called is None:
+        raise unsupported(call, NAME)
+    return _managed(management.description_document(called, reply))
+
+
+def _managed(document: bytes) -> GrpcResponse:
+    return reply_of(torchserve_management_pb2.ManagementResponse(msg=document.decode()))
 
 
 def _context(wire: GrpcRequest, form: PredictionForm, needs: frozenset[Need] = NEEDS) -> Context:
@@ -351,15 +358,10 @@ def _is_of_session(error: errors.GatewayError) -> bool:
 
 
 def _is_healthy(wire: GrpcResponse) -> bool:
+    if wire.status is not GrpcStatus.OK:
+        return False
     try:
         message = parse(wire.view, pb.TorchServeHealthResponse)
-        document = orjson.loads(message.health)
-    except (errors.MalformedMessage, orjson.JSONDecodeError):
+    except errors.MalformedMessage:
         return False
-    return isinstance(document, dict) and document.get("status") == "Healthy"
-
-
-def _error_of(call: Call[Any], wire: GrpcResponse) -> errors.GatewayError:
-    """Return the error of an upstream's status, with its response as origin."""
-    kind = grpc_error_class(wire.status, wire.details)
-    return error_of_status(kind, call.model, wire, NAME)
+    return short_document(memoryview(message.health.encode())).get("status") == "Healthy"

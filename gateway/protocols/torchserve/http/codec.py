@@ -5,12 +5,12 @@
 Source: docs/protocols/torchserve.md.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from msgspec import Struct
 
-from gateway.api.protocol import StreamCodec, unsupported
+from gateway.api.protocol import StreamCodec, unsupported, with_replies
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -23,24 +23,30 @@ from gateway.ir.calls import (
     ServerStatusRequest,
     StreamInferRequest,
 )
-from gateway.ir.context import CallSequence, Context, ModelRef, Need
+from gateway.ir.context import CallSequence, Context, ModelRef, Need, Origin
 from gateway.ir.errors import GatewayError, InvalidRequest, NotFound
 from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.tensor import Tensor
 from gateway.protocols.torchserve import management
 from gateway.protocols.torchserve.declarations import NO_FORM, BodyForm
 from gateway.protocols.torchserve.errors import (
-    JSON,
+    FORM,
     OK,
     UNHEALTHY,
     ManagementRefused,
     UnknownResource,
-    error_response,
 )
 from gateway.protocols.torchserve.http import upstream
-from gateway.protocols.torchserve.http.form_fields import FORMS, JSON_TYPE, media_type, read_form
-from gateway.protocols.torchserve.http.opaque import NAME, read_opaque, write_answer
+from gateway.protocols.torchserve.http.form_fields import (
+    FORMS,
+    JSON_TYPE,
+    is_plain_form,
+    media_type,
+    read_form,
+)
+from gateway.protocols.torchserve.http.upstream import NAME
 from gateway.protocols.torchserve.messages import (
+    LIMITATIONS,
     NEEDS,
     UPSTREAM_NEEDS,
     BodyReader,
@@ -53,7 +59,6 @@ from gateway.protocols.torchserve.options import read_options, row_style
 from gateway.protocols.torchserve.paths import (
     EXPLANATIONS,
     MODELS,
-    PREDICTIONS,
     TorchServePath,
     TorchServePathKind,
     find_path,
@@ -62,10 +67,10 @@ from gateway.wire.declarations import DeclaringCodec
 from gateway.wire.decoupled import StreamsDecoupled
 from gateway.wire.errors import MethodNotAllowed
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
+from gateway.wire.json_errors import JSON
 from gateway.wire.metadata import http_context
+from gateway.wire.opaque import JsonMessages, check_plain
 from gateway.wire.url_names import decoded_name, read_query
-
-R = TypeVar("R")
 
 _HEADERS: Final = Headers((JSON,))
 _NO_HEADERS: Final = Headers()
@@ -77,8 +82,12 @@ _SEQUENCE_END: Final = "ts_request_sequence_end"
 SEQUENCE_HEADERS: Final = (_SEQUENCE, _SEQUENCE_START, _SEQUENCE_END)
 """The headers of a request to a stateful model."""
 _READING: Final = frozenset({"GET", "HEAD"})
+_DESCRIBING: Final = "OPTIONS"
 _WRITING: Final = frozenset({"POST", "PUT"})
 _TRUE: Final = "true"
+
+_INVOKED: Final = TorchServePathKind.INVOCATION
+_PREDICTED: Final = frozenset({TorchServePathKind.PREDICTION, _INVOKED})
 
 
 class TorchServeRestForm(Struct, frozen=True):
@@ -106,16 +115,29 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
 
     name = NAME
     needs = UPSTREAM_NEEDS
+    limitations = LIMITATIONS
+    whole = NAME
 
     def __init__(
         self, limits: MessageLimits = DEFAULT_LIMITS, options: Mapping[str, Any] | None = None
     ) -> None:
         self._limits = limits
+        self.messages = JsonMessages(limits, None)
         self._options = read_options(options or {})
         self._models = BodyForms(limits)
         self._reader = BodyReader(limits)
         self._style = row_style(self._options)
         self._is_shared = MODELS in self._options.shared
+        self._client = upstream.TorchServeRestClient(limits, self._models, self._reader)
+        replies: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
+            InferRequest: self._encode_prediction,
+            ServerReadyRequest: _encode_ready,
+            RepositoryIndexRequest: _encode_list,
+            ServerStatusRequest: _encode_description,
+            ModelMetadataRequest: _encode_api,
+            ServerLiveRequest: _encode_api,
+        }
+        self.calls = with_replies(self._client.calls, replies)
 
     def declare(self, declared: Mapping[str, Any], /) -> None:
         """Replace what the configuration declares of models, by their names."""
@@ -137,51 +159,52 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
                 "Requested resource is not found, please refer to API document: nothing is served "
                 f"at {wire.path[:200]!r}"
             )
-        if wire.method == "OPTIONS":
+        if wire.method == _DESCRIBING:
             return self._decode_description(found, wire)
         if kind is TorchServePathKind.PING:
             return ServerReadyRequest(context=_context(wire, TorchServeRestForm()))
-        if kind in (TorchServePathKind.PREDICTION, TorchServePathKind.INVOCATION):
+        if kind in _PREDICTED:
             _check_method(wire, _WRITING)
             return self._decode_inference(found, wire)
         if kind is TorchServePathKind.EXPLANATION:
             _check_method(wire, _WRITING)
+            check_plain(is_plain=self.is_plain(wire))
             called = self._called(found)
             context = _context(wire, TorchServeRestForm(called))
-            return read_opaque(wire, called.model, context, EXPLANATIONS)
+            message = Origin(NAME, wire, EXPLANATIONS, whole=NAME)
+            return OpaqueCall(model=called.model, context=context, message=message)
         return self._decode_management(found, wire)
-
-    def encode_reply(  # noqa: PLR0911  # one for each kind of call
-        self, call: Call[R], reply: R, /
-    ) -> HttpResponse:
-        """Write the response to *call*.
-
-        Raises:
-            Unsupported: There is no such response, or the outputs do not fit the declared form.
-            NotFound: The model or the version does not exist.
-        """
-        form, content = _form_of(call), cast("Any", reply)
-        called = form.called
-        if isinstance(call, InferRequest):
-            return self._encode_inference(content, _body_form(form), _NO_HEADERS.pairs)
-        if isinstance(call, ServerReadyRequest):
-            text = management.HEALTHY if content else management.UNHEALTHY
-            return HttpResponse(OK if content else UNHEALTHY, _HEADERS, (text,))
-        if isinstance(call, RepositoryIndexRequest) and form.page is not None:
-            return _json(management.list_document(content, form.page))
-        if isinstance(call, ServerStatusRequest) and called is not None:
-            return _json(management.description_document(called, content))
-        if isinstance(call, ModelMetadataRequest) and called is not None:
-            return _json(management.api_document(called.name))
-        if isinstance(call, ServerLiveRequest):
-            return _json(management.api_document(""))
-        if isinstance(call, OpaqueCall):
-            return write_answer(content)
-        raise unsupported(call, NAME)
 
     def encode_error(self, _call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error*. Never raises."""
-        return error_response(error, NAME, self._limits)
+        return FORM.write(error, self._limits)
+
+    def is_plain(self, wire: HttpRequest, /) -> bool:
+        """Return whether all readers of a body read the same; bytes are of one input."""
+        given = wire.headers.get("content-type")
+        kind = media_type(given)
+        if kind in FORMS and given is not None:
+            return is_plain_form(wire.view, given, self._limits)
+        return super().is_plain(wire)
+
+    def decode_unread(self, wire: HttpRequest, refused: GatewayError, /) -> Call[Any] | None:
+        """Return a prediction whose body has another form than the model declares."""
+        found = find_path(wire.path)
+        if found.kind not in _PREDICTED or wire.method not in _WRITING or not self.is_plain(wire):
+            return None
+        if found.kind is _INVOKED:
+            called = self._invoked(wire)
+        else:
+            name = decoded_name("model name", found.model, self._limits)
+            version = decoded_name("model version", found.version, self._limits)
+            called = self._models.unread(name, version)
+        form = TorchServeRestForm(called)
+        context = http_context(wire, NAME, called.needs, form, self.whole, refused)
+        return InferRequest(model=called.model, context=context)
+
+    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
+        """Write a client's request to a server, with the path of the target's model."""
+        return self._client.send_on(call, message)
 
     def stream_of(self, call: InferRequest, /) -> StreamInferRequest | None:
         """Return *call* as a stream: its caller takes the replies of a decoupled model."""
@@ -198,23 +221,9 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             raise item.error
         return self._encode_inference(item, _body_form(_form_of(call)), (STREAM,))
 
-    def encode_call(self, call: Call[Any], /) -> HttpRequest:
-        """Write a request to an upstream.
-
-        Raises:
-            Unsupported: The server cannot be asked so.
-        """
-        return upstream.encode_call(call, self._models)
-
-    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*; numbers wait for the datatypes of the model.
-
-        Raises:
-            GatewayError: The response is an error, or cannot be used.
-        """
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        found: Any = upstream.decode_reply(call, wire, self._models, self._reader, self._limits)
-        return cast("R", found)
+    def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
+        """Return the error of an upstream's response, with it as origin; None for a success."""
+        return self._client.error_in(call, wire)
 
     def _called(self, found: TorchServePath) -> TorchServeModel:
         name = decoded_name("model name", found.model, self._limits)
@@ -222,18 +231,11 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         return self._models.find(name, version)
 
     def _decode_inference(self, found: TorchServePath, wire: HttpRequest) -> Call[Any]:
-        called = (
-            self._invoked(wire)
-            if found.kind is TorchServePathKind.INVOCATION
-            else self._called(found)
-        )
-        if self._options.forward:
-            return read_opaque(
-                wire, called.model, _context(wire, TorchServeRestForm(called)), PREDICTIONS
-            )
+        called = self._invoked(wire) if found.kind is _INVOKED else self._called(found)
+        context = http_context(wire, NAME, called.needs, TorchServeRestForm(called), self.whole)
         return InferRequest(
             model=called.model,
-            context=_context(wire, TorchServeRestForm(called), called.needs),
+            context=context,
             inputs=self._inputs(wire, called.form),
             outputs=requested_outputs(called.form),
             sequence=_sequence(wire.headers),
@@ -264,7 +266,7 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             )
             return RepositoryIndexRequest(context=_context(wire, TorchServeRestForm(page=page)))
         if found.kind is TorchServePathKind.ROOT:
-            raise MethodNotAllowed("expected OPTIONS on '/'", allow="OPTIONS")
+            raise MethodNotAllowed("expected OPTIONS on '/'", allow=_DESCRIBING)
         called = self._called(found)
         context = _context(wire, TorchServeRestForm(called))
         return ServerStatusRequest(about=ModelRef(called.name), context=context)
@@ -291,6 +293,9 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         called = self._called(found)
         model = called.model if Need.NUMERIC_VERSIONS not in called.needs else ModelRef(called.name)
         return ModelMetadataRequest(model=model, context=_context(wire, TorchServeRestForm(called)))
+
+    def _encode_prediction(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
+        return self._encode_inference(reply, _body_form(_form_of(call)), _NO_HEADERS.pairs)
 
     def _encode_inference(
         self, reply: InferResponse, form: BodyForm, extra: tuple[tuple[str, str], ...]
@@ -319,6 +324,30 @@ def _body_form(form: TorchServeRestForm) -> BodyForm:
     return NO_FORM if form.called is None else form.called.form
 
 
+def _encode_ready(_call: ServerReadyRequest, reply: bool) -> HttpResponse:
+    text = management.HEALTHY if reply else management.UNHEALTHY
+    return HttpResponse(OK if reply else UNHEALTHY, _HEADERS, (text,))
+
+
+def _encode_list(call: RepositoryIndexRequest, reply: Any) -> HttpResponse:
+    page = _form_of(call).page
+    if page is None:
+        raise unsupported(call, NAME)
+    return _json(management.list_document(reply, page))
+
+
+def _encode_description(call: ServerStatusRequest, reply: Any) -> HttpResponse:
+    called = _form_of(call).called
+    if called is None:
+        raise unsupported(call, NAME)
+    return _json(management.description_document(called, reply))
+
+
+def _encode_api(call: Call[Any], _reply: Any) -> HttpResponse:
+    called = _form_of(call).called
+    return _json(management.api_document("" if called is None else called.name))
+
+
 def _json(body: bytes) -> HttpResponse:
     return HttpResponse(OK, _HEADERS, (body,), is_compressible=True)
 
@@ -341,8 +370,9 @@ def _sequence(headers: Headers) -> CallSequence | None:
 
 def _check_method(wire: HttpRequest, allowed: frozenset[str]) -> None:
     if wire.method not in allowed:
-        allow = ", ".join(sorted(allowed))
+        expected = ", ".join(sorted(allowed))
         raise MethodNotAllowed(
-            f"method {wire.method[:32]!r} is not allowed on {wire.path[:200]!r}: expected {allow}",
-            allow=allow,
+            f"method {wire.method[:32]!r} is not allowed on {wire.path[:200]!r}: "
+            f"expected {expected}",
+            allow=f"{expected}, {_DESCRIBING}",
         )

@@ -8,13 +8,13 @@ Source: RFC 7578; RFC 2046 5.1; WHATWG URL, "application/x-www-form-urlencoded".
 import re
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
-from gateway.ir.errors import MalformedMessage, Unsupported
+from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported
 from gateway.ir.limits import MessageLimits, check_count, check_name
 from gateway.ir.work import BYTE, OBJECT_BYTE, charge
 from gateway.protocols.torchserve.messages import Item
 from gateway.wire.http import Buffer
+from gateway.wire.url_names import form_text
 
 JSON_TYPE: Final = "application/json"
 URLENCODED: Final = "application/x-www-form-urlencoded"
@@ -23,7 +23,7 @@ FORMS: Final = frozenset({URLENCODED, MULTIPART})
 
 _MOST_HEAD: Final = 8192
 _MOST_BOUNDARY: Final = 70
-_PARAMETER: Final = re.compile(r';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))')
+_PARAMETER: Final = re.compile(r';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*))')
 _ESCAPE: Final = re.compile(r"\\(.)")
 _BREAK: Final = b"\r\n"
 
@@ -52,6 +52,19 @@ def read_form(view: memoryview, content_type: str, limits: MessageLimits) -> dic
     return _multipart(view, content_type, limits)
 
 
+def is_plain_form(view: memoryview, content_type: str, limits: MessageLimits) -> bool:
+    """Return whether all readers of a form read the same: no field occurs twice."""
+    try:
+        count = len(read_form(view, content_type, limits))
+    except GatewayError:
+        return False
+    text = bytes(view)
+    if media_type(content_type) == URLENCODED:
+        return count == sum(map(bool, text.split(b"&")))
+    boundary = _parameters(content_type).get("boundary", "").encode()
+    return count + 1 == text.count(b"--" + boundary)
+
+
 def multipart_form(fields: Mapping[str, Buffer]) -> tuple[str, bytes]:
     """Return content type and body of a multipart form.
 
@@ -73,16 +86,15 @@ def multipart_form(fields: Mapping[str, Buffer]) -> tuple[str, bytes]:
 
 
 def _urlencoded(view: memoryview, limits: MessageLimits) -> dict[str, Item]:
-    pairs = bytes(view).split(b"&")
-    check_count("fields of the form", len(pairs), limits.tensors, "tensors")
+    text = bytes(view)
+    check_count("fields of the form", text.count(b"&") + 1, limits.tensors, "tensors")
     found = {}
-    for pair in pairs:
+    for pair in text.split(b"&"):
         if not pair:
             continue
         key, _, value = pair.partition(b"=")
-        name = _name(unquote_to_bytes(key.replace(b"+", b" ")), limits)
-        data = memoryview(unquote_to_bytes(value.replace(b"+", b" ")))
-        found[name] = Item(data, place=f"field {name!r}")
+        name = _name(form_text(key), limits)
+        found[name] = Item(memoryview(form_text(value)), place=f"field {name!r}")
     return found
 
 

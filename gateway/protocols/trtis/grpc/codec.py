@@ -15,24 +15,24 @@ Source: docs/protocols/tensorrt-v1.md, "7. gRPC methods", "8. Inference over gRP
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, cast
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
-from gateway.api.protocol import FramingCodec, unsupported
+from gateway.api.protocol import FramingCodec, Handling
 from gateway.ir import errors
 from gateway.ir.calls import (
     Call,
     InferRequest,
     InferResponse,
-    ModelLoadRequest,
-    ModelMetadataRequest,
     ModelReadyRequest,
-    ModelUnloadRequest,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerReadyRequest,
+    ServerStatusRequest,
     SharedStatusRequest,
     StreamInferRequest,
 )
@@ -41,7 +41,7 @@ from gateway.ir.limits import MessageLimits, check_management_size
 from gateway.protocols.trtis import management
 from gateway.protocols.trtis.errors import status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
-from gateway.protocols.trtis.grpc.scan import InferMessage, scan_request, scan_response
+from gateway.protocols.trtis.grpc.scan import REQUEST, RESPONSE, InferAnswer, InferMessage
 from gateway.protocols.trtis.infer_request import request_of, tensors_of_entries, views_of
 from gateway.protocols.trtis.infer_request_header import (
     HeaderReader,
@@ -52,7 +52,7 @@ from gateway.protocols.trtis.infer_request_header import (
 from gateway.protocols.trtis.infer_response import CALLER_NEEDS, REPLY_NEEDS, read_reply
 from gateway.protocols.trtis.management import SERVICE
 from gateway.protocols.trtis.model_names import checked_model, checked_version, required_model
-from gateway.protocols.trtis.options import read_options
+from gateway.protocols.trtis.options import TrtisOptions, read_options
 from gateway.protocols.trtis.response_header_cache import ResponseHeaderCache
 from gateway.protocols.trtis.status_replies import (
     MODEL_CONTROL_CALLS,
@@ -68,11 +68,10 @@ from gateway.wire.errors import (
     strip_traceback,
 )
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus, MethodKind
-from gateway.wire.metadata import grpc_context, grpc_metadata
-from gateway.wire.protobuf import LEN, Parts, put_bytes, put_tail, tag, varint
+from gateway.wire.metadata import grpc_context, unary_request
+from gateway.wire.plain_protobuf import ProtobufMessages, passed_message, with_name, without_field
+from gateway.wire.protobuf import LEN, Parts, WireError, put_bytes, tag, varint
 from gateway.wire.protobuf_library import parse
-
-R = TypeVar("R")
 
 NAME: Final = "trtis.grpc"
 
@@ -85,16 +84,11 @@ METHODS: Mapping[str, MethodKind] = {
     for method in pb.DESCRIPTOR.services_by_name["GRPCService"].methods
 }
 
-_STATUS = varint(tag(1, LEN))
-_META_DATA, _RAW_OUTPUT = varint(tag(2, LEN)), varint(tag(3, LEN))
-_RAW_INPUT, _INDEX = varint(tag(4, LEN)), varint(tag(2, LEN))
+_STATUS, _META_DATA = RESPONSE.key("request_status"), RESPONSE.key("meta_data")
+_INDEX = varint(tag(2, LEN))
 _NEWEST = -1
 # The id of a stream's only message: real servers read 0 as no id.
 _ALONE = 1
-_HEALTH = (ServerLiveRequest, ServerReadyRequest)
-_ABOUT_A_MODEL = frozenset(
-    {ModelReadyRequest, ModelMetadataRequest, ModelLoadRequest, ModelUnloadRequest}
-)
 # Codes by which a server says that a model does not exist.
 _NO_MODEL = (pb.INVALID_ARG, pb.NOT_FOUND)
 
@@ -117,6 +111,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
 
     name = NAME
     needs = REPLY_NEEDS | {Need.OUTPUTS}
+    messages = ProtobufMessages(pb.DESCRIPTOR)
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
@@ -124,6 +119,29 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         self._headers = HeaderReader(limits)
         self._heads = ResponseHeaderCache()
         self._request_ids = self._options.request_ids.counter(self._options.server_id)
+        self.whole = "" if self._options.version_zero == "latest" else NAME
+        self.calls = self._table()
+
+    def _table(self) -> Mapping[type[Call[Any]], Handling]:
+        calls: dict[type[Call[Any]], Handling] = {
+            InferRequest: Handling(self._infer, self._infer_reply, self._encode_infer),
+            StreamInferRequest: Handling(self._stream),
+            ServerStatusRequest: Handling(),
+        }
+        readers: dict[type[Call[Any]], Callable[[Any, GrpcResponse], Any]] = {
+            ServerLiveRequest: _read_health,
+            ServerReadyRequest: _read_health,
+            SharedStatusRequest: self._read_shared,
+            **dict.fromkeys(MODEL_CONTROL_CALLS, self._read_control),
+            **{kind: partial(self._read_status, read) for kind, read in STATUS_READERS.items()},
+        }
+        for kind, (method, write) in management.CALL_WRITERS.items():
+            calls[kind] = Handling(partial(_question, method, write), readers[kind])
+        writers = management.REPLY_WRITERS
+        for kind, write_reply in writers.items():
+            encode_reply = partial(self._encode, write_reply)
+            calls[kind] = replace(calls[kind], encode_reply=encode_reply)
+        return calls
 
     def decode_call(self, wire: GrpcRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; tensors are views into its message.
@@ -149,28 +167,30 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         except errors.GatewayError as error:
             error.origin = Origin(NAME, wire, type(call))
             raise
+        if type(call) is ServerStatusRequest and call.about is not None and self.is_plain(wire):
+            return call.with_context(origin=Origin(NAME, wire, call.about, whole=self.whole))
         return call
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> GrpcResponse:
-        """Write the response to *call*; the data of large outputs are not copied.
+    def send_on(self, call: Call[Any], message: Origin, /) -> GrpcRequest:
+        """Write a client's request to a server, with the target's model.
 
         Raises:
-            Unsupported: The protocol has no such response, or no form for an output.
-            UpstreamProtocolError: The reply does not belong to this inference.
+            Unsupported: It asks for the status of a model that has another name here.
         """
-        if isinstance(call, InferRequest) and isinstance(reply, InferResponse):
-            written, views = self._heads.write(call, reply)
-            head = self._head(pb.SUCCESS, "")
-            put_bytes(head, _META_DATA, written.message(number_of(call.id)))
-            parts: Parts = [head]
-            for view in views:
-                put_tail(parts, _RAW_OUTPUT, view)
-            return GrpcResponse(parts)
-        write = management.REPLY_WRITERS.get(type(call))
-        if write is None:
-            raise unsupported(call, NAME)
-        body = write(reply, call, self._options).SerializeToString()
-        return GrpcResponse((self._head(pb.SUCCESS, ""), body))
+        model, wire = required_model(call), message.wire
+        if model == message.form:
+            return unary_request(call, wire.method, wire.message)
+        if wire.method != _INFER:
+            raise errors.Unsupported("a status has the names of models", model=model)
+        head = REQUEST.write(model_name=model.name, model_version=_number_of(model))
+        rest = [piece for part in without_field(wire.view, 1) for piece in without_field(part, 2)]
+        return unary_request(call, _INFER, [*head, *rest])
+
+    def pass_on(self, call: Call[Any], reply: Origin, /) -> GrpcResponse:
+        """Write a server's response, with the name that the client has for the model."""
+        if type(call) is not InferRequest or call.model is None:
+            return super().pass_on(call, reply)
+        return GrpcResponse(with_name(reply.wire, (2, 1), call.model.name))
 
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as `request_status`, with the id of an inference; never raises.
@@ -183,6 +203,9 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         if is_denied or (isinstance(error, TOO_MANY_REQUESTS) and not in_stream):
             details = clip(error.message, self._limits.error_text_bytes)
             return GrpcResponse(status=GRPC_STATUS[error.code], details=details)
+        passed = None if call is None else passed_message(call, error, self._limits)
+        if passed is not None:
+            return passed
         status = status_of(call, error, self._limits.error_text_bytes)
         head = self._head(status.code, status.text)
         if _refused_type(call, error) is RepositoryIndexRequest:
@@ -193,44 +216,14 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             put_bytes(head, _META_DATA, pb.InferResponseHeader(id=number).SerializeToString())
         return GrpcResponse((head,))
 
-    def encode_call(self, call: Call[Any], /) -> GrpcRequest:
-        """Write a request to an upstream; raw inputs are not copied.
-
-        Raises:
-            Unsupported: TensorRT v1 cannot carry it, or has no such request.
-        """
-        context = call.context
-        try:
-            method, message = self._written(call)
-        except ValueError as error:  # lone surrogates in a name, numbers over 64 bits
-            raise errors.Unsupported(
-                f"{type(call).__name__} cannot be written: {error}", model=call.model
-            ) from error
-        return GrpcRequest(method, message, grpc_metadata(context), context.deadline)
-
-    def decode_reply(self, call: Call[R], wire: GrpcResponse, /) -> R:
-        """Read an upstream's response to *call*; tensors are views into its message.
-
-        Raises:
-            GatewayError: The error in `request_status`, or in the gRPC status.
-            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-        """
-        if wire.status is not GrpcStatus.OK:
-            kind = error_class_of_grpc(wire.status)
-            text = (
-                strip_traceback(wire.details)
-                or f"upstream responded with the gRPC status {wire.status.name}"
-            )
-            raise kind(text, model=call.model, origin=Origin(NAME, wire))
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        try:
-            return cast("R", self._reply(call, wire))
-        except errors.InvalidRequest as error:
-            if error.origin is not None or isinstance(
-                error, errors.MalformedMessage | errors.InvalidTensor
-            ):
-                raise
-            raise errors.MalformedMessage(error.message) from error
+    def error_in(self, call: Call[Any], wire: GrpcResponse, /) -> errors.GatewayError | None:
+        """Return the error of an upstream's gRPC status; that in a message is read with it."""
+        if wire.status is GrpcStatus.OK:
+            return None
+        kind = error_class_of_grpc(wire.status)
+        text = strip_traceback(wire.details)
+        text = text or f"upstream responded with the gRPC status {wire.status.name}"
+        return kind(text, model=call.model, origin=Origin(NAME, wire))
 
     def decode_item(self, call: StreamInferRequest, wire: GrpcResponse, /) -> InferResponse:
         """Read the response of an upstream's stream, which has one for each request.
@@ -241,7 +234,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         """
         request = call.request.with_context(needs=call.context.needs)
         reply = self.decode_reply(request, wire)
-        header = pb.InferResponseHeader.FromString(scan_response(wire.view).meta_data)
+        header = pb.InferResponseHeader.FromString(self._response(wire).meta_data)
         sent_id = number_of(request.id) or _ALONE
         if header.id != sent_id:
             raise errors.MalformedMessage(
@@ -253,25 +246,32 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         """Return a splitter that requires exactly one response to a stream of one request."""
         return SingleReplySplitter()
 
-    def _head(self, code: int, text: str) -> bytearray:
+    def _status(self, code: int, text: str) -> bytes:
         status = pb.RequestStatus(
             code=cast("pb.RequestStatusCode", code),
             msg=text,
             server_id=self._options.server_id,
             request_id=next(self._request_ids),
         )
+        return status.SerializeToString()
+
+    def _head(self, code: int, text: str) -> bytearray:
         head = bytearray()
-        put_bytes(head, _STATUS, status.SerializeToString())
+        put_bytes(head, _STATUS, self._status(code, text))
         return head
 
     def _decode_infer(self, wire: GrpcRequest) -> InferRequest:
-        context = grpc_context(wire, NAME, CALLER_NEEDS)
         meta_data = b""
         try:
-            message = scan_request(wire.view)
+            try:
+                message = REQUEST.read((wire.view,), self._limits)
+            except WireError as error:
+                raise errors.MalformedMessage(f"message is not an InferRequest: {error}") from error
             meta_data = message.meta_data
             model = self._model(message)
             header = self._headers.message(meta_data)
+            whole = self.whole if wire.method == _INFER else ""
+            context = grpc_context(wire, NAME, CALLER_NEEDS, model, whole=whole)
             return request_of(model, context, header, tensors_of_entries(header, message.raws))
         except errors.GatewayError as error:
             error.origin = error.origin or Origin(NAME, wire, id_of_message(meta_data))
@@ -289,62 +289,60 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             )
         return ModelRef(model.name, str(version))
 
-    def _written(self, call: Call[Any]) -> tuple[str, Parts | tuple[bytes, ...]]:
-        if isinstance(call, InferRequest):
-            return _INFER, self._written_infer(call)
-        if isinstance(call, StreamInferRequest):
-            request = call.request
-            return _STREAM, self._written_infer(request, number_of(request.id) or _ALONE)
-        found = management.CALL_WRITERS.get(type(call))
-        if found is None:
-            raise unsupported(call, NAME)
-        method, write = found
-        if type(call) in _ABOUT_A_MODEL:
-            required_model(call)
-            management.check_control(call)
-        return method, (write(call).SerializeToString(),)
+    def _encode_infer(self, call: InferRequest, reply: InferResponse) -> GrpcResponse:
+        written, views = self._heads.write(call, reply)
+        status, header = self._status(pb.SUCCESS, ""), written.message(number_of(call.id))
+        return GrpcResponse(
+            RESPONSE.write(request_status=status, meta_data=header, raw_output=views)
+        )
+
+    def _encode(
+        self, write: Callable[[Any, Any, TrtisOptions], Message], call: Call[Any], reply: Any
+    ) -> GrpcResponse:
+        body = write(reply, call, self._options).SerializeToString()
+        return GrpcResponse((self._head(pb.SUCCESS, ""), body))
+
+    def _infer(self, call: InferRequest) -> GrpcRequest:
+        return unary_request(call, _INFER, self._written_infer(call))
+
+    def _stream(self, call: StreamInferRequest) -> GrpcRequest:
+        request = call.request
+        message = self._written_infer(request, number_of(request.id) or _ALONE)
+        return unary_request(call, _STREAM, message)
 
     def _written_infer(self, call: InferRequest, stream_id: int = 0) -> Parts:
         model = required_model(call)
-        number = int(checked_version(model)) if model.version else _NEWEST
         # Over gRPC a server of any version ignores an unknown field.
         header = write_header(call, schedule=True)
         header.id = stream_id or header.id
-        message = pb.InferRequest(model_name=model.name, model_version=number, meta_data=header)
-        parts: Parts = [bytearray(message.SerializeToString())]
-        for view in views_of(call):
-            put_tail(parts, _RAW_INPUT, view)
-        return parts
+        return REQUEST.write(
+            model_name=model.name,
+            model_version=_number_of(model),
+            meta_data=header.SerializeToString(),
+            raw_input=views_of(call),
+        )
 
-    def _reply(self, call: Call[Any], wire: GrpcResponse) -> Any:
-        if isinstance(call, InferRequest):
-            return self._infer_reply(call, wire)
-        read = STATUS_READERS.get(type(call))
-        if read is not None:
-            message = parse(wire.view, pb.StatusResponse)
-            if isinstance(call, ModelReadyRequest) and message.request_status.code in _NO_MODEL:
-                return False
-            self._check(call, message.request_status, wire)
-            return read(call, message.server_status, self._limits)
-        if isinstance(call, _HEALTH):
-            health = parse(wire.view, pb.HealthResponse)
-            return health.health and health.request_status.code == pb.SUCCESS
-        if isinstance(call, SharedStatusRequest):
-            shared = parse(wire.view, pb.SharedMemoryControlResponse)
-            self._check(call, shared.request_status, wire)
-            found = shared.shared_memory_status
-            regions = found.shared_memory_region or found.declared_region
-            return management.read_shared_status(regions, self._limits)
-        if type(call) not in MODEL_CONTROL_CALLS:
-            raise unsupported(call, NAME)
-        control = parse(wire.view, pb.ModelControlResponse)
-        self._check(call, control.request_status, wire)
-        return None
+    def _read_status(self, read: Callable[..., Any], call: Call[Any], wire: GrpcResponse) -> Any:
+        message = parse(wire.view, pb.StatusResponse)
+        if type(call) is ModelReadyRequest and message.request_status.code in _NO_MODEL:
+            return False
+        self._check(call, message.request_status, wire)
+        return read(call, message.server_status, self._limits)
+
+    def _read_shared(self, call: SharedStatusRequest, wire: GrpcResponse) -> Any:
+        shared = parse(wire.view, pb.SharedMemoryControlResponse)
+        self._check(call, shared.request_status, wire)
+        found = shared.shared_memory_status
+        regions = found.shared_memory_region or found.declared_region
+        return management.read_shared_status(regions, self._limits)
+
+    def _read_control(self, call: Call[Any], wire: GrpcResponse) -> None:
+        self._check(call, parse(wire.view, pb.ModelControlResponse).request_status, wire)
 
     def _infer_reply(self, call: InferRequest, wire: GrpcResponse) -> InferResponse:
-        message = scan_response(wire.view)
+        message = self._response(wire)
         try:
-            status = pb.RequestStatus.FromString(message.status)
+            status = pb.RequestStatus.FromString(b"".join(message.statuses))
             header = pb.InferResponseHeader.FromString(message.meta_data)
         except DecodeError as error:
             raise errors.MalformedMessage("message is not an InferResponse") from error
@@ -355,9 +353,29 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             )
         return read_reply(call, header, message.raws, Origin(NAME, wire), self._limits)
 
+    def _response(self, wire: GrpcResponse) -> InferAnswer:
+        try:
+            return RESPONSE.read((wire.view,), self._limits)
+        except WireError as error:
+            raise errors.MalformedMessage(f"message is not an InferResponse: {error}") from error
+
     def _check(self, call: Call[Any], status: pb.RequestStatus, wire: GrpcResponse) -> None:
         if status.code != pb.SUCCESS:
-            raise error_of(call, status, Origin(NAME, wire), self._limits.error_text_bytes)
+            origin = Origin(NAME, wire, whole=self.whole)
+            raise error_of(call, status, origin, self._limits.error_text_bytes)
+
+
+def _number_of(model: ModelRef) -> int:
+    return int(checked_version(model)) if model.version else _NEWEST
+
+
+def _question(method: str, write: Callable[[Any], Message], call: Call[Any]) -> GrpcRequest:
+    return unary_request(call, method, (write(call).SerializeToString(),))
+
+
+def _read_health(_call: Call[bool], wire: GrpcResponse) -> bool:
+    health = parse(wire.view, pb.HealthResponse)
+    return health.health and health.request_status.code == pb.SUCCESS
 
 
 class SingleReplySplitter:

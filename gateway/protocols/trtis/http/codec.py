@@ -10,14 +10,15 @@ Source: docs/protocols/tensorrt-v1.md, "3. HTTP endpoints", "4. Inference reques
 "5. Inference response over HTTP".
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from google.protobuf import json_format, text_format
 from google.protobuf.message import Message
+from msgspec.structs import replace  # noqa: TID251  # of an origin, not of a call
 
-from gateway.api.protocol import CutThroughCodec, unsupported
+from gateway.api.protocol import CutThroughCodec, with_replies
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -33,18 +34,22 @@ from gateway.ir.errors import (
     AccessDenied,
     ErrorCode,
     GatewayError,
-    InvalidRequest,
-    InvalidTensor,
-    MalformedMessage,
 )
 from gateway.ir.limits import MessageLimits
-from gateway.ir.streaming_body import can_cut_through, streaming_body_of
+from gateway.ir.streamed_inputs import can_cut_through, streaming_body_of
 from gateway.protocols.trtis.errors import HTTP_ERROR, HTTP_OK, HeaderMissing, NoSuchPath, status_of
 from gateway.protocols.trtis.extension_policy import check_allowed
 from gateway.protocols.trtis.http import paths, upstream
 from gateway.protocols.trtis.http.context import NAME, NEEDS, REQUEST, RESPONSE, STATUS, context_of
+from gateway.protocols.trtis.http.whole import (
+    STATUS_PATH,
+    TextHeaderMessages,
+    send_whole,
+    with_model,
+)
 from gateway.protocols.trtis.infer_request import request_of, tensors_of_body
 from gateway.protocols.trtis.infer_request_header import HeaderReader, id_of_text, number_of
+from gateway.protocols.trtis.infer_response import CALLER_NEEDS
 from gateway.protocols.trtis.management import write_index, write_shared_status
 from gateway.protocols.trtis.options import read_options
 from gateway.protocols.trtis.response_header_cache import ResponseHeaderCache
@@ -60,15 +65,14 @@ from gateway.wire.errors import (
     http_status_of,
 )
 from gateway.wire.http import Headers, HttpRequest, HttpResponse
-
-R = TypeVar("R")
+from gateway.wire.metadata import http_context
+from gateway.wire.opaque import passed_error_of
 
 _BINARY, _JSON, _TEXT = "binary", "json", "text"
 _OCTETS = ("Content-Type", "application/octet-stream")
 _JSON_TYPE = ("Content-Type", "application/json")
 # What the gateway itself refuses has the status that clients know of HTTP.
 _WITH_OWN_STATUS = (AccessDenied, *TOO_MANY_REQUESTS)
-_HEALTH = (ServerLiveRequest, ServerReadyRequest)
 _NO_HEADER = b"NV-InferRequest header is required"
 _REQUEST_KEY = REQUEST.lower()
 
@@ -104,6 +108,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
 
     name = NAME
     needs = NEEDS
+    whole = NAME
 
     def __init__(self, limits: MessageLimits, options: Mapping[str, Any]) -> None:
         self._limits = limits
@@ -114,6 +119,18 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         self._success_prefix = status_line(pb.SUCCESS, "", self._options.server_id, 0).removesuffix(
             "0"
         )
+        self.messages = TextHeaderMessages()
+        self._client = upstream.V1Client(limits, self._options)
+        replies: dict[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
+            InferRequest: self._encode_infer,
+            ServerLiveRequest: self._encode_health,
+            ServerReadyRequest: self._encode_health,
+            ServerStatusRequest: self._encode_status,
+            RepositoryIndexRequest: self._encode_index,
+            SharedStatusRequest: self._encode_regions,
+            **dict.fromkeys(MODEL_CONTROL_CALLS, self._encode_done),
+        }
+        self.calls = with_replies(self._client.calls, replies)
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; inputs are views of its body.
@@ -133,32 +150,27 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         parsed = paths.ParsedPath(match, query, wire.view, context_of(wire, form), self._limits)
         call = read(parsed)
         check_allowed(call, self._options)
+        if wire.path.startswith(STATUS_PATH) and self.is_plain(wire):
+            return call.with_context(origin=Origin(NAME, wire, form, whole=self.whole))
         return call
 
-    def encode_reply(self, call: Call[R], reply: R, /) -> HttpResponse:
-        """Write the response to *call*; outputs are not copied.
+    def decode_unread(self, wire: HttpRequest, refused: GatewayError, /) -> Call[Any] | None:
+        """Return an inference whose header has fields that only its server knows."""
+        match = paths.find_infer(wire.method, wire.path)
+        if match is None or not self.is_plain(wire):
+            return None
+        query = paths.read_query(wire.query)
+        call = self._decode_infer(wire, match, query, allow_unknown=True)
+        origin = replace(cast("Origin", call.context.origin), refusal=refused)
+        return call.with_context(origin=origin)
 
-        Raises:
-            Unsupported: The protocol has no such response, or no form for an output.
-            UpstreamProtocolError: The reply does not belong to this inference.
-        """
-        form = _form_of(call)
-        content: Any = reply
-        if isinstance(call, InferRequest):
-            return self._encode_infer(call, content, form)
-        if isinstance(call, _HEALTH):
-            return HttpResponse(HTTP_OK if content else HTTP_ERROR, Headers((self._success(),)))
-        if isinstance(call, ServerStatusRequest):
-            only = call.about is not None
-            return self._document(write_status(content, self._options, only=only), form)
-        if isinstance(call, RepositoryIndexRequest):
-            return self._document(write_index(content), form)
-        if isinstance(call, SharedStatusRequest):
-            regions = pb.SharedMemoryStatus(shared_memory_region=write_shared_status(content))
-            return self._document(regions, form)
-        if type(call) in MODEL_CONTROL_CALLS:
-            return HttpResponse(HTTP_OK, Headers((self._success(),)))
-        raise unsupported(call, NAME)
+    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
+        """Write a client's request to a server, with the path of the target's model."""
+        return send_whole(call, message)
+
+    def pass_on(self, call: Call[Any], reply: Origin, /) -> HttpResponse:
+        """Write a server's response, with the name that the client has for the model."""
+        return with_model(call, super().pass_on(call, reply))
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* as status 400 with an empty body, and the reason in `NV-Status`.
@@ -167,10 +179,13 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         403, and one that makes too many 429.
         Never raises.
         """
-        if isinstance(error, MethodNotAllowed):
-            return HttpResponse(HTTP_METHOD_NOT_ALLOWED)
-        if isinstance(error, NoSuchPath):
-            return HttpResponse(HTTP_ERROR)
+        passed = passed_error_of(call, error, self._limits)
+        if passed is not None:
+            return passed
+        if isinstance(error, MethodNotAllowed | NoSuchPath):
+            is_path = isinstance(error, NoSuchPath)
+            number = HTTP_ERROR if is_path else HTTP_METHOD_NOT_ALLOWED
+            return HttpResponse(number, Headers(extra_headers(error)))
         status = status_of(call, error, self._limits.error_text_bytes)
         status_header = (STATUS, self._line(status.code, status.text))
         if isinstance(error, HeaderMissing):
@@ -186,46 +201,32 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
         echoed = (RESPONSE, response_line(pb.InferResponseHeader(id=number)))
         return HttpResponse(HTTP_ERROR, Headers((echoed, status_header, _OCTETS)))
 
-    def encode_call(self, call: Call[Any], /) -> HttpRequest:
-        """Write a request to an upstream; raw inputs are not copied.
-
-        Raises:
-            Unsupported: TensorRT v1 cannot carry it, or has no such request.
-        """
-        return upstream.encode_call(call, self._options)
+    def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
+        """Return the error in an upstream's response, with it as origin; None for a success."""
+        return self._client.error_in(call, wire)
 
     def encode_cut_through(self, call: Call[Any], /) -> HttpRequest | None:
         """Write a request whose last inputs have not arrived; None where it cannot."""
-        if not isinstance(call, InferRequest) or not can_cut_through(call):
+        if not can_cut_through(call):
             return None
         return self.encode_call(call).with_body_stream(streaming_body_of(call))
 
-    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*; outputs are views of its body.
-
-        Raises:
-            GatewayError: The error in the response, with the response as origin.
-            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-            UpstreamProtocolError: It has no status.
-        """
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        try:
-            return cast("R", upstream.decode_reply(call, wire, self._limits))
-        except InvalidRequest as error:
-            if error.origin is not None or isinstance(error, MalformedMessage | InvalidTensor):
-                raise
-            raise MalformedMessage(error.message) from error
-
     def _decode_infer(
-        self, wire: HttpRequest, match: Any, query: Mapping[str, str]
+        self,
+        wire: HttpRequest,
+        match: Any,
+        query: Mapping[str, str],
+        *,
+        allow_unknown: bool = False,
     ) -> InferRequest:
         form = TextReplyFormat(query.get("format", _TEXT), is_inference=True)
         text = wire.headers.get(_REQUEST_KEY)
         try:
             if text is None:
                 raise HeaderMissing("an inference needs the header NV-InferRequest")
-            parsed = paths.ParsedPath(match, query, wire.view, context_of(wire, form), self._limits)
-            header = self._headers.text(text)
+            context = http_context(wire, NAME, CALLER_NEEDS, form, self.whole)
+            parsed = paths.ParsedPath(match, query, wire.view, context, self._limits)
+            header = self._headers.text(text, allow_unknown=allow_unknown)
             inputs = tensors_of_body(header, parsed.body)
             return request_of(parsed.model(), parsed.context, header, inputs)
         except GatewayError as error:
@@ -234,9 +235,25 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
             error.origin = error.origin or Origin(NAME, wire, refused)
             raise
 
-    def _encode_infer(
-        self, call: InferRequest, reply: InferResponse, form: TextReplyFormat
-    ) -> HttpResponse:
+    def _encode_health(self, _call: Call[bool], reply: bool) -> HttpResponse:
+        return HttpResponse(HTTP_OK if reply else HTTP_ERROR, Headers((self._success(),)))
+
+    def _encode_done(self, _call: Call[None], _reply: None) -> HttpResponse:
+        return HttpResponse(HTTP_OK, Headers((self._success(),)))
+
+    def _encode_status(self, call: ServerStatusRequest, reply: Any) -> HttpResponse:
+        only = call.about is not None
+        return self._document(write_status(reply, self._options, only=only), _form_of(call))
+
+    def _encode_index(self, call: RepositoryIndexRequest, reply: Any) -> HttpResponse:
+        return self._document(write_index(reply), _form_of(call))
+
+    def _encode_regions(self, call: SharedStatusRequest, reply: Any) -> HttpResponse:
+        regions = pb.SharedMemoryStatus(shared_memory_region=write_shared_status(reply))
+        return self._document(regions, _form_of(call))
+
+    def _encode_infer(self, call: InferRequest, reply: InferResponse) -> HttpResponse:
+        form = _form_of(call)
         head, views = self._heads.write(call, reply)
         number = number_of(call.id)
         trailer = head.message(number) if form.format == _BINARY else head.text(number)

@@ -6,10 +6,11 @@ Source: docs/protocols/tensorrt-v1.md, "18. Towards an old server".
 """
 
 import re
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
-from gateway.api.protocol import unsupported
+from gateway.api.protocol import Handling
 from gateway.ir.calls import (
     Call,
     InferRequest,
@@ -33,14 +34,14 @@ from gateway.protocols.trtis.http.paths import infer_path, register_path, segmen
 from gateway.protocols.trtis.infer_request import views_of
 from gateway.protocols.trtis.infer_request_header import write_header
 from gateway.protocols.trtis.infer_response import read_reply, sizes_in_band
-from gateway.protocols.trtis.management import check_control, read_shared_status
+from gateway.protocols.trtis.management import (
+    model_to_load,
+    model_to_unload,
+    read_shared_status,
+)
 from gateway.protocols.trtis.model_names import required_model
 from gateway.protocols.trtis.options import TrtisOptions
-from gateway.protocols.trtis.status_replies import (
-    MODEL_CONTROL_CALLS,
-    STATUS_READERS,
-    error_of,
-)
+from gateway.protocols.trtis.status_replies import STATUS_READERS, StatusReader, error_of
 from gateway.protocols.trtis.textproto.parser import parse_text
 from gateway.protocols.trtis.textproto.writer import request_line
 from gateway.schema import tensorrt_v1_pb2 as pb
@@ -50,8 +51,8 @@ from gateway.wire.protobuf_library import parse
 
 _BINARY = "format=binary"
 _OCTETS = ("Content-Type", "application/octet-stream")
-_HEALTH = {ServerLiveRequest: "/api/health/live", ServerReadyRequest: "/api/health/ready"}
 _ABOUT_A_MODEL = (ModelMetadataRequest, ModelReadyRequest)
+_NO_MODEL = (pb.INVALID_ARG, pb.NOT_FOUND)
 _SHARED = "/api/sharedmemorycontrol"
 # The usual status; its id counts the server's responses, so that no two are equal.
 _SUCCESS = re.compile(r'code: SUCCESS(?: server_id: "[ !#-\[\]-~]*")?(?: request_id: [0-9]{1,19})?')
@@ -62,146 +63,177 @@ _REMEMBERED_LENGTH = 4096
 _STATUS_KEY, _RESPONSE_KEY = STATUS.lower(), RESPONSE.lower()
 
 
-def encode_call(call: Call[Any], options: TrtisOptions) -> HttpRequest:
-    """Write a request; raw inputs are views.
+class V1Client:
+    """Writes requests to old servers, and reads their responses.
 
-    Raises:
-        Unsupported: TensorRT v1 cannot carry it, or has no such request.
+    Args:
+        limits: The limits of a message.
+        options: The options of the upstream.
+
+    Attributes:
+        calls: How it handles each kind of call, with no responses to clients.
     """
-    passed = http_headers(call.context, without=OWN)
-    deadline = call.context.deadline
-    if isinstance(call, InferRequest):
-        path = infer_path(required_model(call))
-        header = _written(call, options)
-        headers = Headers(((REQUEST, request_line(header)), _OCTETS, *passed))
-        return HttpRequest("POST", path, _BINARY, headers, tuple(views_of(call)), deadline)
-    if type(call) in _HEALTH:
-        return HttpRequest("GET", _HEALTH[type(call)], "", Headers(passed), (), deadline)
-    if type(call) in STATUS_READERS or isinstance(call, SharedStatusRequest):
-        return HttpRequest("GET", _question_path(call), _BINARY, Headers(passed), (), deadline)
-    path, body = _control_path(call), _control_body(call)
-    return HttpRequest("POST", path, "", Headers(passed), body, deadline)
 
+    def __init__(self, limits: MessageLimits, options: TrtisOptions) -> None:
+        self._limits = limits
+        self._options = options
+        self.calls: dict[type[Call[Any]], Handling] = {
+            InferRequest: Handling(self._infer, self._infer_reply),
+            ServerLiveRequest: Handling(partial(_get, "/api/health/live"), by_status=_health),
+            ServerReadyRequest: Handling(partial(_get, "/api/health/ready"), by_status=_health),
+            SharedStatusRequest: Handling(_shared_status, self._read_shared_status),
+            ModelLoadRequest: Handling(_load, _done),
+            ModelUnloadRequest: Handling(_unload, _done),
+            SharedRegisterRequest: Handling(_register, _done),
+            SharedUnregisterRequest: Handling(_unregister, _done),
+        }
+        for kind, read in STATUS_READERS.items():
+            ask = _model_status if kind in _ABOUT_A_MODEL else _status_question
+            self.calls[kind] = Handling(ask, partial(self._read_status, read))
+        ready = self.calls[ModelReadyRequest]
+        self.calls[ModelReadyRequest] = replace(ready, by_status=_is_absent)
 
-def _written(call: InferRequest, options: TrtisOptions) -> pb.InferRequestHeader:
-    try:
-        return write_header(call, schedule=options.sends_schedule)
-    except ValueError as error:  # lone surrogates in a name, numbers over 64 bits
-        raise Unsupported(f"request cannot be written: {error}", model=call.model) from error
-
-
-def _question_path(call: Call[Any]) -> str:
-    if isinstance(call, SharedStatusRequest):
-        return f"{_SHARED}/status"
-    if call.model is None and type(call) not in _ABOUT_A_MODEL:
-        return "/api/status"
-    return f"/api/status/{segment('model name', required_model(call).name)}"
-
-
-def _control_path(call: Call[Any]) -> str:
-    if isinstance(call, ModelLoadRequest | ModelUnloadRequest):
-        check_control(call)
-        action = "load" if isinstance(call, ModelLoadRequest) else "unload"
-        return f"/api/modelcontrol/{action}/{segment('model name', required_model(call).name)}"
-    if isinstance(call, SharedRegisterRequest):
-        return register_path(call.region)
-    if isinstance(call, SharedUnregisterRequest):
-        if call.region:
-            return f"{_SHARED}/unregister/{segment('region', call.region)}"
-        return f"{_SHARED}/unregisterall"
-    raise unsupported(call, NAME)
-
-
-def _control_body(call: Call[Any]) -> tuple[Buffer, ...]:
-    if isinstance(call, SharedRegisterRequest) and call.region.device is not None:
-        return (call.region.handle,)
-    return ()
-
-
-def decode_reply(call: Call[Any], wire: HttpResponse, limits: MessageLimits) -> Any:
-    """Read the response to *call*; outputs are views of its body.
-
-    Raises:
-        GatewayError: The error in the response.
-        MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-        UpstreamProtocolError: It has no status.
-    """
-    if type(call) in _HEALTH and wire.status in (HTTP_OK, HTTP_ERROR):
-        return wire.status == HTTP_OK
-    status = _status(call, wire)
-    if wire.status != HTTP_OK or status.code != pb.SUCCESS:
-        return _refused(call, wire, status, limits)
-    if isinstance(call, InferRequest):
-        return _infer_reply(call, wire, limits)
-    read = STATUS_READERS.get(type(call))
-    if read is not None:
-        return read(call, parse(wire.view, pb.ServerStatus), limits)
-    if isinstance(call, SharedStatusRequest):
-        regions = parse(wire.view, pb.SharedMemoryStatus).shared_memory_region
-        return read_shared_status(regions, limits)
-    if type(call) in MODEL_CONTROL_CALLS:
-        return None
-    raise unsupported(call, NAME)
-
-
-def _status(call: Call[Any], wire: HttpResponse) -> pb.RequestStatus:
-    text = wire.headers.get(_STATUS_KEY)
-    if text is None:
-        raise UpstreamProtocolError(
-            f"upstream responded with HTTP status {wire.status} and without {STATUS}: is it a "
-            "TensorRT v1 server?",
-            model=call.model,
-        )
-    return (
-        _SUCCEEDED
-        if _SUCCESS.fullmatch(text)
-        else parse_text(text, pb.RequestStatus, allow_unknown=True)
-    )
-
-
-def _refused(
-    call: Call[Any], wire: HttpResponse, status: pb.RequestStatus, limits: MessageLimits
-) -> Any:
-    if isinstance(call, ModelReadyRequest) and status.code in (pb.INVALID_ARG, pb.NOT_FOUND):
-        return False
-    if status.code == pb.SUCCESS:
-        raise UpstreamProtocolError(
+    def error_in(self, call: Call[Any], wire: HttpResponse) -> GatewayError | None:
+        """Return the error in a response, with it as origin; None for a success."""
+        status = _status(wire)
+        if status is None:
+            return UpstreamProtocolError(
+                f"upstream responded with HTTP status {wire.status} and without {STATUS}: is it a "
+                "TensorRT v1 server?",
+                model=call.model,
+            )
+        if status.code != pb.SUCCESS:
+            most = self._limits.error_text_bytes
+            return error_of(call, status, Origin(NAME, wire, whole=NAME), most)
+        if wire.status == HTTP_OK:
+            return None
+        return UpstreamProtocolError(
             f"upstream responded with HTTP status {wire.status} and {STATUS} SUCCESS",
             model=call.model,
         )
-    error: GatewayError = error_of(call, status, Origin(NAME, wire), limits.error_text_bytes)
-    raise error
 
+    def _infer(self, call: InferRequest) -> HttpRequest:
+        path = infer_path(required_model(call))
+        try:
+            header = write_header(call, schedule=self._options.sends_schedule)
+        except ValueError as error:  # lone surrogates in a name, numbers over 64 bits
+            raise Unsupported(f"request cannot be written: {error}", model=call.model) from error
+        context = call.context
+        passed = http_headers(context, without=OWN)
+        headers = Headers(((REQUEST, request_line(header)), _OCTETS, *passed))
+        return HttpRequest("POST", path, _BINARY, headers, tuple(views_of(call)), context.deadline)
 
-def _infer_reply(call: InferRequest, wire: HttpResponse, limits: MessageLimits) -> InferResponse:
-    line = wire.headers.get(_RESPONSE_KEY)
-    if line is None:
-        raise MalformedMessage(f"response to an inference has no {RESPONSE}")
-    short = len(line) <= _REMEMBERED_LENGTH
-    header = (
-        _remembered(line) if short else parse_text(line, pb.InferResponseHeader, allow_unknown=True)
-    )
-    body = wire.view
-    raws = []
-    at = 0
-    for entry, size in zip(header.output, sizes_in_band(call, header), strict=True):
-        if size > body.nbytes - at:
+    def _infer_reply(self, call: InferRequest, wire: HttpResponse) -> InferResponse:
+        line = wire.headers.get(_RESPONSE_KEY)
+        if line is None:
+            raise MalformedMessage(f"response to an inference has no {RESPONSE}")
+        header = read_response_line(line)
+        body = wire.view
+        raws = []
+        at = 0
+        for entry, size in zip(header.output, sizes_in_band(call, header), strict=True):
+            if size > body.nbytes - at:
+                raise MalformedMessage(
+                    f"output {entry.name!r} has {size} bytes: the body has {body.nbytes - at} left"
+                )
+            raws.append(body[at : at + size])
+            at += size
+        # The header occurs a second time at the end, and only there with all classes.
+        whole = parse(body[at:], pb.InferResponseHeader)
+        if [entry.name for entry in whole.output] != [entry.name for entry in header.output]:
             raise MalformedMessage(
-                f"output {entry.name!r} has {size} bytes: the body has {body.nbytes - at} left"
+                f"the end of the body does not repeat {RESPONSE}: the sizes of the outputs, "
+                f"{at} bytes of {body.nbytes}, may be wrong"
             )
-        raws.append(body[at : at + size])
-        at += size
-    # The header occurs a second time at the end, and only there with all classes.
-    whole = parse(body[at:], pb.InferResponseHeader)
-    if [entry.name for entry in whole.output] != [entry.name for entry in header.output]:
-        raise MalformedMessage(
-            f"the end of the body does not repeat {RESPONSE}: the sizes of the outputs, "
-            f"{at} bytes of {body.nbytes}, may be wrong"
-        )
-    return read_reply(call, whole, raws, Origin(NAME, wire), limits)
+        return read_reply(call, whole, raws, Origin(NAME, wire), self._limits)
+
+    def _read_status(self, read: StatusReader, call: Call[Any], wire: HttpResponse) -> Any:
+        return read(call, parse(wire.view, pb.ServerStatus), self._limits)
+
+    def _read_shared_status(self, _call: SharedStatusRequest, wire: HttpResponse) -> Any:
+        regions = parse(wire.view, pb.SharedMemoryStatus).shared_memory_region
+        return read_shared_status(regions, self._limits)
+
+
+def _get(path: str, call: Call[Any], query: str = "") -> HttpRequest:
+    context = call.context
+    headers = Headers(http_headers(context, without=OWN))
+    return HttpRequest("GET", path, query, headers, (), context.deadline)
+
+
+def _post(call: Call[Any], path: str, body: tuple[Buffer, ...] = ()) -> HttpRequest:
+    context = call.context
+    headers = Headers(http_headers(context, without=OWN))
+    return HttpRequest("POST", path, "", headers, body, context.deadline)
+
+
+def _model_status(call: Call[Any]) -> HttpRequest:
+    name = segment("model name", required_model(call).name)
+    return _get(f"/api/status/{name}", call, _BINARY)
+
+
+def _status_question(call: Call[Any]) -> HttpRequest:
+    return _get("/api/status", call, _BINARY) if call.model is None else _model_status(call)
+
+
+def _shared_status(call: SharedStatusRequest) -> HttpRequest:
+    return _get(f"{_SHARED}/status", call, _BINARY)
+
+
+def _load(call: ModelLoadRequest) -> HttpRequest:
+    return _post(call, f"/api/modelcontrol/load/{segment('model name', model_to_load(call))}")
+
+
+def _unload(call: ModelUnloadRequest) -> HttpRequest:
+    return _post(call, f"/api/modelcontrol/unload/{segment('model name', model_to_unload(call))}")
+
+
+def _register(call: SharedRegisterRequest) -> HttpRequest:
+    body = () if call.region.device is None else (call.region.handle,)
+    return _post(call, register_path(call.region), body)
+
+
+def _unregister(call: SharedUnregisterRequest) -> HttpRequest:
+    one = f"unregister/{segment('region', call.region)}" if call.region else "unregisterall"
+    return _post(call, f"{_SHARED}/{one}")
+
+
+def _done(_call: Call[None], _wire: HttpResponse) -> None:
+    return None
+
+
+def _health(wire: HttpResponse) -> bool | None:
+    return wire.status == HTTP_OK if wire.status in (HTTP_OK, HTTP_ERROR) else None
+
+
+def _is_absent(wire: HttpResponse) -> bool | None:
+    status = _status(wire)
+    return None if status is None or status.code not in _NO_MODEL else False
+
+
+def _status(wire: HttpResponse) -> pb.RequestStatus | None:
+    """Return the status of a response; None where it has none."""
+    text = wire.headers.get(_STATUS_KEY)
+    if text is None:
+        return None
+    if _SUCCESS.fullmatch(text):
+        return _SUCCEEDED
+    return parse_text(text, pb.RequestStatus, allow_unknown=True)
+
+
+def read_response_line(line: str) -> pb.InferResponseHeader:
+    """Return the header of a response; the message may be shared, and must not be changed.
+
+    Raises:
+        MalformedMessage: It is not in text format.
+    """
+    return _remembered(line) if len(line) <= _REMEMBERED_LENGTH else _parsed(line)
 
 
 @lru_cache(_CACHE_ENTRIES)
 def _remembered(line: str) -> pb.InferResponseHeader:
-    """Read NV-InferResponse; the message is shared, and must not be changed."""
+    return _parsed(line)
+
+
+def _parsed(line: str) -> pb.InferResponseHeader:
     return parse_text(line, pb.InferResponseHeader, allow_unknown=True)

@@ -71,13 +71,16 @@ class _Field:
     message: str | None
 
 
-def parse_text(text: str, kind: type[M], *, allow_unknown: bool = False) -> M:
+def parse_text(
+    text: str, kind: type[M], *, allow_unknown: bool = False, is_strict: bool = False
+) -> M:
     """Read *text* as a message of *kind*.
 
     Args:
         text: The text of one line.
         kind: One of the three that headers contain.
         allow_unknown: Skip fields that the message does not have.
+        is_strict: A field that occurs twice is an error after its default, too.
 
     Raises:
         MalformedMessage: It is not in text format, does not fit the message, or is more than
@@ -85,7 +88,7 @@ def parse_text(text: str, kind: type[M], *, allow_unknown: bool = False) -> M:
     """
     message = kind()
     try:
-        _TextReader(text, allow_unknown).read(message)
+        _TextReader(text, allow_unknown, is_strict).read(message)
     except ValueError as error:
         name = kind.DESCRIPTOR.name
         raise MalformedMessage(f"text is not {name} in text format: {error}") from error
@@ -95,11 +98,14 @@ def parse_text(text: str, kind: type[M], *, allow_unknown: bool = False) -> M:
 class _TextReader:
     """Reads the tokens of one text; "" is the token at its end."""
 
-    def __init__(self, text: str, allow_unknown: bool) -> None:
+    def __init__(self, text: str, allow_unknown: bool, is_strict: bool) -> None:
         self._allow_unknown = allow_unknown
+        # Fields that were there, with the number of their message.
+        self._once: set[tuple[int, str]] | None = set() if is_strict else None
         self._tokens = _TOKEN.findall(text)
         self._at = 0
         self._depth = 1
+        self._message_number = 0
         self._fields: Mapping[str, _Field] = {}
 
     def read(self, message: Message) -> None:
@@ -182,9 +188,10 @@ class _TextReader:
             inner = getattr(message, field.name)
             inner.SetInParent()
         outer, self._fields = self._fields, _TABLES[field.message or ""]
+        number, self._message_number = self._message_number, self._at
         while not self._try(end):
             self._field(inner)
-        self._fields = outer
+        self._fields, self._message_number = outer, number
         self._depth -= 1
 
     def _scalar(self, message: Message, field: _Field) -> None:
@@ -197,7 +204,12 @@ class _TextReader:
             getattr(message, field.name).append(value)
             return
         # As in the library, which detects only values that differ from the default.
-        if getattr(message, field.name):
+        is_twice = bool(getattr(message, field.name))
+        if self._once is not None:
+            place = (self._message_number, field.name)
+            is_twice = is_twice or place in self._once
+            self._once.add(place)
+        if is_twice:
             raise TextError(f"field {field.name!r} occurs twice")
         setattr(message, field.name, value)
 

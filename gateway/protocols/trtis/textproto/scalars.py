@@ -47,6 +47,9 @@ def is_number(token: str) -> bool:
     return True
 
 
+_MOST_DIGITS = 20
+
+
 def _integer(token: str) -> int:
     octal = _OCTAL.fullmatch(token)
     try:
@@ -60,7 +63,8 @@ def ranged(least: int, most: int) -> Callable[[str], int]:
 
     def read(token: str) -> int:
         # The usual numbers first.
-        value = int(token) if token.isdecimal() and token[0] != "0" else _integer(token)
+        is_usual = len(token) <= _MOST_DIGITS and token.isdecimal() and token[0] != "0"
+        value = int(token) if is_usual else _integer(token)
         if not least <= value <= most:
             raise TextError(f"{token[:_SHOWN]} is not from {least} to {most}")
         return value

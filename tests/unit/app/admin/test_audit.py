@@ -13,15 +13,16 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.api.start_error import StartError
 from gateway.app import Gateway
 from gateway.app.admin.access import access_of
 from gateway.app.admin.audit import AuditLog
 from gateway.app.admin.router import ROUTES, AdminRouter
 from gateway.app.admin.running import RunningGateway
+from gateway.app.admin.server import admin_routers
 from gateway.app.admin.tokens import tokens_of
-from gateway.app.errors import StartError
-from gateway.app.parts import LeadingParts
-from gateway.app.reload import Reloader
+from gateway.app.build.parts import LeadingParts
+from gateway.app.run.reload import SIGNAL, WATCH, Reloader
 from gateway.config.admin import AdminConfig
 from gateway.config.load import LoadedConfig, load_text
 from tests.admin_kit import NeedsMigrate, Process, ask
@@ -93,8 +94,45 @@ async def test_each_change_view_of_payloads_and_refusal_has_a_line(tmp_path: Pat
         ("token", AWAY, "migrate", "GET", SAMPLE, 200),
     ] == found
     keys = {"time", "name", "address", "role", "method", "path", "status"}
-    assert all(keys == line.keys() for line in lines(path))
+    assert all(keys <= line.keys() for line in lines(path))
     assert not [each for each in ("token-of", "wrong", "hidden") if each in path.read_text()]
+
+
+async def test_a_line_has_the_request_and_the_changes(tmp_path: Path) -> None:
+    """Endpoint and weights of a request, and the hashes of a reload, by whatever it was asked for."""
+    path = tmp_path / "audit.log"
+    text = f"{BASE}{ADMIN}security: {{public_health: false}}\n"
+    audit = AuditLog(path)
+
+    async def apply(_loaded: LoadedConfig, _drained: object) -> dict[str, list[str]]:
+        return {}
+
+    loaded = load_text(BASE + ADMIN)
+    reloader = Reloader(lambda: load_text(text), loaded, apply)
+    admin = loaded.config.admin or AdminConfig()
+    router = admin_routers(admin, RunningGateway(Process(), reloader), tmp_path, audit)["admin"]
+    await ask(router, "/upstream/drain", "POST", b'{"name": "a/b:1"}')
+    await ask(router, "/upstream/drain", "POST", b"x" * 5000)
+    await ask(router, "/reload", "POST")
+    text = BASE + ADMIN
+    await reloader.reload(SIGNAL)
+    text += "x: y"
+    await reloader.reload(WATCH)
+    await asyncio.to_thread(audit._writer.flush, 5.0)
+    drain, large, request, signal, watch = lines(path)
+    assert {"name": "a/b:1"} == drain["body"]
+    assert ["a/b:1"] == drain["changes"]["drained"]
+    assert (400, False) == (large["status"], "body" in large)
+    after = load_text(f"{BASE}{ADMIN}security: {{public_health: false}}\n").sha256
+    assert (loaded.sha256, after) == (request["sha256_before"], request["sha256"])
+    assert ["security.public_health"] == request["changes"]["changed"]
+    assert ("SIGHUP", "/reload", 200, after) == tuple(
+        signal[key] for key in ("name", "path", "status", "sha256_before")
+    )
+    assert ("watch", 422, "rejected") == tuple(watch[key] for key in ("name", "status", "outcome"))
+    assert watch["sha256"] == watch["sha256_before"] == signal["sha256"]
+    assert "unknown key" in watch["error"]
+    audit.close()
 
 
 async def test_a_reload_that_ends_its_own_token_has_the_name_of_the_token(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app.admin.router import AdminRouter
-from gateway.app.reload import Reloader
+from gateway.app.run.reload import Reloader
 from gateway.config.load import LoadedConfig, load_text
 from tests.admin_kit import Reply, ask, router_of
 

@@ -9,12 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.api.admin import AdminNeed
-from gateway.app import Gateway
+from gateway.api.start_error import StartError
 from gateway.app.admin.router import AdminRouter
 from gateway.app.admin.tokens import AdminToken, AdminTokens
-from gateway.app.errors import StartError
-from gateway.app.parts import LeadingParts
-from gateway.app.reload import Reloader
+from gateway.app.build.parts import LeadingParts
+from gateway.app.check.here import require_files
+from gateway.app.run.reload import Reloader
 from gateway.config.load import ConfigError, LoadedConfig, load_text
 from tests.admin_kit import NeedsMigrate, ask, router_of
 
@@ -177,14 +177,13 @@ async def test_a_reload_changes_tokens_and_roles(tmp_path: Path) -> None:
     assert 401 == (await statuses(router, HERE, None))[5]
 
 
-async def test_a_gateway_without_the_file_of_a_token_does_not_start(tmp_path: Path) -> None:
+def test_a_gateway_without_the_file_of_a_token_does_not_start(tmp_path: Path) -> None:
     """The error names the token and no content of a file."""
     (tmp_path / "ops.token").write_text("swordfish")
     admin = "admin: {tokens: [{name: ops, roles: [operate], file: ops.token}], address: '127.0.0.1:0', metrics: null}"
     loaded = load_text(BASE + admin, directory=tmp_path)
-    gateway = Gateway(loaded)
-    with pytest.raises(StartError, match=r"admin\.tokens: file of 'ops': expected") as raised:
-        await gateway.start()
+    with pytest.raises(StartError, match=r"admin\.tokens\[0\]\.file: ops\.token: exp") as raised:
+        require_files(loaded)
     assert "swordfish" not in str(raised.value)
 
 

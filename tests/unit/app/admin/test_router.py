@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
 from gateway.api.admin import AdminNeed, AdminRequest, AdminResult, AdminRoute, Json, Page, Redirect
-from gateway.api.extension import LeadingPart, PartSetup
-from gateway.app import parts
+from gateway.api.extension import Extension, LeadingPart, PartSetup, check_spelling
+from gateway.api.start_error import StartError
 from gateway.app.admin.router import ROUTES, AdminRouter
-from gateway.app.parts import LeadingParts, OwnProcess
+from gateway.app.build import parts
+from gateway.app.build.parts import LeadingParts, OwnProcess
 from gateway.config.load import load_text
 from tests.admin_kit import ask, router_of
 
@@ -64,7 +65,6 @@ async def test_a_route_of_an_extension_gets_its_names_and_query() -> None:
         ("/metrics", "POST", 405, "method 'POST' is not allowed; expected GET"),
         ("/reload", "GET", 405, "method 'GET' is not allowed; expected POST"),
         ("/ui/", "POST", 405, "expected GET"),
-        ("/api/v1/events", "HEAD", 405, "expected GET"),
     ],
 )
 async def test_unknown_paths_and_methods_are_refused(
@@ -133,9 +133,9 @@ async def test_an_extension_has_pages_with_the_frame_of_all_pages(
 
 
 async def test_a_package_leads_with_routes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its part leaves out is as in `LeadingPart`, which it need not know."""
+    """What its part leaves out is as in `LeadingPart`."""
 
-    class Alone:
+    class Alone(LeadingPart):
         routes = (route("/toys", echo),)
 
     class Package:
@@ -146,11 +146,51 @@ async def test_a_package_leads_with_routes_alone(monkeypatch: pytest.MonkeyPatch
     leading = LeadingParts.of(OwnProcess(load_text(CONFIG)))
     assert ["/toys"] == [each.path for each in leading.routes]
     assert [] == list(leading.collect())
-    assert {"toys": PartSetup(), "residency": PartSetup()} == leading.setups(1)
+    assert dict.fromkeys(("toys", "residency"), PartSetup()) == leading.setups(1)
     assert "metrics" == leading.on_process_ended("metrics")
     await leading.start()
     leading.lead()
     await leading.stop()
+
+
+class Misspelt(LeadingPart):
+    """A part whose method nobody calls."""
+
+    def on_process_end(self, metrics: object) -> object:
+        """Do nothing."""
+        return metrics
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (Misspelt(), "has 'on_process_end'; expected 'on_process_ended', as a LeadingPart has"),
+        (object(), "has no 'change'; expected a class derived from gateway.api.LeadingPart"),
+    ],
+    ids=["misspelt", "incomplete"],
+)
+def test_a_part_that_is_not_typed_stops_the_start(
+    part: object, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method under another name had no effect, and nobody knew."""
+    package = SimpleNamespace(lead=lambda _processes: part)
+    monkeypatch.setattr(parts, "extensions", lambda: {"toys": package})
+    with pytest.raises(StartError, match=f"the leading part of extension 'toys' {reason}"):
+        LeadingParts.of(OwnProcess(load_text(CONFIG)))
+
+
+@pytest.mark.parametrize("member", ["serv", "check_", "settting", "lead_"])
+def test_an_extension_that_misspells_a_member_is_refused(member: str) -> None:
+    """The text names the member that was probably meant."""
+    own = SimpleNamespace(name="toys", **{member: None})
+    with pytest.raises(LookupError, match=f"extension 'toys' has '{member}'; expected"):
+        check_spelling("extension 'toys'", own, Extension)
+
+
+def test_private_names_of_an_extension_are_its_own() -> None:
+    """A helper is no misspelt member, although its name is almost one."""
+    own = SimpleNamespace(name="toys", _check=None, _lead=None, __serve=None)
+    check_spelling("extension 'toys'", own, Extension)
 
 
 async def test_a_redirect_names_the_path() -> None:

@@ -9,13 +9,14 @@ from typing import cast
 import pytest
 
 from gateway.app.admin.status.document import route_entries
-from gateway.app.route_rules import RuledRoute
-from gateway.app.routes import BuiltRoute
-from gateway.app.upstreams import BuiltUpstream
+from gateway.app.build.route_rules import RuledRoute
+from gateway.app.build.routes import BuiltRoute
+from gateway.app.build.upstreams import BuiltUpstream
 from gateway.ir.calls import InferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import NotSent, Unavailable
-from gateway.routing.endpoints import ALL, Endpoint, Endpoints
+from gateway.routing.endpoint import Endpoint
+from gateway.routing.endpoints import ALL, Endpoints
 from gateway.routing.outlier_detection import DEFAULT
 from tests.fakes import ScriptedService
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from gateway.app.processes.channel import (
     open_channel,
     read_setup,
 )
-from gateway.app.worker_slot import WorkerSlot
+from gateway.app.run.worker_slot import WorkerSlot
 from gateway.config.load import load_file, load_text
 from tests.unit.config.test_examples import EACH_EXAMPLE
 
@@ -44,6 +45,46 @@ async def test_messages_arrive_in_order_and_unchanged(
     assert sent == [await other.receive() for _ in sent]
     other.send({"ready": True})
     assert {"ready": True} == await one.receive()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"number": 1, "metrics": [], "counts": None, "status": {}},
+        {"metrics": [["m", "", "counter", [["m", {"a": "b"}, 1.0]] * 3000], [], ["n", [[]] * 5]]},
+        {"status": {"routes": [{"name": str(each)} for each in range(3000)], "deep": {"er": {
+            str(each): [{"models": list(range(2000))}] for each in range(3)}}}},
+        {"text": ["x" * 300_000, "", "y"], "last": True},
+    ],
+)  # fmt: skip
+async def test_a_large_message_arrives_unchanged_in_small_parts(
+    ends: tuple[WorkerChannel, WorkerChannel], message: Message
+) -> None:
+    """Lists may be iterators, and parts of two messages may arrive by turns."""
+    one, other = ends
+    lazy = {key: iter(each) if isinstance(each, list) else each for key, each in message.items()}
+    sending = [asyncio.create_task(one.send_large(each)) for each in (lazy, {"second": [1]})]
+    found = [await other.receive() for _ in sending]
+    assert message in found
+    assert {"second": [1]} in found
+    await asyncio.gather(*sending)
+
+
+async def test_a_large_message_that_is_abandoned_leaves_nothing(
+    ends: tuple[WorkerChannel, WorkerChannel],
+) -> None:
+    """Its reader gets the next message."""
+    one, other = ends
+
+    def rows() -> Iterator[int]:
+        yield from range(3000)
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        await one.send_large({"rows": rows()})
+    one.send({"next": True})
+    assert {"next": True} == await other.receive()
 
 
 async def test_a_closed_peer_ends_receive_with_none(

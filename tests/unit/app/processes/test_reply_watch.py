@@ -16,7 +16,7 @@ class FakeProcess:
         self.replies = True
         self.kills = 0
 
-    async def update_metrics(self) -> bool:
+    async def ping(self) -> bool:
         return self.replies
 
     def kill(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, cast
@@ -11,11 +12,12 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from gateway.app.errors import RELOAD_LATE, StartError
+from gateway.api.start_error import RELOAD_LATE, StartError
 from gateway.app.processes.channel import WorkerSetup
 from gateway.app.processes.restart_policy import RestartPolicy
 from gateway.app.workers.supervisor import Supervisor
 from gateway.app.workers.worker_reports import Launch
+from gateway.concurrency import slices
 from gateway.config.load import LoadedConfig, load_text
 from gateway.telemetry.aggregation import Snapshot
 from tests.fakes import FakeClock, settle
@@ -70,6 +72,10 @@ class FakeWorker:
 
     async def ready(self) -> bool:
         return self.is_ready
+
+    async def ping(self) -> bool:
+        self.commands.append("ping")
+        return self.replies
 
     async def update_metrics(self, *, asks: bool = False) -> bool:
         self.commands.append("count")
@@ -388,6 +394,37 @@ async def test_one_worker_requests_statistics_of_servers(
     assert 'nv_inference_count{model="m",version="1"} 10.0' in await page(supervisor)
 
 
+async def test_a_worker_that_ends_during_a_page_counts_once(
+    supervisor: Supervisor,
+    launcher: FakeLauncher,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever it ends between two slices of the page, of this page and of the next one."""
+    monkeypatch.setattr(slices, "SLICE_S", -1.0)  # each step is a slice
+    await supervisor.start()
+    found, expected = [], []
+    for steps in range(40):
+        clock.advance(60)
+        worker = await launcher.wait_launched(steps + 2)
+        worker.count_calls(5)
+        worker.counts = {"own": [["nv_inference_count", "m", "1", "", 5]], "pending": [],
+                         "arrived": {}, "sent": {}, "servers": None}  # fmt: skip
+        pages = [asyncio.create_task(page(supervisor))]
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        worker.end(KILLED)
+        pages.append(asyncio.create_task(page(supervisor)))
+        await launcher.wait_launched(steps + 3)
+        pages.append(asyncio.create_task(page(supervisor)))
+        for text in await asyncio.gather(*pages):
+            found.append(
+                re.findall(r"^(?:gateway_requests_total|nv_inf\w+){.*} (.*)$", text, re.MULTILINE)
+            )
+            expected.append([f"{5.0 * (steps + 1)}"] * 2)
+    assert expected == found
+
+
 OTHER = LOADED.changed(in_flight_bytes=5, listeners=())
 
 
@@ -594,7 +631,10 @@ async def test_a_worker_that_hangs_delays_no_stop(
     """It is killed at once, because it would not see the signal."""
     await silenced(lenient, launcher.started[0])
     await lenient.stop()
-    found = [[each for each in worker.commands if each != "count"] for worker in launcher.started]
+    found = [
+        [each for each in worker.commands if each not in {"count", "ping"}]
+        for worker in launcher.started
+    ]
     assert [["kill"], ["stop"]] == found
 
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.api.model_spec import ModelSpec
 from gateway.backends.base import Job, LoadError
-from gateway.backends.model_spec import ModelSpec
 from gateway.backends.torch.archive_check import ProgramKind
 from gateway.backends.torch.backend import TorchBackend, TorchOptions, from_spec
 from gateway.backends.torch.programs import open_program

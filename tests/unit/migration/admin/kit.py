@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.app.parts import LeadingParts
+from gateway.app.build.parts import LeadingParts
 from gateway.config.models import Config
 from gateway.migration.admin import MigrationPages
 from gateway.migration.admin.migrations.documents import CutoverSource, EvidenceSource

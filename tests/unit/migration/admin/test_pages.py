@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gateway.api.admin import AdminNeed, AdminRoute
 from gateway.migration.admin import MigrationPages
+from gateway.migration.admin.migrations import documents
 from gateway.migration.admin.migrations.documents import guards_of
 from gateway.migration.admin.migrations.pages import offered_commands
 from gateway.migration.cutover.states import Phase
@@ -40,3 +43,10 @@ def test_each_route_needs_the_role_of_what_it_does(each: AdminRoute) -> None:
     assert expected is each.need
     assert each.need is AdminNeed.READ or not each.open
     assert each.method == "GET" or each.need is not AdminNeed.READ or each.open == "verdict"
+
+
+def test_events_do_not_precede_the_guards() -> None:
+    """A cut-over may have hundreds of events; who opens the page looks for the guards."""
+    page = Path(documents.__file__).with_name("migration.html").read_text()
+    places = [page.index(f', "{each}")') for each in ("guards", "outputs", "samples", "events")]
+    assert places == sorted(places)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.app.admin.running import RunningGateway
-from gateway.app.reload import Reloader
+from gateway.app.run.reload import Reloader
 from gateway.config.load import LoadedConfig, load_text
 from gateway.config.models import Config
 from tests.admin_kit import Process

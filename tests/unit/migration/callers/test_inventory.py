@@ -75,8 +75,8 @@ def test_addresses_are_hashed(tmp_path: Path) -> None:
     stock = Stock(stock_path(tmp_path, 1), "hash")
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
         stock.count(request(address), 0.001, False)
-    stock.save()
     assert len(stock.rows()) == 2
+    stock.save()
     assert "10.0.0" not in stock_path(tmp_path, 1).read_text()
 
 
@@ -84,7 +84,6 @@ def test_counts_survive_a_restart_and_are_merged(tmp_path: Path) -> None:
     """A worker continues its file, and the files of all workers are merged."""
     for _ in range(2):
         stock = Stock(stock_path(tmp_path, 1))
-        stock.load()
         stock.count(request(), 0.001, False)
         stock.save()
     other = Stock(stock_path(tmp_path, 2))
@@ -95,6 +94,22 @@ def test_counts_survive_a_restart_and_are_merged(tmp_path: Path) -> None:
     assert row.p99_s >= 0.1
     assert merged_rows(tmp_path, since_s=row.last_s + 1) == []
     assert oct(stock_path(tmp_path, 1).stat().st_mode & 0o777) == "0o600"
+
+
+def test_two_gateways_that_hand_over_count_into_one_file(tmp_path: Path) -> None:
+    """Neither replaces what the other has written, and a write that fails loses nothing."""
+    former, following = (Stock(stock_path(tmp_path, 1)) for _ in range(2))
+    for stock in (former, following, former, following):
+        stock.count(request(), 0.001, False)
+        stock.save()
+    stock_path(tmp_path, 1).rename(tmp_path / "kept")
+    stock_path(tmp_path, 1).mkdir()
+    former.count(request(), 0.001, False)
+    former.save()
+    stock_path(tmp_path, 1).rmdir()
+    (tmp_path / "kept").rename(stock_path(tmp_path, 1))
+    former.save()
+    assert [5] == [row.calls for row in merged_rows(tmp_path)]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 1}', '{"version": 1, "rows": [{}]}', "[]"])
@@ -132,13 +147,13 @@ def test_an_unwritable_directory_is_logged_once(tmp_path: Path) -> None:
 async def test_observe_reports_inferences_with_latency_and_outcome() -> None:
     """Replies, errors and streams are reported once, and other calls are not."""
     clock = FakeClock()
-    seen: list[tuple[float, bool]] = []
+    seen: list[tuple[float | bool, ...]] = []
     reply = InferResponse(model=ModelRef("m"), outputs=())
     service = ScriptedService(reply, NotFound("gone"), FakeStream([reply, NotFound("late")]), True)
     layer = Observe(
         service,
         lambda _record: None,
-        on_call=lambda _, seconds, failed: seen.append((seconds, failed)),
+        on_call=lambda _, *ended: seen.append(ended),
         clock=clock,
     )
     assert await layer(request()) is reply
@@ -151,7 +166,7 @@ async def test_observe_reports_inferences_with_latency_and_outcome() -> None:
     with pytest.raises(NotFound):
         await anext(items)
     assert await layer(ServerLiveRequest()) is True
-    assert seen == [(0.0, False), (0.0, True), (2.0, True)]
+    assert seen == [(0.0, False, False), (0.0, True, True), (2.0, True, True)]
 
 
 async def test_a_cancelled_inference_is_no_error_of_its_caller() -> None:
@@ -161,7 +176,7 @@ async def test_a_cancelled_inference_is_no_error_of_its_caller() -> None:
     layer = Observe(
         service,
         lambda _record: None,
-        on_call=lambda _request, _seconds, failed: seen.append(failed),
+        on_call=lambda _call, _seconds, failed, _refused=False: seen.append(failed),
     )
     for kind in (asyncio.CancelledError, Cancelled):
         with pytest.raises(kind):

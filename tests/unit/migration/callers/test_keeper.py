@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.migration.callers import keeper as keepers
-from gateway.migration.callers.inventory import Stock
+from gateway.migration.callers.inventory import Stock, StockRow
 from gateway.migration.callers.keeper import InventoryKeeper
 
 
@@ -23,14 +23,15 @@ async def test_a_failed_write_is_logged_and_the_next_follows(
     saves, again = [0], asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def save() -> None:
+    def write(_rows: list[StockRow]) -> list[StockRow]:
         saves[0] += 1
         if saves[0] == 2:  # the first is that of the start
             raise RuntimeError("a defect")
         if saves[0] == 3:
             loop.call_soon_threadsafe(again.set)
+        return []
 
-    monkeypatch.setattr(stock, "save", save)
+    monkeypatch.setattr(stock, "write", write)
     with capture_logs() as logs:
         keeper.start()
         async with asyncio.timeout(45):

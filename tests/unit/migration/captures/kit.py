@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +72,18 @@ def recordable(number: int = 0, **fields: Any) -> Recordable:
 class LocalCapture:
     """A sampler and a recorder in one process. Messages pass as bytes, without a socket."""
 
-    def __init__(self, options: CaptureOptions) -> None:
+    def __init__(
+        self, options: CaptureOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._sampler = CaptureSampler(options)
+        self.change = self._sampler.change
         self.counts = self._sampler.counts
         self.samples = self._sampler.samples
         self.stopped = ""
         self._number = 0
-        self._recorder = CaptureRecorder(options, self._confirm)
+        self._confirmed = threading.Condition()
+        self._done = 0
+        self._recorder = CaptureRecorder(options, self._confirm, clock)
         self._recorder.start()
 
     def put(self, call: Recordable) -> None:
@@ -92,7 +100,7 @@ class LocalCapture:
             self.counts.skipped[reason] += 1
             self._send(SampleMessage(None, {reason: 1}))
         else:
-            self._send(SampleMessage(record))
+            self._send(SampleMessage(record, percent=self._sampler.percent))
 
     def _send(self, message: SampleMessage) -> None:
         self._number += 1
@@ -104,6 +112,15 @@ class LocalCapture:
         self.counts.nbytes += confirmation.nbytes
         self.counts.dropped.update(confirmation.lost)
         self.stopped = confirmation.stopped
+        with self._confirmed:
+            self._done = confirmation.done
+            self._confirmed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until the calls so far are written."""
+        self._send(SampleMessage())
+        with self._confirmed:
+            assert self._confirmed.wait_for(lambda: self._done == self._number, 60)
 
     def close(self) -> None:
         self._recorder.close()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from gateway.migration.captures.directory import (
     tag_of,
 )
 from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.sampling import draw
+from gateway.migration.captures.sampling import CaptureOptions, draw
 from gateway.settings.private_files import make_directory, replace_private, write_private
 from tests.unit.migration.captures.kit import (
     FULL,
@@ -341,3 +342,53 @@ def test_directories_are_private_under_any_umask(tmp_path: Path, umask: int) -> 
         "other": 0o700,
         "other/sub/file": 0o600,
     } == found
+
+
+def shares_of(directory: Path) -> list[tuple[str, int]]:
+    return [(each.percent, each.calls) for each in Capture(directory).summaries()]
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ((0, 100), [("100", 3)]),
+        ((0, 20), [("20", 3)]),
+        ((100, 20), [("100", 3), ("20", 3)]),
+        ((20, 100), [("20", 3), ("100", 3)]),
+        ((100, 0, 100), [("100", 6)]),
+        ((100, 20, 100), [("100", 3), ("20", 3), ("100", 3)]),
+    ],
+    ids=str,
+)
+def test_each_segment_has_the_share_in_force_at_its_time(
+    tmp_path: Path, shares: tuple[float, ...], expected: list[tuple[str, int]]
+) -> None:
+    """A capture that was off has the share of its start, and the least share judges its times."""
+    now = [0.0]
+    options = CaptureOptions(directory=tmp_path, percent=shares[0], min_free=0.0)
+    made = LocalCapture(options, clock=lambda: now[0])
+    for percent in shares:
+        made.change(replace(options, percent=percent))
+        now[0] += 60
+        for number in range(3 if percent else 0):
+            made.counts.sampled += 1
+            made.put(recordable(number))
+        made.flush()
+    made.close()
+    assert expected == shares_of(tmp_path)
+    assert (
+        min((share for share, _ in expected), key=float)
+        == Capture(tmp_path).description()["percent"]
+    )
+
+
+def test_workers_that_follow_a_larger_share_later_begin_no_segment_each(tmp_path: Path) -> None:
+    """Within a second, calls of both shares are in one segment, which has the smaller share."""
+    options = CaptureOptions(directory=tmp_path, percent=20, min_free=0.0)
+    made = LocalCapture(options, clock=lambda: 7.0)
+    for percent in (20, 100, 20, 100, 20):
+        made.change(replace(options, percent=percent))
+        made.counts.sampled += 1
+        made.put(recordable())
+    made.close()
+    assert [("20", 5)] == shares_of(tmp_path)

@@ -14,7 +14,7 @@ from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
 from gateway.ir.data import JsonLayout, RawData, SlicedData, UntypedData, UntypedRules
 from gateway.ir.datatypes import Datatype
-from gateway.ir.errors import ErrorCode, GatewayError, NotFound
+from gateway.ir.errors import ErrorCode, GatewayError
 from gateway.ir.tensor import Tensor
 from gateway.migration.captures.capture import Capture, _by_start
 from gateway.migration.captures.privacy import Hasher, Privacy, is_credential
@@ -73,7 +73,7 @@ def test_error_texts_need_full_payload() -> None:
     """The text of an error may quote a request."""
     for privacy, text in ((Privacy(), ""), (FULL, SECRET.decode())):
         failed = recordable(items=[])
-        failed.fail(NotFound(SECRET.decode()))
+        failed.code, failed.error = "not_found", SECRET.decode()
         row = record_of(failed, privacy, Hasher()).call
         assert (row.code, row.error) == ("not_found", text)
         assert record_of(failed, privacy, Hasher()).error_code is ErrorCode.NOT_FOUND

@@ -15,6 +15,11 @@ from gateway.migration.compare.replies import Result, compare_results
 from gateway.migration.compare.rules import IGNORE, OutputRule, OutputRules
 from gateway.migration.compare.summary import Summary, percentile
 from gateway.migration.compare.tensors import Outcome
+from gateway.migration.evidence.guards import Guards
+from gateway.migration.evidence.verdicts import evidence_of
+from gateway.migration.settings import ErrorsGuardConfig, GuardsConfig
+
+BELOW = ErrorsGuardConfig(below=0.01)
 
 
 def y(*values: float, name: str = "y") -> Tensor:
@@ -146,7 +151,52 @@ def test_fail_unless_conditions() -> None:
     condition = parse_fail_unless("mismatch<1%@95%")
     assert condition.failure(summary_of(0, 299)) == ""
     assert "299 calls without one are needed" in condition.failure(summary_of(0, 298))
-    assert condition.failure(Summary()).startswith("mismatch is at most 100.000%")
+    assert condition.failure(Summary()).startswith(
+        "mismatch is not shown to be below 1.000% at 95%"
+    )
+
+
+@pytest.mark.parametrize(
+    "old", [None, ErrorCode.INVALID_ARGUMENT, ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED]
+)
+@pytest.mark.parametrize(
+    "new",
+    [
+        None,
+        ErrorCode.INVALID_ARGUMENT,
+        ErrorCode.NOT_FOUND,
+        ErrorCode.UNAVAILABLE,
+        ErrorCode.CANCELLED,
+    ],
+)
+def test_conditions_and_guards_count_the_same_errors(
+    old: ErrorCode | None, new: ErrorCode | None
+) -> None:
+    """Whichever codes both servers have for a call, both see it as failed, as fine, or as neither."""
+    summary, guards = Summary(), Guards(GuardsConfig(mismatch="off", errors=BELOW))
+    ours, theirs = (result(y(1)) if each is None else Result(error=each) for each in (old, new))
+    found = compare_results(ours, theirs, OutputRules())
+    summary.add("c", found)
+    guards.add(evidence_of(ours, theirs, found, None, 0.0))
+    bad, total = summary.counts("errors")
+    (verdict,) = guards.verdicts()
+    assert verdict.evidence.startswith(f"{bad} of {total}, ")
+
+
+def test_a_squeezed_comparison_names_the_shape_of_clients() -> None:
+    """The comparison passes, and the summary names the shape and the key that restores the old one."""
+    summary = Summary()
+    column = array_tensor("y", np.ones((1, 1), np.float32))
+    rules = OutputRules(OutputRule(shape="squeeze"))
+    for number in range(3):
+        summary.add(f"c{number}", compare_results(result(y(1)), result(column), rules))
+    assert {Outcome.MATCH: 3} == summary.outcomes
+    text = summary.document()["outputs"]["y"]["reshaped"]
+    assert text.startswith("in 3 calls clients of the new server get shape [1, 1] for [1], which ")
+    assert "tensors: {shapes: ...}" in text
+    same = Summary()
+    same.add("c", compare_results(result(y(1)), result(y(1)), rules))
+    assert same.document()["outputs"]["y"]["reshaped"] is None
 
 
 @pytest.mark.parametrize("new", [ErrorCode.INVALID_ARGUMENT, ErrorCode.DEADLINE_EXCEEDED])

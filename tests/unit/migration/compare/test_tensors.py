@@ -197,7 +197,9 @@ def test_structure_is_datatype_and_shape() -> None:
     assert compared(old, whole, OutputRule(datatype="widen")).outcome is Outcome.STRUCTURE
     column = array_tensor("y", np.array([[1], [2]], np.float32))
     assert compared(old, column, OutputRule()).reason == "shape [2] against [2, 1]"
-    assert compared(old, column, OutputRule(shape="squeeze")).outcome is Outcome.MATCH
+    squeezed = compared(old, column, OutputRule(shape="squeeze"))
+    assert (Outcome.MATCH, "[2, 1] for [2]") == (squeezed.outcome, squeezed.reshaped)
+    assert "" == compared(old, old, OutputRule(shape="squeeze")).reshaped
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -12,15 +12,15 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.parts import LeadingParts
-from gateway.app.reload import Reloader
-from gateway.app.runtime_changes import RuntimeChanges
+from gateway.app.build.parts import LeadingParts
+from gateway.app.run.reload import Reloader
+from gateway.app.run.runtime_changes import RuntimeChanges
 from gateway.config.load import ConfigError, LoadedConfig, load_text
 from gateway.ir.errors import ErrorCode
 from gateway.migration.commands.cutover import cutover_lines
 from gateway.migration.cutover.controller import CutoverController
 from gateway.migration.cutover.replicas import Replicas
-from gateway.migration.cutover.reported import most_frequent
+from gateway.migration.cutover.reported import most_frequent, replies_of
 from gateway.migration.cutover.shifts import ServingShifts, ShiftWeights
 from gateway.migration.cutover.steps import CommandRefused
 from gateway.migration.evidence.verdicts import Standing
@@ -516,6 +516,28 @@ async def test_the_reason_of_a_rollback_has_the_reasons_of_failures(leader: Lead
     assert reasons == document["reasons"]
     assert "7 new_error internal: no GPU (call c)" in list(cutover_lines(document))
     assert "internal: no GPU" == most_frequent(reasons)
+
+
+def test_the_status_counts_mismatches_that_no_guard_limits() -> None:
+    """With a guard, its line has the count."""
+    outcomes = {"match": 1, "mismatch": 1_870, "structure": 1}
+    replies = replies_of({"outcomes": outcomes, "replies_compared": 1_872})
+    document: dict[str, Any] = {
+        "state": "done",
+        "weight": 100,
+        "new": "b",
+        "steps": [100],
+        "reason": "",
+        "next": "",
+        "guards": [],
+        "replies": replies,
+    }
+    expected = "no guard watches replies: 1871 of 1872 compared replies differ"
+    assert expected in list(cutover_lines(document))
+    guard = {"guard": "mismatch.below", "verdict": "holds", "evidence": "3 of 20000"}
+    lines = list(cutover_lines({**document, "guards": [guard]}))
+    assert expected not in lines
+    assert any("3 of 20000" in line for line in lines)
 
 
 async def test_metrics_show_step_weight_state_and_guards(leader: Leader) -> None:

@@ -15,7 +15,7 @@ import pytest
 from kubernetes.config import incluster_config
 from structlog.testing import capture_logs
 
-from gateway.app.errors import StartError
+from gateway.api.start_error import StartError
 from gateway.config.load import ConfigError, load_text
 from gateway.ir.errors import ErrorCode
 from gateway.migration.cutover import kubernetes_replicas

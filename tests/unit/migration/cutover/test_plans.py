@@ -23,6 +23,7 @@ migrations:
 """
 # What commit 06ce345e writes into the state of this plan.
 DIGEST = "95952320a64e85f44ebb760dce2ce008c4f20cb56bd305bf3b07b2568a52ce23"
+EARLIER_DIGEST = "0ba6ffbbf0be815ceeaa6712f338a0088beeec4e43981488e25dfbfa0e357f9c"
 
 
 def digest(text: str) -> str:
@@ -33,6 +34,16 @@ def digest(text: str) -> str:
 def test_a_state_of_an_earlier_version_belongs_to_its_plan() -> None:
     """Keys that came since leave the hash as it was; else an upgrade would end the cut-over."""
     assert DIGEST == digest(CONFIG)
+
+
+def test_a_state_without_a_guard_of_replies_belongs_to_a_plan_with_the_default_one() -> None:
+    """Its hash is what commit 06ce345e writes; a guard that is off by name is another plan."""
+    plain = CONFIG.replace(", mismatch: {below: 1%}", "")
+    assert EARLIER_DIGEST == digest(plain)
+    (plan,) = cutover_plans(load_text(plain).config).values()
+    assert ("mismatch.below",) == plan.implied_guards
+    assert "mismatch.below" in plan.guards
+    assert digest(plain) != digest(CONFIG.replace("mismatch: {below: 1%}", "mismatch: off"))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from gateway.migration.cutover.steps import (
 )
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import Evidence, GuardVerdict, Standing
-from gateway.migration.settings import GuardsConfig
+from gateway.migration.settings import GuardsConfig, LatencyGuardConfig
 
 OK = Result(((),))
 PLAN = CutoverPlan(
@@ -87,6 +87,26 @@ def test_a_good_server_receives_all_calls_step_by_step() -> None:
         ("done", 3, 100.0),
     ] == found
     assert ["cutover step"] * 4 + ["cutover done"] == run.events
+
+
+@pytest.mark.parametrize("good_s", [30, 600])
+def test_no_step_begins_while_the_latest_calls_are_slow(good_s: int) -> None:
+    """A call of 400 ms breaks a p99 of 250 ms: the share stays, and then all calls go back."""
+    limits = GuardsConfig(mismatch="off", errors="off", latency=LatencyGuardConfig(p99=0.25))
+    guards = Guards(limits)
+    plan = replace(PLAN, steps=(50.0, 100.0), bake_s=good_s + 5, guards=("latency.p99",))
+    run = Run(plan, CutoverState(Phase.BAKING, step=1, weight=50.0, attempt=1))
+    for second in range(good_s + 30):
+        for number in range(20):
+            slow_s = 0.4 if second >= good_s else 0.1
+            times = (0.1, slow_s)
+            guards.add(Evidence(OK, OK, Outcome.MATCH, times, second + number / 20))
+        before = run.at
+        run.seconds(1, CutoverEvidence(calls=20, compared=20, guards=tuple(guards.verdicts())))
+        if run.at != before:
+            break
+    assert ("rolling_back", 1, 0.0) == run.at
+    assert good_s + 9 <= second <= good_s + 12
 
 
 def test_a_cutover_waits_for_the_start_command() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.app.check import check
+from gateway.app.check.check import check
 from gateway.config.load import ConfigError, load_text
 
 BASE = {

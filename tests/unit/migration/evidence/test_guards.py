@@ -23,6 +23,7 @@ from gateway.migration.evidence.verdicts import (
     Standing,
     evidence_of,
     unjudged_calls,
+    unjudged_mismatches,
     verdict_text,
 )
 from gateway.migration.settings import MIGRATIONS, GuardsConfig
@@ -32,6 +33,9 @@ BASE = "version: 1\nlisteners: [{http: 8000}]\nmigrations: {m: {cutover: {guards
 
 
 def guards_of(text: str) -> GuardsConfig:
+    """Return limits; without a text of one, there is no limit of mismatches."""
+    if "mismatch" not in text:
+        text = f"{text}, mismatch: off" if text else "mismatch: off"
     return MIGRATIONS.of(load_text(BASE % text).config)["m"].guards
 
 
@@ -185,14 +189,56 @@ def slow(seconds: float, factor: float = 2.0) -> list[Evidence]:
     ("text", "guard", "seconds"),
     [
         ("latency: {p99: 150ms}", "latency.p99", 10.0),
-        ("latency: {p99_ratio: 1.3}", "latency.p99_ratio", 20.0),
+        ("latency: {p99_ratio: 1.3}", "latency.p99_ratio", 10.03),
     ],
 )
 def test_latency_trips_after_two_failed_checks(text: str, guard: str, seconds: float) -> None:
-    """Checks are ten seconds from each other; the first one has one call, and no ratio yet."""
+    """Checks are ten seconds from each other; a ratio trips by the latest calls, from the fourth on."""
     assert judged(text, slow(seconds))[guard][0] == "undecided"
     assert judged(text, slow(seconds + 0.01))[guard][0] == "trips"
     assert judged(text, slow(60.0, factor=1.0))[guard][0] == "holds"
+
+
+LATENCIES = pytest.mark.parametrize(
+    ("text", "guard"),
+    [("latency: {p99: 150ms}", "latency.p99"), ("latency: {p99_ratio: 1.3}", "latency.p99_ratio")],
+)
+
+
+@LATENCIES
+@pytest.mark.parametrize("good_s", [10, 60, 600])
+def test_latency_trips_by_the_latest_calls(text: str, guard: str, good_s: int) -> None:
+    """It trips ten seconds after the server became slow, however long all was well before."""
+    guards = Guards(guards_of(text))
+    for number in range(good_s * 10):
+        guards.add(evidence(times=(0.1, 0.1), at_s=number / 10))
+    standings = []
+    for number in range(110):
+        guards.add(evidence(times=(0.1, 0.4), at_s=good_s + number / 10))
+        standings.append({each.guard: each.standing for each in guards.verdicts()}[guard])
+    assert Standing.HOLDS not in standings[1:]
+    assert Standing.TRIPS is standings[-1]
+    assert Standing.TRIPS not in standings[:80]
+
+
+@LATENCIES
+def test_a_short_pause_of_the_server_trips_nothing(text: str, guard: str) -> None:
+    """The guard waits for a hundred quick calls, and then holds again."""
+    calls = [evidence(times=(0.1, 0.1), at_s=number / 100) for number in range(6_000)]
+    calls[3_000:3_020] = [
+        evidence(times=(0.1, 0.4), at_s=30 + number / 100) for number in range(20)
+    ]
+    assert "undecided" == judged(text, calls[:3_020])[guard][0]
+    assert "; 20 of the last 100 calls are slower" in judged(text, calls[:3_020])[guard][1]
+    assert "holds" == judged(text, calls)[guard][0]
+
+
+def test_a_call_that_is_slow_at_both_servers_does_not_break_a_ratio() -> None:
+    """A load that slows both down is no fault of the new one."""
+    text = "latency: {p99_ratio: 1.3}"
+    calls = [evidence(times=(0.1, 0.1), at_s=number / 10) for number in range(3_000)]
+    both = [evidence(times=(0.4, 0.4), at_s=300 + number / 10) for number in range(300)]
+    assert "holds" == judged(text, [*calls, *both])["latency.p99_ratio"][0]
 
 
 def test_few_calls_leave_latency_undecided() -> None:
@@ -205,6 +251,41 @@ def test_few_calls_leave_latency_undecided() -> None:
     assert judged(text, slow(3.68, factor=1.0))["latency.p99"][0] == "holds"
     failed = evidence(Outcome.NEW_ERROR, new=ErrorCode.INTERNAL)
     assert judged(text, [failed] * 1_000)["latency.p99"] == ("undecided", "no call, limit 200 ms")
+
+
+@pytest.mark.parametrize("text", ["", "errors: off", "latency: {}"])
+def test_plans_have_a_guard_of_replies_by_default(text: str) -> None:
+    """Wrong labels and NaN trip it; only `off` switches it off, or outputs that are all ignored."""
+    config = MIGRATIONS.of(load_text(BASE % text).config)["m"]
+    guards = Guards(config.guards)
+    for _ in range(10):
+        guards.add(WRONG)
+    found = {each.guard: each.standing for each in guards.verdicts()}
+    assert Standing.TRIPS is found["mismatch.below"]
+    good = Guards(config.guards)
+    for _ in range(500):  # the default of `min_calls`
+        good.add(GOOD)
+    assert {Standing.HOLDS} == {each.standing for each in good.verdicts()}
+    plan = f"cutover: {{guards: {{{text}}}}}, compare: {{default: ignore, outputs: {{y: ignore}}}}"
+    ignored = load_text(f"version: 1\nlisteners: [{{http: 8000}}]\nmigrations: {{m: {{{plan}}}}}\n")
+    verdicts = Guards(MIGRATIONS.of(ignored.config)["m"].guards).verdicts()
+    assert "mismatch.below" not in [each.guard for each in verdicts]
+
+
+def test_mismatches_that_nothing_judges_are_named_in_the_verdict() -> None:
+    """Without a condition or guard on replies, the verdict is not a plain `none` or `passed`."""
+    summary = Summary()
+    summary.add("c", Comparison(Outcome.MISMATCH))
+    errors, mismatch = (parse_fail_if(text) for text in ("errors>1%", "mismatch.y>50%"))
+    found = unjudged_mismatches(summary, [errors], [])
+    assert found.startswith("1 of 1 compared replies DIFFER, and nothing judges that")
+    none = verdict_text([], [], has_conditions=False, mismatches=found)
+    assert f"none (no --fail-if and no guard), BUT {found}" == none
+    assert f"passed, BUT {found}" == verdict_text([], [], has_conditions=True, mismatches=found)
+    assert "" == unjudged_mismatches(summary, [mismatch])
+    guard = GuardVerdict("mismatch.below", Standing.UNDECIDED, "")
+    assert "" == unjudged_mismatches(summary, [], [guard])
+    assert "" == unjudged_mismatches(Summary(), [], [])
 
 
 @pytest.mark.parametrize("text", ["", "errors: {}, latency: {}", "errors: null"])
@@ -230,6 +311,7 @@ def test_migrations_without_a_cutover_have_no_guards() -> None:
         ("mismatch: {below: 0.1}", "'0.1' is not a share: expected 0% to 100%, as in 0.1%"),
         ("mismatch: {below: 0%}", "greater than 0"),
         ("mismatch: {}", "below"),
+        ("errors: {below: 0.1}", "'0.1' is not a share: expected 0% to 100%, as in 0.1%"),
         ("errors: {below: 100%}", "less than 1"),
         ("errors: {above: 1%}", "unknown key"),
         ("latency: {p99: 200}", "is not a duration"),

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.app.errors import StartError
+from gateway.api.start_error import StartError
 from gateway.app.processes.channel import WorkerSetup
 from gateway.app.processes.restart_policy import RestartPolicy
 from gateway.app.processes.worker_process import WorkerProcess
@@ -43,6 +43,9 @@ class FakeProcess:
 
     async def wait(self) -> int:
         return await self.over
+
+    async def ping(self) -> bool:
+        return self.replies
 
     async def update_metrics(self) -> bool:
         return self.replies

@@ -23,7 +23,8 @@ def test_calls_without_a_result_count_as_dropped() -> None:
     found = with_lost_samples(
         [
             other,
-            family("gateway_migration_sampled", (M, 10.0), (N, 4.0)),
+            family("gateway_migration_sampled", (M, 10.0)),
+            family("gateway_migration_sampled", (N, 4.0)),
             family("gateway_migration_samples", ({**M, "outcome": "match"}, 5.0)),
             family("gateway_migration_skipped", ({**N, "reason": "arriving"}, 4.0)),
             family("gateway_migration_dropped", ({**M, "reason": "queue"}, 2.0)),
@@ -32,7 +33,9 @@ def test_calls_without_a_result_count_as_dropped() -> None:
             family("gateway_capture_dropped"),
         ]
     )
-    by_name = {name: samples for name, _, _, samples in found}
+    by_name: dict[str, list[Any]] = {}
+    for name, _, _, samples in found:
+        by_name.setdefault(name, []).extend(samples)
     assert other[3] == by_name["gateway_requests"]
     dropped = "gateway_migration_dropped_total"
     assert [

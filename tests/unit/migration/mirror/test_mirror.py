@@ -20,7 +20,14 @@ from gateway.ir.metadata import ModelMetadata, TensorMetadata
 from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import Recordable, RecordedCall, record_of
-from gateway.migration.captures.transfer import Confirmation, SampleMessage, ShadowRequest
+from gateway.migration.captures.sampling import sequence_key
+from gateway.migration.captures.transfer import (
+    Confirmation,
+    SampleMessage,
+    ShadowRequest,
+    decode_message,
+    encode_message,
+)
 from gateway.migration.mirror.mirror import Mirror
 from gateway.migration.targets import live_migrations
 from gateway.telemetry.error_texts import error_text
@@ -228,6 +235,19 @@ async def test_errors_are_outcomes() -> None:
     assert setting.outcomes == {"old_error": 1, "new_error": 1, "match": 1, "both_error": 1}
 
 
+@pytest.mark.parametrize("code", ["unavailable", "invalid_argument"])
+async def test_whose_text_an_error_of_a_client_has_is_known_by_the_error(code: str) -> None:
+    """The serving process has the error, and marks what a server wrote; a code does not tell."""
+    shown = []
+    for error in ("no endpoint is ready", "server said: out of memory"):
+        setting = Setting()
+        setting.put(record(code=code, items=[], error=error), ShadowRequest(error=error))
+        await setting.done()
+        (reason,) = setting.mirror.document()["reasons"]
+        shown.append(reason["example"])
+    assert ["no endpoint is ready", "server said: out of memory"] == shown
+
+
 @pytest.mark.parametrize("payload", ["none", "full"])
 async def test_failed_calls_have_reasons(payload: Literal["none", "full"]) -> None:
     """Evidence, lists and log have the server's text cut; a sample with payload keeps it whole."""
@@ -416,3 +436,35 @@ async def test_a_new_model_without_batches_is_found_at_the_start() -> None:
     text = "the old model takes batches, and the new one takes none (max_batch_size 0)"
     assert line["differences"][0].startswith(f"model 'm': {text}: ")
     await setting.mirror.close(1)
+
+
+async def test_a_shadow_call_was_of_anonymous() -> None:
+    """It is of the client of its call, and equal sequences of two clients are two."""
+    setting = Setting()
+    for client in ("corp:J\u00fcrgen", "web"):
+        sent = decode_message(
+            memoryview(
+                b"".join(
+                    encode_message(SampleMessage(record(), shadow=ShadowRequest(client=client)))
+                )
+            )
+        )
+        setting.put(record(), sent.shadow)
+    await setting.done()
+    names = [call.context.client.identity.name for call in setting.new.calls]
+    assert ["corp:J\u00fcrgen", "web"] == sorted(names)
+    texts = {sequence_key(sequenced(model, of), client) for model, of, client in DIFFERENT}
+    assert len(DIFFERENT) == len(texts)
+
+
+DIFFERENT: list[tuple[str, int | str, str]] = [
+    ("m", 1, "a"),
+    ("m", "1", "a"),
+    ("m", 1, "b"),
+    ("m|1", 2, "a"),
+    ("m", "1|2", "a"),
+]
+
+
+def sequenced(model: str, sequence_id: int | str) -> InferRequest:
+    return InferRequest(model=ModelRef(model), sequence=CallSequence(sequence_id))

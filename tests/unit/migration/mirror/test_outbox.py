@@ -15,6 +15,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.data import RawData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.tensor import Tensor
+from gateway.migration.captures.privacy import Privacy
 from gateway.migration.captures.records import RecordedCall, record_of
 from gateway.migration.captures.sampling import CaptureOptions, CaptureSampler
 from gateway.migration.captures.transfer import (
@@ -99,6 +100,23 @@ async def test_calls_arrive_with_their_elements(ends: tuple[socket.socket, Shado
     counts = made.counts
     assert (counts.recorded, counts.nbytes, counts.in_flight) == (2, 10, 0)
     assert counts.left_out == {"internal": 1}
+
+
+async def test_more_calls_may_wait_than_a_transaction_has(
+    ends: tuple[socket.socket, Shadow],
+) -> None:
+    """A killed gateway loses those of its last moment, so their number has no bound of 64."""
+    ours, shadow = ends
+    made = sampler()
+    outbox = Outbox(ours, made, gather_s=3600.0)
+    outbox.start()
+    await settle()
+    for number in range(65):
+        outbox.put(record_of(recordable(number), Privacy(), None))
+        made.counts.sampled += 1
+    await settle()
+    assert [] == shadow.read()
+    assert 65 == made.counts.in_flight
 
 
 async def test_gathered_calls_are_one_packet(ends: tuple[socket.socket, Shadow]) -> None:

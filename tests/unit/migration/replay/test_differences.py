@@ -14,7 +14,9 @@ from gateway.migration.captures.segment_writer import SegmentWriter
 from gateway.migration.compare.rules import OutputRule, OutputRules
 from gateway.migration.compare.summary import Summary
 from gateway.migration.compare.tensors import Outcome
+from gateway.migration.evidence.guards import Guards
 from gateway.migration.replay.differences import compare_captures
+from gateway.migration.settings import ErrorsGuardConfig, GuardsConfig
 
 NAN = float("nan")
 
@@ -68,3 +70,38 @@ def test_equal_bytes_with_nan_may_differ(tmp_path: Path, nan: str, expected: Out
     values = [[1.0, 2.0], [NAN, 2.0], [1.0, 2.0]]
     _, outcomes = compared(tmp_path, values, values, nan=nan)
     assert [Outcome.MATCH, expected, Outcome.MATCH] == outcomes
+
+
+def test_calls_without_recorded_outputs_are_among_those_of_a_guard_of_errors(
+    tmp_path: Path,
+) -> None:
+    """A condition on errors has them among all calls, and so has the guard."""
+    for name in ("old", "new"):
+        writer = SegmentWriter(tmp_path, {})
+        writer.begin()
+        for number in range(5):
+            failed = name == "new" and not number
+            row = CallRow(
+                at_us=number,
+                took_us=5,
+                request_id=f"r{number}",
+                kind="InferRequest",
+                code="internal" if failed else "ok",
+            )
+            output = TensorRow("old", 0, 0, "y", "FP32", "[1]", "raw", None, 4, None, None)
+            items = [] if failed else [ItemRow(0, 3, "ok")]
+            writer.add(RecordedCall(row, [] if failed else [output], items))
+        writer.commit()
+        writer.seal({}).rename(tmp_path / f"{name}.capture")
+    guards = Guards(GuardsConfig(mismatch="off", errors=ErrorsGuardConfig(below=0.5)))
+    reasons: list[str] = []
+    summary = compare_captures(
+        Capture(tmp_path / "old.capture"),
+        Capture(tmp_path / "new.capture"),
+        OutputRules(),
+        reasons.append,
+        guards=guards,
+    )
+    assert ["payload not recorded"] * 4 == reasons
+    assert (1, 5) == summary.counts("errors")
+    assert guards.verdicts()[0].evidence.startswith("1 of 5, ")

@@ -12,22 +12,32 @@ import numpy as np
 import pytest
 
 from gateway.ir.calls import Call, InferRequest, InferResponse, StreamInferRequest
-from gateway.ir.context import CallSequence, Context, ModelRef
+from gateway.ir.context import CallSequence, Context, ModelRef, Origin
 from gateway.ir.data import SharedMemoryData
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import ErrorCode, InvalidRequest, NotFound, NotSent
 from gateway.ir.tensor import Tensor, array_tensor, as_numpy
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.privacy import Privacy
-from gateway.migration.captures.records import Recordable, RecordedCall
+from gateway.migration.captures.records import FORWARDED, Recordable, RecordedCall
+from gateway.migration.compare.conditions import parse_fail_if, parse_fail_unless
+from gateway.migration.compare.replies import Result
 from gateway.migration.compare.rules import OutputRule, OutputRules
 from gateway.migration.compare.tensors import Outcome
+from gateway.migration.evidence.verdicts import unjudged_calls
 from gateway.migration.replay.differences import compare_captures
-from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
+from gateway.migration.replay.replay import (
+    Replay,
+    ReplayOptions,
+    ReplayOutcome,
+    ReplayReport,
+    replayed_call,
+)
 from gateway.migration.replay.selection import parse_models, parse_selection
 from tests.fakes import FakeStream, ScriptedService
 from tests.unit.migration.captures.kit import recordable, recorder
 
+SERVER = Origin("oip.http", None)
 FULL = Privacy(payload="full", parameters=True)
 
 
@@ -112,7 +122,7 @@ async def test_a_reference_server_replaces_the_recorded_replies(tmp_path: Path) 
 async def test_errors_are_outcomes_and_unreachable_servers_fail(tmp_path: Path) -> None:
     """An error of the new server is counted; an unsent call is a failure."""
     calls = calls_of(tmp_path, *map(request, range(3)))
-    service = ScriptedService(InvalidRequest("no"), NotSent("unreachable"), echo)
+    service = ScriptedService(InvalidRequest("no", origin=SERVER), NotSent("unreachable"), echo)
     report = await replayed(service, calls, concurrency=1)
     assert report.summary.outcomes == {Outcome.NEW_ERROR: 2, Outcome.MATCH: 1}
     assert report.failed == 1
@@ -295,8 +305,66 @@ async def test_recorded_errors_are_the_reference(tmp_path: Path) -> None:
     """The same error at the new server is a match."""
     source = recordable(items=[], code=ErrorCode.NOT_FOUND.value)
     calls = calls_of(tmp_path, source)
-    report = await replayed(ScriptedService(NotFound("gone")), calls)
+    report = await replayed(ScriptedService(NotFound("gone", origin=SERVER)), calls)
     assert report.summary.outcomes == {Outcome.MATCH: 1}
+
+
+def refused(number: int, kind: str = "InferRequest", **fields: Any) -> Recordable:
+    """Return a call that the gateway refused, after or while it read it."""
+    code = ErrorCode.INVALID_ARGUMENT.value
+    call = request(number)
+    values = {"request": call, "context": call.context, "items": [], "code": code, "kind": kind}
+    return recordable(number * 1000, **values, is_refused=True, **fields)
+
+
+@pytest.mark.parametrize(
+    ("source", "reply_of", "is_failure"),
+    [
+        (refused(0), echo, False),
+        (refused(0), InvalidRequest("no"), False),
+        (refused(0), InvalidRequest("no", origin=SERVER), True),
+        (refused(0, ""), echo, False),
+        (request(0), InvalidRequest("no"), True),
+    ],
+)
+async def test_a_refusal_of_the_gateway_is_no_result_of_a_server(
+    tmp_path: Path, source: Any, reply_of: Any, is_failure: bool
+) -> None:
+    """It has an outcome of its own, whatever the other side does, and passes no comparison."""
+    calls = calls_of(tmp_path, source)
+    summary = (await replayed(ScriptedService(reply_of), calls)).summary
+    assert (summary.outcomes, summary.counts("refused")) == ({Outcome.REFUSED: 1}, (1, 1))
+    assert (summary.failed, summary.compared) == (is_failure, 0)
+    assert "1 of 1 calls were refused by the gateway" in " ".join(unjudged_calls(summary, []))
+    condition = parse_fail_if("refused>0")
+    assert (condition.failure(summary), unjudged_calls(summary, [condition])[is_failure:]) == (
+        "refused 100.00% > 0.00%",
+        [],
+    )
+    assert parse_fail_unless("refused<1%@95%").failure(summary)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_new_result_has_a_refusal_of_its_own(tmp_path: Path, is_refused: bool) -> None:
+    """The refusal of the recorded call is not that of the replayed one."""
+    for record in calls_of(tmp_path, refused(0), request(1)):
+        result = Result(error=ErrorCode.INVALID_ARGUMENT, is_refused=is_refused)
+        assert replayed_call(record, ReplayOutcome(result, 0.1), "new").is_refused is is_refused
+
+
+async def test_forwarded_calls_are_not_sent_and_not_missing(tmp_path: Path) -> None:
+    """Only their messages are recorded: a replay and a comparison count them."""
+    call = request(1)
+    forwarded = recordable(1000, request=call, context=call.context, kind=FORWARDED, items=[])
+    calls = calls_of(tmp_path / "a", request(0), forwarded)
+    service = ScriptedService(always=echo)
+    report = await replayed(service, calls)
+    assert (report.sent, report.summary.forwarded, len(service.calls)) == (1, 1, 1)
+    calls_of(tmp_path / "b", request(0))
+    for new in ("a", "b"):
+        captures = Capture(tmp_path / "a"), Capture(tmp_path / new)
+        found = compare_captures(*captures, OutputRules(), lambda _reason: None)
+        assert (found.calls, found.forwarded, found.missing, found.uncompared) == (1, 1, 0, 0)
 
 
 async def test_a_failed_write_of_results_ends_the_replay(tmp_path: Path) -> None:

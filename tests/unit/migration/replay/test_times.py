@@ -97,7 +97,7 @@ def test_times_that_do_not_compare_are_not_judged() -> None:
     latency = summary.document()["latency"]
     assert (None, "too fast") == (latency["p99_ratio"], latency["not_judged"])
     limits = LatencyGuardConfig(p99=0.1, p99_ratio=1.3)
-    guards = Guards(GuardsConfig(errors="off", latency=limits))
+    guards = Guards(GuardsConfig(mismatch="off", errors="off", latency=limits))
     guards.ignore_times("too fast")
     assert {("undecided", "not judged: too fast")} == {
         (each.standing.value, each.evidence) for each in guards.verdicts()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,23 @@ from gateway.ir.tensor import Tensor, array_tensor, items_tensor
 from gateway.ir.texts import utc_text, visible
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.privacy import Privacy
+from gateway.migration.captures.sampling import CaptureOptions
+from gateway.migration.commands.replay import shown_command
+from gateway.migration.commands.report import server_row
+from gateway.migration.compare.conditions import parse_fail_unless
 from gateway.migration.compare.rules import OutputRules
+from gateway.migration.compare.statistics import confidence_sequence
+from gateway.migration.evidence.guards import Guards
 from gateway.migration.replay.differences import compare_captures
 from gateway.migration.report.blocks import html_page, markdown_page
-from gateway.migration.report.report import ReportEvidence, ReportFacts, report_sections
-from tests.unit.migration.captures.kit import recordable, recorder
+from gateway.migration.report.report import (
+    RecordedSide,
+    ReportEvidence,
+    ReportFacts,
+    report_sections,
+)
+from gateway.migration.settings import GuardsConfig, MismatchGuardConfig
+from tests.unit.migration.captures.kit import LocalCapture, recordable, recorder
 
 HOSTILE = "<script>alert(1)</script>|`x`](javascript:alert(1))\n# \u202ehttp://evil www.evil @all"
 SECOND_US = 1_000_000
@@ -168,6 +181,15 @@ def test_the_agreement_is_plotted_over_time(tmp_path: Path) -> None:
     assert "80 calls compared: 40 differ." in text
 
 
+def test_a_report_begins_with_what_the_gateway_refuses(tmp_path: Path) -> None:
+    """It names the callers, which fail on the first day, before anything that servers did."""
+    fields: dict[str, Any] = {"code": "invalid_argument", "is_refused": True, "kind": ""}
+    old = recorded(tmp_path / "a", [numbers(1.0)] * 3, client="10.0.0.9", **fields)
+    text = markdown_of(facts_of(old, old))
+    first = text.index("3 of 3 calls were refused by the gateway")
+    assert first < text.index("10.0.0.9") < text.index("calls failed at the new server")
+
+
 def test_only_recorded_elements_are_shown(tmp_path: Path) -> None:
     """Names and values of unrecorded inputs are not in the report."""
     hidden = Privacy(payload="full", tensors={"x": "none"}, parameters=True)
@@ -206,3 +228,74 @@ def test_times_outside_of_the_calendar_are_unknown() -> None:
     """A damaged capture may contain any number."""
     assert utc_text(0) == "1970-01-01 00:00:00"
     assert utc_text(1 << 62) == "?"
+
+
+def test_a_report_names_both_servers_and_the_command(tmp_path: Path) -> None:
+    """Addresses, versions, models, dates and the command are those of the recordings."""
+    upstreams = {"legacy": "trtis+http://old:8000"}
+    made = LocalCapture(CaptureOptions(directory=tmp_path / "a", upstreams=upstreams, min_free=0.0))
+    for number in range(3):
+        assert made.samples("fraud", "r")
+        made.put(recordable(number, target="legacy/fraud:7"))
+    made.close()
+    old = RecordedSide()
+    for call in Capture(tmp_path / "a").calls():
+        old.add(call.call)
+    notes = Capture(tmp_path / "a").description()
+    day = "from 2023-11-14 22:13:20 to 2023-11-14 22:13:20 UTC"
+    assert server_row("old", old, notes) == (
+        "old",
+        "legacy/fraud:7 (trtis+http://old:8000)",
+        "unknown",
+        "fraud:7",
+        f"3, {day}",
+    )
+    replayed = {
+        "replayed": "oip+grpc://new:8001",
+        "server": "triton 2.50.0",
+        "started": "2026-11-29 10:00:00",
+    }
+    assert server_row("new", old, replayed) == (
+        "new",
+        "oip+grpc://new:8001",
+        "triton 2.50.0",
+        "fraud:7",
+        "3, sent from 2026-11-29 10:00:00 UTC on",
+    )
+    capture = recorded(tmp_path / "b", [numbers(1)])
+    command = "gateway replay a --against oip+grpc://new:8001"
+    facts = facts_of(capture, capture, servers=[server_row("old", old, notes)], command=command)
+    text = markdown_of(facts)
+    assert "| old | legacy/fraud:7 (trtis+http:" in text
+    assert "Command: gateway replay a" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["gateway", "replay", "a b"], "gateway replay 'a b'"),
+        (["--header", "authorization=Bearer s3cret", "x"], "--header authorization=... x"),
+        (["--header=authorization=s3cret"], "--header=authorization=..."),
+    ],
+)
+def test_the_command_has_no_values_of_headers(arguments: list[str], expected: str) -> None:
+    """A value may be a credential."""
+    assert expected == shown_command(arguments)
+
+
+def test_a_page_has_one_bound_for_one_count(tmp_path: Path) -> None:
+    """The guard, the first sentence, the output and the condition of 8 of 450 calls agree."""
+    old = recorded(tmp_path / "a", [numbers(1.0)] * 40)
+    new = recorded(tmp_path / "b", [numbers(1.0)] * 30 + [numbers(2.0)] * 10)
+    facts = facts_of(old, new)
+    low, high = confidence_sequence(10, 40)
+    condition = parse_fail_unless("mismatch<1%@95%")
+    guards = Guards(GuardsConfig(mismatch=MismatchGuardConfig(below=0.5), errors="off"))
+    compare_captures(old, new, OutputRules(), pytest.fail, guards=guards)
+    conditions = [(condition.text, condition.failure(facts.summary))]
+    text = markdown_of(replace(facts, guards=guards.verdicts(), conditions=conditions))
+    assert f"between {low:.3%} and {high:.3%}" in text
+    assert f"{low * 100:.3f}-{high:.3%}" in text
+    assert f"10 of 40, at most {high:.3%}" in text
+    others = set(re.findall(r"[0-9]+\.[0-9]+%", text))
+    assert others == {f"{high:.3%}", f"{low:.3%}", "50.000%", "1.000%", "25.00%", "0.00%"}

@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policies.access.quotas.budgets import (
+from gateway.quotas.budget_queue import Charge, Key
+from gateway.quotas.budgets import (
     Budgets,
-    Charge,
     Clocks,
-    Key,
     Limit,
     LocalAccounts,
     window_end,
 )
-from gateway.policies.access.quotas.pools import LeaseReply, PoolLeases
+from gateway.quotas.pools import LeaseReply, PoolLeases
 
 
 class Time:
@@ -103,10 +102,10 @@ def test_all_budgets_have_room_or_none_is_charged() -> None:
     both = [Charge(("day", "a"), 1), Charge(("rate", "a"), 1)]
     assert [] == made.charge(both)
     assert ["rate"] == [short.charge.key[0] for short in made.charge(both)]
-    assert dict(made.used())["day", "a"] == 1
+    assert dict(made.budgets)["day", "a"].used() == 1
     shadow = [both[0], Charge(("rate", "a"), 1, is_shadow=True)]
     assert ["rate"] == [short.charge.key[0] for short in made.charge(shadow)]
-    assert dict(made.used())["day", "a"] == 2
+    assert dict(made.budgets)["day", "a"].used() == 2
 
 
 def test_charges_can_follow_the_call_and_be_returned() -> None:

@@ -21,6 +21,7 @@ from gateway.ir.errors import GatewayError, InvalidRequest, RegionNotFound
 from gateway.ir.identity import Identity
 from gateway.ir.metadata import SharedRegion
 from gateway.ir.tensor import Tensor
+from gateway.policies.access.apart import apart_by
 from gateway.policies.access.owners import OwnRegions, OwnSequences, SequenceIds
 
 MODEL = ModelRef("m")
@@ -128,3 +129,17 @@ async def test_a_region_exists_for_its_client_alone() -> None:
     await layer(SharedUnregisterRequest(context=CONTEXTS["one"]))
     assert () == await layer(status)
     assert (region,) == await layer(SharedStatusRequest(context=CONTEXTS["two"]))
+
+
+def test_groups_with_a_line_break_were_those_of_others() -> None:
+    """Clients that share batches by group have the same groups, not the same joined text."""
+    by_group = apart_by("group")
+    assert by_group is not None
+    sets = [{"a", "b"}, {"a\nb"}, {"a', 'b"}, {"a"}, set[str]()]
+    texts = [
+        by_group(
+            InferRequest(context=Context(client=Client(identity=Identity("x", frozenset(each)))))
+        )
+        for each in sets
+    ]
+    assert len(sets) == len(set(texts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, Unsupported, UpstreamProtocolError
 from gateway.ir.metadata import ModelMetadata, TensorMetadata
+from gateway.ir.nearest import DecimalMembers, loads_to_odd, renamed_members
 from gateway.ir.tensor import RequestedOutput, as_items, as_numpy
 from gateway.policies.complete.parameters import split_flat_members, split_reply_members
 
@@ -32,6 +34,18 @@ def test_undeclared_members_become_parameters() -> None:
     call = split_members({"x": "a", "y": 2}, declared(Datatype.BYTES, (1,)))
     assert ["x"] == [tensor.name for tensor in call.inputs]
     assert ({"kept": 1, "y": 2}, {}) == (dict(call.parameters), dict(call.flat_members))
+
+
+def test_decimals_are_rounded_once_under_another_name() -> None:
+    """A layer that renames members keeps what reads their decimals again."""
+    half = "1.000000059604644775390625"
+    read = partial(loads_to_odd, f'{{"y":{half}01,"z":{half}}}')
+    members = renamed_members(
+        DecimalMembers({"y": float(half), "z": float(half)}, read), {"y": "x"}
+    )
+    call = split_members(members, declared(Datatype.FP32, (1,)))
+    assert [np.nextafter(np.float32(1), np.float32(2))] == as_numpy(call.inputs[0]).tolist()
+    assert float(half) == call.parameters["z"]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from gateway.ir.calls import (
     ServerMetadataRequest,
     ServerReadyRequest,
     StreamInferRequest,
+    rewritten,
 )
 from gateway.ir.context import CallSequence, Context, ModelRef
 from gateway.ir.data import RawData, SharedMemoryData
@@ -256,7 +257,7 @@ def test_context_has_headers_request_id_and_deadline() -> None:
         call.context.request_id,
         call.context.deadline,
     )
-    sent = CODEC.encode_call(call)
+    sent = CODEC.encode_call(rewritten(call))
     # `ForwardHeaders` has chosen what the context has by then.
     named = {name.lower() for name, _ in sent.headers}
     assert {"content-type", "traceparent", "x-request-id", "cookie"} == named

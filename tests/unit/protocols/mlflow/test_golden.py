@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from gateway.wire.http import Headers, HttpRequest
+from tests.golden.members import AlwaysSent
 from tests.unit.protocols.mlflow.models import answers
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "mlflow"
 ENTRIES = json.loads((GOLDEN / "index.json").read_text())["entries"]
 # The model echo has no signature: numpy guesses its types, which the gateway does not.
 ENTRIES = [entry for entry in ENTRIES if entry["server_model"] != "echo"]
+SENT = AlwaysSent(GOLDEN, ENTRIES)
 DIFFERENT = {
     "017-post-invocations": 200,  # without a content type, where the server fails
     "027-post-invocations": 400,  # fractions for integers, which the server truncates
@@ -41,6 +43,7 @@ async def test_recorded_requests_get_responses_of_the_same_meaning(entry: dict[s
     (response,) = await answers(entry["server_model"], request(name))
     assert DIFFERENT.get(name, entry["status"]) == response.status
     body = bytes(response.view)
+    assert [] == SENT.missing(entry, response.status, body)
     if name in DIFFERENT:
         return
     if entry["response_content_type"]:

@@ -83,7 +83,7 @@ async def test_csv_without_a_header_is_a_matrix() -> None:
     ("body", "text"),
     [
         ("a,b,s\nq,2,x\n", "line 2, column 'a' is 'q': expected a number"),
-        ("a,b,s\n1,2,x\n1,2.0,x\n", "line 3, column 'b' is '2.0': expected an integer"),
+        ("a,b,s\n1,2,x\n1,2.5,x\n", "line 3, column 'b' is '2.5': expected an integer"),
         ("a,b,s\n1,,x\n", "line 2, column 'b' is null"),
         ("a,b,s\n1,2\n", "line 2 has 2 values: expected 3"),
         ("a,a\n", "has 'a' twice"),
@@ -165,7 +165,7 @@ async def test_a_caller_of_json_alone_gets_the_only_reply() -> None:
         ('{"inputs": [1], "params": {"a": [1]}}', "params.a is a list of 1 items"),
         ('{"dataframe_split": [1]}', "dataframe_split is a list of 1 items: expected an object"),
         ('{"dataframe_records": {"a": 1}}', "dataframe_records is an object: expected a list"),
-        ('{"inputs": [{"b64": "AAEC"}]}', "inputs[0] is an object: expected an integer"),
+        ('{"inputs": [{"b64": "AAEC"}]}', "inputs is a table, and input 'x'"),
     ],
 )
 async def test_forms_that_do_not_exist_are_refused(body: str, text: str) -> None:

@@ -206,8 +206,8 @@ TRITON, KSERVE, OVMS = (HTTP_DIALECTS[name] for name in ("triton", "kserve", "ov
 @pytest.mark.parametrize(
     ("call", "dialect", "text"),
     [
-        (ModelConfigRequest(model=M), KSERVE, "'kserve' has no ModelConfigRequest"),
-        (SharedStatusRequest(), KSERVE, "'kserve' has no SharedStatusRequest"),
+        (ModelConfigRequest(model=M), KSERVE, "'kserve' has no model config"),
+        (SharedStatusRequest(), KSERVE, "'kserve' has no shared status"),
         (ModelLoadRequest(model=M), OVMS, "'ovms' has no loading"),
         (LOADING, KSERVE, "'kserve' has no parameters of loading"),
         (ModelUnloadRequest(model=M, dependents=True), KSERVE, "no unloading of dependents"),

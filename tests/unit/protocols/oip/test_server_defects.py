@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.api.protocol import DefectKind
-from gateway.app.server_identity import defect_lines
+from gateway.app.build.server_identity import defect_lines
 from gateway.ir.metadata import ServerMetadata
 from gateway.protocols.oip import SPEC
 from gateway.protocols.oip.server_defects import CANCELLED_CALLS, DEFECTS

@@ -18,6 +18,7 @@ from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import GatewayError, InvalidMember, InvalidOutput, Unsupported
 from gateway.ir.metadata import ModelState, RepositoryEntry
 from gateway.ir.tensor import Tensor, array_tensor, as_items, as_numpy
+from gateway.ir.text_tasks import Generate
 from gateway.protocols.openai.errors import row_of
 from gateway.protocols.openai.http.codec import HttpCodec
 from gateway.protocols.openai.quotas import duration_text, quota_headers
@@ -170,7 +171,7 @@ def test_other_inputs_name_their_member(value: Any) -> None:
     ("members", "member"),
     [
         ({"dimensions": 0}, "dimensions"),
-        ({"dimensions": 1.0}, "dimensions"),
+        ({"dimensions": 1.5}, "dimensions"),
         ({"dimensions": True}, "dimensions"),
         ({"dimensions": "8"}, "dimensions"),
         ({"encoding_format": "int8"}, "encoding_format"),
@@ -388,6 +389,16 @@ def test_members_of_completions_that_are_refused_are_named(members: Any, member:
     with pytest.raises(InvalidMember) as raised:
         codec().decode_call(post({"model": "m", "prompt": "a", **members}, COMPLETIONS))
     assert member == raised.value.member
+
+
+def test_a_number_without_a_fraction_is_a_whole_number() -> None:
+    """A client whose language has only doubles writes 16.0."""
+    body = {"model": "m", "prompt": "a", "max_tokens": 16.0, "seed": 3.0, "n": 1.0, "top_p": 1.0}
+    call = codec().decode_call(post(body, COMPLETIONS))
+    assert isinstance(call, InferRequest)
+    assert isinstance(call.texts, Generate)
+    assert '{"max_tokens": 16, "seed": 3, "top_p": 1.0}' == json.dumps(dict(call.texts.members))
+    assert embeddings(dimensions=8).texts == embeddings(dimensions=8.0).texts
 
 
 # --- records and quotas ---

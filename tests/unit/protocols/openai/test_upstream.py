@@ -53,7 +53,7 @@ def replay(name: str) -> HttpResponse:
     return response(INFINITY[name]["response_body"].encode(), INFINITY[name]["status"])
 
 
-def test_the_request_has_base64_and_a_list_of_texts() -> None:
+def test_the_request_has_floats_as_encoding_and_a_list_of_texts() -> None:
     """The request names the model, and has all parameters as members."""
     call = embeddings_of("a", "b", parameters={"dimensions": 4, "user": "u"})
     wire = codec(base="/").encode_call(call)
@@ -61,7 +61,7 @@ def test_the_request_has_base64_and_a_list_of_texts() -> None:
     expected = {
         "model": "dummy",
         "input": ["a", "b"],
-        "encoding_format": "base64",
+        "encoding_format": "float",
         "dimensions": 4,
         "user": "u",
     }
@@ -89,6 +89,14 @@ def test_reads_base64_and_numbers(name: str, inputs: tuple[str, ...], sizes: lis
 def row(index: Any, *values: float) -> dict[str, Any]:
     data = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
     return {"index": index, "embedding": data}
+
+
+def test_base64_of_a_server_may_have_ends_of_lines() -> None:
+    """Some encoders end lines after 76 characters."""
+    data = base64.encodebytes(np.arange(40, dtype="<f4").tobytes()).decode()
+    document = {"data": [{"index": 0, "embedding": data}]}
+    (output,) = codec().decode_reply(embeddings_of("a"), response(document)).outputs
+    assert np.arange(40).tolist() == as_numpy(output)[0].tolist()
 
 
 def test_embeddings_are_put_in_order() -> None:
@@ -216,8 +224,98 @@ def test_reads_a_stream() -> None:
         b"[DONE]",
     )
     assert [b"A"] == list(as_items(first.outputs[0]))
-    assert ((), "length") == (reason.outputs, reason.parameters["finish_reason"])
+    assert [b""] == list(as_items(reason.outputs[0]))
+    assert "length" == reason.parameters["finish_reason"]
     assert ((), True) == (end.outputs, end.is_final)
+
+
+FIRST, LAST = b'{"choices":[{"text":"A"}]}', b'{"choices":[{"text":"B","finish_reason":"stop"}]}'
+
+
+def texts_of_stream(body: bytes, step: int) -> list[str]:
+    """Return the texts of a stream that comes in parts of *step* bytes."""
+    found = codec(task="completions")
+    call = StreamInferRequest(model=MODEL, request=completion("a"))
+    splitter = found.splitter()
+    parts: list[HttpResponse] = []
+    for at in range(0, len(body), step):
+        parts += splitter.receive(response(body[at : at + step], kind=EVENTS))
+    items = [found.decode_item(call, part) for part in [*parts, *splitter.end()]]
+    return [
+        bytes(text).decode() for item in items for one in item.outputs for text in as_items(one)
+    ]
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 1000])
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_stream_has_any_line_ends_and_may_end_within_its_last_event(
+    line_end: bytes, missing: int, step: int
+) -> None:
+    """LF, CRLF and CR end lines, and the end of the stream may stand for the last of them."""
+    lines = [b": hello", b"", b"data: " + FIRST, b"", b"event: x", b"data:" + LAST, b""]
+    lines += [b"data: [DONE]", b"", b""]
+    assert ["A", "B"] == texts_of_stream(line_end.join(lines[: len(lines) - missing]), step)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        LAST,
+        b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}',
+    ],
+)
+def test_a_reason_or_the_usage_may_end_a_stream_without_done(last: bytes) -> None:
+    """Every client takes a reason, or the usage, for the end where `[DONE]` is missing."""
+    assert ["A"] == texts_of_stream(b"data: %b\n\ndata: %b\n\n" % (FIRST, last), 1000)[:1]
+
+
+def test_null_is_no_error() -> None:
+    """Servers that write all members have `error` with null beside the text."""
+    event = b'{"error":null,"choices":[{"text":"A","finish_reason":null}],"usage":null}'
+    first, _end = stream_of(event, b"[DONE]")
+    assert [b"A"] == list(as_items(first.outputs[0]))
+    with pytest.raises(errors.MalformedMessage, match=r"without \[DONE\]"):
+        stream_of(event)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["a\\ud83d", "\\ude00b"], ["a", "\U0001f600b"]),
+        (["\\uD83D", "\\uDE00\\uD83D", "\\uDE01"], ["", "\U0001f600", "\U0001f601"]),
+        (["a\\ud83d", "", "b"], ["a", "", "\ufffdb"]),
+        (["\\ude00", "b"], ["\ufffd", "b"]),
+        (["\\ud83d\\ude00", "\\\\ud83d"], ["\U0001f600", "\\ud83d"]),
+    ],
+)
+def test_halves_of_a_character_are_joined(pieces: list[str], expected: list[str]) -> None:
+    """A server that counts in UTF-16 may cut a character; a half without the other is U+FFFD."""
+    events = [b'{"choices":[{"text":"%b"}]}' % piece.encode() for piece in pieces]
+    items = stream_of(*events, b"[DONE]")[:-1]
+    assert expected == [bytes(as_items(item.outputs[0])[0]).decode() for item in items]
+
+
+def test_a_last_half_of_a_character_is_replaced() -> None:
+    """A text that ends within a character ends with U+FFFD, in a stream and in one response."""
+    choice = b'{"choices":[{"text":"a\\ud83d","finish_reason":"length"}]}'
+    (item,) = [each for each in stream_of(choice, b"[DONE]") if each.outputs]
+    assert ["a\ufffd".encode()] == list(as_items(item.outputs[0]))
+    reply = codec(task="completions").decode_reply(completion("a"), response(choice))
+    assert ["a\ufffd".encode()] == list(as_items(reply.outputs[0]))
+
+
+def test_entries_without_an_index_are_in_order() -> None:
+    """A server of one text may leave out `index`, and the order of the entries tells it."""
+    choices = [{"text": "A", "finish_reason": "length"}, {"text": "B", "index": None}]
+    found = codec(task="completions").decode_reply(
+        completion("a", "b"), response({"choices": choices})
+    )
+    assert [b"A", b"B"] == list(as_items(found.outputs[0]))
+    assert "length,stop" == found.parameters["finish_reason"]
+    data = [{"embedding": [1]}, {"embedding": [2]}]
+    (output,) = codec().decode_reply(embeddings_of("a", "b"), response({"data": data})).outputs
+    assert [[1.0], [2.0]] == as_numpy(output).tolist()
 
 
 def test_a_stream_without_its_end_is_malformed() -> None:

@@ -45,7 +45,7 @@ async def ask(
         ("integers", TENSOR % ("1,1", "NaN"), "data.tensor.values[0] is nan"),
         ("integers", TENSOR % ("2,2", "1,2,3"), "data.tensor.values has 3 numbers"),
         ("integers", TENSOR % ("-1,2", "1,2"), "data.tensor.shape[0] is -1"),
-        ("integers", TENSOR % ("2,1.0", "1,2"), "data.tensor.shape[1] is 1.0"),
+        ("integers", TENSOR % ("2,1.5", "1,2"), "data.tensor.shape[1] is 1.5"),
         ("integers", TENSOR % (f"{2**31},{2**31}", "1"), "data.tensor.shape[0] is 2147483648"),
         ("integers", TENSOR % (f"{2**31 - 1},{2**31 - 1}", "1"), "data.tensor"),
         ("integers", TENSOR % ("1,1", "[1]"), "data.tensor.values"),

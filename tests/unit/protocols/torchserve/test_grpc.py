@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.ir.context import ModelRef
+from gateway.ir.errors import VersionNotFound, VersionNotNumeric
+from gateway.protocols.oip.dialects import check_whole_version
 from gateway.protocols.torchserve.grpc.codec import (
     DESCRIBE,
     LIST,
@@ -15,8 +18,10 @@ from gateway.protocols.torchserve.grpc.codec import (
     PREDICTIONS,
     SESSION,
     STREAM,
+    GrpcCodec,
     file_descriptors,
 )
+from gateway.protocols.torchserve.http.codec import HttpCodec
 from gateway.schema import torchserve_inference_pb2 as pb
 from gateway.schema import torchserve_management_pb2
 from gateway.wire.grpc import GrpcRequest, GrpcResponse, GrpcStatus
@@ -84,6 +89,20 @@ async def test_bytes_are_one_element_both_ways() -> None:
 async def test_errors_have_proper_statuses(fields: dict[str, Any], status: GrpcStatus) -> None:
     """Servers have INTERNAL for all of them."""
     assert (await only(wire(PREDICTIONS, **fields))).status is status
+
+
+def test_a_version_that_is_no_number_is_unknown_to_any_server() -> None:
+    """Versions are texts here: one that a server of numbers refuses is unknown, as others are."""
+    with pytest.raises(VersionNotNumeric) as caught:
+        check_whole_version(ModelRef("m", "98.7"))
+    assert GrpcStatus.NOT_FOUND is GrpcCodec().encode_error(None, caught.value).status
+    found = HttpCodec().encode_error(None, caught.value)
+    document = json.loads(bytes(found.view))
+    assert (404, "ModelVersionNotFoundException") == (found.status, document["type"])
+    request = wire(PREDICTIONS, model_name="m", model_version="98.7", input={"data": b"[1]"})
+    with pytest.raises(VersionNotFound) as unknown:
+        GrpcCodec().decode_call(request)
+    assert GrpcStatus.NOT_FOUND is GrpcCodec().encode_error(None, unknown.value).status
 
 
 async def test_a_message_that_is_none_is_an_error_of_the_client() -> None:

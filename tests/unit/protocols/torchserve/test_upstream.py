@@ -72,7 +72,7 @@ class Server:
         data = [each.encode() if isinstance(each, str) else each for each in bodies]
         self._responses: list[Any] = [HttpResponse(status, Headers(), (each,)) for each in data]
         if is_grpc:
-            found = [messages.write_prediction(each, "") for each in data]
+            found = [messages.RESPONSE.write(prediction=each) for each in data]
             self._responses = [GrpcResponse(tuple(each)) for each in found]
         self._metadata = ModelMetadata(name="m", inputs=inputs, outputs=outputs)
         self.service = Complete(self._ask, self.codec.needs)
@@ -290,5 +290,5 @@ def test_a_stream_over_grpc_has_items() -> None:
         (pb.PredictionsRequest(model_name="m", input={"data": b"[1]"}).SerializeToString(),),
     )
     call: Any = codec.decode_call(wire)
-    item = codec.decode_item(call, GrpcResponse(tuple(messages.write_prediction(b"[1]", ""))))
+    item = codec.decode_item(call, GrpcResponse(tuple(messages.RESPONSE.write(prediction=b"[1]"))))
     assert item.outputs[0].data.value == [1]  # type: ignore[union-attr]

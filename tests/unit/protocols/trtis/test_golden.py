@@ -211,7 +211,7 @@ def test_recorded_error_is_forwarded_unchanged(exchange: Exchange) -> None:
         assert exchange.response.status == written.status
         assert bytes(exchange.response.view) == bytes(written.view)
         if case_of(exchange) in SILENT:
-            assert written.headers.pairs == ()
+            assert {name for name, _ in written.headers.pairs} <= {"Allow"}  # which 405 requires
             return
         assert (
             exchange.response.headers.get("nv-inferresponse")

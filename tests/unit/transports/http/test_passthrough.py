@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from gateway.app.passthrough import (
+from gateway.app.build.server_identity import ServerIdentity
+from gateway.app.listen.passthrough import (
     MAX_CONTAINERS,
     check_json_body,
     known_posts,
     passthrough_rules,
 )
-from gateway.app.server_identity import ServerIdentity
 from gateway.config.models import PassthroughConfig
 from gateway.ir.errors import MalformedMessage, TooLarge
 from gateway.ir.limits import MessageLimits
@@ -26,7 +26,7 @@ from gateway.transports.http.passthrough import PassthroughRules, normal_path
 from gateway.wire.http import Headers, HttpRequest
 
 if TYPE_CHECKING:
-    from gateway.app.upstreams import BuiltUpstream
+    from gateway.app.build.upstreams import BuiltUpstream
 
 PREDICT = "/v1/models/m:predict"
 CHECK = partial(check_json_body, MessageLimits())
@@ -78,7 +78,10 @@ def test_posts_pass_to_known_paths_of_the_server() -> None:
         ),
     ):
         assert refusal is not None
-        assert 405 == refusal.status
+        assert (405, "GET, HEAD") == (refusal.status, refusal.headers.get("allow"))
+    other = open_rules.refuse(request("PUT", PREDICT), known)
+    assert other is not None
+    assert (405, "GET, HEAD, POST") == (other.status, other.headers.get("allow"))
     large = open_rules.refuse(request("POST", PREDICT, bytes((1 << 20) + 1)), known)
     assert large is not None
     assert 413 == large.status

@@ -343,9 +343,7 @@ def test_streams_are_unsupported() -> None:
         lambda: CODEC.encode_item(stream, reply),
         lambda: CODEC.decode_item(stream, Frame(())),
     ):
-        with pytest.raises(
-            Unsupported, match=r"StreamInferRequest is not supported over grps\.brpc"
-        ):
+        with pytest.raises(Unsupported, match=r"stream infer is not supported over grps\.brpc"):
             refused()
 
 

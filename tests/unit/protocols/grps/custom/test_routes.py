@@ -303,6 +303,14 @@ def test_values_are_decoded_for_their_datatype() -> None:
         half.shape,
         as_numpy(half).tolist(),
     )
+    # Nearest to what is above the middle of two values; FP32, and FP64, have the middle itself.
+    for text, bits in (("1.00390625000000000001", 0x3F81), ("1.00390625", 0x3F80)):
+        for body in (b'{"x":[%b]}', b'{"x":["%b"]}'):
+            view = memoryview(body % text.encode())
+            found: Any = NUMBERS.decode_call(HttpRequest("POST", "/BF16", "", Headers(()), (view,)))
+            assert [bits] == as_numpy(found.inputs[0]).tolist(), (body, text)
+    with pytest.raises(InvalidRequest, match="out of the range of BF16"):
+        number("/BF16", {"x": [3.4e38]})
     pairs = number("/UINT16", {"x": [1, 2, 3, 65535]})
     assert ((2, 2), [[1, 2], [3, 65535]]) == (pairs.shape, as_numpy(pairs).tolist())
     assert (0,) == number("/FP64", {"x": []}).shape

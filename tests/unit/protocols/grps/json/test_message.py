@@ -17,11 +17,14 @@ from gateway.protocols.grps.json.elements import read_array
 from gateway.protocols.grps.json.message import read_request, read_response, write_json
 from gateway.protocols.grps.messages import ContentFormat, GrpsMessage, GrpsStatus
 
+# These documents have no number that is read a second time.
+NO_TEXT = memoryview(b"")
+
 
 def tensor_of(**members: Any) -> Tensor:
     """Return the one tensor of a request."""
     document = {"gtensors": {"tensors": [members]}}
-    return read_request(document, DEFAULT_LIMITS).tensors[0]
+    return read_request(document, DEFAULT_LIMITS, NO_TEXT).tensors[0]
 
 
 def text_of(tensor: Tensor) -> str:
@@ -128,7 +131,7 @@ def test_inconsistent_tensors_are_rejected(members: dict[str, Any], text: str) -
 def test_members_of_the_wrong_type_are_rejected(document: dict[str, Any], text: str) -> None:
     """Members are checked at the top and in maps."""
     with pytest.raises(InvalidRequest, match=text):
-        read_request(document, DEFAULT_LIMITS)
+        read_request(document, DEFAULT_LIMITS, NO_TEXT)
 
 
 def test_nulls_and_unknown_members_are_ignored() -> None:
@@ -149,10 +152,10 @@ def test_nulls_and_unknown_members_are_ignored() -> None:
         "str_data": None,
         "unknown": {"a": [1]},
     }
-    assert "3" == text_of(read_request(document, DEFAULT_LIMITS).tensors[0])
+    assert "3" == text_of(read_request(document, DEFAULT_LIMITS, NO_TEXT).tensors[0])
     assert {"s_s": {"a": "b"}} == dict(
         read_request(
-            {"gmap": {"s_s": {"a": "b"}, "s_t": {"k": 1}, "s_b": None}}, DEFAULT_LIMITS
+            {"gmap": {"s_s": {"a": "b"}, "s_t": {"k": 1}, "s_b": None}}, DEFAULT_LIMITS, NO_TEXT
         ).entries
     )
 
@@ -160,7 +163,7 @@ def test_nulls_and_unknown_members_are_ignored() -> None:
 def test_base64_is_read_in_both_alphabets() -> None:
     """Base64 may be standard or URL-safe, padded or not."""
     values = {"a": "-_8=", "b": "+/8", "c": ""}
-    found = read_request({"gmap": {"s_b": values}}, DEFAULT_LIMITS).entries["s_b"]
+    found = read_request({"gmap": {"s_b": values}}, DEFAULT_LIMITS, NO_TEXT).entries["s_b"]
     assert {"a": b"\xfb\xff", "b": b"\xfb\xff", "c": b""} == found
 
 
@@ -170,8 +173,8 @@ def test_texts_have_a_limit() -> None:
         "gtensors": {"tensors": [{"dtype": 9, "shape": [2], "flat_string": ["a", "b" * 9]}]}
     }
     with pytest.raises(TooLarge, match="at index 1"):
-        read_request(document, MessageLimits(bytes_element_size=5))
-    found = read_request(document, DEFAULT_LIMITS).tensors[0]
+        read_request(document, MessageLimits(bytes_element_size=5), NO_TEXT)
+    found = read_request(document, DEFAULT_LIMITS, NO_TEXT).tensors[0]
     assert [b"a", b"b" * 9] == list(as_items(found))
     with pytest.raises(TooLarge, match="dimensions"):
         tensor_of(dtype=1, shape=[1] * 40)
@@ -189,7 +192,7 @@ def test_texts_have_a_limit() -> None:
 )
 def test_ndarrays_are_read_as_numpy_does(value: Any, shape: tuple[int, ...], found: str) -> None:
     """Scalars, empty lists and booleans are read; values over float32 become infinity."""
-    array = read_array(value, DEFAULT_LIMITS)
+    array = read_array(value, DEFAULT_LIMITS, None)
     assert ("float32", shape, found) == (array.dtype.name, array.shape, str(array.tolist()))
 
 
@@ -197,13 +200,13 @@ def test_ndarrays_are_read_as_numpy_does(value: Any, shape: tuple[int, ...], fou
 def test_invalid_ndarrays_are_rejected(value: Any) -> None:
     """Ragged lists and elements that are not numbers are invalid."""
     with pytest.raises(InvalidTensor):
-        read_array(value, DEFAULT_LIMITS)
+        read_array(value, DEFAULT_LIMITS, None)
 
 
 def test_statuses_of_servers_are_read_leniently() -> None:
     """Invalid members of a Status count as absent."""
     found = [
-        read_response({"status": status}, DEFAULT_LIMITS).status
+        read_response({"status": status}, DEFAULT_LIMITS, NO_TEXT).status
         for status in ({"code": "x", "msg": 5, "status": "ODD"}, {"code": 5, "status": 7}, "no")
     ]
     assert [GrpsStatus(), GrpsStatus(5, "", 7), None] == found
@@ -318,7 +321,7 @@ def test_texts_of_all_tensors_count_together() -> None:
     """The limit on BYTES elements is that of the message."""
     tensor = {"dtype": "DT_STRING", "shape": [3], "flat_string": ["a", "b", "c"]}
     document = {"gtensors": {"tensors": [{"name": name, **tensor} for name in ("x", "y")]}}
-    assert 2 == len(read_request(document, MessageLimits(bytes_elements=6)).tensors)
+    assert 2 == len(read_request(document, MessageLimits(bytes_elements=6), NO_TEXT).tensors)
     with pytest.raises(TooLarge, match="6 in all tensors") as caught:
-        read_request(document, MessageLimits(bytes_elements=5))
+        read_request(document, MessageLimits(bytes_elements=5), NO_TEXT)
     assert "bytes_elements" == caught.value.limit

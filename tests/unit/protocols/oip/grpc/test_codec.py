@@ -272,7 +272,7 @@ def test_stream_call_has_no_single_reply() -> None:
         lambda: CODEC.decode_reply(untyped, GrpcResponse()),
         lambda: CODEC.encode_reply(untyped, None),
     ):
-        with pytest.raises(Unsupported, match="StreamInferRequest is not supported"):
+        with pytest.raises(Unsupported, match="stream infer is not supported"):
             attempt()
 
 

@@ -77,7 +77,12 @@ def test_metadata_for_an_upstream() -> None:
         ),
     )
     found = CODEC.encode_call(ServerReadyRequest(context=context))
-    expected = (("traceparent", "00-1"), ("trace-bin", b"\0"), ("x-request-id", "r-1"))
+    expected = (
+        ("traceparent", "00-1"),
+        ("trace-bin", b"\0"),
+        ("x-name", "Zo%C3%AB"),
+        ("x-request-id", "r-1"),
+    )
     assert expected == found.metadata
 
 

@@ -62,7 +62,7 @@ def test_fast_and_full_encoding_agree(dialect: Any, fields: dict[str, Any]) -> N
 def response_with(*outputs: Tensor) -> GrpcResponse:
     """Return the response of a server with these outputs."""
     reply = InferResponse(model=ModelRef("m"), outputs=outputs)
-    message = INFERENCES.encode_reply(InferRequest(model=ModelRef("m")), reply)
+    message = INFERENCES.encode_reply(InferRequest(model=ModelRef("m")), reply).message
     return GrpcResponse((b"".join(message),))
 
 
@@ -86,5 +86,6 @@ def test_class_values_have_six_decimals() -> None:
     """Values of classes have six decimals, as Triton writes them."""
     call = InferRequest(model=ModelRef("m"), outputs=(RequestedOutput("X", classes=1),))
     reply = InferResponse(model=ModelRef("m"), outputs=(items_tensor("X", (1,), [b"0.5:1"]),))
-    message = pb.ModelInferResponse.FromString(b"".join(INFERENCES.encode_reply(call, reply)))
+    wire = INFERENCES.encode_reply(call, reply)
+    message = pb.ModelInferResponse.FromString(b"".join(wire.message))
     assert [b"\x0a\0\0\x000.500000:1"] == list(message.raw_output_contents)

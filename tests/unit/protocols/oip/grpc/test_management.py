@@ -14,6 +14,7 @@ from gateway.ir.calls import (
     RepositoryIndexRequest,
     ServerMetadataRequest,
 )
+from gateway.ir.context import ModelRef
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import (
     GatewayError,
@@ -26,9 +27,7 @@ from gateway.ir.limits import DEFAULT_LIMITS, MessageLimits
 from gateway.ir.metadata import ModelMetadata, ModelState, RepositoryEntry, TensorMetadata
 from gateway.protocols.oip.grpc.codec import GrpcCodec
 from gateway.protocols.oip.grpc.management import (
-    CALL_WRITERS,
-    REPLY_READERS,
-    REPLY_WRITERS,
+    MESSAGES,
     SERVICE,
 )
 from gateway.schema import open_inference_pb2 as pb
@@ -40,12 +39,8 @@ Entry = pb.RepositoryIndexResponse.ModelIndex
 
 
 def read(call: type[Call[Any]], message: Message, limits: MessageLimits = DEFAULT_LIMITS) -> Any:
-    return REPLY_READERS[call](memoryview(message.SerializeToString()), limits)
-
-
-def test_every_call_has_both_codec_directions() -> None:
-    """Every management call has a writer, a reply reader and a reply writer."""
-    assert set(CALL_WRITERS) == set(REPLY_READERS) == set(REPLY_WRITERS)
+    request = call(model=ModelRef("m"))
+    return MESSAGES[call].read_reply(request, memoryview(message.SerializeToString()), limits)
 
 
 def test_metadata_without_types() -> None:
@@ -66,7 +61,8 @@ def test_metadata_without_types() -> None:
 def test_metadata_with_ambiguous_field_is_read() -> None:
     """Field 6, a map whose value type differs between servers, is ignored."""
     data = pb.ModelMetadataResponse(name="m").SerializeToString() + b"\x32\x06\x0a\x01k\x12\x01v"
-    found = REPLY_READERS[ModelMetadataRequest](memoryview(data), DEFAULT_LIMITS)
+    request = ModelMetadataRequest(model=ModelRef("m"))
+    found = MESSAGES[ModelMetadataRequest].read_reply(request, memoryview(data), DEFAULT_LIMITS)
     assert ModelMetadata(name="m") == found
 
 

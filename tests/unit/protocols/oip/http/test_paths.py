@@ -28,7 +28,13 @@ from gateway.ir.calls import (
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import InvalidRequest, MalformedMessage, NotFound, TooLarge, Unsupported
 from gateway.ir.limits import DEFAULT_LIMITS
-from gateway.protocols.oip.http.paths import OipRoute, find_route, model_path, server_path
+from gateway.protocols.oip.http.paths import (
+    SERVER_PATHS,
+    OipRoute,
+    find_route,
+    model_path,
+    server_path,
+)
 from gateway.wire.errors import MethodNotAllowed
 
 M = ModelRef("m")
@@ -98,9 +104,9 @@ def test_unknown_paths(path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
-        ("POST", "/v2", "GET"),
-        ("HEAD", "/v2/health/live", "GET"),
-        ("POST", "/v2/models/m", "GET"),
+        ("POST", "/v2", "GET, HEAD"),
+        ("HEAD", "/v2/health/live", "GET, HEAD"),
+        ("POST", "/v2/models/m", "GET, HEAD"),
         ("GET", "/v2/models/m/infer", "POST"),
         ("DELETE", "/v2/models/m/versions/1/infer", "POST"),
     ],
@@ -222,7 +228,7 @@ def test_model_paths_survive_a_round_trip(name: str, version: str) -> None:
     assert model == find_route("GET", model_path(model, ""), DEFAULT_LIMITS).model
 
 
-def test_call_types_without_a_path() -> None:
-    """A call type that Open Inference does not have has no path."""
-    assert "/v2" == server_path(ServerMetadataRequest)
-    assert server_path(StreamInferRequest) is None
+@pytest.mark.parametrize("path", SERVER_PATHS)
+def test_paths_of_the_server_survive_a_round_trip(path: str) -> None:
+    """A call about the server has the path that leads to it."""
+    assert path == server_path(find_route("GET", path, DEFAULT_LIMITS).call)

@@ -138,7 +138,7 @@ def test_the_largest_floats_of_a_large_list() -> None:
     assert [LARGEST, -LARGEST, 0.0] == read[:3].tolist()
 
 
-@pytest.mark.parametrize("text", [repr(TOO_LARGE), "-1e39", "1e300"])
+@pytest.mark.parametrize("text", [f"{TOO_LARGE:.1f}", "-1e39", "1e300"])
 @pytest.mark.parametrize("at", [0, 5, 9_999])
 def test_float_out_of_range_is_rejected_in_a_large_list(text: str, at: int) -> None:
     """A number that would round to an infinity is rejected with its index."""

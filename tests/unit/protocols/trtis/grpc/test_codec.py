@@ -373,7 +373,7 @@ def test_encodes_other_replies() -> None:
         (ModelMetadataRequest(), "names no model"),
         (ModelLoadRequest(model=M, parameters={"config": "{}"}), "has the parameter 'config'"),
         (ModelUnloadRequest(model=M, dependents=True), "includes its dependents"),
-        (ServerStatusRequest(), "ServerStatusRequest is not supported over trtis."),
+        (ServerStatusRequest(), "server status is not supported over trtis."),
     ],
 )
 def test_rejects_calls_that_v1_cannot_represent(call: Any, text: str) -> None:
@@ -473,7 +473,7 @@ def test_unsupported_calls_are_rejected() -> None:
         lambda: CODEC.decode_reply(ServerStatusRequest(), GrpcResponse()),
     ]
     for refused in refusals:
-        with pytest.raises(Unsupported, match=r"Request is not supported over trtis\.grpc"):
+        with pytest.raises(Unsupported, match=r"is not supported over trtis\.grpc"):
             refused()
 
 

@@ -1,0 +1,239 @@
+"""The permissions of a configuration: its rules, their checks, and what `gateway explain` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gateway.config.models import Config
+from gateway.config.permissions import RuleConfig
+from gateway.config.yaml_tree import Finding
+from gateway.ir.identity import ANONYMOUS, Identity
+from gateway.policies.access.authorise import ListenerAccess, OnDenied, OnRehearsed
+from gateway.policies.access.operations import HEALTH, INFERENCE, LISTED
+from gateway.policies.access.rules import (
+    ALLOWED,
+    AccessDecision,
+    AccessRule,
+    Facts,
+    Permissions,
+    Size,
+)
+from gateway.quotas.layer import QuotasOfCalls
+from gateway.quotas.parts import quota_rules
+
+
+def rule_names(config: Config) -> list[str]:
+    """Return the names of the rules, in the order of the file."""
+    rules = config.security.rules
+    return [rule.name or f"rule-{number}" for number, rule in enumerate(rules, start=1)]
+
+
+def access_rules(config: Config, *, rehearsed: bool = False) -> list[AccessRule]:
+    """Return the rules of *config*; none if clients may do all that listeners switch on.
+
+    Args:
+        config: The configuration.
+        rehearsed: Return those with `mode: shadow`, too.
+    """
+    named = zip(rule_names(config), config.security.rules, strict=True)
+    return [_rule(name, rule) for name, rule in named if rehearsed or rule.mode == "enforce"]
+
+
+def permissions_of(config: Config) -> tuple[Permissions, Permissions | None]:
+    """Return what decides about calls, and what would if all rules were enforced; None if they are.
+
+    Args:
+        config: A configuration with rules.
+    """
+    enforced, rules = access_rules(config), access_rules(config, rehearsed=True)
+    rehearsal = Permissions(rules) if len(enforced) < len(rules) else None
+    return Permissions(enforced) if enforced else Permissions((), ALLOWED), rehearsal
+
+
+def _rule(name: str, rule: RuleConfig) -> AccessRule:
+    return AccessRule(
+        name=name,
+        operations=rule.operations,
+        denies=rule.effect == "deny",
+        max_elements=rule.max_elements,
+        max_bytes=rule.max_bytes,
+        **rule.conditions(),
+    )
+
+
+def listener_access(
+    config: Config, on_denied: OnDenied, on_rehearsed: OnRehearsed
+) -> dict[str, ListenerAccess]:
+    """Return what clients may do at each listener; empty without rules.
+
+    Args:
+        config: The configuration.
+        on_denied: Counts the calls that are denied.
+        on_rehearsed: Counts the calls that would be denied.
+    """
+    permissions, rehearsal = permissions_of(config)
+    return {
+        listener.name: ListenerAccess(
+            permissions,
+            listener.name,
+            default_model=config.default_model_of(listener),
+            public_health=config.security.public_health,
+            on_denied=on_denied,
+            rehearsal=rehearsal,
+            on_rehearsed=on_rehearsed,
+        )
+        for listener in (config.listeners if config.security.rules else ())
+    }
+
+
+def names_clients(config: Config) -> bool:
+    """Return whether credentials can name different clients."""
+    security = config.security
+    has_credentials = security.keys or security.jwt or security.certificates or security.proxies
+    return bool(has_credentials or config.clients)
+
+
+def check_rules(config: Config) -> Iterator[Finding]:
+    """Yield the rules whose name another rule has."""
+    names = rule_names(config)
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            path = ("security", "rules", index, "name")
+            yield path, f"duplicate name {name!r}: each of the rules needs a different name"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleCall:
+    """A call that `gateway explain` asks about.
+
+    Attributes:
+        client: Its name; "anonymous" for none.
+        groups: Besides those of the configuration.
+        claims: The claims of its token.
+        operation: One of `operations.OPERATIONS`.
+        model: "" for none.
+        listener: "" for the first one.
+        route: The route that it would take; "" for none.
+    """
+
+    client: str
+    operation: str = INFERENCE
+    model: str = ""
+    version: str = ""
+    protocol: str = ""
+    listener: str = ""
+    route: str = ""
+    groups: Sequence[str] = ()
+    claims: Mapping[str, Sequence[str]]
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedAccess:
+    """Whether a client may make a call.
+
+    Attributes:
+        decision: "allow" or "deny".
+        rule: The first rule that decides; None if no rule does.
+        quotas: Names of the quotas that count the call.
+        rehearsed: What would be decided if rules with `mode: shadow` were enforced, and by which
+            rule; None if that is the same.
+        nearest: Where no rule decides, the rule of which the fewest conditions fail; None for none.
+        failed: What fails of it.
+    """
+
+    decision: str
+    rule: str | None
+    quotas: tuple[str, ...] = ()
+    rehearsed: str | None = None
+    nearest: str | None = None
+    failed: str = ""
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the client may make the call."""
+        return self.decision == "allow"
+
+    def __str__(self) -> str:
+        if self.rule is not None:
+            return f"{self.decision}, rule {self.rule}"
+        if self.is_allowed:
+            return f"{self.decision}, no rule is needed"
+        nearest = "" if self.nearest is None else f"; nearest is rule {self.nearest}: {self.failed}"
+        return f"{self.decision}, no rule allows it{nearest}"
+
+
+def explain_access(config: Config, example: ExampleCall) -> ExplainedAccess:
+    """Decide about a call by the rules of *config*.
+
+    Raises:
+        LookupError: There is no such listener.
+    """
+    identity = identity_of(config, example)
+    facts = facts_of(config, example)
+    decision, rehearsed = _decide(config, identity, facts, example)
+    quotas = QuotasOfCalls(quota_rules(config)).matching(identity, facts, example.route)
+
+    def explained(found: AccessDecision, *, with_rehearsed: bool) -> ExplainedAccess:
+        nearest = None
+        if not found.is_allowed and found.rule is None:
+            rules = access_rules(config, rehearsed=with_rehearsed)
+            nearest = Permissions(rules).nearest(identity, facts, example.size)
+        name, failed = nearest or (None, "")
+        verdict = "allow" if found.is_allowed else "deny"
+        return ExplainedAccess(verdict, found.rule, nearest=name, failed=failed)
+
+    differs = rehearsed != decision
+    return replace(
+        explained(decision, with_rehearsed=False),
+        quotas=tuple(part.quota.name for part in quotas),
+        rehearsed=str(explained(rehearsed, with_rehearsed=True)) if differs else None,
+    )
+
+
+def identity_of(config: Config, example: ExampleCall) -> Identity:
+    """Return the client of an example, with what the configuration says about it."""
+    if example.client == ANONYMOUS.name:
+        return ANONYMOUS
+    claims = {name: list(values) for name, values in example.claims.items()}
+    found = config.clients.get(example.client)
+    if found is None:
+        return Identity(example.client, frozenset(example.groups), claims=claims)
+    groups = frozenset((*found.groups, *example.groups))
+    return Identity(example.client, groups, found.tier or "", found.labels, claims)
+
+
+def facts_of(config: Config, example: ExampleCall) -> Facts:
+    """Return the facts of an example.
+
+    Raises:
+        LookupError: There is no such listener.
+    """
+    listeners = {listener.name: listener for listener in config.listeners}
+    listener = listeners.get(example.listener or config.listeners[0].name)
+    if listener is None:
+        raise LookupError(
+            f"unknown listener {example.listener!r}; expected one of {', '.join(listeners)}"
+        )
+    model: str | None = example.model or None
+    if example.operation == INFERENCE and model is None:
+        model = config.default_model_of(listener) or None
+    return Facts(example.operation, model, example.version, example.protocol, listener.name)
+
+
+def _decide(
+    config: Config, identity: Identity, facts: Facts, example: ExampleCall
+) -> list[AccessDecision]:
+    """Return what is decided about a call, and what would be if all rules were enforced."""
+    is_public = facts.operation == HEALTH and facts.model is None and config.security.public_health
+    if not config.security.rules or is_public:
+        return [ALLOWED, ALLOWED]
+    enforced, rehearsal = permissions_of(config)
+    lists = facts.model is None and facts.operation in LISTED
+    return [
+        each.may_list(identity, facts)
+        if lists
+        else each.decide(identity, facts, lambda: example.size)
+        for each in (enforced, rehearsal or enforced)
+    ]

@@ -1,0 +1,1 @@
+"""What only a whole configuration shows to be wrong. Read `check.py` first."""

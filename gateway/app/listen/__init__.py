@@ -1,0 +1,4 @@
+"""Builds the servers of each listener: their addresses, paths, credentials and certificates.
+
+Read `listeners.py` first.
+"""

@@ -1,0 +1,1 @@
+"""Starts, reloads and stops a gateway in one process. Read `gateway.py` first."""

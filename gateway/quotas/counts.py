@@ -1,0 +1,90 @@
+"""The counts of calendar windows in the state directory, so that they survive a restart."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from gateway.api.start_error import reason_of
+from gateway.concurrency.background import start_background
+from gateway.config.load import LoadedConfig
+from gateway.quotas.budgets import Budgets
+from gateway.settings.private_files import replace_private
+
+log = structlog.get_logger(__name__)
+
+HANDED_OVER: Final = "quotas.db"
+"""The file of gateways that hand over; see `quota_directory`."""
+
+_FILE: Final = "quotas.json"
+_EVERY_S: Final = 1.0
+
+
+class QuotaCounts:
+    """Reads the counts at the start, and writes them once a second if they changed.
+
+    Args:
+        budgets: The budgets of all quotas.
+        loaded: The configuration; without `state` nothing is read or written.
+    """
+
+    def __init__(self, budgets: Budgets, loaded: LoadedConfig) -> None:
+        state = loaded.config.state
+        self._budgets = budgets
+        self._path = None if state is None else loaded.directory / state.directory / _FILE
+        self._written: list[Any] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Continue with the counts of an earlier process, and begin to write."""
+        if self._path is None:
+            return
+        for path, read in ((self._path, _saved), (self._path.with_name(HANDED_OVER), _handed_over)):
+            try:
+                self._budgets.restore(read(path))
+            except FileNotFoundError:
+                pass
+            except (OSError, ValueError, TypeError, IndexError) as error:
+                log.warning("counts of quotas not read", file=str(path), reason=str(error))
+        self._task = start_background(self._write_often(self._path), "counts of quotas")
+
+    async def stop(self) -> None:
+        """Write for the last time; idempotent."""
+        task, self._task = self._task, None
+        if task is None or self._path is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._write(self._path)
+
+    async def _write_often(self, path: Path) -> None:
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            self._write(path)
+
+    def _write(self, path: Path) -> None:
+        """Replace the file, if a count has changed since."""
+        saved = self._budgets.saved()
+        if saved == self._written:
+            return
+        try:
+            replace_private(path, json.dumps(saved).encode())
+        except OSError as error:
+            log.warning("counts of quotas not written", reason=reason_of(error))
+        else:
+            self._written = saved
+
+
+def _saved(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def _handed_over(path: Path) -> Any:
+    """Return what gateways have spent that handed over, as this one may have done before."""
+    if not path.exists():
+        return ()
+    from gateway.quotas.directory import spent_in  # noqa: PLC0415  # SQLite: 5 ms
+
+    return spent_in(path)

@@ -1,0 +1,57 @@
+"""QuotaExtension: quotas as the gateway finds them, by `gateway.api.Extension`.
+
+This module is imported at every start, so it imports the others of its folder on use only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Final
+
+from gateway.api.extension import Extension, LeadingPart, Processes, ServingPart, ServingProcess
+from gateway.config.load import LoadedConfig
+from gateway.settings.config_view import ConfigView, Finding
+
+
+class QuotaExtension(Extension):
+    """Lets clients use so much of something in a time."""
+
+    name = "quotas"
+
+    def check(self, config: ConfigView, /) -> Iterator[Finding]:
+        """Yield why the store of quotas cannot be asked."""
+        store = LoadedConfig.of(config).config.quota_store
+        if store is None:
+            return
+        if find_spec("redis") is None:
+            yield ("quota_store",), "needs a client of Redis: pip install 'tensor-gateway[quota]'"
+            return
+        from gateway.quotas.store import client_of  # noqa: PLC0415  # if there is a store
+
+        try:
+            client_of(store)
+        except ValueError:  # its text may hold a part of a password
+            yield (
+                ("quota_store", "url"),
+                "the address, the port or an option is wrong; expected redis://HOST:PORT/NUMBER",
+            )
+
+    def serve(self, process: ServingProcess, /) -> ServingPart:
+        """Return the accounts of a serving process."""
+        from gateway.quotas.parts import ServingQuotas  # noqa: PLC0415  # in serving processes
+
+        return ServingQuotas(process)
+
+    def lead(self, processes: Processes, /) -> LeadingPart:
+        """Return the budgets, or in the only process what asks it for them.
+
+        Raises:
+            StartError: The store of quotas cannot be used.
+        """
+        from gateway.quotas.parts import LeadingQuotas, OnlyQuotas  # noqa: PLC0415  # if it leads
+
+        return (LeadingQuotas if processes.count > 1 else OnlyQuotas)(processes)
+
+
+EXTENSION: Final = QuotaExtension()

@@ -1,0 +1,165 @@
+"""Every call of a client stands in the stock and in the capture, read or not, in all protocols."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+import yaml
+
+from gateway.migration.callers.inventory import StockRow, merged_rows
+from gateway.migration.captures.capture import Capture
+from gateway.migration.captures.records import RecordedCall
+from gateway.registry import PROTOCOLS, protocol
+from tests.integration.asking_kit import running
+from tests.integration.test_whole_messages import config_of
+from tests.integration.whole_messages import WAYS, Sent, post, recording, send
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+
+_GARBAGE = b"\xff"
+ERRORS_IN_REPLIES = frozenset({"graphpipe", "trtis"})
+"""Their errors have the status of a success."""
+
+
+def with_books(directory: Path, text: str, payload: str = "full") -> str:
+    """Return a configuration that counts and records all calls."""
+    capture = {"directory": str(directory / "capture"), "payload": payload, "min_free": 0}
+    books = {"state": {"directory": str(directory / "state")}, "stock": {}, "capture": capture}
+    return yaml.safe_dump({**yaml.safe_load(text), **books})
+
+
+def books(directory: Path) -> tuple[list[StockRow], list[RecordedCall]]:
+    """Return the rows of the stock and the calls of the capture."""
+    calls = list(Capture(directory / "capture").calls())
+    return merged_rows(directory / "state"), calls
+
+
+def is_call(sent: Sent) -> bool:
+    """Return whether a message asks for more than facts about a model or the server."""
+    return bool(sent.body) and not any(each in sent.path for each in ("etadata", "Status"))
+
+
+def counts(rows: list[StockRow]) -> Counter[str]:
+    """Return the sums of the rows."""
+    names = ("calls", "errors", "forwarded", "refused")
+    return Counter({name: sum(getattr(row, name) for row in rows) for name in names})
+
+
+@pytest.mark.parametrize("payload", ["full", "none"])
+@pytest.mark.parametrize("name", WAYS)
+async def test_messages_of_every_protocol_are_in_the_books(
+    tmp_path: Path, name: str, payload: str
+) -> None:
+    """What is read and what is sent on unread is counted once, and recorded once."""
+    way = WAYS[name]
+    async with recording(way) as server:
+        text = with_books(tmp_path, config_of(way, server.address), payload)
+        async with running(text) as gateway:
+            front = next(iter(gateway.addresses.values()))
+            server.seen.clear()
+            for message in way.messages.values():
+                await send(way, front, message)
+            arrived = [each for each in server.seen if is_call(each)]
+    rows, calls = books(tmp_path)
+    found = counts(rows)
+    questions = {each.body for key, each in way.messages.items() if "metadata" in key}
+    expected = [
+        each for each in way.messages.values() if is_call(each) and each.body not in questions
+    ]
+    arrived = [each for each in arrived if each.body not in questions]
+    assert (len(arrived), found["calls"], len(calls)) == (len(expected),) * 3
+    assert {row.protocol for row in rows} == {call.call.protocol for call in calls}
+    assert {row.protocol for row in rows} == {name.partition(" ")[0]}
+    assert {row.client for row in rows} == {"127.0.0.1"}
+    forwarded = [call for call in calls if call.is_forwarded]
+    # A reply that nobody here can read makes a call of tensors one of bytes.
+    assert found["forwarded"] <= len(forwarded)
+    assert all(row.path for row in rows if row.forwarded)
+    bodies = {each.body for call in forwarded for each in call.wire if each.side == "request"}
+    assert all(call.missing for call in forwarded)
+    assert bodies <= {each.body for each in expected}
+    assert bool(bodies) is bool(forwarded and payload == "full")
+
+
+async def _refused_paths(name: str, carrier: str, address: str) -> Counter[str]:
+    """Send what nobody can read to each path of a protocol; return whose request is invalid."""
+    spec = protocol(name)
+    refused: Counter[str] = Counter()
+    if carrier == "http":
+        assert spec.http is not None
+        claims = {each.path for each in spec.http.all_claims({})}
+        async with aiohttp.ClientSession() as session:
+            for path in sorted(claims):
+                async with session.post(f"http://{address}{path}/m", data=_GARBAGE) as response:
+                    refused[f"{path}/m"] += 400 <= response.status < 500
+        return +refused
+    assert spec.grpc is not None
+    async with grpc.aio.insecure_channel(address) as channel:
+        for method in spec.grpc.methods:
+            try:
+                await channel.unary_unary(method)(_GARBAGE, timeout=10)
+            except grpc.aio.AioRpcError as error:
+                code = error.code()
+                refused[method] += code is grpc.StatusCode.INVALID_ARGUMENT
+    return +refused
+
+
+CARRIERS = [
+    (name, carrier)
+    for name in PROTOCOLS
+    for carrier in protocol(name).carriers
+    if carrier in {"http", "grpc"}
+]
+
+
+@pytest.mark.parametrize(("name", "carrier"), CARRIERS)
+async def test_refused_requests_are_in_the_books(tmp_path: Path, name: str, carrier: str) -> None:
+    """A refused request has a row with its path and its error, and a record."""
+    document: dict[str, Any] = {
+        "version": "1",
+        "listeners": [{"name": "main", carrier: "127.0.0.1:0", "protocols": [name]}],
+        "admin": {"address": "off"},
+        "lifecycle": {"pre_stop": "0s", "drain": "1s"},
+        "upstreams": {"server": {"url": "oip+grpc://127.0.0.1:1"}},
+    }
+    async with running(with_books(tmp_path, yaml.safe_dump(document))) as gateway:
+        refused = await _refused_paths(name, carrier, next(iter(gateway.addresses.values())))
+    rows, calls = books(tmp_path)
+    counted = Counter({row.path: row.refused for row in rows if row.refused})
+    assert counted
+    assert refused or name in ERRORS_IN_REPLIES
+    assert refused == Counter({path: counted[path] for path in refused})
+    # Where any bytes are a request, a row is one of a server that cannot be reached.
+    assert all(row.errors == row.refused for row in rows if row.path in counted)
+    assert {row.protocol for row in rows} == {f"{name}.{carrier}"}
+    recorded = [call for call in calls if not call.call.kind]
+    assert len(recorded) == counts(rows)["refused"]
+    assert all(call.is_refused and call.missing == "refused by the gateway" for call in recorded)
+
+
+async def test_a_passthrough_is_in_the_books(tmp_path: Path) -> None:
+    """A request to a path of no protocol has a row with its model; one that the rules refuse, too."""
+    way = WAYS["tfs.http"]
+    async with recording(way) as server:
+        document = yaml.safe_load(config_of(way, server.address))
+        rules = {"upstream": "server", "post": ["/v1/models/*"]}
+        document["listeners"] = [
+            {"http": "127.0.0.1:0", "protocols": ["oip"], "passthrough": rules}
+        ]
+        async with running(with_books(tmp_path, yaml.safe_dump(document))) as gateway:
+            front = gateway.addresses["main.http"]
+            body = b'{"instances": [[1.0]]}'
+            passed = await send(way, front, post("/v1/models/m:predict", body))
+            refused = await send(way, front, post("/elsewhere", body))
+    rows, (call,) = books(tmp_path)
+    found = {row.path: (row.model, row.forwarded, row.refused) for row in rows}
+    assert (200, 405) == (passed.status, refused.status)
+    assert {"/v1/models/m:predict": ("m", 1, 0), "/elsewhere": ("", 0, 1)} == found
+    request, reply = call.wire
+    assert (call.is_forwarded, call.call.model, call.call.target) == (True, "m", "server")
+    assert (request.body, reply.body) == (body, passed.body)

@@ -1,0 +1,160 @@
+"""Names in credentials: a blank one names nobody, a wrong one is told to the log and not to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+from gateway.access.authenticator import (
+    AccessRules,
+    InvalidCredential,
+    ListenerAuthenticator,
+    Mode,
+    Proxy,
+)
+from gateway.access.clients import Clients
+from gateway.access.package_authenticator import PackageAuthenticator
+from gateway.api.access import Credentials, Peer
+from gateway.config.access import ClientConfig, ProxyConfig
+from gateway.ir.errors import Unauthenticated
+from gateway.ir.identity import ANONYMOUS, Identity
+from gateway.transports.authentication import peer_of
+from gateway.wire.http import Headers
+from tests.cases.tokens import token
+from tests.unit.access.test_tokens import Setup
+
+BLANK = ["", " ", "\t", "  \t ", "\u00a0", "\u2003", "\x1f", "\u200b", "\u2060\ufeff "]
+EDGE = ProxyConfig(
+    name="edge", addresses=("10.0.0.0/8",), client_header="x-user", unlisted="accept"
+)
+
+
+def ask(
+    *pairs: tuple[str, str],
+    peer: Peer | None = None,
+    mode: Mode = "required",
+    proxies: tuple[str, ...] = ("10.0.0.0/8",),
+    **clients: ClientConfig,
+) -> Identity:
+    """Return the client of a request from a trusted proxy."""
+    rules = AccessRules(
+        Clients({"any": ClientConfig(proxied=("*",)), **clients} if mode == "required" else {}),
+        proxies=(Proxy(EDGE, [ip_network(each) for each in proxies]),),
+    )
+    listener = ListenerAuthenticator("main", mode, rules, lambda *_: None)
+    found = listener.authenticate(Credentials(Headers(pairs), peer or Peer("10.0.0.7")))
+    assert isinstance(found, Identity)
+    return found
+
+
+@pytest.mark.parametrize("name", BLANK)
+def test_a_blank_name_of_a_proxy_was_a_client(name: str) -> None:
+    """It is as if it were missing, with `unlisted: accept` and the pattern `*`."""
+    with pytest.raises(Unauthenticated, match="a credential is missing"):
+        ask(("X-User", name))
+    assert ask(("x-user", name), mode="optional") is ANONYMOUS
+    with pytest.raises(InvalidCredential, match="2 names of the client"):
+        ask(("x-user", name), ("x-user", "bob"), mode="optional")
+
+
+@pytest.mark.parametrize("name", [each for each in BLANK if each])
+def test_a_blank_subject_was_a_client(name: str) -> None:
+    """A token that names nobody is refused, and blank groups are none."""
+    with pytest.raises(InvalidCredential, match="does not name its client"):
+        Setup(unlisted="accept").identity(token(sub=name))
+    identity = Setup(groups="teams").identity(token(teams=["", name, "a"]))
+    assert identity.groups == {"finance", "a"}
+
+
+async def test_a_blank_name_of_a_package_was_a_client() -> None:
+    """The request has no credential then."""
+
+    class Blank:
+        def authenticate(self, _credentials: Credentials, /) -> Identity:
+            return Identity(" ")
+
+    package = PackageAuthenticator(Blank(), "blank")
+    with pytest.raises(Unauthenticated, match="a credential is missing"):
+        package.authenticate(Credentials((), Peer()))
+
+
+class Transport:
+    """A transport over TLS, whose peer shows a certificate."""
+
+    def __init__(self, certificate: Mapping[str, Any], address: str = "10.0.0.7") -> None:
+        self._found = {"peername": (address, 4000), "ssl_object": self}
+        self._certificate = certificate
+
+    def get_extra_info(self, name: str) -> Any:
+        return self._found.get(name)
+
+    def getpeercert(self) -> Mapping[str, Any]:
+        return self._certificate
+
+
+def certificate(*alternatives: tuple[str, Any], common: str = "") -> Mapping[str, Any]:
+    subject = ((("commonName", common),),) if common else ()
+    return {"subject": subject, "subjectAltName": alternatives}
+
+
+@pytest.mark.parametrize("name", BLANK)
+def test_a_blank_name_of_a_certificate_was_a_client(name: str) -> None:
+    """Neither alternative names nor a common name that is blank count; unknown kinds are none."""
+    found = certificate(("URI", name), ("DNS", name), ("DirName", ((("C", "X"),),)), common=name)
+    assert () == peer_of(Transport(found)).names
+
+
+@pytest.mark.parametrize("pattern", ["dns:Web.Example", "DNS:*.EXAMPLE", "*.Example", "dns:web*"])
+def test_dns_names_of_certificates_have_no_case(pattern: str) -> None:
+    """Neither in the pattern nor in the certificate; other names have."""
+    peer = peer_of(Transport(certificate(("DNS", "wEB.exAMPLE"), common="Web.Example")))
+    clients = Clients({"web": ClientConfig(certificates=(pattern,))})
+    assert "web" == clients.certificates.client(peer.names[0])
+    assert clients.certificates.client("cn:web.other") is None
+
+
+@pytest.mark.parametrize("network", ["192.0.2.0/24", "::ffff:192.0.2.0/120", "192.0.2.7/32"])
+def test_addresses_of_a_socket_of_both_families_were_unknown(network: str) -> None:
+    """An address of IPv4 is one, however the socket and the file write it."""
+    peer = peer_of(Transport({}, "::ffff:192.0.2.7"))
+    assert "192.0.2.7" == peer.address
+    assert "any" == ask(("x-user", "bob"), peer=peer, proxies=(network,)).name
+    assert "2001:db8::7" == peer_of(Transport({}, "2001:db8::7")).address
+
+
+def test_a_certificate_of_no_client_was_a_missing_credential() -> None:
+    """The text says what was sent; its name is for the log alone, cut and escaped."""
+    peer = peer_of(Transport(certificate(common="evil\x1b" + "x" * 500)))
+    with pytest.raises(InvalidCredential, match="the certificate names no client") as caught:
+        ask(peer=peer)
+    assert "evil" not in caught.value.message
+    assert caught.value.credential.startswith("cn:evil\\x1bxxx")
+    assert len(caught.value.credential) < 200
+
+
+@pytest.mark.parametrize(
+    ("make", "is_accepted"),
+    [
+        (token, True),
+        (lambda **more: token(exp=1, **more), False),
+        (lambda **more: token(aud="other", **more), False),
+        (lambda **more: token(**more)[:-8] + "AAAAAAAA", False),
+        (lambda **more: token(**{**more, "sub": "nobody\n" + "y" * 300}), False),
+    ],
+)
+def test_the_log_did_not_name_the_owner_of_a_token(make: Any, is_accepted: bool) -> None:
+    """Accepted and refused tokens are shown with subject, key and issuer, and clients read none."""
+    sent = make(sub="svc-fraud")
+    if is_accepted:
+        shown = Setup().identity(sent).shown
+    else:
+        with pytest.raises(InvalidCredential) as caught:
+            Setup().identity(sent)
+        shown = caught.value.shown
+        assert not any(value in caught.value.message for value in shown.values())
+    assert {"subject", "kid", "issuer"} == set(shown)
+    assert shown["subject"].startswith(("svc-fraud", "nobody\\n"))
+    assert all(value.isprintable() and len(value) < 140 for value in shown.values())
