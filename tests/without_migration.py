@@ -19,18 +19,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+from tests.project_copy import copy_project
+
 WING: Final = "gateway/migration"
 _LINE: Final = "gateway.migration:"
-_NOT_COPIED: Final = (
-    *(".git", ".venv", "build", "dist", "site", "*.egg-info"),
-    *(".*_cache", ".hypothesis", "__pycache__"),
-)
 
 
 def make_core(folder: Path) -> None:
     """Write a copy of the project without the migration kit into a folder that does not exist."""
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+    copy_project(folder)
     shutil.rmtree(folder / WING)
     for found in (folder / "tests").glob("*/migration"):
         shutil.rmtree(found)

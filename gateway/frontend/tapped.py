@@ -11,7 +11,7 @@ import structlog
 from gateway.api.protocol import Codec
 from gateway.api.tap import RecordedStream, Tap, TappedCall
 from gateway.frontend.frontend import Frontend
-from gateway.ir.calls import Call, OpaqueCall, StreamInferRequest
+from gateway.ir.calls import Call, OpaqueCall, StreamInferRequest, with_read_tensors
 from gateway.ir.errors import GatewayError
 from gateway.service import Service
 from gateway.session import SessionReply
@@ -48,7 +48,7 @@ class TappedFrontend(Frontend[Q, A]):
     async def _tapped(self, exchange: TappedCall) -> A:
         try:
             observed = partial(self._observed, exchange)
-            response = await super()._single(exchange.call, observed)
+            response = await super()._single(with_read_tensors(exchange.call), observed)
             exchange.responses.append(response)
             return response
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from gateway.ir.context import (
     Members,
     Metadata,
     ModelRef,
+    Need,
     Origin,
     Parameters,
 )
@@ -399,6 +400,17 @@ def rewritten(call: C) -> C:
     if origin.refusal is not None:
         raise origin.refusal.copy()
     return call.with_context(origin=origin.rewritten())
+
+
+def with_read_tensors(call: C) -> C:
+    """Return *call* with complete tensors in its reply, also where messages go as they came."""
+    origin = call.context.origin
+    if origin is None or not origin.whole or origin.refusal is not None:
+        return call
+    return call.with_context(needs=call.context.needs | _TENSORS)
+
+
+_TENSORS: Final = frozenset({Need.TENSORS})
 
 
 def words_of(call: Call[Any], /) -> str:

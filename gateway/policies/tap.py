@@ -13,8 +13,7 @@ import structlog
 
 from gateway.api.layer import Entries, Layer, LayerContext
 from gateway.api.tap import RecordedStream, RouteTap, SampledCall
-from gateway.ir.calls import Call, InferRequest, OpaqueCall, StreamInferRequest
-from gateway.ir.context import Need
+from gateway.ir.calls import Call, InferRequest, OpaqueCall, StreamInferRequest, with_read_tensors
 from gateway.ir.errors import ErrorCode
 from gateway.ir.streams import on_stream_end
 from gateway.service import ReplyCoroutine, Service
@@ -25,7 +24,6 @@ log = structlog.get_logger(__name__)
 
 R = TypeVar("R")
 
-_TENSORS = frozenset({Need.TENSORS})
 _CANCELLED = ErrorCode.CANCELLED, "the client left before the end of the stream"
 
 
@@ -50,16 +48,14 @@ class SampleCalls:
 
     def __call__(self, call: Call[R], /) -> ReplyCoroutine[R]:
         """Call *inner*."""
-        kind, origin = type(call), call.context.origin
+        kind = type(call)
         if kind is OpaqueCall:
-            if origin is None:  # a question of the gateway's own, about a model
+            if call.context.origin is None:  # a question of the gateway's own, about a model
                 return self._inner(call)
         elif kind is not InferRequest and kind is not StreamInferRequest:
             return self._inner(call)
-        elif origin is not None and origin.whole and origin.refusal is None:
-            call = call.with_context(needs=call.context.needs | _TENSORS)
         try:
-            exchange = self._tap.begin(call)
+            exchange = self._tap.begin(with_read_tensors(call))
         except FAULTS:
             log.exception("call not sampled")
             exchange = None

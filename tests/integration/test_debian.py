@@ -24,8 +24,8 @@ from tests.interop.programs import program
 from tests.interop.servers.process import RunningServer, running
 from tests.interop.servers.triton import start as triton
 from tests.interop.servers.triton.models import SACRIFICIAL
+from tests.project_copy import ROOT, copy_project
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 # How this machine reaches package indexes is no matter of the README.
 NETWORK_FILES = (
@@ -35,17 +35,6 @@ NETWORK_FILES = (
     "/etc/ssl/certs/ca-certificates.crt",
 )
 NETWORK_VARIABLE = re.compile(r"(PIP|SSL|REQUESTS|CURL)_\w+|\w+_proxy", re.IGNORECASE)
-NOT_SOURCES = (
-    ".venv",
-    ".git",
-    "build",
-    "dist",
-    "site",
-    "*.egg-info",
-    ".*_cache",
-    ".hypothesis",
-    "*.so",
-)
 MOUNTS = "mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm && cd /tensor-gateway && "
 ROW = {"datatype": "INT32", "shape": [1, 16], "data": list(range(16))}
 
@@ -98,7 +87,7 @@ def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Debian]:
         [*command, "bookworm", str(root)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    shutil.copytree(ROOT, root / "tensor-gateway", ignore=shutil.ignore_patterns(*NOT_SOURCES))
+    copy_project(root / "tensor-gateway", "*.so")
     for name in NETWORK_FILES:
         target = root / name.lstrip("/")
         if Path(name).exists() and not target.is_symlink():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.project_copy import ROOT, copy_project
+
 EPOCH = "1700000000"
 # From a source archive: those that read files of the whole project.
 ARCHIVED_TESTS = (
@@ -46,10 +46,7 @@ def run(command: list[str], sources: Path, umask: int, zone: str) -> None:
 
 def copy(sources: Path, umask: int) -> None:
     """Copy the tree as a checkout with this umask would have it."""
-    skipped = shutil.ignore_patterns(
-        ".venv", ".git", "build", "dist", "site", "*.egg-info", ".*_cache", ".hypothesis"
-    )
-    shutil.copytree(ROOT, sources, ignore=skipped)
+    copy_project(sources)
     for path in sources.rglob("*"):
         path.chmod((0o777 if path.is_dir() or os.access(path, os.X_OK) else 0o666) & ~umask)
         os.utime(path, None)

@@ -165,7 +165,7 @@ def test_capture_commands_start_and_stop_recording(tmp_path: Path) -> None:
         eventually(lambda: status()["recorded"] == 5)
         text = gateway_command("status", *admin).stdout
         assert f"on: 100% of all models, payload hash, in {directory}" in text
-        assert "5 sampled, 5 recorded, 0 in flight, left out: none" in text
+        assert "5 sampled, 5 recorded, 0 forwarded, 0 refused by the gateway, 0 in flight" in text
         assert gateway_command("start", "--percent", "0", *admin).exit_code == 1
         assert gateway_command("stop", *admin).exit_code == 0
         _ask_times(gateway, 5)

@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from tests.unit.release.loading import RELEASE, load
+from tests.project_copy import ROOT, is_source
+from tests.unit.release.loading import load
 
 publisher = load("publisher")
-ROOT = RELEASE.parent
 # They repeat the values, or are about them.
 ABOUT = {*publisher.files(publisher.values()), "release/publisher.toml", "release/publisher.py"}
 ABOUT |= {"docs/release.md", "tests/unit/release/test_publisher.py"}
@@ -21,7 +21,6 @@ HOSTS = re.compile(
 IMAGE = re.compile(r"^\s*(?:- )?(?:image|repository): *[\"']?([^\s\"'#]+)", re.MULTILINE)
 # The repository is released as an archive, too, which has no list of its files.
 METADATA = "PKG-INFO"  # it repeats the addresses of the project
-LEFT_OUT = {".git", ".venv", "build", "dist", "site", "__pycache__"}
 
 
 def tracked() -> list[str]:
@@ -30,8 +29,8 @@ def tracked() -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0 and done.stdout:
         return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
-    found = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
-    return [str(path) for path in found if not LEFT_OUT & set(path.parts) and path.name != METADATA]
+    found = (str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file())
+    return [name for name in found if is_source(name) and not name.endswith(METADATA)]
 
 
 def text_of(name: str) -> str:

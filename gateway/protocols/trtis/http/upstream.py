@@ -30,7 +30,7 @@ from gateway.ir.errors import GatewayError, MalformedMessage, Unsupported, Upstr
 from gateway.ir.limits import MessageLimits
 from gateway.protocols.trtis.errors import HTTP_ERROR, HTTP_OK
 from gateway.protocols.trtis.http.context import NAME, OWN, REQUEST, RESPONSE, STATUS
-from gateway.protocols.trtis.http.paths import infer_path, register_path, segment
+from gateway.protocols.trtis.http.paths import infer_path, read_query, register_path, segment
 from gateway.protocols.trtis.infer_request import views_of
 from gateway.protocols.trtis.infer_request_header import write_header
 from gateway.protocols.trtis.infer_response import read_reply, sizes_in_band
@@ -139,7 +139,7 @@ class V1Client:
             raws.append(body[at : at + size])
             at += size
         # The header occurs a second time at the end, and only there with all classes.
-        whole = parse(body[at:], pb.InferResponseHeader)
+        whole = _read_end(call, body[at:])
         if [entry.name for entry in whole.output] != [entry.name for entry in header.output]:
             raise MalformedMessage(
                 f"the end of the body does not repeat {RESPONSE}: the sizes of the outputs, "
@@ -219,6 +219,22 @@ def _status(wire: HttpResponse) -> pb.RequestStatus | None:
     if _SUCCESS.fullmatch(text):
         return _SUCCEEDED
     return parse_text(text, pb.RequestStatus, allow_unknown=True)
+
+
+def _read_end(call: InferRequest, view: memoryview) -> pb.InferResponseHeader:
+    """Return the header at the end of a body: a message, or text where a client asked for that.
+
+    Raises:
+        MalformedMessage: It is neither.
+    """
+    origin = call.context.origin
+    asked = _BINARY if origin is None or origin.whole != NAME else origin.wire.query
+    if read_query(asked).get("format") == "binary":
+        return parse(view, pb.InferResponseHeader)
+    try:
+        return _parsed(str(view, "utf-8"))
+    except UnicodeDecodeError as error:
+        raise MalformedMessage(f"the end of the body is no text: {error}") from error
 
 
 def read_response_line(line: str) -> pb.InferResponseHeader:
