@@ -71,7 +71,9 @@ async def test_messages_of_every_protocol_are_in_the_books(
     expected = [
         each for each in way.messages.values() if is_call(each) and each.body not in questions
     ]
-    arrived = [each for each in arrived if each.body not in questions]
+    # The gateway itself asks about models whose tensors are recorded.
+    bodies = {each.body for each in expected}
+    arrived = [each for each in arrived if each.body in bodies]
     assert (len(arrived), found["calls"], len(calls)) == (len(expected),) * 3
     assert {row.protocol for row in rows} == {call.call.protocol for call in calls}
     assert {row.protocol for row in rows} == {name.partition(" ")[0]}
@@ -80,10 +82,10 @@ async def test_messages_of_every_protocol_are_in_the_books(
     # A reply that nobody here can read makes a call of tensors one of bytes.
     assert found["forwarded"] <= len(forwarded)
     assert all(row.path for row in rows if row.forwarded)
-    bodies = {each.body for call in forwarded for each in call.wire if each.side == "request"}
+    recorded = {each.body for call in forwarded for each in call.wire if each.side == "request"}
     assert all(call.missing for call in forwarded)
-    assert bodies <= {each.body for each in expected}
-    assert bool(bodies) is bool(forwarded and payload == "full")
+    assert recorded <= bodies
+    assert bool(recorded) is bool(forwarded and payload == "full")
 
 
 async def _refused_paths(name: str, carrier: str, address: str) -> Counter[str]:

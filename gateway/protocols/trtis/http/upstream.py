@@ -222,14 +222,14 @@ def _status(wire: HttpResponse) -> pb.RequestStatus | None:
 
 
 def _read_end(call: InferRequest, view: memoryview) -> pb.InferResponseHeader:
-    """Return the header at the end of a body: a message, or text where a client asked for that.
+    """Return the header at the end of a body: a message, or text where a client query for that.
 
     Raises:
         MalformedMessage: It is neither.
     """
     origin = call.context.origin
-    asked = _BINARY if origin is None or origin.whole != NAME else origin.wire.query
-    if read_query(asked).get("format") == "binary":
+    query = _BINARY if origin is None or origin.whole != NAME else origin.wire.query
+    if read_query(query).get("format") == "binary":
         return parse(view, pb.InferResponseHeader)
     try:
         return _parsed(str(view, "utf-8"))
