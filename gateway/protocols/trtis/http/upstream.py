@@ -222,7 +222,7 @@ def _status(wire: HttpResponse) -> pb.RequestStatus | None:
 
 
 def _read_end(call: InferRequest, view: memoryview) -> pb.InferResponseHeader:
-    """Return the header at the end of a body: a message, or text where a client query for that.
+    """Return the header at the end of a body: a message, or text where a client asked for that.
 
     Raises:
         MalformedMessage: It is neither.
