@@ -19,6 +19,7 @@ Change = tuple[str, str, str, str]
 CONFIG = """version: 1
 listeners: [{http: "127.0.0.1:0", protocols: [toy, oip], authoriser: no_secrets}]
 admin: {address: "127.0.0.1:0"}
+lifecycle: {pre_stop: 0s}
 security: {authenticator: by_header}
 telemetry: {log: {format: json}}
 policies: {max_elements: 6}

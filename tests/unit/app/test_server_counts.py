@@ -29,6 +29,7 @@ listeners: [{http: "127.0.0.1:0"}]
 admin: {address: null, metrics: null}
 models: {simple: {backend: python, options: {callable: "gateway.backends.examples:simple"}}}
 telemetry: {metrics: {compat: [triton]}}
+lifecycle: {pre_stop: 0s}
 """
 FOUND = (
     ModelStatistics(
