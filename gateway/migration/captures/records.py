@@ -200,7 +200,7 @@ class RecordedCall(Struct, frozen=True):
         if not self.call.kind:
             return REFUSED
         if self.is_forwarded:
-            return "forwarded: nobody but its server has read it"
+            return f"forwarded: only a server of {self.call.protocol} reads it"
         inputs = [each for each in self.tensors if each.side == INPUT]
         if any(each.form == ABSENT for each in inputs):
             return "inputs were not in the message"

@@ -8,6 +8,7 @@ import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -160,6 +161,7 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
     guards = Guards(migration.guards)
     conditions = parse_conditions(fail_if, fail_unless)
     options, mode = _options(pace, speed, rate, concurrency, limit, timeout, model or [])
+    options = replace(options, is_wire=wire)
     selection = parse_or_fail(parse_selection, where) if where else Selection()
     urls = [parse_or_fail(parse_url, each) for each in (against, reference) if each is not None]
     if wire and (reference is not None or model):
@@ -184,7 +186,6 @@ def replay(  # noqa: PLR0913, PLR0917  # one for each flag
                         directory,
                         server,
                         listed=listed,
-                        wire=wire,
                         part=part,
                     )
                 )
@@ -354,15 +355,14 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
     server: ServerFlags,
     *,
     listed: MismatchList | None,
-    wire: bool,
     part: Shard | None,
 ) -> ReplayReport:
     """Connect, send the calls, and close; Ctrl-C ends the sending."""
-    adapt = partial(RecordedRequests, headers=server.metadata) if wire else None
+    adapt = partial(RecordedRequests, headers=server.metadata) if options.is_wire else None
     connections = [(connect(url, adapt=adapt, tls=server.tls), url) for url in urls]
     # A layer that completes a call would write its message anew.
     services = [
-        connected.service if wire else complete_service(connected, url, server.headers)
+        connected.service if options.is_wire else complete_service(connected, url, server.headers)
         for connected, url in connections
     ]
     writer = await _results_writer(results, str(urls[0]), part, services[0])
@@ -384,7 +384,7 @@ async def _run(  # noqa: PLR0913, PLR0917  # what the flags become
         options,
         rules_of(migration.compare, named_rule),
         reference=services[1] if len(services) > 1 else None,
-        wire=_codec_of(urls[0]) if wire else None,
+        codec=codec_of(urls[0]),
         on_done=done,
         guards=guards,
     )
@@ -440,7 +440,8 @@ def shown_command(arguments: Sequence[str]) -> str:
     return shlex.join(shown)
 
 
-def _codec_of(url: Url) -> Codec[Any, Any]:
+def codec_of(url: Url) -> Codec[Any, Any]:
+    """Return the codec of the server at *url*."""
     spec = protocol(url.protocol)
     # Every message names a model here; a listener's own default is not known.
     options = {spec.default_model: "default"} if spec.default_model else {}

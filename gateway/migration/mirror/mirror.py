@@ -456,9 +456,9 @@ class Mirror:
             timeout_s = min(max(2 * took_s, _SHORTEST_S), LONGEST_S)
         path = CallPath(route=shadow_route(self.name, side))
         CALL_PATH.set(path)  # each call has its own task
-        is_stream = entry.record.call.kind == "StreamInferRequest"
-        found = await ask(self._services[side], entry.request, is_stream, timeout_s, most_items)
-        return found, 0.0 if is_stream else path.upstream_s
+        kind = entry.record.call.kind
+        found = await ask(self._services[side], entry.request, kind, timeout_s, most_items)
+        return found, 0.0 if kind == "StreamInferRequest" else path.upstream_s
 
     async def _compare(self, entry: _ArrivedCall, old: Result, new: Result) -> Comparison:
         classes = entry.record.class_outputs

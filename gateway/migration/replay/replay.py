@@ -17,7 +17,7 @@ from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
 from gateway.api.protocol import Codec
 from gateway.concurrency.timeouts import Timeout
-from gateway.ir.calls import InferRequest, StreamInferRequest
+from gateway.ir.calls import Call, InferRequest, StreamInferRequest
 from gateway.ir.context import ModelRef
 from gateway.ir.errors import ErrorCode, GatewayError, Unsupported
 from gateway.ir.streams import close_stream
@@ -25,6 +25,7 @@ from gateway.ir.tensor import Tensor
 from gateway.ir.unread import is_refusal
 from gateway.migration.captures.details import details_with_refusal
 from gateway.migration.captures.records import (
+    FORWARDED,
     OK,
     OLD,
     ItemRow,
@@ -37,6 +38,7 @@ from gateway.migration.compare.rules import OutputRules
 from gateway.migration.compare.summary import Summary, percentile
 from gateway.migration.evidence.guards import Guards
 from gateway.migration.evidence.verdicts import evidence_of, uncompared_evidence
+from gateway.migration.replay.forwarded import forwarded_call, forwarded_outputs, outputs_of_whole
 from gateway.migration.replay.wire_replay import recorded_message, with_recorded_types
 from gateway.service import Service
 from gateway.telemetry.error_texts import error_text
@@ -59,6 +61,7 @@ class ReplayOptions:
         limit: Number of calls to send; None for all.
         timeout_s: The longest time of each call.
         models: Other names for models, by their recorded names.
+        is_wire: Whether the server gets all recorded messages as they are.
     """
 
     speed: float | None = None
@@ -67,6 +70,7 @@ class ReplayOptions:
     limit: int | None = None
     timeout_s: float = 60.0
     models: Mapping[str, ModelRef] = field(default_factory=dict)
+    is_wire: bool = False
 
 
 @dataclass(slots=True)
@@ -128,7 +132,8 @@ class Replay:
         options: How to send the calls.
         rules: Returns the rules of a model's outputs.
         reference: The other server; None to compare with the recorded replies.
-        wire: Reads the recorded messages, which *service* sends as they are; None to send calls.
+        codec: That of *service*, which gets the messages of calls that only servers of its form
+            read; None leaves them out.
         on_done: Called for each call.
         guards: Get each comparison; None for no guards.
     """
@@ -140,12 +145,13 @@ class Replay:
         rules: OutputRules,
         *,
         reference: Service | None = None,
-        wire: Codec[Any, Any] | None = None,
+        codec: Codec[Any, Any] | None = None,
         on_done: OnDone | None = None,
         guards: Guards | None = None,
     ) -> None:
         self._service = service
-        self._wire = wire
+        self._wire = codec if options.is_wire else None
+        self._codec = codec if reference is None else None
         self._options = options
         self._rules = rules
         self._reference = reference
@@ -194,7 +200,7 @@ class Replay:
         for record in calls:
             if self._stop.is_set() or number == self._options.limit:
                 return
-            if record.missing:
+            if record.missing and not self._can_forward(record):
                 self.report.left_out[record.missing] += 1
                 self.report.summary.forwarded += record.is_forwarded
                 if not record.call.kind:
@@ -275,17 +281,14 @@ class Replay:
             self.report.left_out[error.message[:200]] += 1
             return
         self.report.sent += 1
-        is_stream = record.call.kind == "StreamInferRequest"
+        kind = record.call.kind
         timeout_s = self._options.timeout_s
         others: list[ReplayOutcome] = []
         if self._reference is None:  # `gather` would make another task
-            new = await ask(self._service, request, is_stream, timeout_s)
+            new = await ask(self._service, request, kind, timeout_s)
         else:
             new, *others = await asyncio.gather(
-                *(
-                    ask(each, request, is_stream, timeout_s)
-                    for each in (self._service, self._reference)
-                )
+                *(ask(each, request, kind, timeout_s) for each in (self._service, self._reference))
             )
         if new.result.error in _UNSENT:
             self.report.failed += 1
@@ -299,7 +302,22 @@ class Replay:
         outcome = ReplayOutcome(found, record.call.took_us / 1e6, record.call.error)
         self._compare(record, outcome, outcome)
 
-    def _request(self, record: RecordedCall) -> InferRequest:
+    def _can_forward(self, record: RecordedCall) -> bool:
+        """Return whether the server is of the form of a call that nobody else reads."""
+        codec = self._codec
+        return (
+            record.is_forwarded
+            and codec is not None
+            and bool(codec.whole and record.wire)
+            and record.call.protocol == codec.name
+        )
+
+    def _request(self, record: RecordedCall) -> Call[Any]:
+        if record.is_forwarded:
+            assert self._codec is not None  # noqa: S101  # `_can_forward`
+            whole = forwarded_call(record, self._codec)
+            model = self._options.models.get(record.call.model)
+            return whole if model is None else whole.changed(model=model)
         if self._wire is not None:
             call = recorded_message(record, self._wire)
             if not isinstance(call, InferRequest | StreamInferRequest):
@@ -361,16 +379,17 @@ def recorded_result(record: RecordedCall) -> Result | None:
         return Result(error=ErrorCode(failed))
     if record.error_code is not None:
         return Result(error=record.error_code, is_refused=record.is_refused)
-    if record.is_forwarded:
-        return None
+    if record.is_forwarded and not record.items:
+        whole = forwarded_outputs(record)
+        return None if whole is None else Result((whole,))
     outputs = record.outputs()
     return None if outputs is None else Result(outputs)
 
 
 async def ask(
     service: Service,
-    request: InferRequest,
-    is_stream: bool,
+    request: Call[Any],
+    kind: str,
     timeout_s: float,
     most_items: int | None = None,
 ) -> ReplayOutcome:
@@ -378,8 +397,8 @@ async def ask(
 
     Args:
         service: The server.
-        request: The call, or that of the stream.
-        is_stream: Whether it is asked for a stream of replies.
+        request: The call, that of the stream, or one that is sent as it came.
+        kind: That of the recorded call: how it is sent.
         timeout_s: Longest time.
         most_items: Replies of a stream after which it is closed; None for all.
     """
@@ -390,7 +409,11 @@ async def ask(
     answered: GatewayError | None = None
     try:
         with Timeout(timeout_s + 1):
-            if is_stream:
+            if kind == FORWARDED:
+                items.append(outputs_of_whole(call, await service(call)))
+                times.append(monotonic() - started)
+            elif kind == "StreamInferRequest":
+                assert isinstance(call, InferRequest)  # noqa: S101  # that of the stream
                 stream = StreamInferRequest(model=call.model, context=call.context, request=call)
                 replies = await service(stream)
                 try:

@@ -106,19 +106,28 @@ def recorded_message(record: RecordedCall, codec: Codec[Any, Any]) -> Call[Any]:
     Raises:
         GatewayError: The message is of another protocol, not recorded, or malformed.
     """
+    message = recorded_request(record, codec)
+    call = codec.decode_call(message)
+    found = call.context.origin
+    origin = Origin(codec.name, message, None if found is None else found.form)
+    return call.with_context(origin=origin, request_id=record.call.request_id)
+
+
+def recorded_request(record: RecordedCall, codec: Codec[Any, Any]) -> Any:
+    """Return the recorded message of a call.
+
+    Raises:
+        GatewayError: It is of another protocol than *codec*, not recorded, or malformed.
+    """
     if record.call.protocol != codec.name:
         raise Unsupported(f"recorded over {record.call.protocol}; the server is {codec.name}")
     row = next((each for each in record.wire if each.side == "request"), None)
     if row is None:
         raise Unsupported("message not recorded (capture: {wire: true, payload: full})")
     try:
-        message = request_of(json.loads(row.head), row.body)
+        return request_of(json.loads(row.head), row.body)
     except INVALID_VALUES as error:
         raise MalformedMessage(f"recorded call {record.id} is malformed: {error}") from error
-    call = codec.decode_call(message)
-    found = call.context.origin
-    origin = Origin(codec.name, message, None if found is None else found.form)
-    return call.with_context(origin=origin, request_id=record.call.request_id)
 
 
 def with_recorded_types(new: Result, old: Result) -> Result:

@@ -10,11 +10,18 @@ import aiohttp
 import grpc
 import pytest
 import yaml
+from msgspec.structs import replace  # noqa: TID251  # rows have no wire origin
 
+from gateway.app import complete_service, connect
 from gateway.migration.callers.inventory import StockRow, merged_rows
 from gateway.migration.captures.capture import Capture
 from gateway.migration.captures.records import RecordedCall
+from gateway.migration.commands.replay import codec_of
+from gateway.migration.compare.rules import OutputRules
+from gateway.migration.compare.tensors import Outcome
+from gateway.migration.replay.replay import Replay, ReplayOptions, ReplayReport
 from gateway.registry import PROTOCOLS, protocol
+from gateway.settings.units import Url, parse_url
 from tests.integration.asking_kit import running
 from tests.integration.test_whole_messages import config_of
 from tests.integration.whole_messages import WAYS, Sent, post, recording, send
@@ -165,3 +172,48 @@ async def test_a_passthrough_is_in_the_books(tmp_path: Path) -> None:
     request, reply = call.wire
     assert (call.is_forwarded, call.call.model, call.call.target) == (True, "m", "server")
     assert (request.body, reply.body) == (body, passed.body)
+
+
+async def replayed(url: Url, calls: list[RecordedCall]) -> ReplayReport:
+    """Send recorded calls to a server."""
+    connected = connect(url)
+    service = complete_service(connected, url, {})
+    replay = Replay(service, ReplayOptions(), OutputRules(), codec=codec_of(url))
+    try:
+        return await replay.run(iter(calls))
+    finally:
+        await connected.close()
+
+
+def differing(record: RecordedCall) -> RecordedCall:
+    """Return a recorded call whose reply was another one."""
+    rows = [replace(row, body=b"[7]") if row.side == "reply" else row for row in record.wire]
+    return replace(record, wire=rows)
+
+
+@pytest.mark.parametrize("name", WAYS)
+async def test_forwarded_calls_are_replayed_to_servers_of_their_form(
+    tmp_path: Path, name: str
+) -> None:
+    """Such a server gets the same bytes; its reply is compared number by number."""
+    way = WAYS[name]
+    async with recording(way) as server:
+        text = with_books(tmp_path, config_of(way, server.address))
+        async with running(text) as gateway:
+            front = next(iter(gateway.addresses.values()))
+            for message in way.messages.values():
+                await send(way, front, message)
+        calls = [each for each in Capture(tmp_path / "capture").calls() if each.is_forwarded]
+        if way.listener:  # no URL says that a server has paths of another dialect
+            calls = [call for call in calls if not any(":explain" in row.head for row in call.wire)]
+        bodies = [each.body for call in calls for each in call.wire if each.side == "request"]
+        server.seen.clear()
+        address = parse_url(f"{way.url}://{server.address}")
+        found = await replayed(address, calls)
+        other = await replayed(address, [differing(each) for each in calls])
+        sent = [each.body for each in server.seen]
+    assert (found.sent, found.left_out, found.failed) == (len(calls), {}, 0)
+    assert [each for each in sent if each in bodies] == bodies * 2
+    assert found.summary.outcomes.get(Outcome.MATCH, 0) == len(calls)
+    errors = sum(call.error_code is not None for call in calls)
+    assert other.summary.outcomes.get(Outcome.MATCH, 0) == errors

@@ -1,0 +1,123 @@
+"""Calls that a server got as they came: sent again as bytes, and their replies compared as a whole.
+
+Nobody here has read their tensors. So a reply is two outputs: all numbers of its JSON, or of its
+message of protobuf, in the order of their sorted names; and all that is no number. Any other reply
+is its bytes.
+"""
+
+import json
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from gateway.api.protocol import Codec
+from gateway.ir.calls import Call, InferResponse, OpaqueCall
+from gateway.ir.context import Origin
+from gateway.ir.datatypes import Datatype
+from gateway.ir.errors import GatewayError, Unsupported
+from gateway.ir.tensor import Tensor, array_tensor, items_tensor
+from gateway.migration.captures.records import RecordedCall, WireRow
+from gateway.migration.replay.wire_messages import body_of
+from gateway.migration.replay.wire_replay import recorded_request
+from gateway.registry import protocol
+
+REPLY: Final = "reply"
+NUMBERS: Final = "numbers of the reply"
+
+
+def forwarded_call(record: RecordedCall, codec: Codec[Any, Any]) -> Call[Any]:
+    """Return a recorded call whose message a server of the form of *codec* gets.
+
+    Raises:
+        GatewayError: The message is of another form, not recorded, or malformed.
+    """
+    message = recorded_request(record, codec)
+    try:
+        call = codec.decode_call(message)
+    except GatewayError as refused:
+        found = codec.decode_unread(message, refused)
+        if found is None:
+            raise
+        call = found
+    return call.with_context(request_id=record.call.request_id)
+
+
+def outputs_of_whole(call: Call[Any], reply: InferResponse | Origin) -> tuple[Tensor, ...]:
+    """Return the message of the reply to such a call as outputs.
+
+    Raises:
+        Unsupported: The call was written anew.
+    """
+    sent = call.message if isinstance(call, OpaqueCall) else call.context.origin
+    origin = reply if isinstance(reply, Origin) else reply.origin
+    if sent is None or origin is None or not origin.whole:
+        raise Unsupported("the server did not get the message as it came")
+    return _outputs(sent.codec, getattr(sent.wire, "method", ""), body_of(origin.wire))
+
+
+def forwarded_outputs(record: RecordedCall) -> tuple[Tensor, ...] | None:
+    """Return the recorded reply of such a call as outputs; None if it was not recorded."""
+    rows = {each.side: each for each in reversed(record.wire)}
+    if "reply" not in rows:
+        return None
+    return _outputs(record.call.protocol, _method_of(rows.get("request")), rows["reply"].body)
+
+
+def _outputs(name: str, method: str, body: bytes) -> tuple[Tensor, ...]:
+    kind = _reply_types(name.partition(".")[0]).get(method)
+    try:
+        value = json.loads(body) if kind is None else _values(kind, body)
+        numbers: list[float] = []
+        rest = json.dumps(_without_numbers(value, numbers), sort_keys=True).encode()
+    except (ValueError, RecursionError, DecodeError):
+        return (items_tensor(REPLY, (1,), [body]),)
+    array = np.array(numbers, "<f8")
+    return (
+        items_tensor(REPLY, (1,), [rest]),
+        array_tensor(NUMBERS, array, Datatype.FP64),
+    )
+
+
+@cache
+def _reply_types(name: str) -> dict[str, Descriptor]:
+    """Return the type of the reply of each method of a protocol over gRPC, by its path."""
+    binding = protocol(name).grpc
+    files = () if binding is None else binding.file_descriptors()
+    pool, found = DescriptorPool(), {}
+    for each in files:
+        pool.AddSerializedFile(each)
+    for each in files:
+        file = pool.FindFileByName(FileDescriptorProto.FromString(each).name)
+        for service in file.services_by_name.values():
+            for method in service.methods:
+                found[f"/{service.full_name}/{method.name}"] = method.output_type
+    return found
+
+
+def _method_of(row: WireRow | None) -> str:
+    return "" if row is None else str(json.loads(row.head).get("method", ""))
+
+
+def _values(kind: Descriptor, body: bytes) -> Any:
+    message = GetMessageClass(kind)()
+    message.ParseFromString(body)
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+def _without_numbers(value: Any, numbers: list[float]) -> Any:
+    """Return JSON with 0 for each number, which is added to *numbers*."""
+    if isinstance(value, dict):
+        return {key: _without_numbers(value[key], numbers) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_without_numbers(each, numbers) for each in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        numbers.append(float(value))
+        return 0
+    return value
