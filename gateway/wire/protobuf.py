@@ -153,22 +153,27 @@ def field_blocks(
         WireError: The bytes are no message.
         TooManyFields: They have more fields than *limit*, or than *counter* has left.
     """
-    at, count = 0, 0
+    at, count, end = 0, 0, len(view)
     limit = limit if counter is None else min(limit, counter.remaining)
-    while at < len(view):
+    while at < end:
         found: list[Field] = []
         inside = 0
         try:
-            while at < len(view) and len(found) + inside < _BLOCK:
-                if view[at] & _KIND == SGROUP:
+            while at < end and len(found) + inside < _BLOCK:
+                key, size = view[at], view[at + 1]
+                if key & _KIND == LEN and _FIRST_LEN <= key < _MORE > size:
+                    start = at + 2
+                    at = start + size
+                    found.append((key, view[start:at]))
+                elif key & _KIND == SGROUP:
                     at, more = _group(view, view, at, found, limit - count)
                     inside += more
                 else:
                     at = _field(view, view, at, found)
         except IndexError:
-            at = len(view) + 1
-        if at > len(view):
-            raise WireError(f"message of {len(view)} bytes ends inside a field")
+            at = end + 1
+        if at > end:
+            raise WireError(f"message of {end} bytes ends inside a field")
         count += len(found) + inside
         if count > limit:
             raise TooManyFields(f"message has more than {limit} fields")
