@@ -47,9 +47,10 @@ _ALIASES = {
 
 def page_text() -> str:
     """Return the page as Markdown."""
-    parts = [INTRODUCTION]
+    parts, shown = [INTRODUCTION], set[str]()
     for module in MODULES:
-        names = sorted(set(module.__all__) - {"API_VERSION"}, key=str.lower)
+        names = sorted((set(module.__all__) - {"API_VERSION"}) - shown, key=str.lower)
+        shown.update(names)
         parts += [f"## {module.__name__}", "", *_summary(module), ""]
         for name in names:
             parts += [*_described(name, getattr(module, name)), ""]
@@ -77,15 +78,10 @@ def _described(name: str, found: Any) -> Iterator[str]:
                 names = ", ".join(f"`{each}`" for each in found.__members__)
                 yield from ("", f"One of {names}.")
             return
-        bases = ", ".join(f"`{each}`" for each in _NAMES if each != name and _is_base(each, found))
-        if bases:
+        bases = (each for base in found.__bases__ for each in _NAMES if base is _NAMES[each])
+        if bases := ", ".join(f"`{each}`" for each in bases):
             yield from ("", f"A subclass of {bases}.")
         yield from _members(found)
-
-
-def _is_base(name: str, found: type) -> bool:
-    """Return whether the page describes a base of a class under *name*."""
-    return any(each is _NAMES[name] for each in found.__mro__)
 
 
 def _own(found: type) -> Iterator[type]:
