@@ -64,10 +64,10 @@ BALANCE: Final = Setting[_Balance](
     key="balance",
     type=_Balance,
     default="least_request",
-    help="How one of several addresses is chosen for a call. `least_request` draws two addresses, "
-    "and takes the one with fewer calls in flight, or else with the lower latency. `least_pending` "
-    "is another name for it. `peak_ewma` multiplies both. `hash` sends calls with the same key to "
-    "the same address. Each worker counts for itself. Default: `least_request`.",
+    help="How one of several addresses is chosen for a call. `least_request`, or `least_pending`, "
+    "draws two, and takes the one with fewer calls in flight, or else with the lower latency. "
+    "`peak_ewma` multiplies both. `hash` sends calls with the same key to the same address. "
+    "Default: `least_request`.",
     places=("upstream",),
 )
 HASH_BY: Final = Setting[str](
