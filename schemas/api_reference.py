@@ -78,9 +78,10 @@ def _described(name: str, found: Any) -> Iterator[str]:
                 names = ", ".join(f"`{each}`" for each in found.__members__)
                 yield from ("", f"One of {names}.")
             return
-        bases = (each for base in found.__bases__ for each in _NAMES if base is _NAMES[each])
-        if bases := ", ".join(f"`{each}`" for each in bases):
-            yield from ("", f"A subclass of {bases}.")
+        bases = [each for base in found.__bases__ for each in _NAMES if base is _NAMES[each]]
+        if bases:
+            shown = ", ".join(f"`{each}`" for each in bases)
+            yield from ("", f"A subclass of {shown}.")
         yield from _members(found)
 
 
