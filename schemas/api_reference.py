@@ -13,7 +13,7 @@ import enum
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ForwardRef
@@ -24,6 +24,7 @@ from gateway.api import tensors, wire
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "api.md"
 MODULES = (api, tensors, wire)
+_NAMES = {name: getattr(module, name) for module in MODULES for name in module.__all__}
 
 INTRODUCTION = f"""\
 # Extension API
@@ -37,13 +38,19 @@ version {api.API_VERSION}. Packages for 1.0 work with each 1.x, but for `Tap`, `
 _TYPE_NAMES = re.compile(
     r"\b(?:gateway|collections|typing|numpy|msgspec)(?:\.[a-z_]\w*)*\.(?=[A-Za-z])"
 )
+_ALIASES = {
+    "Mapping[str, ndarray[tuple[Any, ...], dtype[Any]]]": "Arrays",
+    "tuple[tuple[str | int, ...], str]": "Finding",
+    "bytes | bytearray | memoryview": "Buffer",
+}
 
 
 def page_text() -> str:
     """Return the page as Markdown."""
-    parts = [INTRODUCTION]
+    parts, shown = [INTRODUCTION], set[str]()
     for module in MODULES:
-        names = sorted(set(module.__all__) - {"API_VERSION"}, key=str.lower)
+        names = sorted((set(module.__all__) - {"API_VERSION"}) - shown, key=str.lower)
+        shown.update(names)
         parts += [f"## {module.__name__}", "", *_summary(module), ""]
         for name in names:
             parts += [*_described(name, getattr(module, name)), ""]
@@ -57,42 +64,71 @@ def _summary(module: ModuleType) -> list[str]:
 def _described(name: str, found: Any) -> Iterator[str]:
     if inspect.isfunction(found):
         yield f"### `{name}{_short(inspect.signature(found))}`"
-        yield from ("", *_text(found))
+        yield from ("", *_text(found, {}))
     elif not inspect.isclass(found) or found.__name__ != name:
         yield f"### `{name}`"
-        yield from ("", f"`{_short(found)}`")
+        kind = _short(found)
+        full = next((each for each, alias in _ALIASES.items() if alias == kind), kind)
+        yield from ("", f"`{full if kind == name else kind}`")
     else:
         yield f"### `{name}`"
-        yield from ("", *_text(found))
+        yield from ("", *_text(found, _fields(found)))
         if issubclass(found, enum.Enum):
-            yield from ("", "One of " + ", ".join(f"`{each}`" for each in found.__members__) + ".")
+            if "Attributes:" not in (inspect.getdoc(found) or ""):
+                names = ", ".join(f"`{each}`" for each in found.__members__)
+                yield from ("", f"One of {names}.")
             return
+        bases = [each for base in found.__bases__ for each in _NAMES if base is _NAMES[each]]
+        if bases:
+            shown = ", ".join(f"`{each}`" for each in bases)
+            yield from ("", f"A subclass of {shown}.")
         yield from _members(found)
 
 
-def _members(found: type) -> Iterator[str]:
-    """Yield the fields and methods that packages use, with the first line of their docstrings."""
-    rows = []
+def _own(found: type) -> Iterator[type]:
+    """Yield a class and its bases that the page does not describe, the class last."""
+    described = {id(each) for each in _NAMES.values() if each is not found}
     for base in reversed(found.__mro__):
-        if not base.__module__.startswith("gateway."):
-            continue
-        for field, annotation in inspect.get_annotations(base).items():
-            if not field.startswith("_"):
-                rows.append((field, f"`{field}: {_short(annotation)}`"))
-        for method, value in vars(base).items():
+        if base.__module__.startswith("gateway.") and id(base) not in described:
+            yield base
+
+
+def _fields(found: type) -> dict[str, str]:
+    """Return the types of the fields that packages use, by name."""
+    return {
+        name: _short(annotation)
+        for base in _own(found)
+        for name, annotation in inspect.get_annotations(base).items()
+        if not name.startswith("_")
+    }
+
+
+def _members(found: type) -> Iterator[str]:
+    """Yield the fields that the docstring leaves out, and the methods with their first lines."""
+    documented = set(re.findall(r"^    (\w+): ", inspect.getdoc(found) or "", re.MULTILINE))
+    fields = _fields(found).items()
+    rows = {name: f"`{name}: {kind}`" for name, kind in fields if name not in documented}
+    for base in _own(found):
+        for name, value in vars(base).items():
             function = getattr(value, "__func__", value)
             function = function.fget if isinstance(function, property) else function
-            if not method.startswith("_") and inspect.isfunction(function):
-                shown = "" if isinstance(value, property) else _short(inspect.signature(function))
-                first = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
-                rows.append((method, f"`{method}{shown}`" + (f": {first}" if first else "")))
+            if name.startswith("_") or not inspect.isfunction(function):
+                continue
+            if isinstance(value, property):
+                if name in documented:
+                    continue
+                shown = ""
+            else:
+                shown = _short(inspect.signature(function))
+            first = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+            rows[name] = f"`{name}{shown}`" + (f": {first}" if first else "")
     if rows:
         yield ""
-        yield from (f"- {text}" for text in dict(rows).values())
+        yield from (f"- {text}" for text in rows.values())
 
 
-def _text(found: Any) -> list[str]:
-    """Return a docstring as Markdown: its sections are lists."""
+def _text(found: Any, fields: Mapping[str, str]) -> list[str]:
+    """Return a docstring as Markdown: its sections are lists, and its attributes have types."""
     lines, section = [], False
     for line in (inspect.getdoc(found) or "").splitlines():
         if line in {"Args:", "Attributes:", "Returns:", "Raises:", "Yields:"}:
@@ -100,8 +136,9 @@ def _text(found: Any) -> list[str]:
             section = True
         elif section and line.startswith("    ") and not line.startswith("     "):
             name, colon, rest = line.strip().partition(": ")
+            shown = f"{name}: {fields[name]}" if name in fields else name
             lines.append(
-                f"- `{name}`: {rest}" if colon and " " not in name else f"- {line.strip()}"
+                f"- `{shown}`: {rest}" if colon and " " not in name else f"- {line.strip()}"
             )
         elif section and line.startswith("     "):
             lines.append(f"  {line.strip()}")
@@ -119,8 +156,11 @@ def _short(annotation: object) -> str:
     if inspect.isclass(annotation):
         text = annotation.__name__
     text = re.sub(r"<(?:class|function) '?([\w.]+)'?[^>]*>", r"\1", text)
-    text = re.sub(r"<([\w.]+): [^>]*>", r"\1", text)
-    return _TYPE_NAMES.sub("", text).replace("'", "").replace("~", "")
+    text = re.sub(r"<([\w.]+): [^>]*>", r"\1", text).replace("= ''", '= ""')
+    text = _TYPE_NAMES.sub("", text).replace("'", "").replace("~", "")
+    for each, alias in _ALIASES.items():
+        text = text.replace(each, alias)
+    return text.replace("(self, ", "(").replace("(self)", "()")
 
 
 def main() -> int:

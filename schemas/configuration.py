@@ -64,6 +64,8 @@ example for each use, and `gateway schema` prints the JSON Schema for editors.
 In the paths below, `[]` stands for an entry of a list, and `NAME` for a name of your choice.
 """
 
+# A section with so many keys of another one refers to them.
+SAME_KEYS = 4
 _DEFAULT = re.compile(r" ?Default: (.*)\.$")
 
 
@@ -109,10 +111,11 @@ def page_text(schema: Mapping[str, Any], examples: Mapping[str, str]) -> str:
     if unused:
         raise LookupError(f"there are examples of unknown models: {sorted(unused)}")
     parts = [INTRODUCTION]
+    shown: dict[str, Section] = {}
     for section in sections.values():
         if section.name not in examples:
             raise LookupError(f"no example of {section.name}; expected one in {EXAMPLES[0].name}")
-        parts.append(_section_text(section, sections, examples[section.name]))
+        parts.append(_section_text(section, sections, examples[section.name], shown))
     return "\n".join(parts)
 
 
@@ -176,23 +179,38 @@ def _named_values(found: Mapping[str, Any]) -> Mapping[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _section_text(section: Section, sections: Mapping[str, Section], example: str) -> str:
+def _section_text(
+    section: Section, sections: Mapping[str, Section], example: str, shown: dict[str, Section]
+) -> str:
+    """Return a section; *shown* has the rows before it, which it adds to and refers to."""
     lines = [f"## {section.title}", "", section.schema["description"], ""]
     if section.other_paths:
         others = ", ".join(f"`{path}`" for path in section.other_paths)
         lines += [f"The same keys apply to {others}.", ""]
     lines += ["```yaml", example.rstrip("\n"), "```", ""]
+    rows = {key: _row_text(key, section, sections) for key in section.schema["properties"]}
+    same: dict[str, list[str]] = {}
+    for key, row in rows.items():
+        same.setdefault(shown.setdefault(row, section).title, []).append(key)
+    for other in sections.values():
+        keys = same.get(other.title, [])
+        if other is not section and len(keys) >= SAME_KEYS:
+            names = ", ".join(f"`{key}`" for key in keys)
+            lines += [f"{names} are those of [{other.title}](#{other.anchor}).", ""]
+            rows = {key: row for key, row in rows.items() if key not in keys}
     lines += ["| Key | Type | Default | Description |", "| --- | --- | --- | --- |"]
-    required = section.schema.get("required", ())
-    for key, found in section.schema["properties"].items():
-        default, text = _split_default(found["description"])
-        if key in required:
-            default = "required"
-        elif "$ref" in found:
-            default = "the defaults of its keys"
-        row = (f"`{key}`", _type_text(found, sections), default, text)
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *rows.values()]) + "\n"
+
+
+def _row_text(key: str, section: Section, sections: Mapping[str, Section]) -> str:
+    found = section.schema["properties"][key]
+    default, text = _split_default(found["description"])
+    if key in section.schema.get("required", ()):
+        default = "required"
+    elif "$ref" in found:
+        default = "the defaults of its keys"
+    row = (f"`{key}`", _type_text(found, sections), default, text)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
 
 
 def _split_default(description: str) -> tuple[str, str]:

@@ -151,10 +151,8 @@ class SecurityConfig(Model):
     """Who may call, and checks that the gateway applies to its own configuration."""
 
     strict: bool = False
-    """Refuse to start with what is not safe. Beyond this machine: a listener without TLS, without
-    authentication or with shared memory, and an admin port or metrics without TLS and a token.
-    Files of private keys, keys and tokens that other users read. `verify: false` of upstreams.
-    Default: `false`, which logs a warning for listeners."""
+    """Refuse to start with what is not safe, such as a listener beyond this machine without TLS;
+    the page on security has the list. Default: `false`, which logs a warning for listeners."""
     keys: KeysConfig | None = None
     """API keys. Default: none."""
     jwt: tuple[JwtConfig, ...] = ()

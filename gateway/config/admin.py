@@ -62,17 +62,14 @@ class AdminConfig(Model):
         return {"metrics": None, **found} if "address" in off else found
 
     address: SocketAddress | None = StreamAddress(Address("127.0.0.1", 9901))
-    """Address of `/ui/`, `/api/v1/`, `/metrics`, `/status`, `/livez`, `/readyz`, `/config`,
-    `/stock` and `/capture`, and of the requests that change the gateway: `/reload`,
-    `/upstream/drain`, `/upstream/enable`, `/route/weights`, `/capture/start` and `/capture/stop`.
-    `unix:/path` is a unix socket, which this user and group alone reach; its requests are those of
-    this machine. `null` switches it off. `off` switches off both addresses.
-    Default: `127.0.0.1:9901`, if the port is free."""
+    """Address of all pages and paths of the admin port. `unix:/path` is a unix socket, which this
+    user and group alone reach; its requests are those of this machine. `null` switches it off.
+    `off` switches off both addresses. Default: `127.0.0.1:9901`, if the port is free."""
     token: AdminToken | None = Field(default=None, repr=False)
-    """What other machines send to read `/ui/`, `/api/v1/`, `/config`, `/stock` and `/capture`, to
-    see payloads and to change the gateway: as `authorization: Bearer TOKEN`, or as the password
-    that a browser asks for. Requests from this machine need none. Default: no token; then other
-    machines only read, and see no payload."""
+    """What other machines send to read all but probes, metrics and `/status`, to see payloads and
+    to change the gateway: as `authorization: Bearer TOKEN`, or as the password that a browser asks
+    for. Requests from this machine need none. Default: no token; then other machines only read, and
+    see no payload."""
     tokens: tuple[AdminTokenConfig, ...] = ()
     """Further tokens, each with a name and roles. Default: `[]`."""
     local: Roles = ("read", "operate", "migrate")
@@ -84,14 +81,10 @@ class AdminConfig(Model):
     too, and without `token` other machines have the role `read`. Default: `[probes, metrics]`."""
     audit: LogFile | None = None
     """File with a JSON line for each change, each view of payloads and each refusal, before its
-    response: `time`, `name` of the token, `address`, `role` that the request needs, `method`,
-    `path` and `status`; for a change also `body`, what changed, and the hashes of the configuration
-    before and after. A file that takes no lines is an error in the log, and delays nobody for
-    long. Default: no such file."""
+    response. Default: no such file."""
     hosts: Names = ()
     """Names of this gateway in the `host` header of requests to the same pages, besides IP
-    addresses, `localhost` and the host of `address`. Other names are refused, because a web page
-    can point its own name at this machine. Default: `[]`."""
+    addresses, `localhost` and the host of `address`. Other names are refused. Default: `[]`."""
     tls: TlsConfig | None = None
     """TLS of both addresses. With `ca`, clients need a certificate. Default: no TLS."""
     metrics: ListenAddress | None = Address("127.0.0.1", 8002)

@@ -26,9 +26,8 @@ class ServerLimitsConfig(Model):
     """Largest ratio of decompressed size to compressed size. It protects against compression bombs.
     Default: `200`."""
     decompressed_elements: int | None = Field(None, ge=1)
-    """Number of elements that a compressed message may have, besides one for each compressed byte.
-    Elements are those of BYTES tensors, and texts and nested lists in JSON; 128 bytes of other
-    JSON count as one. Default: `4096`."""
+    """BYTES elements, and texts and lists of JSON, that a compressed message may have besides one
+    for each compressed byte. 128 bytes of other JSON count as one. Default: `4096`."""
     header_field_bytes: Size | None = None
     """Largest HTTP/1 header field, name and value together. Default: `64KiB`."""
     header_total_bytes: Size | None = None
@@ -39,21 +38,19 @@ class ServerLimitsConfig(Model):
     """Largest number of chunks in an HTTP/1 body with chunked transfer coding.
     Default: `65536`."""
     connections: int | None = Field(None, ge=0)
-    """Largest number of open connections. Further connections are answered with 503, with GOAWAY
-    over gRPC, or with an error of the stream's protocol, and closed. `0` means half of the file
-    descriptors that the connections to upstreams leave. Default: `0`."""
+    """Largest number of open connections. Further ones get 503, GOAWAY or an error of the stream's
+    protocol. `0` means half of the file descriptors that the connections to upstreams leave.
+    Default: `0`."""
     connections_per_address: int | None = Field(None, ge=0)
-    """Largest number of open connections from one client address. In a sidecar and behind a load
-    balancer all clients have one address. `0` means as many as `connections` if that is set, and
-    otherwise seven eighths of them. Default: `0`."""
+    """Largest number of open connections from one client address. `0` means as many as
+    `connections` if that is set, and otherwise seven eighths of them. Default: `0`."""
     requests_in_flight: int | None = Field(None, ge=1)
     """Largest number of requests that are processed at the same time. Further requests wait in a
     queue. Default: as many as `in_flight_bytes` allows, with 16 KiB for each."""
     requests_per_address: int | None = Field(None, ge=1)
-    """Number of requests of one client address that no other address delays. It may have more while
-    places are free. It then gives way to other addresses: theirs begin first. Clients of unix
-    sockets have it for each connection. Default: a quarter of `requests_in_flight`, or 64 if that
-    is not set."""
+    """Number of requests of one client address, or of one connection of a unix socket, that no
+    other one delays. It may have more while places are free. Default: a quarter of
+    `requests_in_flight`, or 64 if that is not set."""
     requests_queued: int | None = Field(None, ge=0)
     """Largest number of requests that wait because `requests_in_flight` is reached. Further
     requests are refused as overloaded, those of the busiest address first. `0` refuses without a
@@ -66,8 +63,8 @@ class ServerLimitsConfig(Model):
     """Largest number of concurrent streams on one HTTP/2 connection, and of concurrent requests on
     one brpc connection. Default: `1024`."""
     connection_age: Duration | None = None
-    """Age at which a gRPC connection is closed, after its calls have ended. Clients then connect
-    again, which spreads them over replicas. It varies by 10 %. Default: `1h`."""
+    """Age, varied by 10 %, at which a gRPC connection is closed after its calls, so that clients
+    spread over replicas. Default: `1h`."""
     header_timeout: Duration | None = None
     """Longest time to receive the header section of a request, from its first byte, and longest
     time of a TLS handshake. Default: `10s`."""
@@ -131,9 +128,8 @@ class MessageLimitsConfig(Model):
     outputs: int | None = Field(None, ge=1)
     """Largest number of outputs that a request may name. Default: `2048`."""
     json_strings: int | None = Field(None, ge=1)
-    """Largest number of BYTES elements of a request for MLServer or KServe over HTTP. These servers
-    answer nobody else while they read them. MLServer gets 2.5 times as many over gRPC. Only for
-    upstreams. Default: `100000`."""
+    """Largest number of BYTES elements of a request for MLServer or KServe over HTTP. MLServer gets
+    2.5 times as many over gRPC. Only for upstreams. Default: `100000`."""
     json_numbers: int | None = Field(None, ge=1)
     """Largest number of other elements of a request for MLServer or KServe over HTTP. Only for
     upstreams. Default: `2500000` for MLServer, `400000` for KServe."""
@@ -190,8 +186,7 @@ class ClientLimitsConfig(Model):
     keepalive: Duration | None = None
     """Time after which an idle connection is closed. Without the key, HTTP requests that must not
     be sent twice, such as inferences, use only connections that were idle for at most 1.5s, or 1s
-    less than the server says in `Keep-Alive: timeout=`: servers close idle connections, gunicorn
-    after 2s. Default: `60s`."""
+    less than the server says in `Keep-Alive: timeout=`. Default: `60s`."""
     resolve_floor: Duration | None = None
     """Time for which the addresses of a host name are cached. With `resolve: all`, the shortest
     time between two look-ups; the longest is 30 s. Default: `5s`."""

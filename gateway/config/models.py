@@ -71,12 +71,11 @@ class PassthroughConfig(Model):
     """HTTP upstream that receives the requests, unchanged."""
     allow: Names = ()
     """Patterns of pages for operators that clients may read: `/metrics`, `/openapi.json`, `/docs`
-    and `/redoc` are refused without it. They tell clients how the server is used. Default: `[]`."""
+    and `/redoc` are refused without it. Default: `[]`."""
     post: Names | None = None
-    """Patterns of paths that clients may POST to, such as `/v1/models/*:predict`. The body has at
-    most 1 MiB. The gateway cannot see what the server does with it: one request can occupy a server
-    of one process for seconds. Default: `/v1/models/*:predict` and `/v1/models/*:explain` if the
-    server names itself KServe, else `[]`."""
+    """Patterns of paths that clients may POST to, with at most 1 MiB of body. One request can
+    occupy a server of one process for seconds. Default: `/v1/models/*:predict` and
+    `/v1/models/*:explain` if the server names itself KServe, else `[]`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -94,8 +93,7 @@ class ListenerConfig(Model):
     """Name of the listener in logs and errors. Each listener needs a different one.
     Default: `main`."""
     address: ListenAddress | None = None
-    """One address for all of HTTP/1, HTTP/2 and gRPC, `HOST:PORT`, instead of `http` and `grpc`.
-    HTTP/2 needs no upgrade: clients begin with it, or TLS negotiates it (ALPN). It requires
+    """One address for all of HTTP/1, HTTP/2 and gRPC, instead of `http` and `grpc`. It requires
     `transport: native`. Default: none."""
     http: ListenAddress | None = None
     """Address of the HTTP server, `HOST:PORT`. A port alone means 127.0.0.1, `*:PORT` means every
@@ -120,9 +118,8 @@ class ListenerConfig(Model):
     only model, if the gateway runs one and has no upstreams, or the routes name one; otherwise
     none, and such requests are refused."""
     identity: Literal["gateway", "upstream"] = "gateway"
-    """Whose name and version clients find in the metadata of the server. `upstream`: those of the
-    first upstream in the file that has told them, for clients that check them.
-    Default: `gateway`."""
+    """Whose name and version clients find in the metadata of the server: those of the gateway, or
+    of the first upstream in the file that has told them. Default: `gateway`."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC. `native` is the gateway's own. `reference` uses aiohttp and
     grpcio, bounds less, and needs several times the CPU. Default: `native`."""
@@ -165,9 +162,9 @@ class ProbeConfig(Model):
     """Time between two probes of a ready address. An address that is not ready is probed every
     500 ms, or more often if `interval` is shorter. Default: `5s`."""
     timeout: Duration = Field(2.0, gt=0)
-    """Longest time of one probe. A ready address that is slower three times in a row counts as not
-    ready, and calls to it fail at once. One call per `interval` is sent as a trial. A server that
-    runs one request at a time needs a longer time than its slowest request. Default: `2s`."""
+    """Longest time of one probe. A ready address that is slower three times in a row is not ready.
+    A server that runs one request at a time needs a longer time than its slowest request. Default:
+    `2s`."""
     headers: Mapping[FieldName, HeaderValue] = Field(default_factory=dict, repr=False)
     """Headers or gRPC metadata of probes, and of all requests for readiness, metadata,
     configuration and index, besides `headers` of the upstream; one of the same name replaces it.
@@ -182,10 +179,9 @@ class UpstreamConfig(Model):
     """
 
     url: UpstreamUrl | None = None
-    """Address and protocol of the server: `oip+http`, `oip+grpc`, `trtis+http`, `trtis+grpc`,
-    `graphpipe+http`, `graphpipe+tcp`, `graphpipe+unix`, `grps+http`, `grps+grpc` or `grps+brpc`,
-    followed by `://HOST:PORT`. `https`, `grpcs`, `brpcs` and, for `tcp`, `tls` stand for the same
-    with TLS. `http`, `https`, `grpc` and `grpcs` alone mean Open Inference. Default: none."""
+    """Protocol, carrier and address of the server, such as `oip+grpc://HOST:PORT`. `https`,
+    `grpcs`, `brpcs` and, for `tcp`, `tls` stand for the same with TLS. `http`, `https`, `grpc` and
+    `grpcs` alone mean Open Inference. Default: none."""
     urls: tuple[UpstreamUrl, ...] = ()
     """Addresses of equivalent servers of the same protocol. Each is probed, and used while it is
     ready. Default: `[]`."""
@@ -198,28 +194,25 @@ class UpstreamConfig(Model):
     Default: no headers."""
     resolve: Literal["first", "all"] = "first"
     """Which addresses of a host name are used. `first` connects to the first one that responds.
-    `all` makes each address (A and AAAA) an endpoint, which is probed, balanced and ejected by
-    itself. Names are looked up again while the gateway runs. With the extra `dns` that is when the
-    time to live has passed, within `limits.resolve_floor` and 30 s. Without it, it
-    is every `resolve_floor`. With the extra, a name that begins with `_` names a service (SRV). Its
-    records have ports, weights and priorities. Servers of a later priority get calls only while
-    none of an earlier one is available. `all` requires `transport: native`. Default: `first`."""
+    `all` makes each address (A and AAAA) an endpoint, and requires `transport: native`. Names are
+    looked up again every `limits.resolve_floor`; with the extra `dns` when the time to live has
+    passed, within that and 30 s. With the extra, a name that begins with `_` names a service (SRV).
+    Its servers of a later priority get calls only while none of an earlier one is available.
+    Default: `first`."""
     errors: Literal["full", "brief"] = "full"
     """What clients read of the errors of the server. `brief` keeps failures of models and names of
-    classes to the log, which show how the server is built. Default: `full`."""
+    classes to the log. Default: `full`."""
     cancellation: Literal["auto", "forward", "withhold"] = "auto"
     """What happens to a gRPC call whose client has left, or whose deadline has passed. `forward`
-    cancels it at the server. `withhold` lets it end, and drops the reply: cancelled calls end
-    Triton before 2.59. It keeps its place in `in_flight` until then. `auto` withholds before Triton
-    below 2.59 and before servers that have not told their version. `transport: reference` always
-    forwards. HTTP upstreams need none of this. Default: `auto`."""
+    cancels it at the server. `withhold` lets it end, and drops the reply. `auto` withholds before
+    Triton below 2.59, which cancelled calls end, and before servers that have not told their
+    version. `transport: reference` always forwards. Default: `auto`."""
     probe: ProbeConfig = ProbeConfig()
     """Readiness probes of each address."""
     metrics: Names = ()
     """URL of the metrics page of the server; with `urls` a list, one for each address. It adds to
-    the metrics of `telemetry.metrics.compat` why requests failed and how many wait. It is read when
-    the metrics page of the gateway is read. With `resolve: all` the page of each address is read.
-    Default: `[]`."""
+    the metrics of `telemetry.metrics.compat` why requests failed and how many wait. With `resolve:
+    all` the page of each address is read. Default: `[]`."""
     transport: Literal["reference", "native"] = "native"
     """Implementation of HTTP and gRPC, as in a listener. Default: `native`."""
     tls: TlsConfig | None = None
@@ -316,9 +309,8 @@ class LifecycleConfig(Model):
     """Whether the gateway is ready from the start. `false` waits until a grps client calls
     `online`. Default: `true`."""
     ready: Names | None = None
-    """Routes that must be ready for the gateway to be ready. `any`: one of them, so that a dead
-    upstream takes only its own routes out of service. `all`: every route. A list of names: each of
-    these routes. Liveness never depends on upstreams. Default: `any`."""
+    """Routes that must be ready for the gateway to be ready: one of them, all, or each of a list of
+    names. Liveness never depends on upstreams. Default: `any`."""
     pre_stop: Duration = 5.0
     """Time after SIGTERM in which the gateway reports not ready and still serves. Load balancers
     remove it meanwhile. SIGINT, as from Ctrl-C, skips it. Default: `5s`."""
@@ -329,12 +321,10 @@ class LifecycleConfig(Model):
     Default: `25s`."""
     worker_timeout: Duration = 30.0
     """With several processes, the time without any reply after which one of them is killed and
-    started again. A process that hangs gets connections as before, so the gateway is not ready
-    meanwhile. `0s` kills none. Default: `30s`."""
+    started again. `0s` kills none. Default: `30s`."""
     hand_over: bool = False
-    """Whether another gateway with this setting may listen on the same addresses, so that the next
-    release takes over before this one stops. Both need the same user. From SIGTERM on, the admin
-    pages belong to the other gateway. Default: `false`."""
+    """Whether another gateway with this setting, of the same user, may listen on the same
+    addresses, so that the next release takes over before this one stops. Default: `false`."""
 
 
 class StateConfig(Model):
@@ -386,16 +376,14 @@ class Config(Model):
     state: StateConfig | None = None
     """Files that the gateway keeps across restarts. Default: none."""
     in_flight_bytes: Size | None = None
-    """Largest number of bytes of requests and responses that a worker holds in memory. What has
-    arrived counts, not what was announced, and 16 KiB more for each request. What reading or
-    writing a message takes beyond eight times its size counts, too. Responses, and requests of
-    clients that hold less than 1/64 of it, may exceed it by a quarter. Default: 512 MiB, or 40 % of
-    the memory limit of the cgroup if that is less, divided by the number of workers."""
+    """Largest number of bytes of requests and responses that a worker holds in memory, with 16 KiB
+    more for each request. Responses, and requests of clients that hold less than 1/64 of it, may
+    exceed it by a quarter. Default: 512 MiB, or 40 % of the memory limit of the cgroup if that is
+    less, divided by the number of workers."""
     in_flight_bytes_per_address: Size | None = None
-    """Part of `in_flight_bytes` of one client address that no other address delays. It may have
-    more while memory is free. It then gives way to other addresses: their requests come first, and
-    its messages that are on their way end if others wait for 1 s. Clients of unix sockets have it
-    for each connection. Default: a quarter of `in_flight_bytes`."""
+    """Part of `in_flight_bytes` of one client address, or of one connection of a unix socket, that
+    no other one delays. It may have more while memory is free, and gives way once others wait.
+    Default: a quarter of `in_flight_bytes`."""
 
     def default_model_of(self, listener: ListenerConfig) -> str:
         """Return the model of requests to a listener that name none; "" for none.

@@ -42,13 +42,13 @@ class LogConfig(Model):
     """Form of a log line. Default: `auto`, which means `console` on a terminal and `json`
     elsewhere."""
     calls_per_second: int = Field(100, ge=0)
-    """Largest number of log lines per second about calls that succeed, over all workers. Calls that
-    fail and requests that are rejected have as many. The line after a gap counts the omitted ones
-    in `skipped`. `0` logs no calls. Default: `100`."""
+    """Largest number of log lines per second about calls that succeed, over all workers, and as
+    many about those that fail or are rejected. The line after a gap counts the omitted ones in
+    `skipped`. `0` logs no calls. Default: `100`."""
     server_errors: Literal["brief", "full"] = "brief"
-    """How much of the error texts of servers is shown in log lines, spans, the status and on pages.
-    They may quote what clients send. `brief` shows the first 120 characters, after `server said:`.
-    Clients get the whole texts. Default: `brief`."""
+    """How much of the error texts of servers, which may quote clients, is shown in log lines,
+    spans, the status and on pages. `brief` shows the first 120 characters, after `server said:`.
+    Default: `brief`."""
     access: AccessLogConfig | None = None
     """A file with a line for every call, which `calls_per_second` does not limit. Default: none."""
 
@@ -58,13 +58,11 @@ class MetricsConfig(Model):
 
     compat: tuple[Literal["triton"], ...] = ()
     """Servers whose metric names are published too. `triton` adds what Triton publishes of each
-    model, `nv_inference_*` and `nv_cache_*_per_model`, for existing dashboards and autoscalers. Of
-    models of a Triton the values are its own: it is asked when the page is read, at most once a
-    second. Other models have what the gateway measures. Default: `[]`."""
+    model, `nv_inference_*` and `nv_cache_*_per_model`, for existing dashboards and autoscalers.
+    Default: `[]`."""
     orca: bool = False
-    """Whether responses tell the load of the gateway to clients and proxies that ask for it: the
-    CPU, the memory and the queued inferences, as ORCA. They ask by the header or metadata
-    `endpoint-load-metrics-format` with the value `TEXT`, `JSON` or `BIN`. Default: `false`."""
+    """Whether responses tell the load of the gateway to clients and proxies that ask for it by the
+    header `endpoint-load-metrics-format`, as ORCA. Default: `false`."""
     series: int = Field(500, ge=1)
     """Largest number of model names in metric labels. Calls to further models have the label
     `_unknown`. Default: `500`."""

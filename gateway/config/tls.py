@@ -35,12 +35,11 @@ class TlsConfig(Model):
     certificates (mutual TLS). Default: no client certificates for a listener, and the authorities
     of the system for an upstream."""
     client_certificates: Literal["required", "optional"] = "required"
-    """Whether a listener with `ca` refuses clients without a certificate. With `optional`, only
-    certificates that clients send are verified. `transport: reference` has no `optional` for gRPC.
-    Default: `required`."""
+    """Whether a listener with `ca` refuses clients without a certificate. `transport: reference`
+    has no `optional` for gRPC. Default: `required`."""
     certificates: tuple[CertificateConfig, ...] = ()
-    """Further certificates of a listener. Each is used for the DNS names that it has, wildcards
-    too, where clients send the name (SNI); `cert` is used for all others. Default: `[]`."""
+    """Further certificates of a listener, each for the DNS names that it has (SNI), wildcards too.
+    Default: `[]`."""
     min_version: Literal["1.2", "1.3"] = "1.2"
     """Oldest version of TLS. `transport: reference` has no other for gRPC. Default: `1.2`."""
     verify: bool = True

@@ -266,9 +266,7 @@ class CutoverConfig(Model):
     client, `header:NAME`, or `none` for single calls. Default: `client`."""
     on_trip: Literal["rollback", "pause"] = "rollback"
     """What happens when a guard trips. Both send all calls to `old`: `rollback` ends the cut-over,
-    and `pause` waits for `gateway cutover resume` at the step that tripped. The command
-    `gateway cutover pause` is something else: it leaves the share of `new` as it is. Default:
-    `rollback`."""
+    and `pause` waits for `gateway cutover resume` at the step that tripped. Default: `rollback`."""
     coordinate: Literal["none", "file", "kubernetes"] = "none"
     """How several gateways of one migration agree: `file` is for a directory that all of them
     share, `kubernetes` for a Lease and a ConfigMap in the namespace of their pods. Default: `none`,

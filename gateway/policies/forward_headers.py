@@ -58,12 +58,12 @@ FORWARD_HEADERS: Final = Setting[tuple[str, ...]](
     type=Names,
     default=(),
     help=(
-        "Names of client headers that are forwarded. `x-*` forwards every header that begins with "
-        "`x-`. Credentials are not forwarded; `authorization` is if it stands here in full. Values "
-        "of names that end with `-bin` are bytes over gRPC and base64 over HTTP. Other values that "
-        "are not printable ASCII are percent-encoded, with each `%` in them: `J%C3%BCrgen`. Names "
-        "that begin with `triton_` are refused, because they can end a Triton server. Tracing "
-        "headers are always forwarded, and HTTP servers get the request id. Default: `[]`."
+        "Names of client headers that are forwarded, or `x-*` for all that begin with `x-`. Of "
+        "credentials only `authorization` is forwarded, if it stands here in full. Values of names "
+        "that end with `-bin` are bytes over gRPC and base64 over HTTP. Other values that are not "
+        "printable ASCII are percent-encoded, with each `%` in them. Names that begin with "
+        "`triton_` are refused. Tracing headers are always forwarded, and HTTP servers get the "
+        "request id. Default: `[]`."
     ),
     places=("upstream",),
 )
@@ -74,7 +74,7 @@ CLIENT_HEADER: Final = Setting[str | None](
     help=(
         "Header with the name of the client, which replaces what the caller sent there. `%`, "
         "spaces at its ends and all but printable ASCII are percent-encoded: `J%C3%BCrgen`. "
-        "Calls of different clients then share neither batches nor cached responses. Default: none."
+        "Clients then share neither batches nor cached responses. Default: none."
     ),
     places=("upstream",),
 )

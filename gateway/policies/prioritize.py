@@ -22,11 +22,10 @@ PRIORITY: Final = Setting[str](
     default="normal",
     help=(
         "Priority of the inferences of this route in the queues of upstreams and of "
-        "`adaptive_concurrency`, which they share with other routes: `high`, `normal` or `low`. "
-        "Those of a higher priority are served first, and take the place of others in a full "
-        "queue. With `header:NAME` the header of each inference has it, and it also counts in the "
-        "queue of this route. Other values, and calls without the header, are `normal`. Clients "
-        "choose it, unless a proxy sets it. Default: `normal`."
+        "`adaptive_concurrency`: `high`, `normal` or `low`. Those of a higher one are served "
+        "first, and take the place of others in a full queue. With `header:NAME` the header of "
+        "each inference has it, else `normal`, and it also counts in the queue of this route. "
+        "Default: `normal`."
     ),
     places=("route",),
 )

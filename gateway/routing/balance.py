@@ -38,10 +38,9 @@ STICKY_BY: Final = Setting[str | None](
     key="sticky_by",
     type=CallKey | None,
     default=None,
-    help="Key whose calls always go to the same target, such as `header:x-user` for a canary: the "
-    "weights then decide about keys. `client` for the name of the client, `address` for its IP "
-    "address, `model`, or `header:NAME`; calls without the header go by weight. Default: each call "
-    "goes by weight.",
+    help="Key whose calls always go to the same target: `client` for the name of the client, "
+    "`address` for its IP address, `model`, or `header:NAME`. Weights decide about keys, and about "
+    "calls without the header. Default: each call goes by weight.",
     places=("route",),
 )
 

@@ -29,10 +29,10 @@ class OutlierDetectionConfig(Model):
     """
 
     consecutive_failures: Annotated[int, Field(ge=0)] = 5
-    """Failures in a row that eject an address: failed connections, resets, responses that cannot
-    be decoded, and replies that it is unavailable while it has no other calls. As many timeouts in
-    a row eject it, too. A timeout counts if the call had five times the usual latency of the
-    address, or 1 s. `0` ejects no address for either. Default: `5`."""
+    """Failures in a row that eject an address: failed connections, resets, responses that cannot be
+    decoded, and replies that it is unavailable while it has no other calls. As many timeouts in a
+    row do, if the calls had five times the usual latency of the address, or 1 s. `0` ejects no
+    address for either. Default: `5`."""
     base_ejection_time: Duration = Field(5.0, gt=0)
     """Length of the first ejection. Each ejection that follows is longer by as much, up to 60 s. At
     most half of the addresses are ejected at a time. Default: `5s`."""
@@ -64,10 +64,10 @@ BALANCE: Final = Setting[_Balance](
     key="balance",
     type=_Balance,
     default="least_request",
-    help="How one of several addresses is chosen for a call. `least_request` draws two addresses, "
-    "and takes the one with fewer calls in flight, or else with the lower latency. `least_pending` "
-    "is another name for it. `peak_ewma` multiplies both. `hash` sends calls with the same key to "
-    "the same address. Each worker counts for itself. Default: `least_request`.",
+    help="How one of several addresses is chosen for a call. `least_request`, or `least_pending`, "
+    "draws two, and takes the one with fewer calls in flight, or else with the lower latency. "
+    "`peak_ewma` multiplies both. `hash` sends calls with the same key to the same address. "
+    "Default: `least_request`.",
     places=("upstream",),
 )
 HASH_BY: Final = Setting[str](

@@ -62,8 +62,8 @@ QUEUE_TARGET: Final = Setting[float | None](
     default=None,
     help=(
         "Longest time in a queue that has not been empty for `queue_wait`, or for 1 s if that is "
-        "not set. Inferences that wait longer are then refused as overloaded, the oldest first. "
-        "Others behind them are still of use to their clients (CoDel). Default: no such rule."
+        "not set. Inferences that wait longer are refused as overloaded, the oldest first (CoDel). "
+        "Default: no such rule."
     ),
     places=("policies",),
 )

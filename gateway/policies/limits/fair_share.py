@@ -57,9 +57,8 @@ class ShareConfig(Model):
     `policies.queue_wait` allows. Default: `25%`."""
     rate: Annotated[Text, Field(pattern=RATE)] | None = None
     """Largest number of inferences of one key in a second or a minute, such as `200/s`, in each
-    worker. As many as it allows in a second may come at once. Further ones get 429 or
-    RESOURCE_EXHAUSTED, with `Retry-After` over HTTP. Of at most 1000 keys at a time each has its
-    own rate; the others share one. Default: no such limit."""
+    worker. As many as it allows in a second may come at once. Of at most 1000 keys at a time each
+    has its own rate; the others share one. Default: no such limit."""
     # A retired key, see retired.py.
     burst: int | None = Field(None, ge=1)
 

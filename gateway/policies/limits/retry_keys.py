@@ -49,12 +49,11 @@ class RetryConfig(Model):
         ],
         ...,
     ] = ("unsent",)
-    """Reasons for a retry. `unsent`: the upstream did not receive the call; `connect_failure` is
-    the part of it where no connection could be opened. `reset_before_answer`: the connection broke.
-    `unavailable` and `overloaded`: the server replied so. `timeout`: the attempt took longer than
-    `per_try_timeout`, or the server replied so. A server that asks for a pause (`Retry-After` of
-    HTTP, `grpc-retry-pushback-ms` of gRPC) gets it: the retry goes to another address, or waits if
-    the pause is at most ten times `backoff`. Default: `[unsent]`."""
+    """Reasons for a retry. `unsent`: the upstream did not receive the call; `connect_failure`: no
+    connection could be opened. `reset_before_answer`: the connection broke. `unavailable` and
+    `overloaded`: the server replied so. `timeout`: the attempt took longer than `per_try_timeout`,
+    or the server replied so. Where a server asks for a pause, the retry goes to another address, or
+    waits if the pause is at most ten times `backoff`. Default: `[unsent]`."""
     attempts: int = Field(2, ge=1, le=5)
     """Largest number of attempts, the first one included. Default: `2`."""
     per_try_timeout: Duration | None = None
@@ -64,10 +63,9 @@ class RetryConfig(Model):
     """Longest pause before the first retry; each pause is a random time. It doubles with each
     further retry, up to ten times as much. Default: `25ms`."""
     budget: float = Field(0.2, ge=0, le=1)
-    """Largest number of concurrent retries, as a share of the calls in flight. Retries of calls
-    that may have run are also at most this share of the calls of the last seconds. Calls that one
-    server refuses and another one serves need no budget. Three retries are always allowed. `0`
-    switches retries off. Default: `0.2`."""
+    """Largest number of concurrent retries, as a share of the calls in flight; of calls that may
+    have run also of those of the last seconds. Three are always allowed. Calls that one server
+    refuses and another one serves need no budget. `0` switches retries off. Default: `0.2`."""
     idempotent: bool = False
     """Your word that repeated calls of the models of the route have no further effect. Every reason
     but `unsent` and `connect_failure` requires it. Default: `false`."""

@@ -55,9 +55,8 @@ class OverloadConfig(Model):
         ]
         | None
     ) = None
-    """Memory of the process: a size, or a percentage of the memory limit of the cgroup, which is
-    divided by the number of workers. Without a cgroup it is one of the memory of the machine.
-    Default: no such rule."""
+    """Memory of the process: a size, or a percentage of the memory limit of the cgroup, or of the
+    machine, divided by the number of workers. Default: no such rule."""
     loop_lag: Duration | None = None
     """Delay of the event loop, in two measurements in a row. It is measured twice a second.
     Default: no such rule."""

@@ -20,13 +20,13 @@ class SharedMemoryConfig(Model):
     """
 
     mode: Annotated[Literal["off", "forward", "map"], OFF_OR_FALSE] = "off"
-    """`forward` registers the regions with the upstreams, which must run on this machine. A client
-    that makes a segment smaller after it was registered ends the server. `map` copies from and to
-    POSIX regions in the gateway, and has no such weakness. Default: `off`."""
+    """`forward` registers the regions with the upstreams, which must run on this machine; a client
+    that makes a segment smaller later ends the server. `map` copies from and to POSIX regions in
+    the gateway. Default: `off`."""
     keys: Names = ()
-    """Patterns of the names of segments that clients may register, such as `myapp-*`. Clients can
-    read and write each of them. `forward` requires at least one. `map` without patterns allows all
-    names but those that Triton gives its own segments by default. Default: `[]`."""
+    """Patterns of the names of segments that clients may register, such as `myapp-*`. `forward`
+    requires at least one. `map` without patterns allows all names but those of Triton's own
+    segments. Default: `[]`."""
 
     @model_validator(mode="before")
     @classmethod
