@@ -19,8 +19,12 @@ from gateway.access.clients import Clients
 from gateway.access.package_authenticator import PackageAuthenticator
 from gateway.api.access import Credentials, Peer
 from gateway.config.access import ClientConfig, ProxyConfig
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Client, Context, ModelRef
 from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import ANONYMOUS, Identity
+from gateway.policies.access.rules import AccessRule, CompiledRule
+from gateway.routing.match import Matcher, Rule
 from gateway.transports.authentication import peer_of
 from gateway.wire.http import Headers
 from tests.cases.tokens import token
@@ -37,12 +41,13 @@ def ask(
     peer: Peer | None = None,
     mode: Mode = "required",
     proxies: tuple[str, ...] = ("10.0.0.0/8",),
+    proxy: ProxyConfig = EDGE,
     **clients: ClientConfig,
 ) -> Identity:
     """Return the client of a request from a trusted proxy."""
     rules = AccessRules(
         Clients({"any": ClientConfig(proxied=("*",)), **clients} if mode == "required" else {}),
-        proxies=(Proxy(EDGE, [ip_network(each) for each in proxies]),),
+        proxies=(Proxy(proxy, [ip_network(each) for each in proxies]),),
     )
     listener = ListenerAuthenticator("main", mode, rules, lambda *_: None)
     found = listener.authenticate(Credentials(Headers(pairs), peer or Peer("10.0.0.7")))
@@ -69,16 +74,62 @@ def test_a_blank_subject_was_a_client(name: str) -> None:
     assert identity.groups == {"finance", "a"}
 
 
-async def test_a_blank_name_of_a_package_was_a_client() -> None:
-    """The request has no credential then."""
+def of_package(identity: Identity) -> Identity:
+    """Return whom a package names by *identity*."""
 
-    class Blank:
+    class Package:
         def authenticate(self, _credentials: Credentials, /) -> Identity:
-            return Identity(" ")
+            return identity
 
-    package = PackageAuthenticator(Blank(), "blank")
+    found = PackageAuthenticator(Package(), "blank").authenticate(Credentials((), Peer()))
+    assert isinstance(found, Identity)
+    return found
+
+
+def test_a_blank_name_of_a_package_was_a_client() -> None:
+    """The request has no credential then."""
     with pytest.raises(Unauthenticated, match="a credential is missing"):
-        package.authenticate(Credentials((), Peer()))
+        of_package(Identity(" "))
+    whole = Identity("bob", frozenset(["a"]), "gold", {"team": "x"})
+    assert of_package(whole) is whole
+
+
+def blank_facts(name: str) -> list[Identity]:
+    """Return clients of each kind of credential, with *name* as group, label, tier and claim."""
+    groups = EDGE.model_copy(update={"groups_header": "x-groups"})
+    return [
+        ask(("x-user", "bob"), ("x-groups", f"{name},, {name}"), proxy=groups),
+        of_package(Identity("bob", frozenset([name]), name, {"team": name})),
+        Setup(groups="teams", client="/who/0", unlisted="accept").identity(
+            token(who=["bob"], teams=[name], scope=name, team=name)
+        ),
+    ]
+
+
+CONDITIONS: list[dict[str, Any]] = [
+    {"groups": ("*",)},
+    {"tiers": ("*",)},
+    {"labels": {"team": ("*",)}},
+    {"claims": {"team": ("*",)}},
+    {"claims": {"/teams/0": ("*",)}},
+    {"claims": {"scope": ("*",)}},
+]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=str)
+@pytest.mark.parametrize("name", BLANK)
+def test_a_blank_group_label_tier_or_claim_met_a_condition(
+    name: str, condition: dict[str, Any]
+) -> None:
+    """It is as if it were missing, in rules and in routes."""
+    rule = CompiledRule(AccessRule(name="r", operations=("all",), **condition))
+    for identity in blank_facts(name):
+        assert not (rule.has_client(identity) and rule.has_claims_of(identity))
+        if condition.keys() <= {"groups", "tiers"}:
+            call = InferRequest(
+                model=ModelRef("m"), context=Context(client=Client(identity=identity))
+            )
+            assert Matcher([Rule(**condition)]).find(call) is None
 
 
 class Transport:
