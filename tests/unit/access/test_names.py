@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ipaddress import ip_network
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,6 +26,7 @@ from gateway.ir.identity import ANONYMOUS, Identity
 from gateway.policies.access.rules import AccessRule, CompiledRule
 from gateway.routing.match import Matcher, Rule
 from gateway.transports.authentication import peer_of
+from gateway.transports.reference.grpc_server import certificate_names
 from gateway.wire.http import Headers
 from tests.cases.tokens import token
 from tests.unit.access.test_tokens import Setup
@@ -156,6 +157,28 @@ def test_a_blank_name_of_a_certificate_was_a_client(name: str) -> None:
     """Neither alternative names nor a common name that is blank count; unknown kinds are none."""
     found = certificate(("URI", name), ("DNS", name), ("DirName", ((("C", "X"),),)), common=name)
     assert () == peer_of(Transport(found)).names
+    assert () == named_by_grpcio(name, common=name)
+
+
+def named_by_grpcio(*alternatives: str, common: str = "") -> tuple[str, ...]:
+    """Return the names of a client whose certificate the reference server of gRPC verified."""
+
+    class Verified:
+        def auth_context(self) -> Mapping[str, list[bytes]]:
+            return {
+                "x509_subject_alternative_name": [each.encode() for each in alternatives],
+                "x509_common_name": [common.encode()],
+            }
+
+    return tuple(certificate_names(cast("Any", Verified())))
+
+
+def test_other_alternative_names_were_dns_names() -> None:
+    """Neither addresses nor a URI that begins as another name stand for a DNS name."""
+    others = ("10.0.0.7", "::1", "root@web.example", "dns://web.example", "cn://root", "urn:x")
+    assert () == named_by_grpcio(*others)
+    found = named_by_grpcio("spiffe://a/b", "Web.Example", "7.example", common="C")
+    assert ("spiffe://a/b", "dns:web.example", "dns:7.example", "cn:C") == found
 
 
 @pytest.mark.parametrize("pattern", ["dns:Web.Example", "DNS:*.EXAMPLE", "*.Example", "dns:web*"])
