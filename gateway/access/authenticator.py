@@ -23,7 +23,7 @@ from gateway.config.access import ProxyConfig
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.errors import GatewayError, Unauthenticated
 from gateway.ir.identity import ANONYMOUS, Identity
-from gateway.ir.limits import is_blank
+from gateway.ir.limits import is_blank, names_in
 from gateway.ir.texts import visible
 from gateway.wire.fields import texts_among
 from gateway.wire.http import Headers
@@ -388,12 +388,12 @@ class ListenerAuthenticator:
             key = config.name, client, groups
             found = rules.proxied.get(key)
             if found is None:
-                parts = [part.strip() for text in groups for part in text.split(",")]
+                parts = (part.strip() for text in groups for part in text.split(","))
                 found = rules.proxied[key] = _enabled(
                     rules.clients,
                     "proxy",
                     client,
-                    groups=[part for part in parts if part],
+                    groups=names_in(parts),
                     credential=config.name,
                 )
             return found

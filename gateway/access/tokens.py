@@ -15,7 +15,7 @@ import math
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
@@ -28,8 +28,9 @@ from gateway.access.key_sets import KeySet, VerifyKey
 from gateway.config.access import JwtConfig
 from gateway.ir.errors import RateExceeded, Unavailable
 from gateway.ir.identity import Identity
-from gateway.ir.limits import is_blank
+from gateway.ir.limits import is_blank, names_in
 from gateway.ir.texts import visible
+from gateway.policies.access.rules import claim_of
 from gateway.policies.limits.fair_share import CallRate
 
 MAX_TOKEN_BYTES: Final = 8192
@@ -197,7 +198,7 @@ class JwtReader:
         if algorithm not in issuer.config.algorithms:
             raise invalid("algorithm", "has an algorithm that its issuer may not use")
         ends = self._check_times(claims, issuer.config.leeway)
-        value = _claim(claims, issuer.config.client)
+        value = claim_of(claims, issuer.config.client)
         if not isinstance(value, str) or is_blank(value):
             raise invalid("client", f"does not name its client: no text in {issuer.config.client}")
         key = self._key(issuer, header.get("kid"), algorithm)
@@ -211,7 +212,7 @@ class JwtReader:
             is_right = False
         if not is_right:
             raise invalid("signature", "has a wrong signature")
-        groups = _claim(claims, issuer.config.groups) if issuer.config.groups else ()
+        groups = claim_of(claims, issuer.config.groups) if issuer.config.groups else ()
         return _Verified(issuer, key, value, _texts(groups), claims, ends, shown)
 
     def _issuer(self, claims: Mapping[str, Any]) -> Issuer:
@@ -316,23 +317,6 @@ def _decoded(part: str) -> bytes:
     return found
 
 
-def _claim(claims: Mapping[str, Any], name: str) -> Any:
-    """Return a claim, or what a JSON pointer leads to; None without it. Source: RFC 6901."""
-    if not name.startswith("/"):
-        return claims.get(name)
-    found: Any = claims
-    for part in name[1:].split("/"):
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping):
-            found = found.get(key)
-        elif isinstance(found, Sequence) and not isinstance(found, str):
-            found = found[int(key)] if key.isdigit() and int(key) < len(found) else None
-        else:
-            return None
-    return found
-
-
 def _texts(value: Any) -> tuple[str, ...]:
     """Return a text, or a list of texts, as a tuple; what is no text, or blank, is left out."""
-    values = value if isinstance(value, list) else (value,)
-    return tuple(each for each in values if isinstance(each, str) and not is_blank(each))
+    return names_in(value if isinstance(value, list) else (value,))

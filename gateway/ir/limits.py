@@ -5,8 +5,9 @@ The attribute name of a limit is also its YAML key, the label of its counter and
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from gateway.ir.datatypes import Datatype
 from gateway.ir.errors import InvalidRequest, InvalidTensor, TooLarge
@@ -103,6 +104,11 @@ def check_management_size(method: str, size: int) -> None:
 def is_blank(name: str) -> bool:
     """Return whether a name shows nothing: it has but spaces, controls and invisible characters."""
     return not any(each.isprintable() and not each.isspace() for each in name)
+
+
+def names_in(values: Iterable[Any]) -> tuple[str, ...]:
+    """Return those of *values* that are names: texts that are not blank."""
+    return tuple(each for each in values if isinstance(each, str) and not is_blank(each))
 
 
 def is_usable_name(kind: str, name: str, limit_bytes: int) -> bool:

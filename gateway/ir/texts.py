@@ -36,6 +36,11 @@ def field_text(text: str) -> str:
     return _NOT_IN_FIELD.sub(lambda found: quote(found[0], safe="", errors="replace"), text)
 
 
+def joinable(text: str, separators: str) -> str:
+    """Return *text* as a part of a joined text: its `%` and *separators* are percent-encoded."""
+    return text.translate({ord(each): f"%{ord(each):02X}" for each in f"%{separators}"})
+
+
 def utc_text(at_us: int) -> str:
     """Return a time in microseconds since 1970 as text; "?" where no calendar has it."""
     try:

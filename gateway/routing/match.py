@@ -156,7 +156,7 @@ def _client_conditions(rule: Rule) -> list[_ClientCondition]:
     conditions = (
         _ClientCondition("client", lambda each: (each.name,), rule.clients),
         _ClientCondition("group", lambda each: each.groups, rule.groups),
-        _ClientCondition("tier", lambda each: (each.tier,), rule.tiers),
+        _ClientCondition("tier", lambda each: (each.tier,) if each.tier else (), rule.tiers),
     )
     return [each for each in conditions if each.patterns]
 

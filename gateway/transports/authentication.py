@@ -7,7 +7,7 @@ choose it when a connection begins, so without it nothing is asked.  `http.authe
 
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, TypeVar
 
@@ -121,19 +121,25 @@ def peer_of(transport: Any) -> Peer:
     return Peer(address, tuple(_names(certificate or {})), user)
 
 
-def _names(certificate: Any) -> Iterator[str]:
-    """Yield the names of a verified certificate: URIs, DNS names, common names.
+def client_names(alternatives: Iterable[tuple[str, Any]], common: Iterable[str]) -> Iterator[str]:
+    """Yield the names of a verified certificate: URIs, DNS names, common names; none is blank.
 
     A URI that begins as a name of another kind does is none: it could stand for that name.  DNS
     names are in lower case, because they are compared without case (RFC 5280 7.2).
+
+    Args:
+        alternatives: The kind of each alternative name, "URI", "DNS" or another one, and its value.
+        common: The common names.
     """
-    found = certificate.get("subjectAltName", ())
-    alternatives = [each for each in found if isinstance(each[1], str) and not is_blank(each[1])]
-    for kind, value in alternatives:
+    found = [each for each in alternatives if isinstance(each[1], str) and not is_blank(each[1])]
+    for kind, value in found:
         if kind == "URI" and not value.lower().startswith(("dns:", "cn:")):
             yield value
-    yield from (f"dns:{value.lower()}" for kind, value in alternatives if kind == "DNS")
-    for part in certificate.get("subject", ()):
-        yield from (
-            f"cn:{value}" for kind, value in part if kind == "commonName" and not is_blank(value)
-        )
+    yield from (f"dns:{value.lower()}" for kind, value in found if kind == "DNS")
+    yield from (f"cn:{value}" for value in common if not is_blank(value))
+
+
+def _names(certificate: Any) -> Iterator[str]:
+    subject = (pair for part in certificate.get("subject", ()) for pair in part)
+    common = (value for kind, value in subject if kind == "commonName")
+    return client_names(certificate.get("subjectAltName", ()), common)

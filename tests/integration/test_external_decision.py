@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import trustme
 from aiohttp import ClientSession
 from grpc import aio
 
 from gateway.app.access.envoy_check import check_request, verdict_of
+from gateway.ir.calls import InferRequest
 from gateway.ir.identity import Identity
-from gateway.policies.access.external import ExternalFacts
+from gateway.ir.tensor import array_tensor
+from gateway.policies.access.external import ExternalFacts, inputs_text
 from gateway.schema import external_auth_pb2 as pb
 from tests.integration.asking_kit import running
 from tests.integration.test_permissions import sent
@@ -175,6 +178,17 @@ def test_check_requests_have_no_empty_fields() -> None:
     assert request.attributes.source.principal == "a"
     assert not request.attributes.request.http.headers
     assert verdict_of(pb.CheckResponse()).is_allowed
+
+
+def test_names_with_separators_were_other_names() -> None:
+    """A group or an input whose name has a separator is one, and no field hides another one."""
+    call = InferRequest(inputs=(array_tensor("a:FP32:1;b%", np.zeros(2, np.int8)),))
+    assert "a%3AFP32%3A1%3Bb%25:INT8:2" == inputs_text(call)
+    headers = (("x-user", "a"), ("x-user", "b"), ("x-a", "c"))
+    facts = ExternalFacts(operation="inference", headers=headers)
+    attributes = check_request(Identity("a", frozenset(["x", "b,admin"])), facts).attributes
+    assert "b%2Cadmin,x" == attributes.context_extensions["groups"]
+    assert {"x-user": "a,b", "x-a": "c"} == attributes.request.http.headers
 
 
 async def test_a_server_that_replies_nonsense_denies() -> None:

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from gateway.ir.errors import UpstreamProtocolError
 from gateway.ir.identity import Identity
+from gateway.ir.texts import joinable
 from gateway.policies.access.external import ALLOWED, ExternalFacts, ExternalVerdict
 from gateway.schema import external_auth_pb2 as pb
 from gateway.transports.contract import GrpcClient
@@ -49,10 +50,11 @@ def check_request(identity: Identity, facts: ExternalFacts) -> pb.CheckRequest:
     http = attributes.request.http
     http.id, http.method, http.path = facts.request_id, facts.method, facts.path
     http.host, http.protocol, http.size = facts.host, facts.protocol, facts.size_bytes
-    http.headers.update(facts.headers)
+    for name, value in facts.headers:  # of several fields all count: RFC 9110 5.3
+        http.headers[name] = f"{http.headers[name]},{value}" if name in http.headers else value
     attributes.context_extensions.update(
         client=identity.name,
-        groups=",".join(sorted(identity.groups)),
+        groups=",".join(joinable(each, ",") for each in sorted(identity.groups)),
         tier=identity.tier,
         listener=facts.listener,
         protocol=facts.protocol,

@@ -15,6 +15,7 @@ from gateway.ir.calls import Call, InferRequest, inference_of
 from gateway.ir.errors import AccessDenied, GatewayError, QuotaExceeded
 from gateway.ir.identity import GATEWAY, Identity
 from gateway.ir.tensor import Tensor
+from gateway.ir.texts import joinable
 from gateway.policies.access.operations import operation_of
 from gateway.policies.access.sizes import size_of
 from gateway.service import Service
@@ -94,7 +95,10 @@ RequestFacts = Callable[[Call[Any]], Mapping[str, Any]]
 
 
 def inputs_text(call: Call[Any]) -> str:
-    """Return the inputs of a call, as `NAME:DATATYPE:AxB;...`."""
+    """Return the inputs of a call, as `NAME:DATATYPE:AxB;...`.
+
+    In names `%`, `:` and `;` are percent-encoded: a name is never read as another input.
+    """
     request = inference_of(call)
     return "" if request is None else ";".join(map(_input_text, request.inputs))
 
@@ -102,7 +106,7 @@ def inputs_text(call: Call[Any]) -> str:
 def _input_text(tensor: Tensor) -> str:
     datatype = "" if tensor.datatype is None else tensor.datatype.name
     shape = "" if tensor.shape is None else "x".join(map(str, tensor.shape))
-    return f"{tensor.name}:{datatype}:{shape}"
+    return f"{joinable(tensor.name, ':;')}:{datatype}:{shape}"
 
 
 class AskExternal:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.identity import ANONYMOUS, Identity
+from gateway.ir.limits import names_in
 from gateway.policies.access.operations import expanded
 from gateway.settings.patterns import Matches, globs
 
@@ -95,21 +96,23 @@ def claim_texts(claims: Mapping[str, Any], name: str) -> Sequence[str]:
         claims: The claims of a token.
         name: Of the claim; a JSON pointer if it begins with "/".
     """
-    value: Any = _pointed(claims, name) if name.startswith("/") else claims.get(name)
+    value = claim_of(claims, name)
     if name == _SCOPE and isinstance(value, str):
-        return value.split()
+        return names_in(value.split())
     values = value if isinstance(value, list | tuple) else (value,)
-    texts = [_text(each) for each in values if isinstance(each, str | int | float)]
-    return [text for text in texts if text.strip()]
+    return names_in(_text(each) for each in values if isinstance(each, str | int | float))
 
 
 def _text(value: str | float) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _pointed(document: Any, pointer: str) -> Any:
-    """Return the value at a JSON pointer; None if there is none. Source: RFC 6901."""
-    for part in pointer.split("/")[1:]:
+def claim_of(claims: Mapping[str, Any], name: str) -> Any:
+    """Return a claim, or what a JSON pointer leads to; None without it. Source: RFC 6901."""
+    if not name.startswith("/"):
+        return claims.get(name)
+    document: Any = claims
+    for part in name.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(document, Mapping):
             document = document.get(key)

@@ -26,7 +26,7 @@ from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.timeouts import Timeout
 from gateway.ir import errors
 from gateway.ir.context import Client
-from gateway.transports.authentication import Authentication
+from gateway.transports.authentication import Authentication, client_names
 from gateway.transports.callers import IdentifiedCaller, agent_of
 from gateway.transports.client_shares import ClientShares, client_shares
 from gateway.transports.contract import GrpcMount, MemoryBudget, ServerLimits, is_probe
@@ -184,7 +184,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio is not
         known = Client(_address(context), agent_of(metadata))
         if self._authentication is None:
             return known, metadata
-        caller = IdentifiedCaller(Peer(known.address, tuple(_names(context))))
+        caller = IdentifiedCaller(Peer(known.address, tuple(certificate_names(context))))
         try:
             found = self._authentication.client(caller, metadata, path)
             client = found if isinstance(found, Client) else await found
@@ -356,13 +356,25 @@ class _Method:
                 raise asyncio.CancelledError("the client left, or does not read") from None
 
 
-def _names(context: Context) -> Iterator[str]:
+def certificate_names(context: Context) -> Iterator[str]:
     """Yield the names in the certificate of a client: URIs, DNS names, common names."""
     found = context.auth_context()
-    alternatives = [each.decode() for each in found.get("x509_subject_alternative_name", ())]
-    yield from (each for each in alternatives if "://" in each)
-    yield from (f"dns:{each.lower()}" for each in alternatives if each and "://" not in each)
-    yield from (f"cn:{each.decode()}" for each in found.get("x509_common_name", ()) if each.strip())
+    alternatives, common = (
+        [each.decode("utf-8", "replace") for each in found.get(f"x509_{kind}", ())]
+        for kind in ("subject_alternative_name", "common_name")
+    )
+    return client_names([(_kind(each), each) for each in alternatives], common)
+
+
+def _kind(name: str) -> str:
+    """Return the kind of an alternative name, which grpcio does not tell.
+
+    An address, of a machine or of a mailbox, is no DNS name.
+    """
+    if "://" in name:
+        return "URI"
+    is_address = ":" in name or "@" in name or name.replace(".", "").isdecimal()
+    return "other" if is_address else "DNS"
 
 
 def _address(context: Context) -> str:

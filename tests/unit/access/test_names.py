@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ipaddress import ip_network
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,9 +19,14 @@ from gateway.access.clients import Clients
 from gateway.access.package_authenticator import PackageAuthenticator
 from gateway.api.access import Credentials, Peer
 from gateway.config.access import ClientConfig, ProxyConfig
+from gateway.ir.calls import InferRequest
+from gateway.ir.context import Client, Context, ModelRef
 from gateway.ir.errors import Unauthenticated
 from gateway.ir.identity import ANONYMOUS, Identity
+from gateway.policies.access.rules import AccessRule, CompiledRule
+from gateway.routing.match import Matcher, Rule
 from gateway.transports.authentication import peer_of
+from gateway.transports.reference.grpc_server import certificate_names
 from gateway.wire.http import Headers
 from tests.cases.tokens import token
 from tests.unit.access.test_tokens import Setup
@@ -37,12 +42,13 @@ def ask(
     peer: Peer | None = None,
     mode: Mode = "required",
     proxies: tuple[str, ...] = ("10.0.0.0/8",),
+    proxy: ProxyConfig = EDGE,
     **clients: ClientConfig,
 ) -> Identity:
     """Return the client of a request from a trusted proxy."""
     rules = AccessRules(
         Clients({"any": ClientConfig(proxied=("*",)), **clients} if mode == "required" else {}),
-        proxies=(Proxy(EDGE, [ip_network(each) for each in proxies]),),
+        proxies=(Proxy(proxy, [ip_network(each) for each in proxies]),),
     )
     listener = ListenerAuthenticator("main", mode, rules, lambda *_: None)
     found = listener.authenticate(Credentials(Headers(pairs), peer or Peer("10.0.0.7")))
@@ -69,16 +75,62 @@ def test_a_blank_subject_was_a_client(name: str) -> None:
     assert identity.groups == {"finance", "a"}
 
 
-async def test_a_blank_name_of_a_package_was_a_client() -> None:
-    """The request has no credential then."""
+def of_package(identity: Identity) -> Identity:
+    """Return whom a package names by *identity*."""
 
-    class Blank:
+    class Package:
         def authenticate(self, _credentials: Credentials, /) -> Identity:
-            return Identity(" ")
+            return identity
 
-    package = PackageAuthenticator(Blank(), "blank")
+    found = PackageAuthenticator(Package(), "blank").authenticate(Credentials((), Peer()))
+    assert isinstance(found, Identity)
+    return found
+
+
+def test_a_blank_name_of_a_package_was_a_client() -> None:
+    """The request has no credential then."""
     with pytest.raises(Unauthenticated, match="a credential is missing"):
-        package.authenticate(Credentials((), Peer()))
+        of_package(Identity(" "))
+    whole = Identity("bob", frozenset(["a"]), "gold", {"team": "x"})
+    assert of_package(whole) is whole
+
+
+def blank_facts(name: str) -> list[Identity]:
+    """Return clients of each kind of credential, with *name* as group, label, tier and claim."""
+    groups = EDGE.model_copy(update={"groups_header": "x-groups"})
+    return [
+        ask(("x-user", "bob"), ("x-groups", f"{name},, {name}"), proxy=groups),
+        of_package(Identity("bob", frozenset([name]), name, {"team": name})),
+        Setup(groups="teams", client="/who/0", unlisted="accept").identity(
+            token(who=["bob"], teams=[name], scope=name, team=name)
+        ),
+    ]
+
+
+CONDITIONS: list[dict[str, Any]] = [
+    {"groups": ("*",)},
+    {"tiers": ("*",)},
+    {"labels": {"team": ("*",)}},
+    {"claims": {"team": ("*",)}},
+    {"claims": {"/teams/0": ("*",)}},
+    {"claims": {"scope": ("*",)}},
+]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=str)
+@pytest.mark.parametrize("name", BLANK)
+def test_a_blank_group_label_tier_or_claim_met_a_condition(
+    name: str, condition: dict[str, Any]
+) -> None:
+    """It is as if it were missing, in rules and in routes."""
+    rule = CompiledRule(AccessRule(name="r", operations=("all",), **condition))
+    for identity in blank_facts(name):
+        assert not (rule.has_client(identity) and rule.has_claims_of(identity))
+        if condition.keys() <= {"groups", "tiers"}:
+            call = InferRequest(
+                model=ModelRef("m"), context=Context(client=Client(identity=identity))
+            )
+            assert Matcher([Rule(**condition)]).find(call) is None
 
 
 class Transport:
@@ -105,6 +157,28 @@ def test_a_blank_name_of_a_certificate_was_a_client(name: str) -> None:
     """Neither alternative names nor a common name that is blank count; unknown kinds are none."""
     found = certificate(("URI", name), ("DNS", name), ("DirName", ((("C", "X"),),)), common=name)
     assert () == peer_of(Transport(found)).names
+    assert () == named_by_grpcio(name, common=name)
+
+
+def named_by_grpcio(*alternatives: str, common: str = "") -> tuple[str, ...]:
+    """Return the names of a client whose certificate the reference server of gRPC verified."""
+
+    class Verified:
+        def auth_context(self) -> Mapping[str, list[bytes]]:
+            return {
+                "x509_subject_alternative_name": [each.encode() for each in alternatives],
+                "x509_common_name": [common.encode()],
+            }
+
+    return tuple(certificate_names(cast("Any", Verified())))
+
+
+def test_other_alternative_names_were_dns_names() -> None:
+    """Neither addresses nor a URI that begins as another name stand for a DNS name."""
+    others = ("10.0.0.7", "::1", "root@web.example", "dns://web.example", "cn://root", "urn:x")
+    assert () == named_by_grpcio(*others)
+    found = named_by_grpcio("spiffe://a/b", "Web.Example", "7.example", common="C")
+    assert ("spiffe://a/b", "dns:web.example", "dns:7.example", "cn:C") == found
 
 
 @pytest.mark.parametrize("pattern", ["dns:Web.Example", "DNS:*.EXAMPLE", "*.Example", "dns:web*"])
