@@ -501,7 +501,7 @@ def test_an_unknown_member_that_readers_differ_on_is_left_out(own: bytes) -> Non
     assert sent_on(wire, "m", unknown_members="ignore") is None
 
 
-def test_a_message_of_two_content_types_is_written_anew() -> None:
+def test_a_message_with_two_content_types_is_rebuilt() -> None:
     """The gateway reads the first one; others may read the last."""
     pairs = tuple(("Content-Type", each) for each in (JSON_TYPE, "text/plain"))
     wire = post({"model": "m", "input": "a"})
