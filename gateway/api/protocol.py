@@ -60,22 +60,39 @@ class Handling:
             response; None where it does not. It decides what no error is, such as "not ready" and
             any response to a request that is passed on. Beside the latter, a response that
             refuses the caller is an error and is not passed to it.
+        send_on: Writes a whole message to an upstream, from the call and the message; see
+            `Codec.send_on`.
+        pass_on: Writes a whole response to a client, from the call and the response; None where
+            the form of the messages suffices. See `Codec.pass_on`.
     """
 
     encode_call: Callable[[Any], Any] | None = None
     decode_reply: Callable[[Any, Any], Any] | None = None
     encode_reply: Callable[[Any, Any], Any] | None = None
     by_status: Callable[[Any], Any] | None = None
+    send_on: Callable[[Any, Origin], Any] | None = None
+    pass_on: Callable[[Any, Origin], Any] | None = None
 
 
 def with_replies(
     calls: Mapping[type[Call[Any]], Handling],
     replies: Mapping[type[Call[Any]], Callable[[Any, Any], Any]],
+    passed: Mapping[type[Call[Any]], Callable[[Any, Origin], Any]] = MappingProxyType({}),
 ) -> Mapping[type[Call[Any]], Handling]:
-    """Return the table of a client's side, with what writes responses to clients."""
+    """Return the table of a client's side, with what writes responses to clients.
+
+    Args:
+        calls: The table.
+        replies: What writes the response to each kind of call.
+        passed: What writes a whole response, where the form of the messages does not suffice.
+    """
     kinds = {**dict.fromkeys(calls), **dict.fromkeys(replies)}
     return {
-        kind: replace(calls.get(kind, _NOT_HANDLED), encode_reply=replies.get(kind))
+        kind: replace(
+            calls.get(kind, _NOT_HANDLED),
+            encode_reply=replies.get(kind),
+            pass_on=passed.get(kind),
+        )
         for kind in kinds
     }
 
@@ -151,7 +168,7 @@ class Codec(abc.ABC, Generic[Q, A]):
     """Translates between wire requests Q, wire responses A and calls.
 
     A codec has a table of the calls that it handles, `calls`.  It may instead override
-    `encode_reply`, `encode_call` and `decode_reply`, which read this table.
+    `encode_reply`, `encode_call`, `decode_reply`, `send_on` and `pass_on`, which read this table.
 
     Attributes:
         calls: How it handles each kind of call. Other kinds are `Unsupported`.
@@ -200,16 +217,24 @@ class Codec(abc.ABC, Generic[Q, A]):
         """
         return None
 
-    def send_on(self, call: Call[Any], _message: Origin, /) -> Q:
+    def send_on(self, call: Call[Any], message: Origin, /) -> Q:
         """Write a whole message to an upstream: the client's, with the model and headers of *call*.
 
         Raises:
             Unsupported: The server has no message for the model.
         """
-        raise unsupported(call, self.name)
+        write = self.calls.get(type(call), _NOT_HANDLED).send_on
+        if write is None:
+            raise unsupported(call, self.name)
+        written: Q = write(call, message)
+        return written
 
     def pass_on(self, call: Call[Any], reply: Origin, /) -> A:
         """Write the whole response of a server to the client, with the model of *call*."""
+        write = self.calls.get(type(call), _NOT_HANDLED).pass_on
+        if write is not None:
+            written: A = write(call, reply)
+            return written
         if self.messages is None:
             raise unsupported(call, self.name)
         return self.messages.passed(reply)

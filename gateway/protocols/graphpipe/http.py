@@ -9,9 +9,9 @@ Source: docs/protocols/graphpipe.md, "6. Errors", "7. HTTP", "10. Upstreams".
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 from gateway.api.protocol import Codec, Handling
 from gateway.ir.calls import (
@@ -20,7 +20,6 @@ from gateway.ir.calls import (
     InferResponse,
     ModelMetadataRequest,
     ModelReadyRequest,
-    OpaqueCall,
     RepositoryIndexRequest,
     ServerLiveRequest,
     ServerMetadataRequest,
@@ -55,13 +54,10 @@ from gateway.wire.errors import (
     MethodNotAllowed,
     extra_headers,
     is_error_status,
-    refuses_caller,
 )
 from gateway.wire.http import Buffer, Headers, HttpRequest, HttpResponse
 from gateway.wire.metadata import http_context, http_headers
 from gateway.wire.opaque import passed_error_of, passed_request, passed_response
-
-R = TypeVar("R")
 
 NAME: Final = "graphpipe.http"
 METHODS: Final = "GET, HEAD, POST"
@@ -138,17 +134,19 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         self.whole = "" if self._settings.changes_messages else NAME
         # One path of one model has no index.
         ask_index = None if self._settings.path else partial(self._get, PREFIX)
-        live, ready = self._question, self._question
+        live = Handling(self._question, None, _encode_health, _is_there)
+        ready = replace(live, by_status=_has_no_fault)
         if self._settings.health == CONTROL:
-            live, ready = partial(self._get, IS_ALIVE), partial(self._get, IS_READY)
+            live = Handling(partial(self._get, IS_ALIVE), None, _encode_health, _is_ok)
+            ready = replace(live, encode_call=partial(self._get, IS_READY))
         self.calls = {
-            InferRequest: Handling(self._infer, encode_reply=_encode_infer),
-            ModelMetadataRequest: Handling(self._question, encode_reply=_encode_metadata),
-            RepositoryIndexRequest: Handling(ask_index, encode_reply=_encode_index),
-            ServerLiveRequest: Handling(live, encode_reply=_encode_health),
-            ServerReadyRequest: Handling(ready, encode_reply=_encode_health),
-            ModelReadyRequest: Handling(self._question),
-            ServerMetadataRequest: Handling(self._question),
+            InferRequest: Handling(self._infer, self._read_inference, _encode_infer),
+            ModelMetadataRequest: Handling(self._question, self._read, _encode_metadata),
+            RepositoryIndexRequest: Handling(ask_index, self._read_index, _encode_index),
+            ServerLiveRequest: live,
+            ServerReadyRequest: ready,
+            ModelReadyRequest: Handling(self._question, self._read, by_status=_is_not_ready),
+            ServerMetadataRequest: Handling(self._question, self._read),
         }
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
@@ -197,15 +195,21 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
         headers = Headers((*_TEXT.pairs, *extra)) if extra else _TEXT
         return HttpResponse(number, headers, (f"{text}\n".encode(),))
 
-    def decode_reply(self, call: Call[R], wire: HttpResponse, /) -> R:
-        """Read an upstream's response to *call*; outputs are views of its body.
-
-        Raises:
-            GatewayError: The error in the response, with the response as origin.
-            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-        """
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        return cast("R", self._reply(call, wire))
+    def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
+        """Return the error of a response with another status than 200; None for a success."""
+        if wire.status == OK:
+            return None
+        if not is_error_status(wire.status):
+            return UpstreamProtocolError(
+                f"upstream responded with HTTP status {wire.status}: expected {OK}; "
+                "redirections are not followed",
+                model=call.model,
+            )
+        text = _error_in(wire.view, self._limits) or text_of(
+            wire.view, self._limits.error_text_bytes
+        )
+        fault = UpstreamFault(wire.status, text or f"HTTP status {wire.status} without a text")
+        return fault.error_of(call, Origin(NAME, wire, fault.error, whole=self.whole))
 
     def _decode_post(self, wire: HttpRequest) -> Call[Any]:
         kind = RequestKind.INFER
@@ -264,51 +268,38 @@ class HttpCodec(Codec[HttpRequest, HttpResponse]):
             "GET", path, "", Headers(http_headers(call.context)), (), call.context.deadline
         )
 
-    def _reply(self, call: Call[Any], wire: HttpResponse) -> Any:
-        if type(call) is ServerLiveRequest and not refuses_caller(wire):
-            return self._settings.health != CONTROL or wire.status == OK
-        if type(call) is ServerReadyRequest and not refuses_caller(wire):
-            # A gateway without a default model responds with 404, and is ready nevertheless.
-            return wire.status == OK if self._settings.health == CONTROL else wire.status < 500  # noqa: PLR2004
-        origin = call.context.origin if type(call) is InferRequest else None
-        is_whole = origin is not None and origin.whole != "" and origin.whole == self.whole
-        try:
-            if wire.status != OK:
-                raise self._failed(call, wire)
-            if type(call) is OpaqueCall:
-                return Origin(NAME, wire, whole=self.whole)
-            if not is_whole:
-                return self._read(call, wire)
-            names = _form_of(call).outputs
-            if len(set(names)) < len(names):  # the server repeats them
-                call = call.changed(outputs=())
-            own: InferResponse = self._read(call, wire)
-            return own.changed(origin=Origin(NAME, wire, whole=self.whole))
-        except UpstreamFault as fault:
-            origin = Origin(NAME, wire, fault.error, whole=self.whole)
-            reply = fault.reply_or_error(call, origin)
-            if isinstance(reply, GatewayError):
-                raise reply from None
-            return reply
+    def _read_inference(self, call: InferRequest, wire: HttpResponse) -> Any:
+        names = _form_of(call).outputs
+        if self.sends_on(call) and len(set(names)) < len(names):  # the server repeats them
+            call = call.changed(outputs=())
+        return self._read(call, wire)
 
     def _read(self, call: Call[Any], wire: HttpResponse) -> Any:
-        if type(call) is RepositoryIndexRequest:
-            return metadata_json.read_index(wire.view, self._limits)
-        message = FlatbufferMessage(wire.view, self._limits)
-        return translate.decode_reply_message(call, message, self._settings, NAME)
+        try:
+            message = FlatbufferMessage(wire.view, self._limits)
+            return translate.decode_reply_message(call, message, self._settings, NAME)
+        except UpstreamFault as fault:
+            return fault.reply(call, Origin(NAME, wire, fault.error, whole=self.whole))
 
-    def _failed(self, call: Call[Any], wire: HttpResponse) -> GatewayError | UpstreamFault:
-        """Return the error of a response with another status than 200."""
-        if not is_error_status(wire.status):
-            return UpstreamProtocolError(
-                f"upstream responded with HTTP status {wire.status}: expected {OK}; "
-                "redirections are not followed",
-                model=call.model,
-            )
-        text = _error_in(wire.view, self._limits) or text_of(
-            wire.view, self._limits.error_text_bytes
-        )
-        return UpstreamFault(wire.status, text or f"HTTP status {wire.status} without a text")
+    def _read_index(self, _call: RepositoryIndexRequest, wire: HttpResponse) -> Any:
+        return metadata_json.read_index(wire.view, self._limits)
+
+
+def _is_there(_wire: HttpResponse) -> bool:
+    return True
+
+
+def _is_ok(wire: HttpResponse) -> bool:
+    return wire.status == OK
+
+
+def _has_no_fault(wire: HttpResponse) -> bool:
+    # A gateway without a default model responds with 404, and is ready nevertheless.
+    return wire.status < 500  # noqa: PLR2004
+
+
+def _is_not_ready(wire: HttpResponse) -> bool | None:
+    return False if translate.is_not_ready(wire.status) else None
 
 
 def _encode_infer(call: InferRequest, reply: InferResponse) -> HttpResponse:

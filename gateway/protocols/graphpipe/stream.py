@@ -10,7 +10,7 @@ Source: docs/protocols/graphpipe.md, "8. Byte streams".
 
 from collections.abc import Mapping
 from struct import Struct
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 from gateway.api.protocol import Codec, Handling
 from gateway.ir.calls import (
@@ -45,8 +45,6 @@ from gateway.protocols.graphpipe.translate import UpstreamFault
 from gateway.wire.http import Buffer, view_of
 from gateway.wire.stream import Frame
 
-R = TypeVar("R")
-
 NAME: Final = "graphpipe.stream"
 
 _SIZE: Final = Struct("<I")
@@ -55,7 +53,6 @@ _BEGUN: Final = 256  # sizes that are multiples of this begin with a zero
 _METADATA_CALLS: Final = (
     ModelMetadataRequest,
     ModelReadyRequest,
-    ServerLiveRequest,
     ServerMetadataRequest,
     ServerReadyRequest,
 )
@@ -212,9 +209,10 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         self._settings = read_options(options or {})
         self.needs = translate.needs_of(self._settings)
         self.calls = {
-            **dict.fromkeys(_METADATA_CALLS, Handling(_question)),
-            InferRequest: Handling(self._infer, encode_reply=_encode_infer),
-            ModelMetadataRequest: Handling(_question, encode_reply=_encode_metadata),
+            **dict.fromkeys(_METADATA_CALLS, Handling(_question, self._read)),
+            InferRequest: Handling(self._infer, self._read, _encode_infer),
+            ModelMetadataRequest: Handling(_question, self._read, _encode_metadata),
+            ServerLiveRequest: Handling(_question, by_status=_is_there),
         }
 
     def _infer(self, call: InferRequest) -> Frame:
@@ -247,27 +245,16 @@ class GraphPipeStreamCodec(Codec[Frame, Frame]):
         number, text = translate.error_message(error, NAME, self._limits)
         return Frame((error_response(number, text),))
 
-    def decode_reply(self, call: Call[R], wire: Frame, /) -> R:
-        """Read an upstream's response to *call*; outputs are views of it.
-
-        Raises:
-            GatewayError: The error in the response, with the response as origin.
-            MalformedMessage, InvalidTensor, TooLarge: The response cannot be used.
-        """
-        # The type of a call determines that of its reply, which mypy cannot follow.
-        return cast("R", self._reply(call, wire))
-
-    def _reply(self, call: Call[Any], wire: Frame) -> Any:
-        if type(call) is ServerLiveRequest:
-            return True  # there is a response
+    def _read(self, call: Call[Any], wire: Frame) -> Any:
         try:
             message = FlatbufferMessage(view_of(wire.payload), self._limits)
             return translate.decode_reply_message(call, message, self._settings, NAME)
         except UpstreamFault as fault:
-            reply = fault.reply_or_error(call, Origin(NAME, wire, fault.error))
-            if isinstance(reply, GatewayError):
-                raise reply from None
-            return reply
+            return fault.reply(call, Origin(NAME, wire, fault.error))
+
+
+def _is_there(_wire: Frame) -> bool:
+    return True
 
 
 def _question(call: Call[Any]) -> Frame:

@@ -252,14 +252,23 @@ class UpstreamFault(Exception):  # the codec converts it into an error with an o
         super().__init__(text)
         self.error = UpstreamErrorText(number, text)
 
-    def reply_or_error(self, call: Call[Any], origin: Origin) -> bool | GatewayError:
-        """Return False for a model or server that is not ready, else the error of *call*."""
+    def reply(self, call: Call[Any], origin: Origin) -> bool:
+        """Return False for a model or server that is not ready, else raise the error of *call*."""
+        if type(call) in _READY and is_not_ready(self.error.number):
+            return False
+        raise self.error_of(call, origin) from None
+
+    def error_of(self, call: Call[Any], origin: Origin) -> GatewayError:
+        """Return the error of *call*."""
         kind = error_class_of_http(self.error.number)
         if kind is NotFound and call.model is not None:
             kind = ModelNotFound
-        error = kind(self.error.text, model=call.model, origin=origin)
-        is_question = type(call) in _READY
-        return False if is_question and error.code in _NOT_READY else error
+        return kind(self.error.text, model=call.model, origin=origin)
+
+
+def is_not_ready(status: int) -> bool:
+    """Return whether an error with this number says that a model or server is not ready."""
+    return error_class_of_http(status).code in _NOT_READY
 
 
 def decode_reply_message(

@@ -9,6 +9,7 @@ Source: docs/protocols/openai.md.
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -27,6 +28,7 @@ from gateway.ir.calls import (
     ModelReadyRequest,
     RepositoryIndexRequest,
     StreamInferRequest,
+    inference_of,
 )
 from gateway.ir.context import ModelRef, Need, Origin
 from gateway.ir.errors import GatewayError, InvalidMember, InvalidRequest, NotReady, TooLarge
@@ -152,9 +154,13 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
 
     def sends_on(self, call: Call[Any], /) -> bool:
         """Return whether an upstream gets the message of *call*, which it need not divide."""
-        inputs = call.inputs if isinstance(call, InferRequest) else ()
+        request = inference_of(call)
+        inputs = () if request is None else request.inputs
         most = self._options.max_inputs
         is_small = all(math.prod(each.shape or ()) <= most for each in inputs[-1:])
+        origin, form = call.context.origin, form_of(call)
+        if form is not None and form.is_plain:
+            return is_small and origin is not None and origin.whole == self.whole
         return is_small and super().sends_on(call)
 
     def decode_unread(self, wire: HttpRequest, refused: GatewayError, /) -> Call[Any] | None:
@@ -238,32 +244,37 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], FramingCodec[HttpRequest
         return ModelReadyRequest(model=ModelRef(name), context=context)
 
     def _decode_embeddings(self, wire: HttpRequest) -> InferRequest:
-        document = read_document(wire, EMBEDDINGS_MEMBERS, self._limits, lenient=self._is_lenient)
-        wire = without_user(wire) if USER in document else wire
+        document, wire, is_plain = read_document(
+            wire, EMBEDDINGS_MEMBERS, self._limits, lenient=self._is_lenient
+        )
         model = self._model(document)
         inputs, task, is_base64 = read_embeddings(document, self._limits)
-        form = ReplyForm(kind=PathKind.EMBEDDINGS, is_base64=is_base64)
+        form = ReplyForm(kind=PathKind.EMBEDDINGS, is_base64=is_base64, is_plain=is_plain)
         context = http_context(wire, NAME, _TEXTS, form, _whole_of(EMBEDDINGS))
         return InferRequest(model=model, context=context, inputs=inputs, texts=task)
 
     def _decode_rerank(self, wire: HttpRequest, kind: PathKind) -> InferRequest:
-        document = read_document(wire, RERANK_MEMBERS, self._limits, lenient=self._is_lenient)
-        wire = without_user(wire) if USER in document else wire
+        document, wire, is_plain = read_document(
+            wire, RERANK_MEMBERS, self._limits, lenient=self._is_lenient
+        )
         model = self._model(document)
         inputs, task, form = read_rerank(document, kind, self._limits)
+        form = replace(form, is_plain=is_plain)
         whole = _whole_of(RERANK) if kind in _TASKS else ""
         context = http_context(wire, NAME, _TEXTS, form, whole)
         return InferRequest(model=model, context=context, inputs=inputs, texts=task)
 
     def _decode_completion(self, wire: HttpRequest) -> Call[Any]:
-        document = read_document(wire, COMPLETIONS_MEMBERS, self._limits, lenient=self._is_lenient)
-        wire = without_user(wire) if USER in document else wire
+        document, wire, is_plain = read_document(
+            wire, COMPLETIONS_MEMBERS, self._limits, lenient=self._is_lenient
+        )
         model = self._model(document)
         inputs, task, include_usage = read_completion(document, self._limits)
         form = ReplyForm(
             kind=PathKind.COMPLETIONS,
             include_usage=include_usage,
             created=int(time.time()),  # noqa: TID251  # a time of day, which clients show
+            is_plain=is_plain,
         )
         whole = "" if task.wants_stream else _whole_of(COMPLETIONS)
         context = http_context(wire, NAME, _TEXTS, form, whole)

@@ -5,7 +5,7 @@ Source: docs/protocols/openai.md, "2. Paths" and "3. Embeddings".
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import orjson
 
@@ -16,7 +16,7 @@ from gateway.ir.limits import MessageLimits, check_count
 from gateway.ir.work import OBJECT_BYTE, charge, reserve
 from gateway.wire.errors import UnsupportedContentType
 from gateway.wire.http import HttpRequest
-from gateway.wire.json_values import load_json, without_mark
+from gateway.wire.json_values import count_keys, load_json, without_mark
 
 MISSING: Final = "missing_required_parameter"
 UNKNOWN: Final = "unknown_parameter"
@@ -24,6 +24,7 @@ UNSUPPORTED: Final = "unsupported_parameter"
 UNSUPPORTED_INPUT: Final = "unsupported_input"
 
 USER: Final = "user"
+_INPUT: Final = "input"  # its reader refuses lists that are deeper than those of tokens
 
 _JSON_TYPE: Final = "application/json"
 _UTF8: Final = frozenset({"utf-8", "utf8"})
@@ -35,10 +36,24 @@ _MOST_STOPS: Final = 4
 Document = dict[str, Any]
 
 
+class RequestDocument(NamedTuple):
+    """A request that was read.
+
+    Attributes:
+        members: Those that are known, and not null.
+        wire: The request without `user`, which names a person.
+        is_plain: All readers of it read the same. False where that takes another look.
+    """
+
+    members: Document
+    wire: HttpRequest
+    is_plain: bool
+
+
 def read_document(
     wire: HttpRequest, members: frozenset[str], limits: MessageLimits, *, lenient: bool
-) -> Document:
-    """Return the members of a request that are not null.
+) -> RequestDocument:
+    """Return a request with its members.
 
     Args:
         wire: The request.
@@ -68,8 +83,16 @@ def read_document(
         raise
     if type(found) is not dict:
         raise MalformedMessage("the body is not a JSON object")
-    _check_members(found, body, members, limits, lenient=lenient)
-    return {name: value for name, value in found.items() if value is not None and name in members}
+    is_plain = (
+        _check_members(found, body, members, limits, lenient=lenient)
+        and view.nbytes == wire.view.nbytes
+        and not any(name != _INPUT and _has_lists(value) for name, value in found.items())
+        and sum(name.lower() == "content-type" for name, _ in wire.headers.pairs) <= 1
+    )
+    known = {name: value for name, value in found.items() if value is not None and name in members}
+    if USER in known:
+        wire = _with_document(wire, found)
+    return RequestDocument(known, wire, is_plain)
 
 
 def without_user(wire: HttpRequest) -> HttpRequest:
@@ -79,8 +102,16 @@ def without_user(wire: HttpRequest) -> HttpRequest:
         return wire
     try:
         found = load_json(body, "the body")
+    except MalformedMessage:
+        found = None
+    return _with_document(wire, found)
+
+
+def _with_document(wire: HttpRequest, found: Any) -> HttpRequest:
+    """Return a request with a document as body, but for `user`; with no body where it is none."""
+    try:
         kept = orjson.dumps({name: each for name, each in found.items() if name != USER})
-    except (MalformedMessage, orjson.JSONEncodeError, AttributeError):
+    except (orjson.JSONEncodeError, AttributeError):
         kept = b""
     head = (wire.method, wire.path, wire.query, wire.headers)
     return HttpRequest(*head, (kept,), wire.deadline, client=wire.client)
@@ -217,7 +248,8 @@ def _check_members(
     limits: MessageLimits,
     *,
     lenient: bool,
-) -> None:
+) -> bool:
+    """Check the members; return whether that tells that each key of each object occurs once."""
     if lenient:
         check_count("members of the request", len(found), limits.json_keys, "json_keys")
     else:
@@ -231,7 +263,7 @@ def _check_members(
                 )
         check_count("members of the request", len(found), limits.json_keys, "json_keys")
     if b"\\" not in body and body.count(b":") == len(found):
-        return  # each member has a colon, and there are no others
+        return True  # each member has a colon, and there are no others
     # A member that occurs twice is rare, and so is what only looks like one.
     has_objects = any(
         type(value) in (dict, list) and _has_objects(value) for value in found.values()
@@ -243,6 +275,12 @@ def _check_members(
         or any(body.count(b'"%s"' % name.encode()) > 1 for name in found)
     ):
         _explain(body)
+        return False
+    return found.keys() <= members and count_keys(found) == len(found)
+
+
+def _has_lists(value: Any) -> bool:
+    return type(value) is list and list in set(map(type, value))
 
 
 def _has_objects(value: Any) -> bool:

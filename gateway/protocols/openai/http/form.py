@@ -23,6 +23,7 @@ class ReplyForm:
         documents: Texts of the documents.
         include_usage: A stream has usage.
         created: When the request came, seconds since 1970.
+        is_plain: All readers of the request read the same. False where that takes another look.
     """
 
     kind: PathKind
@@ -32,6 +33,7 @@ class ReplyForm:
     documents: tuple[bytes, ...] = ()
     include_usage: bool = False
     created: int = 0
+    is_plain: bool = False
 
 
 def form_of(call: Call[Any] | None, error: GatewayError | None = None) -> ReplyForm | None:

@@ -23,7 +23,6 @@ from gateway.ir.calls import (
     ServerLiveRequest,
     ServerReadyRequest,
     StreamInferRequest,
-    inference_of,
 )
 from gateway.ir.context import JsonParameter, ModelRef, Origin
 from gateway.ir.datatypes import Datatype
@@ -94,6 +93,8 @@ _BAD_ARGUMENT: Final = frozenset({400, 413, 422})
 _NOT_FOUND, _TOO_MANY, _BACKEND = 404, 429, 424
 _SHOWN: Final = 4096
 _FLOAT: Final = 4
+_MODEL: Final = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
+_OTHER_SPELLING: Final = b"\\u006"  # how each of the letters of "model" begins, escaped
 _HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -139,7 +140,7 @@ class TextClient:
         health = Handling(self._probe, self._is_there)
         self.calls: Mapping[type[Call[Any]], Handling] = {
             InferRequest: Handling(self._inference, self._read_inference),
-            StreamInferRequest: Handling(self._inference),
+            StreamInferRequest: Handling(self._stream),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
             RepositoryIndexRequest: Handling(self._models, self._index),
@@ -154,10 +155,14 @@ class TextClient:
     def _models(self, call: Call[Any]) -> HttpRequest:
         return get_request(call, f"{self._options.base}/models")
 
-    def _inference(self, call: InferRequest | StreamInferRequest) -> HttpRequest:
+    def _stream(self, call: StreamInferRequest) -> HttpRequest:
+        return self._request(call, call.request, stream=True)
+
+    def _inference(self, call: InferRequest) -> HttpRequest:
+        return self._request(call, call)
+
+    def _request(self, call: Call[Any], request: InferRequest, **members: Any) -> HttpRequest:
         options = self._options
-        request = inference_of(call)
-        assert request is not None  # noqa: S101  # both kinds have one
         if call.model is None or not call.model.name:
             raise Unsupported("an inference names no model: OpenAI's form needs one")
         document: dict[str, Any] = {"model": call.model.name}
@@ -168,9 +173,7 @@ class TextClient:
             document |= _query_and_documents(request)
         else:
             (prompts,) = _texts(request, 1)
-            document["prompt"] = prompts[0] if len(prompts) == 1 else prompts
-            if isinstance(call, StreamInferRequest):
-                document["stream"] = True
+            document |= {"prompt": prompts[0] if len(prompts) == 1 else prompts, **members}
         document |= _members(request, options.task)
         headers = Headers((*JSON, *http_headers(call.context)))
         path = f"{options.base}/{options.task}"
@@ -187,11 +190,17 @@ class TextClient:
             raise Unsupported("an inference names no model: OpenAI's form needs one")
         path = f"{self._options.base}/{self._options.task}"
         request = passed_request(call, message, path)
-        document = load_json(request.view, "the body")
-        if document["model"] == call.model.name:
+        body, name = bytes(request.view), orjson.dumps(call.model.name)
+        found = list(_MODEL.finditer(body))
+        if len(found) > 1 or _OTHER_SPELLING in body:
+            body = orjson.dumps({**load_json(body, "the body"), "model": call.model.name})
+        elif found[0][1] == name:
             return request
-        body = (orjson.dumps({**document, "model": call.model.name}),)
-        return HttpRequest("POST", path, request.query, request.headers, body, request.deadline)
+        else:
+            start, end = found[0].span(1)
+            body = b"%b%b%b" % (body[:start], name, body[end:])
+        headers = request.headers
+        return HttpRequest("POST", path, request.query, headers, (body,), request.deadline)
 
     def pass_on(self, call: Call[Any], reply: Origin) -> HttpResponse:
         """Return a server's response, with the model that the client named."""

@@ -7,6 +7,7 @@ Source: docs/protocols/seldon.md, "4. gRPC".
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -125,7 +126,13 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         self._declared: Mapping[str, SeldonForm] = {}
         self._puids = new_request_ids()
         self.calls = {
-            InferRequest: Handling(self._predict, self._infer_reply, self._answer),
+            InferRequest: Handling(
+                self._predict,
+                self._infer_reply,
+                self._answer,
+                send_on=partial(self._sent, _PREDICT),
+            ),
+            OpaqueCall: Handling(send_on=partial(self._sent, _FEEDBACK)),
             ModelMetadataRequest: Handling(self._question, self._metadata, _metadata_reply),
             ServerLiveRequest: Handling(
                 self._question, encode_reply=self._no_answer, by_status=_is_there
@@ -192,9 +199,8 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         context = grpc_context(wire, NAME, _NEEDS, form, whole=self.whole, refusal=refused)
         return InferRequest(model=self._model(wire), context=context)
 
-    def send_on(self, call: Call[Any], message: Origin, /) -> GrpcRequest:
-        """Write a client's request to a server, which has one model."""
-        method = _FEEDBACK if isinstance(call, OpaqueCall) else _PREDICT
+    def _sent(self, method: str, call: Call[Any], message: Origin) -> GrpcRequest:
+        """Return a client's request to a server, which has one model."""
         return self._request(call, method, message.wire.message)
 
     def _decode_predict(self, wire: GrpcRequest) -> InferRequest:

@@ -7,6 +7,7 @@ Source: docs/protocols/seldon.md; of the side of a client, "9. Servers".
 
 import base64
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -127,7 +128,13 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         self._puids = new_request_ids()
         health = Handling(_health, None, self._encode_health, _is_ok)
         self.calls = {
-            InferRequest: Handling(self._prediction, self._read_prediction, self._encode_inference),
+            InferRequest: Handling(
+                self._prediction,
+                self._read_prediction,
+                self._encode_inference,
+                send_on=partial(passed_request, path=PREDICTIONS),
+            ),
+            OpaqueCall: Handling(send_on=partial(passed_request, path=FEEDBACK)),
             ModelMetadataRequest: Handling(_metadata, self._read_metadata, _encode_metadata),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
@@ -185,12 +192,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         form = SeldonRestForm(SeldonPath.PREDICTIONS)
         context = http_context(wire, NAME, _NEEDS, form, self.whole, refused)
         return InferRequest(model=self._model(route), context=context)
-
-    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
-        """Write a client's request to a server, which has one model."""
-        return passed_request(
-            call, message, FEEDBACK if isinstance(call, OpaqueCall) else PREDICTIONS
-        )
 
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
         """Return the error of a response that has no success as status; None for a success."""

@@ -126,8 +126,12 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
         self.messages = ProtobufMessages(pb.DESCRIPTOR)
         health = Handling(_server_status, by_status=_is_live)
         self.calls = {
-            InferRequest: Handling(self._predict, self._infer_reply, self._written),
-            ModelMetadataRequest: Handling(_metadata, self._metadata_reply, _write_metadata),
+            InferRequest: Handling(
+                self._predict, self._infer_reply, self._written, pass_on=_passed_inference
+            ),
+            ModelMetadataRequest: Handling(
+                _metadata, self._metadata_reply, _write_metadata, pass_on=_passed_metadata
+            ),
             ServerStatusRequest: Handling(encode_reply=_write_status),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
@@ -252,14 +256,6 @@ class GrpcCodec(Codec[GrpcRequest, GrpcResponse], DeclaringCodec):
             found = messages.with_model(wire.view, model.name, version)
         return unary_request(call, wire.method, found)
 
-    def pass_on(self, call: Call[Any], reply: Origin, /) -> GrpcResponse:
-        """Write a server's response, with the name that the client has for the model."""
-        name, wire = form_of(call, CalledModel).spec.name, reply.wire
-        if isinstance(call, ServerStatusRequest):
-            return GrpcResponse(wire.message)
-        number = _REPLY_MODEL if isinstance(call, InferRequest) else _METADATA_MODEL
-        return GrpcResponse(with_name(wire, (number, 1), name))
-
     def _written(self, call: InferRequest, reply: InferResponse) -> GrpcResponse:
         called = form_of(call, CalledModel)
         version = number_of(reply.model.version)
@@ -357,6 +353,20 @@ def _write_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> GrpcRes
 
 def _write_status(call: ServerStatusRequest, reply: ServerStatus) -> GrpcResponse:
     return reply_of(write_status(versions_of(form_of(call, CalledModel), reply)))
+
+
+def _passed_inference(call: InferRequest, reply: Origin) -> GrpcResponse:
+    return _passed(call, reply, _REPLY_MODEL)
+
+
+def _passed_metadata(call: ModelMetadataRequest, reply: Origin) -> GrpcResponse:
+    return _passed(call, reply, _METADATA_MODEL)
+
+
+def _passed(call: Call[Any], reply: Origin, spec: int) -> GrpcResponse:
+    """Return a server's response, with the name that the client has for the model."""
+    name = form_of(call, CalledModel).spec.name
+    return GrpcResponse(with_name(reply.wire, (spec, 1), name))
 
 
 def _spec(message: pb.ModelSpec) -> Spec:

@@ -9,6 +9,7 @@ Source: docs/protocols/tensorflow-serving.md.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -208,7 +209,11 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
             ServerLiveRequest: _encode_live,
             ServerReadyRequest: self._encode_ready,
         }
-        self.calls = with_replies(self._client.calls, replies)
+        passed: Mapping[type[Call[Any]], Callable[[Any, Origin], HttpResponse]] = {
+            ModelMetadataRequest: _passed_answer,
+            ServerStatusRequest: self._passed_status,
+        }
+        self.calls = with_replies(self._client.calls, replies, passed)
 
     def declare(self, declared: Mapping[str, ModelDeclaration], /) -> None:
         """Replace what the configuration declares of models, by their names."""
@@ -293,27 +298,6 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
     def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
         """Write a client's request to a server, with the path of the target's model."""
         return self._client.send_on(call, message)
-
-    def pass_on(self, call: Call[Any], reply: Origin, /) -> HttpResponse:
-        """Write a server's response, with the name that the client has for the model.
-
-        A status has the members of OpenAI, where its clients ask, too.
-        """
-        response = passed_response(reply)
-        if isinstance(call, InferRequest | OpaqueCall):
-            return response
-        name, given = _called(form_of(call, RestForm)).spec.name, short_document(reply.wire.view)
-        document = given
-        if isinstance(call, ServerStatusRequest) and self._is_shared:
-            is_ready = b'"AVAILABLE"' in orjson.dumps(given.get("model_version_status"))
-            own = {**model_object(name, self._options.created), "ready": is_ready}
-            document = {**own, **given}
-        spec = given.get("model_spec", {})
-        if "name" in spec:
-            document = {**document, "model_spec": {**spec, "name": name}}
-        if "name" in given:
-            document = {**document, "name": name}
-        return response if document == given else _json(orjson.dumps(document))
 
     def error_in(self, call: Call[Any], wire: HttpResponse, /) -> GatewayError | None:
         """Return the error of an upstream's response, with it as origin; None for a success."""
@@ -469,6 +453,16 @@ class HttpCodec(Codec[HttpRequest, HttpResponse], DeclaringCodec):
         headers, body = reply_event(form.event, body, called.spec.name, self._options)
         return HttpResponse(OK, Headers((JSON, *headers)), (body,))
 
+    def _passed_status(self, call: ServerStatusRequest, reply: Origin) -> HttpResponse:
+        """Return a status, with the members of OpenAI where its clients ask, too."""
+        if not self._is_shared:
+            return _passed_answer(call, reply)
+        given = short_document(reply.wire.view)
+        is_ready = b'"AVAILABLE"' in orjson.dumps(given.get("model_version_status"))
+        name = _called(form_of(call, RestForm)).spec.name
+        own = {**model_object(name, self._options.created), "ready": is_ready}
+        return _passed_answer(call, reply, own)
+
     def _encode_status(self, call: ServerStatusRequest, status: ServerStatus) -> HttpResponse:
         called = _called(form_of(call, RestForm))
         name = called.spec.name
@@ -525,6 +519,25 @@ def _called(form: RestForm) -> CalledModel:
     if form.called is None:
         raise InternalError("a request about a model has no model")
     return form.called
+
+
+def _passed_answer(
+    call: Call[Any], reply: Origin, own: Mapping[str, Any] = MappingProxyType({})
+) -> HttpResponse:
+    """Return a server's response, with the name that the client has for the model.
+
+    Args:
+        call: About the model.
+        reply: The response.
+        own: Further members, which the server's go before.
+    """
+    name, given = _called(form_of(call, RestForm)).spec.name, short_document(reply.wire.view)
+    document, spec = {**own, **given}, given.get("model_spec", {})
+    if "name" in spec:
+        document["model_spec"] = {**spec, "name": name}
+    if "name" in given:
+        document["name"] = name
+    return passed_response(reply) if document == given else _json(orjson.dumps(document))
 
 
 def _encode_metadata(call: ModelMetadataRequest, reply: ModelMetadata) -> HttpResponse:

@@ -202,10 +202,6 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         context = http_context(wire, NAME, called.needs, form, self.whole, refused)
         return InferRequest(model=called.model, context=context)
 
-    def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
-        """Write a client's request to a server, with the path of the target's model."""
-        return self._client.send_on(call, message)
-
     def stream_of(self, call: InferRequest, /) -> StreamInferRequest | None:
         """Return *call* as a stream: its caller takes the replies of a decoupled model."""
         return StreamInferRequest(model=call.model, context=call.context, request=call)

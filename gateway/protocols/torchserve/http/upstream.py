@@ -14,6 +14,7 @@ from gateway.ir.calls import (
     InferRequest,
     InferResponse,
     ModelReadyRequest,
+    OpaqueCall,
     ServerLiveRequest,
     ServerReadyRequest,
 )
@@ -58,7 +59,10 @@ class TorchServeRestClient:
         self._reader = reader
         health = Handling(_health, by_status=_is_ok)
         self.calls: Mapping[type[Call[Any]], Handling] = {
-            InferRequest: Handling(self._prediction, self._read_prediction),
+            InferRequest: Handling(
+                self._prediction, self._read_prediction, send_on=self._sent_prediction
+            ),
+            OpaqueCall: Handling(send_on=self._sent),
             ServerLiveRequest: health,
             ServerReadyRequest: health,
             ModelReadyRequest: health,
@@ -81,11 +85,11 @@ class TorchServeRestClient:
         path = self._path(call, PREDICTIONS)
         return HttpRequest("POST", path, "", headers, (body,), context.deadline)
 
-    def send_on(self, call: Call[Any], message: Origin) -> HttpRequest:
+    def _sent_prediction(self, call: InferRequest, message: Origin) -> HttpRequest:
         """Return a client's request, with the path of the target's model."""
-        if isinstance(call, InferRequest):
-            path = self._path(call, PREDICTIONS)
-            return passed_request(call, message, path, *_sequence(call))
+        return passed_request(call, message, self._path(call, PREDICTIONS), *_sequence(call))
+
+    def _sent(self, call: OpaqueCall, message: Origin) -> HttpRequest:
         return passed_request(call, message, self._path(call, message.form))
 
     def _path(self, call: Call[Any], place: str) -> str:

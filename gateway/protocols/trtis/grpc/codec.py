@@ -124,7 +124,9 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
 
     def _table(self) -> Mapping[type[Call[Any]], Handling]:
         calls: dict[type[Call[Any]], Handling] = {
-            InferRequest: Handling(self._infer, self._infer_reply, self._encode_infer),
+            InferRequest: Handling(
+                self._infer, self._infer_reply, self._encode_infer, pass_on=_passed_inference
+            ),
             StreamInferRequest: Handling(self._stream),
             ServerStatusRequest: Handling(),
         }
@@ -134,6 +136,7 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             SharedStatusRequest: self._read_shared,
             **dict.fromkeys(MODEL_CONTROL_CALLS, self._read_control),
             **{kind: partial(self._read_status, read) for kind, read in STATUS_READERS.items()},
+            ModelReadyRequest: self._read_ready,
         }
         for kind, (method, write) in management.CALL_WRITERS.items():
             calls[kind] = Handling(partial(_question, method, write), readers[kind])
@@ -185,12 +188,6 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
         head = REQUEST.write(model_name=model.name, model_version=_number_of(model))
         rest = [piece for part in without_field(wire.view, 1) for piece in without_field(part, 2)]
         return unary_request(call, _INFER, [*head, *rest])
-
-    def pass_on(self, call: Call[Any], reply: Origin, /) -> GrpcResponse:
-        """Write a server's response, with the name that the client has for the model."""
-        if type(call) is not InferRequest or call.model is None:
-            return super().pass_on(call, reply)
-        return GrpcResponse(with_name(reply.wire, (2, 1), call.model.name))
 
     def encode_error(self, call: Call[Any] | None, error: errors.GatewayError, /) -> GrpcResponse:
         """Write an error as `request_status`, with the id of an inference; never raises.
@@ -322,10 +319,13 @@ class GrpcCodec(FramingCodec[GrpcRequest, GrpcResponse]):
             raw_input=views_of(call),
         )
 
+    def _read_ready(self, call: ModelReadyRequest, wire: GrpcResponse) -> Any:
+        code = parse(wire.view, pb.StatusResponse).request_status.code
+        read = STATUS_READERS[ModelReadyRequest]
+        return code not in _NO_MODEL and self._read_status(read, call, wire)
+
     def _read_status(self, read: Callable[..., Any], call: Call[Any], wire: GrpcResponse) -> Any:
         message = parse(wire.view, pb.StatusResponse)
-        if type(call) is ModelReadyRequest and message.request_status.code in _NO_MODEL:
-            return False
         self._check(call, message.request_status, wire)
         return read(call, message.server_status, self._limits)
 
@@ -371,6 +371,12 @@ def _number_of(model: ModelRef) -> int:
 
 def _question(method: str, write: Callable[[Any], Message], call: Call[Any]) -> GrpcRequest:
     return unary_request(call, method, (write(call).SerializeToString(),))
+
+
+def _passed_inference(call: InferRequest, reply: Origin) -> GrpcResponse:
+    """Return a server's response, with the name that the client has for the model."""
+    name = "" if call.model is None else call.model.name
+    return GrpcResponse(with_name(reply.wire, (2, 1), name))
 
 
 def _read_health(_call: Call[bool], wire: GrpcResponse) -> bool:

@@ -44,8 +44,8 @@ from gateway.protocols.trtis.http.context import NAME, NEEDS, REQUEST, RESPONSE,
 from gateway.protocols.trtis.http.whole import (
     STATUS_PATH,
     TextHeaderMessages,
+    passed_inference,
     send_whole,
-    with_model,
 )
 from gateway.protocols.trtis.infer_request import request_of, tensors_of_body
 from gateway.protocols.trtis.infer_request_header import HeaderReader, id_of_text, number_of
@@ -130,7 +130,7 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
             SharedStatusRequest: self._encode_regions,
             **dict.fromkeys(MODEL_CONTROL_CALLS, self._encode_done),
         }
-        self.calls = with_replies(self._client.calls, replies)
+        self.calls = with_replies(self._client.calls, replies, {InferRequest: passed_inference})
 
     def decode_call(self, wire: HttpRequest, _request_id: str = "", /) -> Call[Any]:
         """Read a client's request; inputs are views of its body.
@@ -167,10 +167,6 @@ class HttpCodec(CutThroughCodec[HttpRequest, HttpResponse]):
     def send_on(self, call: Call[Any], message: Origin, /) -> HttpRequest:
         """Write a client's request to a server, with the path of the target's model."""
         return send_whole(call, message)
-
-    def pass_on(self, call: Call[Any], reply: Origin, /) -> HttpResponse:
-        """Write a server's response, with the name that the client has for the model."""
-        return with_model(call, super().pass_on(call, reply))
 
     def encode_error(self, call: Call[Any] | None, error: GatewayError, /) -> HttpResponse:
         """Write *error* as status 400 with an empty body, and the reason in `NV-Status`.

@@ -73,10 +73,11 @@ def send_whole(call: Call[Any], message: Origin) -> HttpRequest:
     return passed_request(call, message, path, without=OWN)
 
 
-def with_model(call: Call[Any], response: HttpResponse) -> HttpResponse:
+def passed_inference(call: InferRequest, reply: Origin) -> HttpResponse:
     """Return a response to an inference with the client's name of the model."""
-    line, name = response.headers.get(_RESPONSE), "" if call.model is None else call.model.name
-    if line is None or type(call) is not InferRequest:
+    response, name = passed_response(reply), "" if call.model is None else call.model.name
+    line = response.headers.get(_RESPONSE)
+    if line is None:
         return response
     header = read_response_line(line)
     if header.model_name == name:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -427,3 +430,81 @@ def test_quotas_have_the_names_of_openai() -> None:
     } == dict(quota_headers([*notes, QuotaNote("elements", 5000, 0, 360)]))
     assert () == quota_headers([QuotaNote("bytes", 1, 1, 1)])
     assert ["0s", "59s", "1m0s", "1h0m1s"] == [duration_text(each) for each in (0, 59, 60, 3601)]
+
+
+# --- messages that are sent on ---
+
+
+def sent_on(wire: HttpRequest, model: str, **options: Any) -> bytes | None:
+    """Return the body that a server gets; None where the message is written anew."""
+    call, server = codec(**options).decode_call(wire), codec()
+    if not server.sends_on(call):
+        return None
+    return bytes(server.encode_call(call.changed(model=ModelRef(model))).view)
+
+
+def parses(function: Callable[[], object]) -> int:
+    """Return how often a function parses JSON."""
+    found = []
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        name = frame.f_code.co_name if event == "call" else getattr(argument, "__name__", "")
+        if event in ("call", "c_call") and name == "loads":
+            found.append(name)
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(found)
+
+
+@pytest.mark.parametrize("model", ["m", "other"])
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"input": ["key: \u00e9\n", "b"], "user": None},
+        {"input": [[1, 2], [3]], "encoding_format": "base64"},
+    ],
+)
+def test_a_message_is_parsed_once(members: dict[str, Any], model: str) -> None:
+    """Also where a text has a colon, and a route another model."""
+    body = json.dumps({"model": "m", **members}, ensure_ascii=False).encode()
+    sent: list[bytes | None] = []
+    assert 1 == parses(lambda: sent.append(sent_on(post(body), model)))
+    assert [body.replace(b'"m"', b'"%b"' % model.encode())] == sent
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model" : "m", "input": "a"}',
+        b'{"mod\\u0065l": "m", "input": "a"}',
+        b'{"input": "\\"model\\": \\"m\\"", "model": "m"}',
+        b'{"own": {"model": "m"}, "input": "a", "model": "m"}',
+        b'{"own": {"model": "m"}, "input": "a", "m\\u006Fdel": "m"}',
+        b'{"model": "\\"m\\\\", "input": "a"}',
+    ],
+)
+def test_only_the_model_of_a_request_changes(body: bytes) -> None:
+    """Whatever the spelling of its key, and wherever else there is one."""
+    sent = sent_on(post(body), 'o"', unknown_members="ignore")
+    assert sent is not None
+    assert {**json.loads(body), "model": 'o"'} == json.loads(sent)
+
+
+@pytest.mark.parametrize("own", [b'[[{"a": 1, "a": 2}]]', b"[" * 99 + b"]" * 99])
+def test_an_unknown_member_that_readers_differ_on_is_left_out(own: bytes) -> None:
+    """It is neither read nor sent on."""
+    wire = post(b'{"model": "m", "input": "a", "own": %b}' % own)
+    assert sent_on(wire, "m", unknown_members="ignore") is None
+
+
+def test_a_message_with_two_content_types_is_rebuilt() -> None:
+    """The gateway reads the first one; others may read the last."""
+    pairs = tuple(("Content-Type", each) for each in (JSON_TYPE, "text/plain"))
+    wire = post({"model": "m", "input": "a"})
+    twice = HttpRequest("POST", wire.path, "", Headers(pairs), wire.body, None)
+    assert sent_on(wire, "m") is not None
+    assert sent_on(twice, "m") is None
