@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy.typing as npt
@@ -17,7 +18,9 @@ from gateway.ir.calls import InferRequest
 from gateway.ir.context import Context, Metadata, ModelRef, Need
 from gateway.ir.tensor import array_tensor, as_numpy
 from gateway.policies.complete.policy import Complete
+from gateway.policies.signatures import Signatures
 from gateway.registry import protocol
+from gateway.settings.signature import SignatureConfig
 from gateway.settings.units import parse_url
 from tests.integration.cli_kit import Running
 from tests.properties.carries import OF_TENSORS
@@ -60,6 +63,7 @@ async def ask(
     inputs: Mapping[str, Array],
     within_s: float = 10,
     metadata: Metadata = (),
+    signatures: Mapping[str, SignatureConfig] = MappingProxyType({}),
 ) -> Any:
     """Call a server as an upstream of its protocol is called; return its outputs by name."""
     connected = connect(parse_url(url), question_headers=dict(metadata))
@@ -67,7 +71,8 @@ async def ask(
     tensors = tuple(array_tensor(name, array) for name, array in inputs.items())
     call = InferRequest(model=ModelRef(model), inputs=tensors, context=context)
     try:
-        reply = await Complete(connected.service, connected.needs)(call)
+        described = Signatures(connected.service, signatures)
+        reply = await Complete(described, connected.needs)(call)
     finally:
         await connected.close()
     return {tensor.name: as_numpy(tensor) for tensor in reply.outputs}

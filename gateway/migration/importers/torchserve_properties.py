@@ -19,6 +19,7 @@ _HTTP: Final = "http://127.0.0.1:8080"
 _GRPC: Final = "7070"
 _HOST: Final = "127.0.0.1"
 _UPSTREAM: Final = "torchserve"
+_GRPC_UPSTREAM: Final = "torchserve_grpc"
 _MANIFEST: Final = "MAR-INF/MANIFEST.json"
 _MOST_BYTES: Final = 1 << 20
 _ARCHIVE: Final = ".mar"
@@ -253,7 +254,7 @@ class _Import:
         if token is None or token.value.strip().lower() != "true":
             self._leave(
                 token or _Property("", 1),
-                "the server asks for a token: set upstreams.torchserve.headers.authorization to "
+                "the server asks for a token: set headers.authorization of both upstreams to "
                 "'Bearer KEY' with its inference key",
             )
 
@@ -275,6 +276,10 @@ class _Import:
         limit = int(size) if size.isdecimal() else _DEFAULT_SIZE
         names = sorted(self._models)
         target = {"targets": [{"upstream": _UPSTREAM}]}
+        match = {"match": {"model": names}} if names else {}
+        # Bodies of unknown form pass as they came, so each carrier has its own.
+        own = {"protocol": "torchserve.grpc", **match.get("match", {})}
+        grpc_url = f"torchserve+grpc://{_HOST}:{shifted_port(int(grpc))}"
         config: dict[str, Any] = {
             "version": "1",
             "listeners": [
@@ -285,8 +290,14 @@ class _Import:
                     "limits": {"message_bytes": limit},
                 }
             ],
-            "upstreams": {_UPSTREAM: {"url": f"torchserve+http://{_HOST}:{shifted_port(port)}"}},
-            "routes": [{"match": {"model": names}, **target} if names else target],
+            "upstreams": {
+                _UPSTREAM: {"url": f"torchserve+http://{_HOST}:{shifted_port(port)}"},
+                _GRPC_UPSTREAM: {"url": grpc_url},
+            },
+            "routes": [
+                {"match": own, "targets": [{"upstream": _GRPC_UPSTREAM}]},
+                {**match, **target},
+            ],
         }
         timeout = self._text("default_response_timeout")
         if timeout.isdecimal() and int(timeout):

@@ -52,9 +52,14 @@ def test_the_server_stays_behind_the_gateway(tmp_path: Path) -> None:
     (listener,) = found.config["listeners"]
     assert (listener["http"], listener["grpc"]) == ("0.0.0.0:8085", "127.0.0.1:7075")
     assert listener["limits"] == {"message_bytes": 1_000_000}
-    assert found.config["upstreams"]["torchserve"]["url"] == "torchserve+http://127.0.0.1:18085"
+    assert found.config["upstreams"] == {
+        "torchserve": {"url": "torchserve+http://127.0.0.1:18085"},
+        "torchserve_grpc": {"url": "torchserve+grpc://127.0.0.1:17075"},
+    }
     assert found.config["policies"] == {"timeout": "30s"}
-    assert found.config["routes"][0]["match"] == {"model": ["cat", "dog"]}
+    models = {"model": ["cat", "dog"]}
+    matches = [route["match"] for route in found.config["routes"]]
+    assert matches == [{"protocol": "torchserve.grpc", **models}, models]
     declared = {
         name: model["protocols"]["torchserve"] for name, model in found.config["models"].items()
     }

@@ -109,9 +109,12 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
         self._usual_style = RowStyle(nonfinite=style)
         self._templates: RowTemplates[Parameters] = RowTemplates(limits)
         self._styles: dict[str, RowStyle] = {}
+        self._columns: dict[str, tuple[str, ...]] = {}
         self.whole = "" if found.changes_messages else NAME
         self.messages = JsonMessages(limits, _TABLES, has_words=True)  # as servers read
-        self._client = upstream.ScoringClient(limits, found, self._style)
+        self._client = upstream.ScoringClient(
+            limits, found, self._style, lambda model: self._columns.get(model, ())
+        )
         written: Mapping[type[Call[Any]], Callable[[Any, Any], HttpResponse]] = {
             InferRequest: self._encode_inference,
             ServerReadyRequest: _encode_ready,
@@ -126,6 +129,9 @@ class HttpCodec(StreamCodec[HttpRequest, HttpResponse], StreamsDecoupled, Declar
             model: RowStyle(nonfinite=nonfinite, base64=form.binary)
             for model, form in declared.items()
             if isinstance(form, RowsForm) and form.binary
+        }
+        self._columns = {
+            model: form.columns for model, form in declared.items() if isinstance(form, RowsForm)
         }
 
     def decode_call(self, wire: HttpRequest, request_id: str = "", /) -> Call[Any]:

@@ -23,6 +23,7 @@ from gateway.ir.context import JsonParameter, ModelRef
 from gateway.ir.data import UntypedRules
 from gateway.ir.errors import (
     GatewayError,
+    InvalidRequest,
     MalformedMessage,
 )
 from gateway.ir.limits import MessageLimits
@@ -46,17 +47,23 @@ class ScoringClient:
         limits: The limits of a message.
         options: The options of the upstream.
         style_of: Returns how the tensors of a model are written, by its name.
+        columns_of: Returns the declared columns of the only input of a model, by its name.
 
     Attributes:
         calls: How it handles each kind of call, with no responses to clients.
     """
 
     def __init__(
-        self, limits: MessageLimits, options: MlflowOptions, style_of: Callable[[str], RowStyle]
+        self,
+        limits: MessageLimits,
+        options: MlflowOptions,
+        style_of: Callable[[str], RowStyle],
+        columns_of: Callable[[str], tuple[str, ...]],
     ) -> None:
         self._limits = limits
         self._options = options
         self._style_of = style_of
+        self._columns_of = columns_of
         health = Handling(_ping, by_status=_is_ok)
         self.calls: Mapping[type[Call[Any]], Handling] = {
             InferRequest: Handling(self._prediction, self._read_prediction),
@@ -70,10 +77,15 @@ class ScoringClient:
         return None if wire.status == OK else FORM.read(call.model, wire, self._limits)
 
     def _prediction(self, call: InferRequest) -> HttpRequest:
-        style = self._style_of("" if call.model is None else call.model.name)
-        inputs = call.inputs
+        name = "" if call.model is None else call.model.name
+        style, columns = self._style_of(name), self._columns_of(name)
+        inputs, member = call.inputs, b"inputs"
         if len(inputs) == 1 and self._options.single_input != OBJECT:
             text = value_json(inputs[0], style)
+            if columns:
+                _check_columns(call, columns)
+                member = b"dataframe_split"
+                text = b'{"columns":%b,"data":%b}' % (orjson.dumps(columns), text)
         else:
             text = columns_json(inputs, style)
         parameters = {
@@ -81,7 +93,7 @@ class ScoringClient:
             for name, value in call.parameters.items()
         }
         members = b',"params":%b' % orjson.dumps(parameters) if parameters else b""
-        body = b'{"inputs":%b%b}' % (text, members)
+        body = b'{"%b":%b%b}' % (member, text, members)
         headers = Headers((JSON, *http_headers(call.context)))
         return HttpRequest("POST", INVOCATIONS, "", headers, (body,), call.context.deadline)
 
@@ -94,6 +106,17 @@ class ScoringClient:
         is_rows = type(found) is not dict and _begins_with_object(found)
         outputs = reader.rows(_KEY) if is_rows else reader.columns(_KEY)
         return InferResponse(model=call.model or ModelRef(""), outputs=outputs)
+
+
+def _check_columns(call: InferRequest, columns: tuple[str, ...]) -> None:
+    (matrix,) = call.inputs
+    shape = matrix.shape or ()
+    if len(shape) != 2 or shape[1] != len(columns):  # noqa: PLR2004  # a table
+        raise InvalidRequest(
+            f"input {matrix.name!r} has shape {list(shape)}; expected [-1, {len(columns)}], a "
+            "column for each name (models.NAME.protocols.mlflow.column_names)",
+            model=call.model,
+        )
 
 
 def _ping(call: Call[bool]) -> HttpRequest:

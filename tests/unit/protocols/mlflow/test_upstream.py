@@ -83,6 +83,20 @@ async def test_the_only_input_is_a_value_or_an_object() -> None:
     assert server.document == {"inputs": {"x": [[1.0, 2.0]]}}
 
 
+async def test_a_matrix_of_named_columns_is_a_table() -> None:
+    """A server that checks names of columns gets them; another number of columns is refused."""
+    server = Server('{"predictions": [3.5]}', y(Datatype.FP32, -1))
+    server.codec.declare({"m": RowsForm(is_matrix=True, columns=("rooms", "area"))})
+    assert await server.infer(X, parameters={"scale": 2.0}) == {"y": (Datatype.FP32, [3.5])}
+    assert server.document == {
+        "dataframe_split": {"columns": ["rooms", "area"], "data": [[1.0, 2.0]]},
+        "params": {"scale": 2.0},
+    }
+    wide = array_tensor("x", np.ones((1, 3), np.float32))
+    with pytest.raises(InvalidRequest, match=r"shape \[1, 3\]; expected \[-1, 2\]"):
+        await server.infer(wide)
+
+
 async def test_several_inputs_and_parameters_are_objects() -> None:
     """Integers of 64 bits are whole."""
     server = Server('{"predictions": {"y": [1]}}', y(Datatype.INT64, -1))
