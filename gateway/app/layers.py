@@ -1,8 +1,8 @@
 """The layers of every chain, in the order in which a call passes them.
 
 `LAYERS` is the only place that decides the order: `build_chain` builds each chain from it, and
-`gateway.cli.layer_table` prints it. Layers of installed packages come where it says `PACKAGES`, and
-those that read tensors where it says `READERS`, if a chain has such a place.
+`gateway.cli.configuration` prints it. Layers of installed packages come where it says `PACKAGES`,
+and those that read tensors where it says `READERS`, if a chain has such a place.
 
 `app/chains` builds the layers that need objects of the gateway, by `LayerContext`. The table has a
 chain for a listener, a route, a target, an endpoint, and models that run in the gateway. Each chain

@@ -43,17 +43,15 @@ from gateway.app.run.announce import (
     log_reference_upstreams,
 )
 from gateway.app.run.export import open_export
-from gateway.app.run.header_watch import HeaderWatch
-from gateway.app.run.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound
+from gateway.app.run.header_watch import HeaderWatch, has_header_files, with_renewed_headers
+from gateway.app.run.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound, process_usage
 from gateway.app.run.process_parts import ProcessParts
-from gateway.app.run.process_usage import process_usage
 from gateway.app.run.reload import Reloader
 from gateway.app.run.retirement import EarlierSequences, Retirements
 from gateway.app.run.worker_slot import SINGLE_PROCESS, ProcessOptions, WorkerSlot
 from gateway.concurrency.background import start_background
 from gateway.concurrency.limiter import CLIENT_MEMORY
 from gateway.concurrency.offload import limit_memory
-from gateway.config.header_files import has_header_files, with_renewed_headers
 from gateway.config.load import ConfigError, LoadedConfig
 from gateway.config.models import Config
 from gateway.policies.access.owners import SequenceIds
