@@ -39,8 +39,8 @@ from gateway.quotas.parts import APPLY_QUOTAS
 from gateway.registry import layers
 from gateway.routing.balance import READINESS, STICKY_BY
 from gateway.routing.endpoint_keys import ENDPOINT_KEYS, check_hash_keys
-from gateway.routing.residency.layers import LOCAL_RESIDENCY_LAYER, RESIDENCY_LAYER
-from gateway.routing.rolling.layers import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
+from gateway.routing.residency.settings import LOCAL_RESIDENCY_LAYER, RESIDENCY_LAYER
+from gateway.routing.rolling.settings import MODEL_CALLS_LAYER, ROLLING_LOAD_LAYER
 from gateway.service import Service, bound_call, bound_inference
 
 SHARED_MODEL: Final = "upstream model"

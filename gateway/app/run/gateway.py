@@ -61,14 +61,14 @@ from gateway.policies.observe import Recorder
 from gateway.policies.shared_memory.forwarded import ForwardedRegions
 from gateway.policies.shared_memory.layer import SHARED_REGIONS
 from gateway.policies.shared_memory.regions import Regions
-from gateway.routing.finish_sequences import FinishSequences
+from gateway.routing.sequence_affinity import FinishSequences
 from gateway.service import Service
 from gateway.telemetry import error_texts, logs, names
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.call_log import CallLog
 from gateway.telemetry.call_path import CallPath, inherited_path
 from gateway.telemetry.exposition import write_page
-from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.gauges import LoopLag
 from gateway.telemetry.lost_lines import LostLines
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.triton_names import TritonNames
