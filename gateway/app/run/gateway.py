@@ -42,8 +42,8 @@ from gateway.app.run.announce import (
     log_platforms,
     log_reference_upstreams,
 )
+from gateway.app.run.config_watch import HeaderWatch, has_header_files, with_renewed_headers
 from gateway.app.run.export import open_export
-from gateway.app.run.header_watch import HeaderWatch, has_header_files, with_renewed_headers
 from gateway.app.run.process import CGROUP_MEMORY, MemoryTrimmer, memory_bound, process_usage
 from gateway.app.run.process_parts import ProcessParts
 from gateway.app.run.reload import Reloader
