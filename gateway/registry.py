@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol, cast, get_args
 
-from gateway.api.access import Authenticator, Authoriser
+from gateway.api.access import Authenticator
+from gateway.api.authoriser import Authoriser
 from gateway.api.comparison import ComparisonRule
 from gateway.api.events import EventSink
 from gateway.api.extension import CompletedExtension, Extension, check_spelling

@@ -6,7 +6,7 @@ Semantic versioning holds for these names and those of `gateway.api.tensors` and
 
 from typing import Final
 
-from gateway.api.access import Authenticator, Authoriser, Credentials, Peer
+from gateway.api.access import Authenticator, Credentials, Peer
 from gateway.api.admin import (
     AdminGateway,
     AdminNeed,
@@ -18,6 +18,7 @@ from gateway.api.admin import (
     Page,
     Redirect,
 )
+from gateway.api.authoriser import Authoriser
 from gateway.api.backend import Arrays, Backend, Inputs, Job
 from gateway.api.comparison import ComparisonRule, RuleResult
 from gateway.api.events import Event, EventSink

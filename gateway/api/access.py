@@ -1,4 +1,4 @@
-"""Who calls, and what it may do: what authenticators and authorisers of packages see and tell."""
+"""Who calls: what an authenticator sees of a request, and the client that it names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from gateway.ir.calls import Call
 from gateway.ir.identity import Identity
 
 Fields = Iterable[tuple[str, str | bytes]]
@@ -62,10 +61,3 @@ class Authenticator(Protocol):
     def authenticate(self, credentials: Credentials, /) -> Identity | Awaitable[Identity]:
         """Return the client. Raises Unauthenticated, Overloaded, Unavailable."""
         ...
-
-
-class Authoriser(Protocol):
-    """Decides whether a client may make a call."""
-
-    def authorise(self, identity: Identity, call: Call[Any], /) -> bool | Awaitable[bool]:
-        """Return whether the call is allowed."""

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from msgspec import Struct
 
-from gateway.api.access import Authoriser
+from gateway.api.authoriser import Authoriser
 from gateway.api.layer import Entries
 from gateway.ir.bounded_dict import BoundedDict
 from gateway.ir.calls import Call, InferRequest, inference_of
